@@ -20,7 +20,7 @@ from tests.helpers import pcm
 
 VIDEO_FPS = 10
 SOUND_RATE_HZ = 16_000
-EXTRAS = {"$pcm": {"$nan_at"}, "$wav": {"$rate_hz", "$channels"}}
+EXTRAS = {"$pcm": {"$nan_at"}, "$jpeg": {"$before"}, "$wav": {"$rate_hz", "$channels"}}
 """What may stand beside a marker."""
 
 
@@ -35,7 +35,7 @@ def make_media(marker: dict[str, Any]) -> str:
     """
     if "$text" in marker:
         return "a" * int(marker["$text"])
-    return pybase64.b64encode(_bytes_of(marker)).decode()
+    return marker.get("$before", "") + pybase64.b64encode(_bytes_of(marker)).decode()
 
 
 def _bytes_of(marker: dict[str, Any]) -> bytes:

@@ -347,7 +347,8 @@ class PurePlayer:
         names = (name, *settings.served_model_names)
         if to.endpoint in ("live", "openai"):
             can_speak = to.endpoint == "openai" and self.model.backend.info.can_speak
-            return {"models": names, "can_speak": can_speak}
+            can_see = to.endpoint == "openai" and "video" in self.model.backend.info.modes
+            return {"models": names, "can_speak": can_speak, "can_see": can_see}
         return {"models": names, "sound_bytes": settings.transcription_buffer_mb * MIB}
 
     def post(self, kind: type[Any], **fields: object) -> None:

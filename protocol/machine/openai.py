@@ -17,6 +17,7 @@ from ..values import events as ev
 from ..values.errors import CLOSE_POLICY, ErrorCode
 from ..values.limits import (
     ANSWER_UNITS,
+    FRAMES_MAX,
     INSTRUCTIONS_CHARS_MAX,
     MODEL_CHARS_SHOWN,
     MS_PER_S,
@@ -88,7 +89,20 @@ class OpenAI(Hearing):
         if not self.is_begun and len(self.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
             text = f"instructions and items of over {INSTRUCTIONS_CHARS_MAX} characters"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
+        if isinstance(message, CreateItem) and message.item.pictures:
+            return self._unseen(message)
         return super().refused(message)
+
+    def _unseen(self, message: CreateItem) -> Refused | None:
+        """Refuse pictures that the model cannot see, or for which there is no room."""
+        ignored = len(message.ignored)
+        if not self.opened.limits.can_see:
+            text = "$.item.content: this model sees no pictures"
+            return Refused(code=ErrorCode.UNSUPPORTED, message=text, ignored=ignored)
+        if len(self.seen) + len(message.item.pictures) > FRAMES_MAX:
+            text = f"$.item.content: {FRAMES_MAX} pictures at most wait for the next sound"
+            return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
+        return None
 
     @property
     def is_begun(self) -> bool:

@@ -102,7 +102,9 @@ class Replies(Pieces):
             text = "$.previous_item_id: there is no such item"
             self.complain(ErrorCode.ITEM_NOT_FOUND, text)
             return
-        item = item if item.id else attrs.evolve(item, id=self.new_id())
+        self.show(item.pictures)
+        parts = tuple(attrs.evolve(part, jpeg=b"") for part in item.parts)
+        item = attrs.evolve(item, id=item.id or self.new_id(), parts=parts)
         if self.state is State.ACTIVE:
             self.add(item, self.last_id if after is None else after)
         else:

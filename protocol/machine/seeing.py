@@ -44,7 +44,11 @@ class Seeing(Beginning):
     def see(self, message: See) -> None:
         """Keep a frame for the next audio (002, video_frame)."""
         if self.opened.mode != "audio":  # nothing is seen there, and the dialect has counted it
-            self.seen += (self._decode(message.jpeg),)
+            self.show((message.jpeg,))
+
+    def show(self, pictures: tuple[bytes, ...]) -> None:
+        """Keep pictures for the next audio."""
+        self.seen += tuple(self._decode(jpeg) for jpeg in pictures)
 
     def refused(self, message: ClientMessage) -> Refused | None:
         """Refuse a frame for which there is no room."""

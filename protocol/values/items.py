@@ -9,7 +9,7 @@ import attrs
 
 ItemRole = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["completed", "incomplete", "in_progress"]
-PartKind = Literal["input_text", "input_audio", "output_text", "output_audio"]
+PartKind = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
 
 
 @attrs.frozen(kw_only=True)
@@ -19,10 +19,12 @@ class Part:
     Attributes:
         kind: what it is.
         text: the text, or the transcript of sound; may be empty.
+        jpeg: a picture as it comes; an item that is kept has it no more.
     """
 
     kind: PartKind
     text: str = ""
+    jpeg: bytes = attrs.field(default=b"", repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +42,11 @@ class Item:
     role: ItemRole
     status: ItemStatus = "completed"
     parts: tuple[Part, ...] = ()
+
+    @property
+    def pictures(self) -> tuple[bytes, ...]:
+        """Its pictures, each a JPEG file whose header has been checked."""
+        return tuple(part.jpeg for part in self.parts if part.jpeg)
 
 
 def as_prompt(instructions: str, items: Iterable[Item]) -> str:

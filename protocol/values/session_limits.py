@@ -33,6 +33,7 @@ class SessionLimits:
         rebuild_wait_s: wait for another slot after the loss of the worker; 0: the session ends.
         rebuild_units: units that may wait while the model is brought back, and until they are run.
         can_speak: the model can be made to speak.
+        can_see: the model sees the pictures of items.
         transcriber: the model that writes down what the user says; empty without one.
         barge_in: the user's speech stops the model's.
         can_repeat: the model gives an interrupted turn's answer again, piece by piece.
@@ -56,6 +57,7 @@ class SessionLimits:
     rebuild_units: int = added(UNITS_PENDING_MAX)
     can_repeat: bool = added(False)
     can_speak: bool = added(False)
+    can_see: bool = added(False)
     transcriber: str = added("")
     barge_in: bool = added(False)
     detach_s: int = added(0)

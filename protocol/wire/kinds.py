@@ -45,6 +45,7 @@ class Holds:
     form: Literal["pcm", "sound", "picture", "video", "words", "name"]
 
 
+JPEG_URL_HEAD: Final = "data:image/jpeg;base64,"
 SPOKEN: Final = Holds("audio", "pcm")
 SEEN: Final = Holds("video", "picture")
 VOICE_SOUND: Final = Holds("voice", "sound")
@@ -240,7 +241,20 @@ def _video(value: Value, _: Reading) -> bytes:
     return data
 
 
+def _jpeg_url(value: Value, at: Reading) -> bytes:
+    url = value.value
+    if not isinstance(url, str) or not url.startswith(JPEG_URL_HEAD):
+        raise invalid(value.path, f"only a JPEG is taken here: {JPEG_URL_HEAD}...")
+    return _jpeg(Value(path=value.path, value=url.removeprefix(JPEG_URL_HEAD)), at)
+
+
 JPEG: Final = Kind(read=_jpeg, write=encode_base64, schema=base64_of("image/jpeg"), holds=SEEN)
+JPEG_URL: Final = Kind(
+    read=_jpeg_url,
+    write=lambda data: JPEG_URL_HEAD + encode_base64(data) if data else None,
+    schema={"type": "string", "pattern": f"^{JPEG_URL_HEAD}"},
+    holds=SEEN,
+)
 IMAGE: Final = Kind(
     read=_image,
     write=encode_base64,

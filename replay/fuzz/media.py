@@ -101,7 +101,8 @@ def _make(text: str) -> Any:
             return "a" * _size(marker["$text"])
         if "$deep" in marker:
             return _nest(min(_size(marker["$deep"]), DEPTH_MAX))
-        return pybase64.b64encode(_bytes_of(marker)).decode()
+        before = str(marker.get("$before", ""))  # as in a data URL
+        return before + pybase64.b64encode(_bytes_of(marker)).decode()
     except MarkerError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
 from protocol.values.state import Course
 from protocol.wire.dialects import DIALECTS
+from protocol.wire.kinds import JPEG_URL, JPEG_URL_HEAD
 from protocol.wire.schema.wire import Message
 
 from .internals import CANARY
@@ -129,6 +130,8 @@ def bodies_of(schema: Json) -> Strategy:
     if "contentEncoding" in schema:
         kinds = schema.get("x-antiphon-media", ["float32 PCM"])
         return st.sampled_from([marker for kind in kinds for marker in MEDIA[kind]])
+    if schema.get("pattern") == JPEG_URL.schema["pattern"]:
+        return st.just({"$jpeg": "64x48", "$before": JPEG_URL_HEAD})
     if "properties" in schema:
         return _objects(schema)
     for key in ("oneOf", "anyOf"):

@@ -30,6 +30,7 @@ from protocol.wire.dialects.realtime_chat import TURN_BASED
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
 from protocol.wire.field import Field
 from protocol.wire.kinds import (
+    JPEG_URL_HEAD,
     PROMPTED,
     SAID,
     STOCK_VOICES,
@@ -187,8 +188,10 @@ class FrameEditor:
     def _replace_file(self, old: str, form: str) -> str:
         if form == "pcm" and self.has_line_breaks and _LINE_BREAK.search(old):
             return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
+        text = unescaped(old)
+        head = JPEG_URL_HEAD if text.startswith(JPEG_URL_HEAD) else ""
         try:
-            data = pybase64.b64decode(unescaped(old), validate=True)
+            data = pybase64.b64decode(text.removeprefix(head), validate=True)
         except ValueError:
             return refuse_json(old)
         hide: Mapping[str, Callable[[bytes], bytes]] = {
@@ -197,7 +200,7 @@ class FrameEditor:
             "picture": self.hide,
             "video": hide_video,
         }
-        return pybase64.b64encode_as_string(hide[form](data))
+        return head + pybase64.b64encode_as_string(hide[form](data))
 
 
 def _with_line_breaks_of(old: str, new: str) -> str:

@@ -83,7 +83,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
         **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
         **_plain(
-            *("rebuild_wait_s", "rebuild_units", "can_repeat", "can_speak"),
+            *("rebuild_wait_s", "rebuild_units", "can_repeat", "can_speak", "can_see"),
             *("detach_s", "resume_s", "transcriber", "barge_in"),
         ),
     },

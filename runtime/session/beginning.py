@@ -135,8 +135,12 @@ def _model_limits(settings: Settings, info: BackendInfo, arrival: Arrival) -> Ma
     if not is_transcription and arrival.endpoint not in ev.PIECES:
         return {}
     sound = {"sound_bytes": settings.transcription_buffer_mb * MIB} if is_transcription else {}
-    speech = {"can_speak": info.can_speak} if arrival.endpoint == "openai" else {}
-    return {"models": model_names(settings, info), **sound, **speech}
+    able = {"can_speak": info.can_speak, "can_see": "video" in info.modes}
+    return {
+        "models": model_names(settings, info),
+        **sound,
+        **(able if arrival.endpoint == "openai" else {}),
+    }
 
 
 def model_names(settings: Settings, info: BackendInfo) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
 from runtime.media.speech_detector import SpeechDetector
 from tests.protocol.test_early import LIMITS
+from tests.transcript_media import make_media
 
 RATE_HZ: Final = 24_000
 OPENED: Final = ev.ConnectionOpened(
@@ -59,9 +60,12 @@ class Client:
     done: ev.UnitDone = attrs.field(init=False)
     timers: dict[str, ef.SetTimer] = attrs.Factory(dict)
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
+    sees: bool = True
+    seen: list[int] = attrs.Factory(list)
 
     def __attrs_post_init__(self) -> None:
-        self.session, effects = Session.open(OPENED)
+        limits = attrs.evolve(OPENED.limits, can_see=self.sees)
+        self.session, effects = Session.open(attrs.evolve(OPENED, limits=limits))
         self._perform(effects)
 
     def say(self, kind: str, **body: Any) -> list[dict[str, Any]]:
@@ -140,6 +144,7 @@ class Client:
                     answers.extend(self.detector.detect(effect, 0))
                 case ef.StartUnit(unit=unit):
                     self.units.append(unit.force_listen)
+                    self.seen.append(len(unit.frames))
                     listens = unit.force_listen or not self.speaks
                     text = "" if listens else "word "
                     result = UnitResult(index=unit.index, is_listen=listens, text=text)
@@ -340,6 +345,40 @@ def test_an_item_is_where_its_client_wants_it() -> None:
     assert again["error"]["param"] == "item.id"
     client.hear(QUIET)
     assert client.prompts == ["user: first\nuser: second\nuser: third"]
+
+
+def _shown(client: Client, count: int = 1) -> str:
+    """Show pictures; returns what is told first."""
+    jpeg = make_media({"$jpeg": "64x48", "$before": "data:image/jpeg;base64,"})
+    content = [{"type": "input_image", "image_url": jpeg}] * count
+    told = client.say(
+        "conversation.item.create", item={"type": "message", "role": "user", "content": content}
+    )
+    return str(told[0].get("error", {}).get("code", told[0]["type"]))
+
+
+def test_a_picture_goes_with_the_next_second() -> None:
+    """The model would see it later, twice, or never; or the session keep all that was shown."""
+    client = Client()
+    client.hear(QUIET)
+    assert _shown(client) == _shown(client, 2) == "conversation.item.added"
+    client.hear(QUIET * 2)
+    assert _shown(client, 4) == "conversation.item.added"
+    assert _shown(client) == "invalid_payload"
+    client.hear(QUIET * 2)
+    assert client.seen == [0, 3, 0, 4, 0]
+    assert _shown(client) == "conversation.item.added"
+    kept = client.session._core.items.values()
+    assert [part for item in kept for part in item.parts if part.jpeg] == []
+
+
+def test_a_model_that_sees_nothing_is_shown_nothing() -> None:
+    """A client would wait for an answer to what nobody saw."""
+    client = Client(sees=False)
+    client.hear(QUIET)
+    assert _shown(client) == "unsupported"
+    client.hear(QUIET)
+    assert client.seen == [0, 0]
 
 
 def _user(text: str, item_id: str) -> dict[str, Any]:

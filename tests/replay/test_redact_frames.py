@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from base64 import b64decode
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
@@ -23,6 +24,7 @@ from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
+from protocol.wire.kinds import JPEG_URL_HEAD
 from protocol.wire.media import check_image, container_of
 from protocol.wire.schema.wire import describe
 from protocol.wire.wav import read_wav
@@ -34,6 +36,7 @@ from replay.redact.spans import replaced, spans, unescaped
 from replay.redact.words import Pseudonyms, fill, fill_json, fill_number
 from runtime.media.image import decode_image
 from tests import webps
+from tests.helpers import base64
 from tests.strategies import (
     client_messages,
     jpeg_header,
@@ -273,6 +276,19 @@ def test_a_picture_keeps_its_length_and_size(data: bytes, style: Any) -> None:
     assert check_image("", made) == check_image("", data)
     assert is_whole(made)
     decode_image(made)
+
+
+def test_a_picture_in_a_data_url_is_hidden() -> None:
+    """Whoever is seen by a client of `openai` would be seen in a log that is given away."""
+    data = jpeg(64, 48)
+    part = {"type": "input_image", "image_url": JPEG_URL_HEAD + base64(data)}
+    item = {"type": "message", "role": "user", "content": [part]}
+    made = edited(json.dumps({"type": "conversation.item.create", "item": item}))
+    (told,) = json.loads(made)["item"]["content"]
+    hidden = b64decode(told["image_url"].removeprefix(JPEG_URL_HEAD))
+    assert hidden == hide_picture(data, Policy().pictures) != data
+    elsewhere = json.dumps({"item": {"content": [{"image_url": "https://example.org/me.jpeg"}]}})
+    assert "me.jpeg" not in edited(elsewhere)
 
 
 def test_a_webp_becomes_grey() -> None:

@@ -33,6 +33,7 @@ from ...values.messages import (
 from ...values.openai import Configure, CreateItem, InputStep, ItemStep, ReplyState, ReplyStep
 from ...values.requests import ClientMessage, Request
 from ..codec import dump_frame, invalid
+from ..reading import missing
 from ..table import Table
 from . import openai_answers as answers
 from . import openai_requests as requests
@@ -108,6 +109,8 @@ def _check_parts(item: Item) -> None:
             kinds = ", ".join(requests.PARTS_OF[item.role])
             path = f"$.item.content[{number}].type"
             raise invalid(path, f"{part.kind}, an item of the {item.role} has {kinds}")
+        if part.kind == "input_image" and not part.jpeg:
+            raise missing(f"$.item.content[{number}].image_url")
 
 
 def _is_null(body: Json, name: str) -> bool:

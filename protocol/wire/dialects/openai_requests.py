@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, cast
-
-import attrs
+from typing import Any, Final, cast, get_args
 
 from ...values.items import Item, ItemRole, Part, PartKind
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, ITEM_PARTS_MAX, MS_PER_S
@@ -25,6 +23,7 @@ from ...values.requests import AppendSound, Request
 from ..codec import Value, invalid
 from ..field import DROPPED, Field
 from ..kinds import (
+    JPEG_URL,
     NAMED,
     PIECE,
     SAID,
@@ -36,7 +35,7 @@ from ..kinds import (
 from ..nested import items, one
 from ..reading import Reading, as_object
 from ..table import Object, Row, Table
-from .live_requests import empty, only, unsupported
+from .live_requests import empty, only
 from .openai_settings import ANY_EVENT_ID, CONFIGURE, EMPTY, NO_TOOLS, lacking
 
 AUDIO_MS_MAX: Final = 24 * 3600 * MS_PER_S
@@ -80,28 +79,21 @@ def _said(part: Part, *, is_sound: bool) -> str | None:
 
 
 PARTS_OF: Final[Mapping[ItemRole, tuple[PartKind, ...]]] = {
-    "user": ("input_text", "input_audio"),
+    "user": ("input_text", "input_audio", "input_image"),
     "system": ("input_text",),
     "assistant": ("output_text", "output_audio"),
 }
 """The parts that an item may have, by who said it."""
-PART_KINDS: Final = ("input_text", "input_audio", "output_text", "output_audio")
-
-
-def _part_kind(value: Value, _: Reading) -> str:
-    if value.value == "input_image":
-        raise unsupported(value.path, "the model sees no pictures here")
-    return value.choice(PART_KINDS)
-
-
+PART_KINDS: Final = get_args(PartKind)
 _NO_SOUND: Final = lacking(
     "sound comes in input_audio_buffer.append", "", type="string", maxLength=0
 )
-_PART_KIND: Final = attrs.evolve(choice(PART_KINDS), read=_part_kind)
 PART: Final = Table(
     Part,
-    Field("type", _PART_KIND, attr="kind"),
+    Field("type", choice(PART_KINDS), attr="kind"),
     Field("text", _TEXT, "", also=("transcript",), omit=True),
+    Field("image_url", JPEG_URL, b"", attr="jpeg", omit=True, doc="A JPEG, as a data URL."),
+    Field("detail", choice(("auto", "low", "high")), None, attr=DROPPED, doc="Without effect."),
     Field("audio", _NO_SOUND, None, attr=DROPPED, doc=EMPTY),
 )
 
