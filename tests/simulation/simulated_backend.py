@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
 from hashlib import blake2b
 from random import Random
@@ -28,6 +28,7 @@ import anyio
 import attrs
 import numpy as np
 
+from protocol.values import effects as ef
 from protocol.values.model import Cut, Finalized, Opened, Opening, PastUnit, Unit, UnitResult
 from protocol.values.requests import Init, ReferenceAudio
 from protocol.values.transcript import Chunk, ChunkResult
@@ -72,6 +73,24 @@ def voiced(pcm: bytes) -> bytes:
     """Leave silence out of sound."""
     samples = np.frombuffer(pcm, "<f4")
     return samples[samples != 0].tobytes()
+
+
+@attrs.define
+class Babble:
+    """Finds speech by the clock of the sound: its content says whose it is, and nothing else."""
+
+    frame_ms = 100
+    window = 3
+    start = 2
+    samples: int = 0
+
+    def judge(self, effect: ef.DetectSpeech) -> Iterator[bool]:
+        """Have 700 ms of speech in 2.3 s, which fits into no second."""
+        frame = effect.rate_hz * self.frame_ms // 1000
+        before = self.samples // frame
+        self.samples += len(effect.data) // 2
+        for number in range(before, self.samples // frame):
+            yield number % 23 < 7
 
 
 def words(number: int, index: int, past: str) -> str:

@@ -92,7 +92,7 @@ def draw(seed: int) -> Plan:
         warning_s=dice.choice((0, 2, 10)),
         storm_s=storm_s,
     )
-    return _with_returns(_with_losses(_with_pieces(plan)))
+    return _with_barge_in(_with_returns(_with_losses(_with_pieces(plan))))
 
 
 def _moments(dice: Random, until_s: float, count: int) -> tuple[float, ...]:
@@ -165,6 +165,13 @@ def _with_pieces(plan: Plan) -> Plan:
         for it in plan.clients
     )
     return attrs.evolve(plan, settings=plan.settings | settings, clients=clients)
+
+
+def _with_barge_in(plan: Plan) -> Plan:
+    """Have users interrupt, by the operator's will; other dice than the rest's."""
+    if Random(f"barge-in/{plan.seed}").random() < 0.7:
+        return plan
+    return attrs.evolve(plan, settings=plan.settings | {"barge_in": True})
 
 
 def _in_pieces(dice: Random, client: ClientPlan) -> ClientPlan:

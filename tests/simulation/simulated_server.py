@@ -40,12 +40,13 @@ from replay.rerun.logic import replay
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
 from runtime.session import rebuilding
 from runtime.session.beginning import Arrival
+from runtime.session.ears import EARS, Ears
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, RETRY_S_MAX, Workers
 from tests.helpers import on_virtual_time
-from tests.simulation.simulated_backend import Fleet
+from tests.simulation.simulated_backend import Babble, Fleet
 from tests.simulation.simulated_client import Client, ClientPlan
 from tests.simulation.simulated_disk import FaultyDisk, SlowRecorder
 from tests.simulation.simulated_pieces import PiecesClient, decode
@@ -244,6 +245,7 @@ class Simulation:
                 identities=CountedIdentities(),
                 decode_media=decode,
                 telemetry=self.rules,
+                ears=Ears(Babble) if plan.settings.get("barge_in") else EARS,
             )
             tasks.start_soon(self._server.refresh_estimates)
             tasks.start_soon(self._server.replace_workers)
