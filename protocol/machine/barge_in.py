@@ -1,7 +1,8 @@
 """The user's own speech stops the model's, where the operator wants that: `--barge-in`.
 
 Where speech begins and stops is found outside (`DetectSpeech`). It stops a turn that is being
-spoken as `force_listen` does (B6), and the model listens while the user speaks on.
+spoken as `force_listen` does (B6), and the model listens while the user speaks on. A turn that the
+model begins while the user speaks is its own decision, and goes on.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class BargeIn(Seeing):
     is_hushed: bool = False
     response_id: str | None = None
 
-    def stop_speaking(self) -> None:
-        """Force the unit in flight and all waiting ones to listen (B6)."""
+    def fall_silent(self) -> None:
+        """Have the model listen from now on (B6)."""
         raise NotImplementedError
 
     def search(self, message: Append) -> Append:
@@ -66,7 +67,7 @@ class BargeIn(Seeing):
         self.is_speaking = True
         if self.response_id is not None:
             self.is_hushed = True
-            self.stop_speaking()
+            self.fall_silent()
 
     def speech_stopped(self, _event: ev.SpeechStopped) -> None:
         """Let the model speak again."""

@@ -153,6 +153,12 @@ class Duplex(BargeIn):
         self.say(Resumed())
         self.start_if_due()
 
+    def fall_silent(self) -> None:
+        """Have the model listen from now on: the next unit, if none is there."""
+        if self.call.unit is None and not self.waiting:
+            self.assembler.force_listen()
+        self.stop_speaking()
+
     def stop_speaking(self) -> None:
         """Force the unit in flight and all waiting ones to listen (B6)."""
         self._withhold()

@@ -52,7 +52,8 @@ class Hearing(Replies):
         is_asked: a response was asked for, and has not begun.
         due_units: seconds for which an answer is still due.
         sound_ns: when the client last sent sound.
-        spans: the last items of sound, each with its end in milliseconds of the client's sound.
+        skipped: samples that the model never gets: of before the session, or cleared.
+        spans: the last items of sound, each with its end in milliseconds of the model's sound.
         utterances: what is written down, and in no item yet.
     """
 
@@ -61,6 +62,7 @@ class Hearing(Replies):
     is_asked: bool = False
     due_units: int = 0
     sound_ns: int = 0
+    skipped: int = 0
     spans: deque[tuple[str, int]] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
     utterances: deque[Utterance] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
 
@@ -74,6 +76,7 @@ class Hearing(Replies):
         pcm16 = expand(message.pcm16, self.coding)
         if self.state is not State.ACTIVE:
             self.samples += len(pcm16) // SAMPLE16_BYTES
+            self.skipped = self.samples
             return
         self.sound_ns = self.now_ns
         self.uncommitted_bytes += len(pcm16)
@@ -137,7 +140,8 @@ class Hearing(Replies):
         self.uncommitted_bytes, self.heard_item = 0, ""
         self.say(InputStep(kind="committed", item_id=item.id, previous_id=previous))
         self.add(item, previous)
-        self.spans.append((item.id, self.samples * MS_PER_S // self.rate_hz))
+        heard = self.samples - self.skipped
+        self.spans.append((item.id, heard * MS_PER_S // self.rate_hz))
         self._place_words()
         self.due_units = max(self.due_units, ANSWER_UNITS)
         self.expect_answer()
@@ -174,6 +178,7 @@ class Hearing(Replies):
 
     def clear_sound(self, _message: ClearSound) -> None:
         """Forget the sound that the model has not heard yet."""
+        self.skipped += len(self.unheard) // SAMPLE16_BYTES
         self.unheard, self.uncommitted_bytes = b"", 0
         self.say(InputStep(kind="cleared"))
 
@@ -209,9 +214,7 @@ class Hearing(Replies):
 
     def interrupt_reply(self, reason: ReplyReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
-        if self.call.unit is None and not self.waiting:
-            self.assembler.force_listen()  # the next one
-        self.stop_speaking()
+        self.fall_silent()
         self.response_id, self.due_units = None, 0
         self.finish("cancelled", reason)
         if self.is_asked:

@@ -96,6 +96,9 @@ class OpenAI(Hearing):
     def _unseen(self, message: CreateItem) -> Refused | None:
         """Refuse pictures that the model cannot see, or for which there is no room."""
         ignored = len(message.ignored)
+        if self.state is not State.ACTIVE:
+            text = "$.item.content: pictures are seen once the session is there"
+            return Refused(code=ErrorCode.NOT_READY, message=text, ignored=ignored)
         if not self.opened.limits.can_see:
             text = "$.item.content: this model sees no pictures"
             return Refused(code=ErrorCode.UNSUPPORTED, message=text, ignored=ignored)

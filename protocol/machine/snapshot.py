@@ -247,6 +247,7 @@ def _openai(openai: OpenAI) -> Keys:
         "sound_ns": openai.sound_ns,
         "transcriber": told.transcriber,
         "spans": [[*span] for span in openai.spans],
+        **({"skipped": openai.skipped} if openai.skipped else {}),
         "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in openai.utterances],
     }
 

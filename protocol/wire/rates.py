@@ -112,5 +112,5 @@ def to_float32(pcm16: bytes) -> bytes:
 
 def to_pcm16(pcm: bytes) -> bytes:
     """Convert float32 LE samples to signed 16-bit LE, rounded, and cut off at full scale."""
-    scaled = np.frombuffer(pcm, "<f4") * np.float32(PCM16_SCALE)
+    scaled = np.frombuffer(pcm, "<f4").clip(-1, 1) * np.float32(PCM16_SCALE)
     return np.rint(scaled).clip(-PCM16_SCALE, PCM16_SCALE - 1).astype("<i2").tobytes()

@@ -193,7 +193,7 @@ class FrameEditor:
         try:
             data = pybase64.b64decode(text.removeprefix(head), validate=True)
         except ValueError:
-            return refuse_json(old)
+            return head + refuse_json(old.removeprefix(head))
         hide: Mapping[str, Callable[[bytes], bytes]] = {
             "pcm": _zeros if self.is_pcm16 else mute,
             "sound": mute_file,

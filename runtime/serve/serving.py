@@ -103,6 +103,7 @@ async def run(
             try:
                 workers = await _load_workers(settings, placement)
                 ears = await _ears(settings, load, workers)
+                transcriber = ears.transcriber
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()

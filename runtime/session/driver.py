@@ -320,9 +320,8 @@ class Driver:
         """Have what the user says written down, if the session's first event says so."""
         if transcriber is None or not self._opened.limits.transcriber:
             return None
-        counts = {} if self._taken is None else self._taken.session.counts
-        seconds = counts.get("units", 0) + counts.get("units_dropped", 0)
-        return Writer(transcriber, self._opened.seed, self, seconds)
+        dropped = 0 if self._taken is None else self._taken.session.counts["units_dropped"]
+        return Writer(transcriber, self._opened.seed, self, dropped)
 
     def _begin(self) -> Session:
         self._journal.append_event(self._opened)

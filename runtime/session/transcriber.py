@@ -81,10 +81,10 @@ class Transcriber:
 class Writer:
     """Writes down what one session's user says; `run` in a task of the session.
 
-    `seconds` of input were fed to its model by another server.
+    `dropped` of its seconds were lost on another server.
     """
 
-    def __init__(self, owner: Transcriber, seed: int, inbox: Inbox, seconds: int = 0) -> None:
+    def __init__(self, owner: Transcriber, seed: int, inbox: Inbox, dropped: int = 0) -> None:
         self._owner, self._seed, self._inbox = owner, seed, inbox
         self._waiting: deque[Second] = deque(maxlen=SECONDS_WAITING_MAX)
         self._arrived = anyio.Event()
@@ -92,18 +92,17 @@ class Writer:
         self._before: Second | None = None
         self._utterance = -1
         self._chunks = 0
-        self._seconds = seconds
+        self._dropped = dropped
         self._unit = -1
 
     def saw(self, effect: ef.Effect) -> None:
         """Take the seconds of a session's input; never blocks."""
         match effect:
             case ef.DropUnit():
-                self._seconds += 1
+                self._dropped += 1
             case ef.StartUnit(unit=unit) if unit.index > self._unit:  # not one that starts again
                 self._unit = unit.index
-                self._waiting.append(Second(self._seconds, unit.pcm))
-                self._seconds += 1
+                self._waiting.append(Second(unit.index + self._dropped, unit.pcm))
                 self._arrived.set()
 
     async def run(self) -> None:
@@ -144,7 +143,7 @@ class Writer:
         is_last = not self._detector.is_speech or self._chunks + 1 >= UTTERANCE_S_MAX
         await self._write(held, second, is_last=is_last)
         if is_last:
-            self._chunks = 0
+            self._chunks, self._before = 0, None  # it was written down
 
     async def _write(self, held: TranscriptSession, second: Second, *, is_last: bool) -> None:
         chunk = Chunk(

@@ -61,10 +61,11 @@ class Client:
     timers: dict[str, ef.SetTimer] = attrs.Factory(dict)
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
     sees: bool = True
+    transcriber: str = ""
     seen: list[int] = attrs.Factory(list)
 
     def __attrs_post_init__(self) -> None:
-        limits = attrs.evolve(OPENED.limits, can_see=self.sees)
+        limits = attrs.evolve(OPENED.limits, can_see=self.sees, transcriber=self.transcriber)
         self.session, effects = Session.open(attrs.evolve(OPENED, limits=limits))
         self._perform(effects)
 
@@ -114,6 +115,13 @@ class Client:
         before = len(self.told)
         self._post(self.done)
         return [one["type"] for one in self.told[before:]]
+
+    def write_down(self, text: str, start_ms: int) -> list[dict[str, Any]]:
+        """Have a transcriber write words down, and return what is told."""
+        before, end_ms = len(self.told), start_ms + 1000
+        words = {"text": text, "start_ms": start_ms, "end_ms": end_ms, "is_last": True}
+        self._post(ev.UserTranscribed(at_ns=0, **words))
+        return self.told[before:]
 
     def lose(self) -> None:
         """Lose the connection."""
@@ -370,6 +378,37 @@ def test_a_picture_goes_with_the_next_second() -> None:
     assert _shown(client) == "conversation.item.added"
     kept = client.session._core.items.values()
     assert [part for item in kept for part in item.parts if part.jpeg] == []
+
+
+def test_only_a_picture_is_shown() -> None:
+    """A client would show by an item of text what its role may not show."""
+    client = Client()
+    client.hear(QUIET)
+    jpeg = make_media({"$jpeg": "64x48", "$before": "data:image/jpeg;base64,"})
+    part = {"type": "input_text", "text": "look", "image_url": jpeg}
+    for role in ("user", "system"):
+        item = {"type": "message", "role": role, "content": [part]}
+        [told] = client.say("conversation.item.create", item=item)
+        assert told["error"]["param"] == "item.content[0].image_url"
+    client.hear(QUIET)
+    assert client.seen == [0, 0]
+
+
+def test_words_stand_with_the_sound_that_the_model_got() -> None:
+    """What was said last would be told of an item before, once a client has cleared its sound."""
+    client = Client(transcriber="scribe")
+    client.update(audio={"input": {"turn_detection": None, "transcription": {}}})
+    half = base64.b64encode(QUIET[: len(QUIET) // 2]).decode()
+    for _ in range(4):
+        client.say("input_audio_buffer.append", audio=half)
+        client.say("input_audio_buffer.clear")
+    found = list[tuple[str, str]]()
+    for second, text in enumerate(["one", "two"]):
+        client.hear(QUIET)
+        (made,) = [it for it in client.say("input_audio_buffer.commit") if "item_id" in it][:1]
+        told = client.write_down(text, second * 1000)
+        found += [(made["item_id"], text)] * (told[-1].get("item_id") == made["item_id"])
+    assert [text for _, text in found] == ["one", "two"]
 
 
 def test_a_model_that_sees_nothing_is_shown_nothing() -> None:

@@ -54,14 +54,14 @@ def units(*seconds: bytes, first: int = 0) -> Iterator[ef.Effect]:
 def write(
     *effects: ef.Effect,
     backend: ScriptedBackend | None = None,
-    seconds: int = 0,
+    dropped: int = 0,
     together: bool = False,
 ) -> tuple[Inbox, ScriptedBackend]:
     """Have a session's effects written down, a second each; or all at once."""
     inbox, model = Inbox(), backend or ScriptedBackend()
 
     async def body() -> None:
-        writer = Writer(Transcriber(model), 7, inbox, seconds)
+        writer = Writer(Transcriber(model), 7, inbox, dropped)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(writer.run)
             for effect in effects:
@@ -108,8 +108,20 @@ def test_a_unit_that_starts_again_is_heard_once() -> None:
 
 def test_a_session_that_is_taken_up_goes_on_where_it_was() -> None:
     """Its words would be at its beginning."""
-    inbox, _ = write(*units(LOUD, QUIET, first=40), seconds=50)
+    inbox, _ = write(*units(LOUD, QUIET, first=40), dropped=10)
     assert inbox.said == [("word", 50_000, False), ("", 51_000, True)]
+
+
+def test_no_second_is_written_down_twice() -> None:
+    """Who goes on at once would have said it twice."""
+    late = np.zeros(UNIT_SAMPLES, "<f4")
+    late[3000:] = np.frombuffer(LOUD, "<f4")[3000:]
+    half = np.frombuffer(LOUD, "<f4").copy()
+    half[5000:] = 0
+    inbox, _ = write(*units(QUIET, LOUD, half.tobytes(), late.tobytes(), LOUD, QUIET, QUIET))
+    places = [start_ms for _, start_ms, _ in inbox.said]
+    assert places == sorted(set(places))
+    assert [is_last for *_, is_last in inbox.said].count(True) == 2
 
 
 def test_an_utterance_has_a_bound() -> None:
