@@ -102,8 +102,8 @@ class EnergyJudge:
 class SpeechDetector:
     """The detector of one session; `make` makes what judges its frames.
 
-    It starts again where the sound does not follow on what it heard: the client had turned it off,
-    or the session is taken up by another server.
+    It starts again where the sound does not follow on what it heard, or where speech has ended for
+    the session: the client had turned it off, or another server takes the session up.
 
     Attributes:
         judge: of its frames.
@@ -112,6 +112,7 @@ class SpeechDetector:
         loud: which of the last frames were speech, the newest in the lowest bit.
         quiet_ms: since the last of them.
         is_speech: speech has begun and not ended.
+        is_known: the session knows that it has.
     """
 
     make: Callable[[], Judge] = EnergyJudge
@@ -121,14 +122,17 @@ class SpeechDetector:
     loud: int = 0
     quiet_ms: int = 0
     is_speech: bool = False
+    is_known: bool = attrs.field(default=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         self.judge = self.make()
 
     def detect(self, effect: DetectSpeech, at_ns: int) -> Iterator[SpeechEvent]:
         """Say where speech begins and stops in a piece of sound, which is heard at `at_ns`."""
-        if effect.at != self.next_at:
+        is_ended = self.is_known and self.is_speech and not effect.is_speech
+        if effect.at != self.next_at or is_ended:
             self._begin(effect)
+        self.is_known = effect.is_speech
         self.next_at = effect.at + len(effect.data) // SAMPLE16_BYTES
         judge = self.judge
         for is_loud in judge.judge(effect):

@@ -38,7 +38,12 @@ class Ear:
     rate_hz: int = RATE_HZ
 
     def hear(
-        self, data: bytes, *, threshold: float = 0.5, silence_ms: int = SILENCE_MS
+        self,
+        data: bytes,
+        *,
+        threshold: float = 0.5,
+        silence_ms: int = SILENCE_MS,
+        is_speech: bool | None = None,
     ) -> list[Edge]:
         """Go on with sound; returns where speech begins and ends, in milliseconds."""
         effect = DetectSpeech(
@@ -47,7 +52,7 @@ class Ear:
             data=data,
             threshold=threshold,
             silence_ms=silence_ms,
-            is_speech=self.detector.is_speech,
+            is_speech=self.detector.is_speech if is_speech is None else is_speech,
         )
         self.at += len(data) // 2
         found = self.detector.detect(effect, 0)
@@ -151,6 +156,19 @@ def test_a_detector_that_is_new_knows_that_the_client_speaks() -> None:
     assert ear.hear(pcm16(np.concatenate([quiet, voice]))) == [("began", 1000)]
     new = Ear(SpeechDetector(is_speech=True), ear.at)
     assert new.hear(pcm16(np.concatenate([voice, quiet]))) == [("ended", 3000 + SILENCE_MS)]
+
+
+def test_speech_that_ended_for_the_session_can_begin_again() -> None:
+    """A client that turns detection off and on again would be heard no more; or told twice."""
+    voice = pcm16(np.random.default_rng(2).normal(0, 2000, RATE_HZ))
+    ear = Ear()
+    assert ear.hear(bytes(2 * RATE_HZ) + voice) == [("began", 1000)]
+    assert ear.hear(voice, is_speech=False) == []  # the session has not heard of it yet
+    assert ear.hear(voice, is_speech=True) == []
+    assert [kind for kind, _ in ear.hear(voice * 2 + bytes(RATE_HZ), is_speech=False)] == [
+        "began",
+        "ended",
+    ]
 
 
 def test_sound_that_was_not_heard_counts() -> None:
