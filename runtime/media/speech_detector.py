@@ -15,7 +15,7 @@ import numpy as np
 
 from protocol.values import events as ev
 from protocol.values.effects import DetectSpeech
-from protocol.values.limits import MS_PER_S
+from protocol.values.limits import MS_PER_S, NS_PER_S
 from protocol.values.model import SAMPLE16_BYTES
 
 FRAME_MS: Final = 20
@@ -33,6 +33,10 @@ NOISE_UP_SHIFT: Final = 6
 """The noise follows louder sound by a 64th a frame: twice as loud in a second."""
 FACTOR: Final = 8
 """Speech is 9 dB above the noise, at a threshold of a half."""
+BURST_NS: Final = 60 * NS_PER_S
+PACE: Final = 2
+"""So much sound is judged at once, and so many times as fast as it is spoken; more is skipped: the
+sessions share a thread."""
 
 SpeechEvent = ev.SpeechStarted | ev.SpeechStopped
 
@@ -113,6 +117,8 @@ class SpeechDetector:
         quiet_ms: since the last of them.
         is_speech: speech has begun and not ended.
         is_known: the session knows that it has.
+        room_ns: sound that may be judged now.
+        heard_ns: when a piece last came.
     """
 
     make: Callable[[], Judge] = EnergyJudge
@@ -123,12 +129,17 @@ class SpeechDetector:
     quiet_ms: int = 0
     is_speech: bool = False
     is_known: bool = attrs.field(default=False, eq=False)
+    room_ns: int = BURST_NS
+    heard_ns: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.judge = self.make()
 
     def detect(self, effect: DetectSpeech, at_ns: int) -> Iterator[SpeechEvent]:
         """Say where speech begins and stops in a piece of sound, which is heard at `at_ns`."""
+        if not self._has_room(effect, at_ns):
+            self.next_at = -1
+            return
         is_ended = self.is_known and self.is_speech and not effect.is_speech
         if effect.at != self.next_at or is_ended:
             self._begin(effect)
@@ -146,6 +157,15 @@ class SpeechDetector:
             elif self.is_speech and self.quiet_ms >= effect.silence_ms:
                 self.is_speech, self.loud = False, 0
                 yield ev.SpeechStopped(at_ns=at_ns, at_ms=self.end_ms)
+
+    def _has_room(self, effect: DetectSpeech, at_ns: int) -> bool:
+        """Take the room of a piece, if there is enough."""
+        length_ns = len(effect.data) // SAMPLE16_BYTES * NS_PER_S // effect.rate_hz
+        self.room_ns = min(self.room_ns + PACE * (at_ns - self.heard_ns), BURST_NS)
+        self.heard_ns = at_ns
+        has_room = length_ns <= self.room_ns
+        self.room_ns -= length_ns * has_room
+        return has_room
 
     def _begin(self, effect: DetectSpeech) -> None:
         self.judge = self.make()

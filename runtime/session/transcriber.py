@@ -132,7 +132,8 @@ class Writer:
     async def _take(self, held: TranscriptSession, second: Second) -> None:
         """Transcribe a second in which the user speaks, with the one before the first."""
         was_speech = self._detector.is_speech
-        found = list(self._detector.detect(_asked(second, is_speech=was_speech), 0))
+        asked = _asked(second, is_speech=was_speech)
+        found = list(self._detector.detect(asked, self._inbox.now_ns()))
         before, self._before = self._before, second
         if not (was_speech or found):
             return

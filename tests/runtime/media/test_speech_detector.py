@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from protocol.values.effects import DetectSpeech
 from protocol.values.events import SpeechStarted
+from protocol.values.limits import NS_PER_S
 from runtime.media.silero import SileroJudge
 from runtime.media.speech_detector import FRAME_MS, EnergyJudge, Judge, SpeechDetector
 from tests.generated import tape
@@ -35,6 +36,7 @@ class Ear:
 
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
     at: int = 0
+    at_ns: int = 0
     rate_hz: int = RATE_HZ
 
     def hear(
@@ -55,7 +57,7 @@ class Ear:
             is_speech=self.detector.is_speech if is_speech is None else is_speech,
         )
         self.at += len(data) // 2
-        found = self.detector.detect(effect, 0)
+        found = self.detector.detect(effect, self.at_ns)
         return [("began" if isinstance(it, SpeechStarted) else "ended", it.at_ms) for it in found]
 
 
@@ -169,6 +171,18 @@ def test_speech_that_ended_for_the_session_can_begin_again() -> None:
         "began",
         "ended",
     ]
+
+
+def test_sound_that_comes_too_fast_is_not_searched() -> None:
+    """One client could keep all sessions from being served."""
+    voice, quiet = pcm16(np.random.default_rng(2).normal(0, 2000, RATE_HZ)), bytes(2 * RATE_HZ)
+    ear, found = Ear(), list[int]()
+    for _ in range(100):
+        found.append(len(ear.hear(voice + quiet)))
+    assert found == [2] * 30 + [0] * 70
+    ear.at_ns += 3 * NS_PER_S
+    found = [len(ear.hear(voice + quiet)) for _ in range(4)]
+    assert found == [2, 2, 2, 0]
 
 
 def test_sound_that_was_not_heard_counts() -> None:

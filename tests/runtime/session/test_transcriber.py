@@ -131,6 +131,12 @@ def test_an_utterance_has_a_bound() -> None:
     assert ends == [(UTTERANCE_S_MAX - 1) * 1000, (UTTERANCE_S_MAX + 3) * 1000]
 
 
+def test_who_speaks_late_is_written_down() -> None:
+    """A session's words would end after its first minutes."""
+    inbox, _ = write(*units(*[QUIET] * 200, LOUD, QUIET))
+    assert inbox.said == [("word", 200_000, False), ("", 201_000, True)]
+
+
 def test_what_comes_too_fast_is_left_out() -> None:
     """It would fill the memory."""
     inbox, _ = write(*units(*[LOUD] * 40), together=True)
