@@ -1,4 +1,4 @@
-"""Scenes of golden logs in OpenAI's dialects."""
+"""Scenes of golden logs in OpenAI's dialects, and of a user whose speech stops the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import anyio
 import numpy as np
 
 from protocol.values import events as ev
+from protocol.values.model import Unit
+from runtime.model.backends.scripted import Speaks, Step
+from runtime.model.backends.scripted_tone import tone
 from tests.golden_stage import Scene, brief
-from tests.helpers import Peer, World, base64
+from tests.helpers import Peer, World, append_frame, base64, close_frame, init_frame
 
 SECOND = 24_000
 QUIET = bytes(2 * SECOND)
@@ -118,6 +121,27 @@ async def responds_after_a_loss(server: World) -> None:
     await server.quiet()
 
 
+def talks_on(unit: Unit, seed: int) -> Step:
+    """Speak in every second: a tenth of a second each."""
+    pcm = tone(unit.index, seed, samples=2_400)
+    speech = Speaks(text=f"word {unit.index} ", pcm=pcm, end_of_turn=False)
+    return Step(speech=speech, generate_s=0.4, steps=8)
+
+
+async def is_interrupted(server: World) -> None:
+    """A user speaks as the model begins, and on; is quiet; and interrupts it."""
+    peer = server.connect("audio")
+    await peer.heard("session.queue_done")
+    peer.send(init_frame(config={"force_listen_count": 0}))
+    await peer.heard("session.created")
+    wave = np.tile(np.sin(np.arange(16) * 2 * np.pi / 16) * 0.3, 1000)
+    for level in (1, 1, 1, 1, 0, 0, 1, 1, 0, 0):
+        peer.send(append_frame(audio=base64((wave * level).astype("<f4").tobytes())))
+        await anyio.sleep(1)
+    peer.send(close_frame())
+    await peer.over()
+
+
 OPENAI_SCENES: dict[str, Scene] = {
     "live": Scene(
         play=lives, backend={"script": brief}, settings={**TRANSCRIBED, "limit_live_s": 7}
@@ -125,4 +149,7 @@ OPENAI_SCENES: dict[str, Scene] = {
     "live-g711": Scene(play=lives_on_the_phone, backend={"script": brief}),
     "openai": Scene(play=responds, backend={"script": brief}, settings=TRANSCRIBED),
     "openai-resumed": Scene(play=responds_after_a_loss, backend={"script": brief}),
+    "barge-in": Scene(
+        play=is_interrupted, backend={"script": talks_on}, settings={"barge_in": True}
+    ),
 }

@@ -175,7 +175,8 @@ def _duplex(duplex: Duplex) -> Keys:
         "lockstep": None if duplex.lockstep is None else _lockstep(duplex.lockstep),
     }
     if duplex.opened.limits.barge_in:
-        own["user"] = [duplex.samples, duplex.is_speaking, duplex.is_hushed]
+        over = duplex.over_samples
+        own["user"] = [duplex.samples, duplex.is_speaking, duplex.is_hushed, over]
     if isinstance(duplex, Live):
         own["live"] = _live(duplex)
     elif isinstance(duplex, OpenAI):

@@ -35,7 +35,7 @@ from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_st
 from ..net.tls import Certificate, CertificateError
 from ..placement.placement import Load, Placement, Scales, placement_of
 from ..session.calls import RELEASE_WAIT_S
-from ..session.ears import Ears
+from ..session.ears import EARS, Ears
 from ..session.identity import SystemIdentities
 from ..session.server import Server
 from ..session.transcriber import Transcriber
@@ -84,7 +84,7 @@ async def run(
     failure: CannotServeError | None = None
     gateway: Gateway | None = None
     placement: Placement | None = None
-    transcriber: Transcriber | None = None
+    ears = EARS
     try:
         settings, logs_ending_max = allow_open_files(settings)
         gateway = _gateway(settings, counters, recorder, load_viewer, voices=voices, remote=remote)
@@ -103,7 +103,6 @@ async def run(
             try:
                 workers = await _load_workers(settings, placement)
                 ears = await _ears(settings, load, workers)
-                transcriber = ears.transcriber
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
@@ -121,7 +120,7 @@ async def run(
                 tasks.start_soon(placement.scale, workers, gateway.workers_wanted)
             on_ready()
     finally:
-        await _close(recorder, gateway, placement, transcriber)
+        await _close(recorder, gateway, placement, ears.transcriber)
         if failure is not None:
             raise failure
     if end.lost is not None:

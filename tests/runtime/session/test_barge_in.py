@@ -23,6 +23,8 @@ RATE_HZ: Final = 16_000
 SYLLABLES: Final = np.arange(RATE_HZ) % 4000 > 800
 SECONDS: Final = "qqqqVVqqqq"
 """A user's seconds: quiet, or with a voice."""
+OVER: Final = "VVVVVqqqq"
+ASKED: Final = "Vqqqqqqq"
 
 
 def second(kind: str, at: int) -> np.ndarray[Any, Any]:
@@ -87,7 +89,9 @@ async def begin(server: World, endpoint: str) -> Peer:
     return peer
 
 
-def converse(endpoint: str, *, barge_in: bool, record_to: Path | None = None) -> str:
+def converse(
+    endpoint: str, seconds: str = SECONDS, *, barge_in: bool, record_to: Path | None = None
+) -> str:
     """Send the user's seconds as they are spoken; returns how each was answered."""
     found: list[str] = []
 
@@ -95,7 +99,7 @@ def converse(endpoint: str, *, barge_in: bool, record_to: Path | None = None) ->
         backend = ScriptedBackend(talkative)
         async with world(backend, record_to=record_to, barge_in=barge_in) as server:
             peer = await begin(server, endpoint)
-            for at, kind in enumerate(SECONDS):
+            for at, kind in enumerate(seconds):
                 peer.send(written(endpoint, second(kind, at)))
                 await anyio.sleep(1)
             found.append(spoken(peer, endpoint))
@@ -115,3 +119,13 @@ def test_who_speaks_is_heard_out(endpoint: str, tmp_path: Path) -> None:
     assert replay(read(path)).identical
     kinds = [record.fields.get("type") for record in read(path)]
     assert kinds.count("SpeechStarted") == kinds.count("SpeechStopped") == 1
+
+
+def test_an_answer_that_begins_before_the_question_is_known_to_end_is_heard() -> None:
+    """The detector is half a second behind: each quick answer would be cut."""
+    assert converse("realtime", ASKED, barge_in=True) == "S" * len(ASKED)
+
+
+def test_who_is_spoken_over_is_heard_out() -> None:
+    """The model would talk on whoever talks, for it began while they did."""
+    assert converse("realtime", OVER, barge_in=True) == "SSllllSSS"
