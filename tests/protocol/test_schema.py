@@ -22,7 +22,18 @@ from protocol.wire.codec import Value, encode_base64, invalid, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.field import DROPPED, Field
-from protocol.wire.kinds import FLAG, INTEGER, SAID, TEXT, choice, integer, number, text
+from protocol.wire.kinds import (
+    FLAG,
+    INTEGER,
+    JPEG_URL,
+    JPEG_URL_HEAD,
+    SAID,
+    TEXT,
+    choice,
+    integer,
+    number,
+    text,
+)
 from protocol.wire.nested import Items, either, items, one, variants, walk
 from protocol.wire.reading import Reading
 from protocol.wire.schema.example import example
@@ -370,6 +381,8 @@ def value_of(schema: Json) -> Any:
         return schema.get("examples", schema["enum"])[0]
     if "contentEncoding" in schema:
         return filled(f"<base64 {schema['x-antiphon-media'][0]}>")
+    if schema.get("pattern") == JPEG_URL.schema["pattern"]:
+        return JPEG_URL_HEAD + filled("<base64 image/jpeg>")
     if "items" in schema:
         return [value_of(schema["items"])]
     if "properties" in schema or "oneOf" in schema:

@@ -109,9 +109,8 @@ def _check_parts(item: Item) -> None:
             kinds = ", ".join(requests.PARTS_OF[item.role])
             path = f"$.item.content[{number}].type"
             raise invalid(path, f"{part.kind}, an item of the {item.role} has {kinds}")
-        if (part.kind == "input_image") != bool(part.jpeg):
-            path = f"$.item.content[{number}].image_url"
-            raise invalid(path, "only an input_image has one") if part.jpeg else missing(path)
+        if part.kind == "input_image" and not part.jpeg:
+            raise missing(f"$.item.content[{number}].image_url")
 
 
 def _is_null(body: Json, name: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, cast, get_args
 
+import attrs
+
 from ...values.items import Item, ItemRole, Part, PartKind
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, ITEM_PARTS_MAX, MS_PER_S
 from ...values.openai import (
@@ -88,13 +90,28 @@ PART_KINDS: Final = get_args(PartKind)
 _NO_SOUND: Final = lacking(
     "sound comes in input_audio_buffer.append", "", type="string", maxLength=0
 )
+
+
+def _part(values: dict[str, Any]) -> Part:
+    part = Part(**values)  # only a picture has a picture
+    return part if part.kind == "input_image" else attrs.evolve(part, jpeg=b"")
+
+
 PART: Final = Table(
     Part,
     Field("type", choice(PART_KINDS), attr="kind"),
     Field("text", _TEXT, "", also=("transcript",), omit=True),
-    Field("image_url", JPEG_URL, b"", attr="jpeg", omit=True, doc="A JPEG, as a data URL."),
+    Field(
+        "image_url",
+        JPEG_URL,
+        b"",
+        attr="jpeg",
+        omit=True,
+        doc="A JPEG, as a data URL, of an input_image.",
+    ),
     Field("detail", choice(("auto", "low", "high")), None, attr=DROPPED, doc="Without effect."),
     Field("audio", _NO_SOUND, None, attr=DROPPED, doc=EMPTY),
+    make=_part,
 )
 
 
