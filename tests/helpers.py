@@ -24,6 +24,7 @@ from trio.testing import MockClock
 
 from protocol.values.effects import DecodeMedia
 from protocol.values.events import Endpoint
+from protocol.values.model import Unit
 from protocol.values.modes import Mode
 from protocol.values.resuming import ComeBack
 from recorder.write.disk import Disk
@@ -32,7 +33,8 @@ from runtime.media.decoder import MediaDecoder
 from runtime.media.fair import Client
 from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
-from runtime.model.backends.scripted import ScriptedBackend
+from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
+from runtime.model.backends.scripted_tone import tone
 from runtime.net.websocket import WebSocketClosed
 from runtime.session import rebuilding
 from runtime.session.beginning import Arrival
@@ -87,6 +89,12 @@ def append_sound(pcm16: bytes) -> str:
 def close_frame(reason: str | None = None) -> str:
     """Write a `session.close`."""
     return json.dumps({"type": "session.close"} | ({"reason": reason} if reason else {}))
+
+
+def talkative(unit: Unit, seed: int) -> Step:
+    """Speak in every second that may be spoken in."""
+    speech = Speaks(text="and ", pcm=tone(unit.index, seed, samples=24_000), end_of_turn=False)
+    return Step(speech=speech, generate_s=0.3, steps=10)
 
 
 class Peer:

@@ -94,7 +94,7 @@ class Duplex(BargeIn):
         self.appends += 1
         message = self.search(message)
         if message.force_listen:
-            self.stop_speaking()
+            self._force_listen()
         attached = Attachments(
             input_id=input_id,
             frames=self.seen + self.decode_all(message),
@@ -157,9 +157,9 @@ class Duplex(BargeIn):
         """Have the model listen from now on: the next unit, if none is there."""
         if self.call.unit is None and not self.waiting:
             self.assembler.force_listen()
-        self.stop_speaking()
+        self._force_listen()
 
-    def stop_speaking(self) -> None:
+    def _force_listen(self) -> None:
         """Force the unit in flight and all waiting ones to listen (B6)."""
         self._withhold()
         self.waiting.force_listen()

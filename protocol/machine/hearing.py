@@ -74,19 +74,18 @@ class Hearing(Replies):
     def append_sound(self, message: AppendSound) -> None:
         """Take sound: find speech in it, and have each second that is full run."""
         pcm16 = expand(message.pcm16, self.coding)
+        self._detect(pcm16)
         if self.state is not State.ACTIVE:
-            self.samples += len(pcm16) // SAMPLE16_BYTES
             self.skipped = self.samples
             return
         self.sound_ns = self.now_ns
         self.uncommitted_bytes += len(pcm16)
-        self._detect(pcm16)
         self.take_sound(pcm16)
 
     def _detect(self, pcm16: bytes) -> None:
-        """Have speech found in the client's next sound, unless it has turned that off."""
+        """Have speech found in a session's next sound, unless its client has turned that off."""
         how = self.told.detection
-        if how is None:
+        if how is None or self.state is not State.ACTIVE:
             self.samples += len(pcm16) // SAMPLE16_BYTES
         else:
             self.detect(pcm16, self.rate_hz, how.threshold, how.silence_ms)

@@ -102,7 +102,7 @@ class Reply:
         message: the same for people.
         items: what it is made of.
         modality: as of the session.
-        metadata: what the client said of it when it asked for it.
+        metadata: the client's own names and values, from its request.
         output_tokens: tokens that the model generated.
     """
 

@@ -29,13 +29,11 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
-from protocol.values.model import Unit
 from runtime.media.silero import SileroJudge
 from runtime.media.speech_detector import EnergyJudge, Judge
-from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.ears import Ears
-from tests.helpers import Peer, base64, on_virtual_time, world
+from tests.helpers import Peer, base64, on_virtual_time, talkative, world
 
 RATE_HZ: Final = 24_000
 PIECE: Final = RATE_HZ // 50
@@ -129,12 +127,6 @@ NOISES: Final[Mapping[str, Noise]] = MappingProxyType(
     }
 )
 """Sounds without a voice."""
-
-
-def talkative(unit: Unit, seed: int) -> Step:
-    """Speak in every second."""
-    speech = Speaks(text="and ", pcm=tone(unit.index, seed, samples=RATE_HZ), end_of_turn=False)
-    return Step(speech=speech, generate_s=0.3, steps=10)
 
 
 async def converse(peer: Peer, sound: Sound) -> tuple[float | None, bool]:

@@ -90,13 +90,13 @@ def measure(every: int) -> dict[str, Any]:
         return [Written(said=tuple(s.split()), wrote=tuple(w.split())) for s, w in pairs]
 
     heard = anyio.run(body)
-    alone = transcribe(DuplexModel.load(ROOT / "fixtures" / "tiny"), said, speech)
+    plain = transcribe(DuplexModel.load(ROOT / "fixtures" / "tiny"), said, speech)
     return {
         "what": "words of users, written down by tiny",
         "renderings": len(items),
         "word_error": {
             "as a session's user": round(word_error(heard), 3),
-            "as a transcription": round(word_error(alone), 3),
+            "as a transcription": round(word_error(plain), 3),
         },
         "not_found": sum(not it.wrote for it in heard),
     }

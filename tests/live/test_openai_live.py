@@ -64,7 +64,7 @@ def say(connection: LiveConnection, pcm16: bytes) -> None:
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 @pytest.mark.parametrize("rate_hz", RATES_HZ)
 def test_it_talks(server: tuple[LiveServer, Path], tmp_path: Path, rate_hz: int) -> None:
-    """Whoever has this client cannot use this server, or its recordings cannot be run again."""
+    """This client cannot use the server, or its recordings cannot be run again."""
     live, folder = server
     host, port = live.address
     client = OpenAI(api_key="none", base_url=f"http://{host}:{port}/v1")

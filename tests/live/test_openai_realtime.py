@@ -98,7 +98,7 @@ def client_of(server: LiveServer) -> dict[str, Any]:
 def test_a_question_is_answered(
     tiny: tuple[LiveServer, Path], tmp_path: Path, kind: str | None
 ) -> None:
-    """Whoever has this client cannot use this server, or its recordings cannot be run again."""
+    """This client cannot use the server, or its recordings cannot be run again."""
     server, folder = tiny
     before = set(folder.rglob("*.session.zst"))
 
@@ -174,7 +174,7 @@ def test_what_its_user_says_is_written_down(tmp_path: Path) -> None:
 
 
 def test_who_asks_for_a_response_gets_one(tiny: tuple[LiveServer, Path]) -> None:
-    """An agent that is to speak first says nothing, since nobody asked it anything."""
+    """An agent that is to speak first says nothing before its user does."""
     server, folder = tiny
     before = set(folder.rglob("*.session.zst"))
 

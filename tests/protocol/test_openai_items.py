@@ -1,4 +1,4 @@
-"""The conversation of a session of `openai`: what the model is told of it, and what is kept."""
+"""The conversation of a session of `openai`: what the model gets, and what is kept."""
 
 from __future__ import annotations
 
@@ -411,7 +411,7 @@ def test_words_stand_with_the_sound_that_the_model_got() -> None:
 
 
 def test_a_model_that_sees_nothing_is_shown_nothing() -> None:
-    """A client would wait for an answer to what nobody saw."""
+    """A client would wait for an answer to a picture that the model did not see."""
     client = Client(sees=False)
     client.hear(QUIET)
     assert _shown(client) == "unsupported"

@@ -279,7 +279,7 @@ def test_a_picture_keeps_its_length_and_size(data: bytes, style: Any) -> None:
 
 
 def test_a_picture_in_a_data_url_is_hidden() -> None:
-    """Whoever is seen by a client of `openai` would be seen in a log that is given away."""
+    """A person in a picture of `openai` would be seen in a log that is given away."""
     data = jpeg(64, 48)
     part = {"type": "input_image", "image_url": JPEG_URL_HEAD + base64(data)}
     item = {"type": "message", "role": "user", "content": [part]}

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import aiohttp
-from common import RATE_HZ, Report, arguments, spoken
-from livekit import rtc
+from common import Report, arguments, spoken
 from livekit.agents import llm
 from livekit.plugins.openai.realtime import GPTLiveModel
+from livekit_common import watched
 
 
 async def main() -> None:
@@ -21,11 +21,6 @@ async def main() -> None:
         live = GPTLiveModel(base_url=base, api_key="none", http_session=http, **named)
         session = live.session()
 
-        def took(event: dict[str, Any]) -> None:
-            report.events[event["type"]] += 1
-            if event["type"] == "error":
-                report.failures.append(str(event["error"]))
-
         def wrote(delta: Any) -> None:
             report.words += delta.text
 
@@ -33,17 +28,7 @@ async def main() -> None:
             async for heard in session._audio_ch:
                 report.heard(spoken(heard.frame.data))
 
-        async def send(piece: bytes) -> None:
-            session.push_audio(
-                rtc.AudioFrame(
-                    data=piece,
-                    sample_rate=RATE_HZ,
-                    num_channels=1,
-                    samples_per_channel=len(piece) // 2,
-                )
-            )
-
-        session.on("openai_server_event_received", took)
+        send = watched(session, report)
         session.on("transcript_delta", wrote)
         await session._update_session(
             instructions="Answer briefly.", chat_ctx=llm.ChatContext.empty(), tools=[]

@@ -108,7 +108,7 @@ def test_who_asks_and_waits_is_heard_each_time(voice: int) -> None:
 
 
 def test_a_knock_is_no_speech() -> None:
-    """Whoever puts a cup down would stop the model."""
+    """A user who puts a cup down would stop the model."""
     sound = np.random.default_rng(1).normal(0, 20, 5 * RATE_HZ)
     for at in range(RATE_HZ, 5 * RATE_HZ, RATE_HZ):
         burst = np.random.default_rng(at).normal(0, 9000, RATE_HZ // 10)
@@ -165,7 +165,7 @@ def test_speech_that_ended_for_the_session_can_begin_again() -> None:
     voice = pcm16(np.random.default_rng(2).normal(0, 2000, RATE_HZ))
     ear = Ear()
     assert ear.hear(bytes(2 * RATE_HZ) + voice) == [("began", 1000)]
-    assert ear.hear(voice, is_speech=False) == []  # the session has not heard of it yet
+    assert ear.hear(voice, is_speech=False) == []  # its event is on the way
     assert ear.hear(voice, is_speech=True) == []
     assert [kind for kind, _ in ear.hear(voice * 2 + bytes(RATE_HZ), is_speech=False)] == [
         "began",
@@ -217,7 +217,7 @@ def coughs() -> bytes:
 def test_a_trained_model_takes_no_cough_for_speech(
     judge: Callable[[], Judge], found: list[str]
 ) -> None:
-    """Whoever has a cold could not hear an answer to its end."""
+    """A user with a cold could not hear an answer to its end."""
     edges = Ear(SpeechDetector(judge)).hear(coughs())
     assert [kind for kind, _ in edges][: len(found) or None] == found
 
@@ -238,10 +238,10 @@ def test_a_trained_model_hears_at_any_rate(rate_hz: int) -> None:
 
 def test_two_sessions_do_not_hear_each_other() -> None:
     """The trained model is one for all sessions: what it remembers is not."""
-    alone = Ear(SpeechDetector(SileroJudge)).hear(said())
+    expected = Ear(SpeechDetector(SileroJudge)).hear(said())
     one, other, edges = Ear(SpeechDetector(SileroJudge)), Ear(SpeechDetector(SileroJudge)), []
     data, noise = said(), coughs()
     for at in range(0, len(data), 2 * 800):
         edges += one.hear(data[at : at + 2 * 800])
         other.hear(noise[at : at + 2 * 800])
-    assert edges == alone
+    assert edges == expected

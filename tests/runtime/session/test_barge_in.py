@@ -11,13 +11,20 @@ import anyio
 import numpy as np
 import pytest
 
-from protocol.values.model import Unit
 from recorder.format.format import SUFFIX
 from recorder.read.reader import read
 from replay.rerun.logic import replay
-from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_tone import tone
-from tests.helpers import Peer, World, append_frame, base64, init_frame, on_virtual_time, world
+from runtime.model.backends.scripted import ScriptedBackend
+from tests.helpers import (
+    Peer,
+    World,
+    append_frame,
+    base64,
+    init_frame,
+    on_virtual_time,
+    talkative,
+    world,
+)
 
 RATE_HZ: Final = 16_000
 SYLLABLES: Final = np.arange(RATE_HZ) % 4000 > 800
@@ -33,12 +40,6 @@ def second(kind: str, at: int) -> np.ndarray[Any, Any]:
     if kind == "q":
         return draw.normal(0, 0.001, RATE_HZ)
     return draw.normal(0, 0.1, RATE_HZ) * SYLLABLES
-
-
-def talkative(unit: Unit, seed: int) -> Step:
-    """Speak in every second that may be spoken in."""
-    speech = Speaks(text="and ", pcm=tone(unit.index, seed, samples=24_000), end_of_turn=False)
-    return Step(speech=speech, generate_s=0.3, steps=10)
 
 
 def written(endpoint: str, sound: np.ndarray[Any, Any]) -> str:
