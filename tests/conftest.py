@@ -69,7 +69,7 @@ gc.disable()  # until the first test: what is collected and imported until then 
 TESTS = Path(__file__).parent
 NEEDS = re.compile(
     r"^ *(?:from|import) .*\b(?:torch|\w*minicpmo\w*|random_model|subprocess|live|transcript_live"
-    r"|media\.process|terminal|generated|generated_transcription|simulate|simulated_server)\b",
+    r"|media\.process|terminal|soak_(?!prefixes)\w+|generated|generated_transcription|simulate|simulated_server)\b",
     re.MULTILINE,
 )
 """What a file of quick tests does not import: a model, a process, a whole simulation."""

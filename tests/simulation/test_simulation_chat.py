@@ -336,6 +336,7 @@ def test_finalize_is_deferred_as_the_client_says(deferred: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_chats_replay_byte_for_byte(tmp_path: Path, seed: int) -> None:
     """A recorded chat comes out otherwise, or the model is not asked again."""
 

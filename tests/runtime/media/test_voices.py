@@ -107,16 +107,22 @@ def test_a_link_is_replaced_and_not_followed(folder: Path) -> None:
     assert not (folder.parent / "made.wav").exists()
 
 
+def files_of(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """What is below a folder, with mode, size and time of change; a look changes none of them."""
+    stats = {path: path.stat() for path in folder.rglob("*")}
+    return {path: (it.st_mode, it.st_size, it.st_mtime_ns) for path, it in stats.items()}
+
+
 @pytest.mark.parametrize("name", ["../secret", "..", "", ".hidden", "a/b", "a\0", "x" * 65, "a\n"])
 def test_writes_and_removes_nothing_but_voices(folder: Path, name: str) -> None:
     """A client cannot change the server's files."""
-    before = {it: it.stat() for it in folder.parent.rglob("*")}
+    before = files_of(folder.parent)
     with pytest.raises(VoiceRefused) as refused:
         VoiceLibrary(folder).add(name, b"x", replace=True)
     assert refused.value.reason == "name"
     with pytest.raises(MediaError, match=NO_VOICE):
         VoiceLibrary(folder).remove(name)
-    assert {it: it.stat() for it in folder.parent.rglob("*")} == before
+    assert files_of(folder.parent) == before
 
 
 def test_a_folder_of_a_voice_s_name_stays(folder: Path) -> None:
