@@ -142,6 +142,27 @@ async def is_interrupted(server: World) -> None:
     await peer.over()
 
 
+async def dictates(server: World) -> None:
+    """A transcription session of the Realtime API: speech that is found, a commit, and a clear."""
+    peer = server.connect("transcription", endpoint="openai")
+    await peer.heard("session.created")
+    await speak(peer, "input_audio_buffer.append", QUIET, LOUD, LOUD, QUIET, QUIET)
+    await peer.heard("conversation.item.input_audio_transcription.completed")
+    audio = {"input": {"turn_detection": None, "transcription": {"model": "whisper-1"}}}
+    say(peer, "session.update", event_id="evt_1", session={"type": "transcription", "audio": audio})
+    audio = {"input": {"turn_detection": None}}
+    say(peer, "session.update", session={"type": "transcription", "audio": audio})
+    await speak(peer, "input_audio_buffer.append", LOUD, LOUD[:24_000])
+    say(peer, "input_audio_buffer.commit")
+    await peer.heard("conversation.item.input_audio_transcription.completed", 2)
+    await speak(peer, "input_audio_buffer.append", LOUD)
+    say(peer, "input_audio_buffer.clear")
+    say(peer, "input_audio_buffer.commit")
+    await anyio.sleep(1)
+    peer.leave(1000)
+    await server.quiet()
+
+
 OPENAI_SCENES: dict[str, Scene] = {
     "live": Scene(
         play=lives, backend={"script": brief}, settings={**TRANSCRIBED, "limit_live_s": 7}
@@ -149,6 +170,7 @@ OPENAI_SCENES: dict[str, Scene] = {
     "live-g711": Scene(play=lives_on_the_phone, backend={"script": brief}),
     "openai": Scene(play=responds, backend={"script": brief}, settings=TRANSCRIBED),
     "openai-resumed": Scene(play=responds_after_a_loss, backend={"script": brief}),
+    "openai-transcription": Scene(play=dictates),
     "barge-in": Scene(
         play=is_interrupted, backend={"script": talks_on}, settings={"barge_in": True}
     ),

@@ -154,6 +154,11 @@ LIVES: Final[Mapping[str, Life]] = MappingProxyType(
             ],
             endpoint="openai",
         ),
+        "openai-transcription": Life(
+            "transcription",
+            [_QUIET, *[_LOUD] * 2, *[_QUIET] * 2, _LOUD, _QUIET, (_QUIET[0], 5.0)],
+            endpoint="openai",
+        ),
     }
 )
 

@@ -65,7 +65,12 @@ from protocol.values.requests import (
 )
 from protocol.values.turn import ChatConfig
 from tests.strategies_live import live_answers, live_requests
-from tests.strategies_openai import openai_answers, openai_requests
+from tests.strategies_openai import (
+    dictation_answers,
+    dictation_requests,
+    openai_answers,
+    openai_requests,
+)
 
 SERVER_WORDS = (
     "client_closed",
@@ -302,6 +307,8 @@ def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return live_requests(voice_names, sounds16)
         case "openai", _:
             return openai_requests(sounds16, jpegs)
+        case "openai-transcription", _:
+            return dictation_requests(sounds16)
         case "realtime", "chat":
             init = st.builds(Init, instructions=st.text(max_size=40), notices=st.booleans())
             return st.one_of(init, asks(), close_requests)
@@ -485,6 +492,8 @@ def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return live_answers(queue_events | listens, speeches, _session_ids, ends)
         case "openai", _:
             return openai_answers(speeches, _session_ids)
+        case "openai-transcription", _:
+            return dictation_answers(_session_ids)
         case "realtime", "chat":
             end = closed(*ends, "refused")
             return st.one_of(common, _warnings, created(is_chat=True), deltas, responses, end)

@@ -31,6 +31,7 @@ from protocol.values.openai import (
 from protocol.values.requests import AppendSound, ClientMessage
 from protocol.wire.dialects.openai_answers import ERROR_CODES
 from protocol.wire.dialects.openai_requests import PARTS_OF
+from protocol.wire.dialects.openai_transcription import ERROR_CODES as DICTATION_CODES
 from protocol.wire.rates import to_pcm16
 
 _ids = st.text("0123456789abcdef", min_size=1, max_size=12)
@@ -172,6 +173,37 @@ _steps = st.one_of(
 )
 
 
+_inputs = st.one_of(
+    st.builds(
+        InputStep,
+        kind=st.sampled_from(["speech_started", "speech_stopped"]),
+        item_id=_item_ids,
+        at_ms=st.integers(0, 2**40),
+    ),
+    st.builds(
+        InputStep,
+        kind=st.just("committed"),
+        item_id=_item_ids,
+        previous_id=st.none() | _item_ids,
+    ),
+    st.just(InputStep(kind="cleared")),
+    st.builds(InputStep, kind=st.just("transcript_delta"), item_id=_item_ids, text=_texts),
+    st.builds(
+        InputStep,
+        kind=st.just("transcript_done"),
+        item_id=_item_ids,
+        text=_texts,
+        at_ms=st.integers(0, 10**7),
+    ),
+)
+_added = st.builds(
+    ItemStep,
+    kind=st.sampled_from(["added", "done"]),
+    item=items,
+    previous_id=st.none() | _item_ids,
+)
+
+
 def openai_answers(
     speeches: st.SearchStrategy[Speech], session_ids: st.SearchStrategy[str]
 ) -> st.SearchStrategy[ServerMessage]:
@@ -189,25 +221,8 @@ def openai_answers(
             openai=sessions,
         ),
         st.builds(Configured, openai=sessions),
-        st.builds(
-            InputStep,
-            kind=st.sampled_from(["speech_started", "speech_stopped"]),
-            item_id=_item_ids,
-            at_ms=st.integers(0, 2**40),
-        ),
-        st.builds(
-            InputStep,
-            kind=st.just("committed"),
-            item_id=_item_ids,
-            previous_id=st.none() | _item_ids,
-        ),
-        st.just(InputStep(kind="cleared")),
-        st.builds(
-            ItemStep,
-            kind=st.sampled_from(["added", "done"]),
-            item=items,
-            previous_id=st.none() | _item_ids,
-        ),
+        _inputs,
+        _added,
         st.builds(ItemStep, kind=st.just("retrieved"), item=items),
         st.builds(ItemDeleted, item_id=_item_ids),
         st.builds(
@@ -220,4 +235,63 @@ def openai_answers(
         _steps,
         spoken,
         st.builds(ErrorReport, code=st.sampled_from(ERROR_CODES), message=st.text()),
+    )
+
+
+def dictation_requests(sounds16: st.SearchStrategy[bytes]) -> st.SearchStrategy[ClientMessage]:
+    """Everything that a client can say in `openai-transcription`."""
+    change = st.builds(
+        Configure,
+        detection=st.none() | detections,
+        heard=st.none() | st.sampled_from(["audio/pcm", "audio/pcmu", "audio/pcma"]),
+        transcriber=st.none() | _texts,
+    )
+    return st.one_of(
+        st.builds(_undetected, change, is_undetected=st.booleans()),
+        st.builds(AppendSound, pcm16=sounds16),
+        st.just(CommitSound()),
+        st.just(ClearSound()),
+    )
+
+
+def _spoken_item(item_id: str) -> Item:
+    return Item(id=item_id, role="user", parts=(Part(kind="input_audio"),))
+
+
+_dictations = st.builds(
+    OpenAISession,
+    id=_texts,
+    expires_at=st.integers(0, 2**40),
+    detection=st.none() | detections,
+    heard=st.sampled_from(["audio/pcm", "audio/pcmu", "audio/pcma"]),
+    transcriber=_texts,
+)
+
+
+def dictation_answers(session_ids: st.SearchStrategy[str]) -> st.SearchStrategy[ServerMessage]:
+    """Everything that a server can say in `openai-transcription`."""
+    return st.one_of(
+        st.builds(
+            Created,
+            session_id=session_ids,
+            prompt_length=st.integers(0, 9),
+            recording=st.just("on"),
+            openai=_dictations,
+        ),
+        st.builds(Configured, openai=_dictations),
+        _inputs,
+        st.builds(
+            InputStep,
+            kind=st.just("transcript_failed"),
+            item_id=_item_ids,
+            text=_texts,
+            fault=st.sampled_from(["inference_error", "context_full"]),
+        ),
+        st.builds(
+            ItemStep,
+            kind=st.sampled_from(["added", "done"]),
+            item=_item_ids.map(_spoken_item),
+            previous_id=st.none() | _item_ids,
+        ),
+        st.builds(ErrorReport, code=st.sampled_from(DICTATION_CODES), message=st.text()),
     )

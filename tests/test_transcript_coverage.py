@@ -67,6 +67,7 @@ CANNOT: Final[Mapping[str, str]] = {
             "server error transcription code=worker_connect_failed": "it opens no session",
         }.items()
     },
+    "openai-transcription close 1003": "what is no JSON is an error, and the connection stays",
 }
 """What cannot be shown, and why."""
 
@@ -263,7 +264,7 @@ def is_refusal(step: Step | None) -> bool:
 def course_of_transcript(transcript: Transcript) -> Course:
     if transcript.dialect == "legacy-chat":
         return Course.REQUEST
-    if transcript.dialect.startswith("transcription"):
+    if "transcription" in transcript.dialect:
         return Course.TRANSCRIPTION
     return Course.CHAT if transcript.connect.endswith("mode=chat") else Course.DUPLEX
 

@@ -63,7 +63,7 @@ def mode_of(transcript: Transcript) -> Mode:
     """What the address asks for; a refused one asks for nothing that matters here."""
     if transcript.dialect == "legacy-chat" or transcript.connect.endswith("mode=chat"):
         return "chat"
-    if transcript.dialect.startswith("transcription"):
+    if "transcription" in transcript.dialect:
         return "transcription"
     if transcript.dialect in ("live", "openai"):
         return "audio"

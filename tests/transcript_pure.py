@@ -345,11 +345,13 @@ class PurePlayer:
             return {}
         settings, name = self.server.settings, self.model.backend.info.name
         names = (name, *settings.served_model_names)
-        if to.endpoint in ("live", "openai"):
-            can_speak = to.endpoint == "openai" and self.model.backend.info.can_speak
-            can_see = to.endpoint == "openai" and "video" in self.model.backend.info.modes
-            return {"models": names, "can_speak": can_speak, "can_see": can_see}
-        return {"models": names, "sound_bytes": settings.transcription_buffer_mb * MIB}
+        found: dict[str, Any] = {"models": names}
+        if to.mode == "transcription":
+            found["sound_bytes"] = settings.transcription_buffer_mb * MIB
+        if to.endpoint == "openai":
+            can_see = "video" in self.model.backend.info.modes
+            found |= {"can_speak": self.model.backend.info.can_speak, "can_see": can_see}
+        return found
 
     def post(self, kind: type[Any], **fields: object) -> None:
         """Tell the session a fact, once those before it are done with."""
@@ -366,6 +368,10 @@ class PurePlayer:
     def _perform(self, effects: tuple[ef.Effect, ...]) -> None:
         for effect in effects:
             self._perform_one(effect)
+        for effect in effects:
+            if isinstance(effect, ef.DetectSpeech):  # what is found there comes before all else
+                for found in self.detector.detect(effect, 0):
+                    self._step(found)
 
     def _perform_one(self, effect: ef.Effect) -> None:
         match effect:
@@ -383,15 +389,12 @@ class PurePlayer:
                     self.post(ev.TicketLeft)
             case ef.DecodeMedia():
                 self.model.decode(effect)
-            case ef.DetectSpeech():
-                for found in self.detector.detect(effect, 0):
-                    self.post(type(found), at_ms=found.at_ms)
             case ef.Release():
                 self.model.release(lambda: self._released(effect))
             case ef.SetTimer():
                 fired = ev.TimerFired(at_ns=0, name=effect.name, generation=effect.generation)
                 self.clock.at(self.began_ns + effect.at_ns, lambda: self._step(fired))
-            case ef.CancelTimer() | ef.DropUnit() | ef.ForgetRecording():
+            case ef.CancelTimer() | ef.DropUnit() | ef.ForgetRecording() | ef.DetectSpeech():
                 pass  # a timer that is set no more is known by its generation
             case _:
                 self.model.perform(effect)

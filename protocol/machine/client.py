@@ -21,7 +21,7 @@ import attrs
 
 from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
 from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
-from ..values.messages import Closed, ErrorReport, Paused, Response, Resumed, ServerMessage
+from ..values.messages import Closed, Created, ErrorReport, Paused, Response, Resumed, ServerMessage
 from ..values.model import SAMPLE_BYTES, UNIT_SAMPLES
 from ..values.modes import OF_MODE, Mode
 from ..values.openai import OpenAIRequest
@@ -57,7 +57,14 @@ from ..values.state import (
     next_state,
 )
 from ..wire.codec import parse_frame
-from ..wire.dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX, MODES_OF, OPENAI
+from ..wire.dialects import (
+    DIALECTS,
+    LEGACY_CHAT,
+    LEGACY_DUPLEX,
+    MODES_OF,
+    OPENAI,
+    OPENAI_TRANSCRIPTION,
+)
 
 CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
 """`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
@@ -249,6 +256,8 @@ class ClientConnection:
         if is_over and isinstance(message, Closed):
             return False
         self._state = next_state(Role.CLIENT, self._course, before, type(message))
+        if isinstance(message, Created) and self._dialect is OPENAI_TRANSCRIPTION:
+            self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)
         if self._gate is Gate.TURN:
             self._follow_turn(message)
         elif isinstance(message, Paused) and not self._close_sent:
@@ -289,7 +298,8 @@ class ClientConnection:
 
     def _move_gate(self) -> None:
         is_over = self._close_sent or self._state is State.CLOSED
-        there = Gate.OPEN if self._dialect is OPENAI else gate_of(self._course, self._state)
+        is_open = self._dialect in (OPENAI, OPENAI_TRANSCRIPTION)
+        there = Gate.OPEN if is_open else gate_of(self._course, self._state)
         self._gate = Gate.CLOSED if is_over else there
 
 

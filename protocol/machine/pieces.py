@@ -1,4 +1,4 @@
-"""What the courses of OpenAI's dialects share: sound in pieces of any size, ids of events.
+"""What the duplex courses of OpenAI's dialects share: sound in pieces of any size.
 
 Sound is 16-bit, and is cut into seconds as it came. A second at another rate than the model's is
 resampled outside, with the end of the one before it, and comes back by its number. So the units do
@@ -12,17 +12,13 @@ from collections import deque
 import attrs
 
 from ..values import events as ev
-from ..values.digest import derive_id
-from ..values.errors import ErrorCode
-from ..values.limits import APPEND_S_MAX
-from ..values.messages import ErrorReport, ServerMessage
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES
 from ..values.requests import Append, AppendSound, ClientMessage
 from ..values.sound import Coding, rate_of
 from ..values.utf8 import Refused
-from ..wire.dialects.live_answers import EVENT
 from ..wire.rates import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
 from .duplex import Duplex
+from .event_ids import EventIds, size_refusal
 
 
 @attrs.define
@@ -34,7 +30,7 @@ class Second:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Pieces(Duplex):
+class Pieces(EventIds, Duplex):
     """State of such a session between events.
 
     Attributes:
@@ -67,14 +63,9 @@ class Pieces(Duplex):
     def refused(self, message: ClientMessage) -> Refused | None:
         """Refuse half a sample, and more sound at once than may wait."""
         if isinstance(message, AppendSound):
-            size, width = len(message.pcm16), SAMPLE16_BYTES if self.coding == "audio/pcm" else 1
-            most, text = APPEND_S_MAX * self.rate_hz, ""
-            if size % width:
-                text = f"{size} bytes, a multiple of {width} is needed (int16)"
-            elif size > most * width:
-                text = f"{size // width} samples, at most {most} are allowed"
-            if text:
-                return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"$.audio: {text}")
+            refused = size_refusal(message, self.coding, self.rate_hz)
+            if refused is not None:
+                return refused
         return super().refused(message)
 
     def take_sound(self, pcm16: bytes) -> None:
@@ -94,17 +85,6 @@ class Pieces(Duplex):
             self.resampling.append(Second(media))
         else:
             self.append(Append(pcm=to_float32(second)))
-
-    def say(self, message: ServerMessage) -> None:
-        """Send a message; an error names the message that it answers."""
-        if isinstance(message, ErrorReport) and self.cause:
-            message = attrs.evolve(message, client_event_id=self.cause)
-        super().say(message)
-
-    def say_frame(self, frame: str) -> None:
-        """Send a frame, with an id of its own."""
-        number = derive_id("event", self.opened.recording_id, self.frames_sent)
-        super().say_frame(frame.replace(EVENT, f'"event_id":"{number}"', 1))
 
     def resampled(self, pcm: bytes, rate_hz: int) -> bytes:
         """Resample the model's next speech from 24 kHz; both float32 LE."""

@@ -26,6 +26,7 @@ from ..values.state import BEGINNINGS, Course, Gate, State, course_of
 from ..wire.dialects import first_dialect
 from . import overdue
 from .chat import Chat
+from .dictation import Dictation
 from .duplex import Duplex
 from .live import Live
 from .openai import OpenAI
@@ -42,7 +43,11 @@ COURSES: Final[Mapping[Course, type[Resuming]]] = {
     Course.REQUEST: SingleRequest,
     Course.TRANSCRIPTION: Transcription,
 }
-OF_ENDPOINT: Final[Mapping[ev.Endpoint, type[Resuming]]] = {"live": Live, "openai": OpenAI}
+OF_ENDPOINT: Final[Mapping[tuple[ev.Endpoint, Course], type[Resuming]]] = {
+    ("live", Course.DUPLEX): Live,
+    ("openai", Course.DUPLEX): OpenAI,
+    ("openai", Course.TRANSCRIPTION): Dictation,
+}
 """Courses of their own at some addresses."""
 METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     rq.Init: "init",
@@ -99,7 +104,7 @@ class Session:
 
     def __init__(self, opened: ev.ConnectionOpened) -> None:
         course = course_of(opened.mode, is_request=opened.endpoint == "chat")
-        machine = OF_ENDPOINT.get(opened.endpoint, COURSES[course])
+        machine = OF_ENDPOINT.get((opened.endpoint, course), COURSES[course])
         self._core: Final = machine(
             opened=opened,
             dialect=first_dialect(opened.mode, opened.endpoint),
@@ -160,6 +165,11 @@ class Session:
     def state(self) -> State:
         """The session's state."""
         return self._core.state
+
+    @property
+    def now_ns(self) -> int:
+        """When its last event came."""
+        return self._core.now_ns
 
     @property
     def end_reason(self) -> EndReason | None:

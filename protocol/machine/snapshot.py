@@ -19,6 +19,7 @@ from ..values.utf8 import frame_bytes
 from .beginning import PendingInit
 from .chat import ActiveTurn, Chat
 from .core import Core
+from .dictation import Dictation, Spoken
 from .duplex import Duplex
 from .live import Live
 from .lockstep import Lockstep
@@ -341,8 +342,34 @@ def _transcription(transcription: Transcription) -> Keys:
         "active_ns": transcription.active_ns,
         "owes_commit": transcription.owes_commit,
     }
+    if isinstance(transcription, Dictation):
+        own["openai"] = _dictation(transcription)
     is_running = call.phase is Phase.RUNNING
     return {"running_chunk": (pending[0].index, call.index) if is_running else None, "own": own}
+
+
+def _dictation(dictation: Dictation) -> Keys:
+    told, spoken = dictation.told, dictation.open
+    return {
+        "model": told.model,
+        "transcriber": told.transcriber,
+        "heard": told.heard,
+        "detection": None if told.detection is None else _detection(told.detection),
+        "updates": dictation.updates,
+        "items_made": dictation.items_made,
+        "last_item": dictation.last_item,
+        "open": None if spoken is None else _spoken(spoken),
+        "unanswered": [_spoken(it) for it in dictation.unanswered],
+        "bytes": len(dictation.sound),
+        "tail_bytes": len(dictation.tail),
+        "samples": dictation.samples,
+        "searched": dictation.searched,
+        "speaking": dictation.is_speaking,
+    }
+
+
+def _spoken(spoken: Spoken) -> list[object]:
+    return [spoken.item_id, spoken.samples, spoken.is_lost]
 
 
 def _utterance(utterance: Utterance) -> Keys:

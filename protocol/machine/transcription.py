@@ -52,8 +52,8 @@ class Utterance:
         sound: PCM16 that waits.
         is_begun: committed: it may be transcribed.
         is_final: all its sound has arrived.
-        is_answered: the model failed at it, and its end was sent. In sessions without
-            `COMMIT_BEGINS_ANEW` sound appended to it later is discarded.
+        is_answered: the model failed at it, and its end was sent; or it was taken back. In sessions
+            without `COMMIT_BEGINS_ANEW` sound appended to it later is discarded.
         is_heard_out: the last chunk was the one that ends it.
         texts: the model's text, chunk by chunk.
     """
@@ -194,19 +194,19 @@ class Transcription(Moving):
 
     def append_sound(self, message: AppendSound) -> None:
         """Keep sound for the open utterance, and transcribe if possible."""
-        utterance = self._open_utterance()
+        utterance = self.open_utterance()
         assert utterance is not None, "a sound without room for it is refused"
         self.appends += 1
         if not utterance.is_answered:
             utterance.sound += message.pcm16
             self.waiting_bytes += len(message.pcm16)
-        self._go_on()
+        self.go_on()
 
     def commit(self, message: Commit) -> None:
         """Close the open utterance, request the oldest one's text, or both."""
         begins, self.owes_commit = message.begins or self.owes_commit, False
         unasked = [utterance for utterance in self.pending if not utterance.is_begun]
-        utterance = self._open_utterance() if message.final or not unasked else unasked[0]
+        utterance = self.open_utterance() if message.final or not unasked else unasked[0]
         if utterance is None:
             return
         utterance.is_final = utterance.is_final or message.final
@@ -214,7 +214,7 @@ class Transcription(Moving):
             utterance.is_begun = True
             for earlier in unasked if message.final else ():
                 earlier.is_begun = True
-        self._go_on()
+        self.go_on()
 
     @property
     def _is_open(self) -> bool:
@@ -226,7 +226,7 @@ class Transcription(Moving):
     def _is_full(self) -> bool:
         return not self._is_open and len(self.pending) >= UTTERANCES_PENDING_MAX
 
-    def _open_utterance(self) -> Utterance | None:
+    def open_utterance(self) -> Utterance | None:
         """Return the open utterance; None if too many wait, and the client is told."""
         if self._is_open:
             self.pending[-1].is_final = False
@@ -262,7 +262,8 @@ class Transcription(Moving):
         """Whether an utterance waits to be answered."""
         return any(not utterance.is_answered for utterance in self.pending)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Transcribe the oldest utterance as far as its sound goes, and answer what is done."""
         if self.move_if_due():
             return
         while self.pending and self.call.is_idle and not self.is_closed:
@@ -300,7 +301,7 @@ class Transcription(Moving):
         if self.chunk is not None:
             self._run_chunk(self.chunk)
         else:
-            self._go_on()
+            self.go_on()
 
     def chunk_done(self, event: ev.ChunkDone) -> None:
         """Send the model's text, and go on to the next chunk."""
@@ -309,12 +310,15 @@ class Transcription(Moving):
         if utterance is None:
             return
         self.chunks += 1
+        if utterance.is_answered:
+            self.go_on()
+            return
         utterance.texts.append(result.text)
         utterance.prompt_tokens += result.prompt_tokens
         utterance.completion_tokens += result.generated_tokens
         if result.text:
             self.say(TranscriptDelta(text=result.text))
-        self._go_on()
+        self.go_on()
 
     def chunk_failed(self, event: ev.ChunkFailed) -> None:
         """Answer the utterance with its text so far; the rest of its sound is discarded."""
@@ -322,20 +326,27 @@ class Transcription(Moving):
         utterance = self._settled(number, index)
         if utterance is None:
             return
+        if utterance.is_answered:
+            self.go_on()
+            return
         if event.context_full:
             text = f"utterance {number} outgrew the model's context after {index} s"
-            self.complain(ErrorCode.CONTEXT_FULL, text)
+            self.failed(utterance, ErrorCode.CONTEXT_FULL, text)
         else:
             text = f"the model failed at second {index} of utterance {number}"
-            self.complain(ErrorCode.INFERENCE_ERROR, text)
-        self._answer(utterance)
+            self.failed(utterance, ErrorCode.INFERENCE_ERROR, text)
         utterance.is_answered = utterance.is_heard_out = True
         self.owes_commit = not utterance.is_final and self.behaves(TWO_SIGNALS)
         utterance.is_final = utterance.is_final or self.behaves(COMMIT_BEGINS_ANEW)
         self.waiting_bytes -= len(utterance.sound)
         utterance.sound.clear()
         self._end_if_due()
-        self._go_on()
+        self.go_on()
+
+    def failed(self, utterance: Utterance, code: ErrorCode, text: str) -> None:
+        """Tell that the model failed at an utterance, with its text so far."""
+        self.complain(code, text)
+        self._answer(utterance)
 
     def _settled(self, number: int, index: int) -> Utterance | None:
         """Settle the call; None for another call, or one that is not awaited."""

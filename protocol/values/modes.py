@@ -54,7 +54,9 @@ OF_MODE: Final[Mapping[Mode, ModeRow]] = MappingProxyType(
         ),
         "transcription": ModeRow(
             work="chunk",
-            dialects=frozenset({"transcription", "transcription-responses"}),
+            dialects=frozenset(
+                {"transcription", "transcription-responses", "openai-transcription"}
+            ),
             limit="limit_transcription_s",
         ),
     }

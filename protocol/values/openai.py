@@ -25,6 +25,7 @@ InputKind = Literal[
     "cleared",
     "transcript_delta",
     "transcript_done",
+    "transcript_failed",
 ]
 Metadata = tuple[tuple[str, str], ...]
 """Names and values of a client's own, in its order."""
@@ -132,6 +133,7 @@ class Configure:
         is_undetected: turns are not found: only the model decides.
         heard, spoken: how sound is written; they can be changed until the first sound.
         transcribes: the client wants to be told what it said.
+        transcriber: the model that a transcription session asks for.
     """
 
     instructions: str | None = None
@@ -142,6 +144,7 @@ class Configure:
     heard: Coding | None = None
     spoken: Coding | None = None
     transcribes: bool | None = None
+    transcriber: str | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -259,7 +262,8 @@ class InputStep:
         kind: what.
         item_id: the item that the sound is, or will be; empty where there is no item.
         at_ms: where, in milliseconds of the client's sound; of speech. Of a transcript how long.
-        text: of a transcript.
+        text: of a transcript, or why there is none.
+        fault: the same for programs.
         previous_id: the item before it; None: it is the first one.
     """
 
@@ -267,6 +271,7 @@ class InputStep:
     item_id: str = ""
     at_ms: int = 0
     text: str = ""
+    fault: str = ""
     previous_id: str | None = None
 
 

@@ -51,7 +51,7 @@ from .messages import (
     TranscriptDone,
 )
 from .modes import OF_MODE, Mode
-from .openai import ANSWERS
+from .openai import ANSWERS, Configured, InputStep, ItemStep
 from .requests import Request
 
 
@@ -176,6 +176,9 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
                 ModelChosen: State.ACTIVE,
                 TranscriptDelta: State.ACTIVE,
                 TranscriptDone: State.ACTIVE,
+                Configured: State.ACTIVE,
+                InputStep: State.ACTIVE,
+                ItemStep: State.ACTIVE,
                 ErrorReport: State.ACTIVE,
                 Closed: State.CLOSED,
                 ConnectionEnded: State.CLOSED,

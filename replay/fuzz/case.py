@@ -91,7 +91,7 @@ class Case:
     @property
     def dialects(self) -> tuple[str, ...]:
         """The dialects that the first message may select."""
-        if self.course is Course.TRANSCRIPTION:
+        if self.course is Course.TRANSCRIPTION and self.dialect not in OPENAI_DIALECTS:
             return ("transcription", "transcription-responses")
         if self.course is Course.DUPLEX and self.dialect in {"realtime", "duplex-v1"}:
             return ("realtime", "duplex-v1")
@@ -101,6 +101,10 @@ class Case:
     def messages(self) -> int:
         """The number of messages that the client sends."""
         return sum(step.kind in SENDS for step in self.steps)
+
+
+OPENAI_DIALECTS: Final = {"openai": "?model=tiny", "openai-transcription": "?intent=transcription"}
+"""Dialects in which the server speaks first and no message ends the session; with their queries."""
 
 
 @attrs.frozen(kw_only=True, order=True)
@@ -121,8 +125,8 @@ def address_of(dialect: str, mode: Mode) -> str:
         return CHAT_PATH
     if dialect == "live":
         return LIVE_PATH
-    if dialect == "openai":
-        return f"{REALTIME_PATH}?model=tiny"
+    if dialect in OPENAI_DIALECTS:
+        return f"{REALTIME_PATH}{OPENAI_DIALECTS[dialect]}"
     if dialect == "legacy-duplex":
         return f"{DUPLEX_PATH}{AUDIO_LABELS[0] if mode == 'audio' else 'omni_'}fuzz"
     return f"{REALTIME_PATH}?mode={mode}"

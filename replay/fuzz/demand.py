@@ -44,7 +44,7 @@ from protocol.values.requests import (
 from protocol.values.state import ACCEPT, IGNORE, KEEP, OPENAI_GATES, Course, Gate, judge
 from protocol.values.utf8 import frame_bytes
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import DIALECTS, OPENAI
+from protocol.wire.dialects import DIALECTS, OPENAI, OPENAI_TRANSCRIPTION
 from protocol.wire.dialects.base import Context, Dialect
 from protocol.wire.dialects.opening import OPENING, choose
 from protocol.wire.dialects.shared import is_openai_update
@@ -122,7 +122,7 @@ class Reader:
             return self._beyond_repair(frame, gate, error)
         request = self.dialect.classify(body)
         kind = kind_of(body.get("type"), request)
-        is_openai = self.dialect is OPENAI
+        is_openai = self.dialect in (OPENAI, OPENAI_TRANSCRIPTION)
         if gate in OPENAI_GATES and self._is_realtime and is_openai_update(body) and not is_openai:
             return self._refused(kind, gate, ErrorCode.INVALID_EVENT)
         keeps = gate is Gate.QUEUED and self._course in {Course.DUPLEX, Course.CHAT}
@@ -149,7 +149,7 @@ class Reader:
             return self._refused(kind, gate, ErrorCode.NOT_READY)
         if isinstance(message, CloseRequest):
             return Demand(kind=kind, gate=gate, closes=(CLOSE_NORMAL,), message=message)
-        if isinstance(message, ChooseModel) and message.model not in MODELS:
+        if named_by(message) not in {None, *MODELS}:
             return self._refused(kind, gate, ErrorCode.MODEL_NOT_FOUND)
         is_half = isinstance(message, Commit) and not (message.final and message.begins)
         answers = () if is_half else ANSWERS.get(type(message), ())
@@ -202,6 +202,14 @@ def kind_of(name: object, request: Request) -> str:
     if isinstance(name, str) and name in known:
         return name
     return "request" if request is Request.INIT else "unknown"
+
+
+def named_by(message: ClientMessage) -> str | None:
+    """The model that a message asks for; None if it does not ask for one."""
+    match message:
+        case ChooseModel(model=name) | oa.Configure(transcriber=name):
+            return name
+    return None
 
 
 def samples_of(message: ClientMessage | None) -> int:

@@ -48,7 +48,7 @@ from protocol.values.openai import InputStep
 from protocol.values.requests import ChooseModel
 from protocol.values.state import Course, Gate, State, gate_of
 
-from .case import Case, Finding, Step
+from .case import OPENAI_DIALECTS, Case, Finding, Step
 from .closes import Before, wrong_with
 from .demand import ANSWERS, MODELS, OUTCOMES, Demand, Reader, pictures_of, samples_of
 from .internals import CANARY, sign_of
@@ -95,7 +95,7 @@ class Judge:
         self.is_sure = True
         self._case = case
         self._course = case.course
-        self._is_openai = case.dialect == "openai"
+        self._is_openai = case.dialect in OPENAI_DIALECTS
         self._reader = Reader(case.dialect, case.mode, case.course)
         self._ends = {name: ClientConnection(name, case.mode) for name in case.dialects}
         self._state = next(iter(self._ends.values())).state

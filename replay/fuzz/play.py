@@ -19,7 +19,7 @@ from protocol.values.modes import OF_MODE
 from protocol.values.state import Course
 from protocol.values.utf8 import frame_bytes
 
-from .case import SENDS, TOLD, Case, Step
+from .case import OPENAI_DIALECTS, SENDS, TOLD, Case, Step
 from .judge import Judge
 from .media import MATERIAL_BYTES_MAX, fill
 
@@ -192,7 +192,7 @@ class Player:
             await wire.leave()
             return
         await self._await_answer()
-        if self._case.course is Course.TRANSCRIPTION or self._case.dialect == "openai":
+        if self._case.course is Course.TRANSCRIPTION or self._case.dialect in OPENAI_DIALECTS:
             # These have no goodbye.
             judge.broke = True
             await wire.leave()
@@ -274,16 +274,18 @@ def init_of(case: Case) -> dict[str, Any]:
             return {"type": "session.start", "session": {"model": "tiny"}}
         case "openai":
             return {"type": "session.update", "session": {"type": "realtime"}}
+        case "openai-transcription":
+            return {"type": "session.update", "session": {"type": "transcription"}}
     return {"type": "session.init", "payload": {}}
 
 
 def append_of(case: Case) -> dict[str, Any]:
     """A message with a second of sound."""
     match case.dialect:
-        case "duplex-v1" | "transcription" | "transcription-responses" | "openai":
-            return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
         case "legacy-duplex":
             return {"type": "audio_chunk", "audio": PROBE_AUDIO}
         case "live":
             return {"type": "session.input_audio.append", "audio": PROBE_AUDIO}
-    return {"type": "input.append", "input": {"audio": PROBE_AUDIO}}
+        case "realtime":
+            return {"type": "input.append", "input": {"audio": PROBE_AUDIO}}
+    return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}

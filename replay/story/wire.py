@@ -7,35 +7,26 @@ of names are read in one way. The machine decides which requests were accepted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 from protocol.values import events as ev
 from protocol.values.errors import RemoteProtocolError
 from protocol.values.live import LiveSettings
-from protocol.values.messages import ServerMessage
+from protocol.values.messages import ServerMessage, TranscriptDelta, TranscriptDone
 from protocol.values.modes import OF_MODE, Mode
-from protocol.values.openai import Configure
+from protocol.values.openai import Configure, InputStep
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init, Request
 from protocol.values.sound import rate_of
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, OPENAI, REALTIME, TRANSCRIPTION
+from protocol.wire.dialects import OPENAI_TRANSCRIPTION, REALTIME, first_dialect
 from protocol.wire.dialects.base import Context, Dialect, Json
 from protocol.wire.dialects.opening import OPENING, choose
 from protocol.wire.rates import Heard
 
 INVALID: Final = "invalid"
 """The kind of a frame that is no JSON object, or was too long."""
-
-_BEGINNINGS: Final[Mapping[ev.Endpoint, Dialect]] = {
-    "realtime": OPENING,
-    "duplex": LEGACY_DUPLEX,
-    "chat": LEGACY_CHAT,
-    "live": LIVE,
-    "openai": OPENAI,
-}
 
 
 class Wire:
@@ -47,8 +38,7 @@ class Wire:
     def __init__(self, opened: ev.ConnectionOpened | None = None) -> None:
         self.mode: Mode = "video" if opened is None else opened.mode
         self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
-        is_transcription = self.mode == "transcription"
-        self.dialect = TRANSCRIPTION if is_transcription else _BEGINNINGS[self.endpoint]
+        self.dialect = first_dialect(self.mode, self.endpoint)
         self._heard, self._has_sound = Heard(), False
         self._bytes_max: Final = OF_MODE[self.mode].frame_bytes_max
         self.context: Final = (
@@ -105,7 +95,9 @@ class Wire:
         dialects = (OPENING, REALTIME) if self.dialect is OPENING else (self.dialect,)
         for dialect in dialects:
             with suppress(RemoteProtocolError):
-                return () if body is None else dialect.decode(body, self.mode)
+                messages = () if body is None else dialect.decode(body, self.mode)
+                is_dictated = dialect is OPENAI_TRANSCRIPTION
+                return tuple(map(_as_transcript, messages)) if is_dictated else messages
         return ()
 
     def _body(self, frame: Frame) -> Json | None:
@@ -118,3 +110,13 @@ class Wire:
         if self.dialect is OPENING:
             self.dialect = choose(body) or OPENING
         return self.dialect
+
+
+def _as_transcript(message: ServerMessage) -> ServerMessage:
+    """Read the text of an item as that of an utterance: it is the same."""
+    match message:
+        case InputStep(kind="transcript_delta", text=text):
+            return TranscriptDelta(text=text)
+        case InputStep(kind="transcript_done", text=text):
+            return TranscriptDone(text=text, prompt_tokens=0, completion_tokens=0)
+    return message

@@ -10,6 +10,7 @@
 | `/ws/chat` | `legacy-chat` (004) |
 | `/v1/live/sessions` | `live` |
 | `/v1/realtime?model={model}` without a mode, or the subprotocol `realtime` | `openai` |
+| `/v1/realtime?intent=transcription` | `openai-transcription` |
 
 With `resumable=1` in the query the client may come back to its session after the loss of its
 connection, and does so with `resume={recording_id}` at the same address.
@@ -29,7 +30,15 @@ import attrs
 from protocol.values.events import Endpoint
 from protocol.values.limits import LABEL_CHARS_MAX
 from protocol.values.modes import Mode
-from protocol.wire.dialects import LEGACY_CHAT, LEGACY_DUPLEX, LIVE, MODES_OF, OPENAI, TRANSCRIPTION
+from protocol.wire.dialects import (
+    LEGACY_CHAT,
+    LEGACY_DUPLEX,
+    LIVE,
+    MODES_OF,
+    OPENAI,
+    OPENAI_TRANSCRIPTION,
+    TRANSCRIPTION,
+)
 from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
@@ -71,6 +80,7 @@ SPOKEN: Final[Mapping[str, Spoken]] = {
     "legacy-chat": Spoken(path=CHAT_PATH, first="", query=""),
     "live": Spoken(path=LIVE_PATH, first="session.start", query=""),
     "openai": Spoken(path=REALTIME_PATH, first="", query="?model={model}"),
+    "openai-transcription": Spoken(path=REALTIME_PATH, first="", query="?intent=transcription"),
 }
 """All dialects, and their addresses."""
 
@@ -139,10 +149,13 @@ def _address(
         if _is_beta(headers, subprotocols):
             text = "the beta of OpenAI's Realtime API is not spoken here, its GA version is"
             raise NotServedError(400, "dialect_not_served", text, dialects=_spoken(modes))
+        model = query.get("model", ("",))
+        label = model[0][:MODEL_CHARS_MAX] if len(model) == 1 else ""
+        if "mode" not in query and list(query.get("intent", ())) == ["transcription"]:
+            mode = _served("transcription", modes)
+            return Route(mode=mode, dialect=OPENAI_TRANSCRIPTION, endpoint="openai", label=label)
         names_model = "model" in query and default != "transcription"
         if "mode" not in query and (names_model or OPENAI_SUBPROTOCOL in subprotocols):
-            model = query.get("model", ("",))
-            label = model[0][:MODEL_CHARS_MAX] if len(model) == 1 else ""
             audio = _served("audio", modes)
             return Route(mode=audio, dialect=OPENAI, endpoint="openai", label=label)
         mode = _mode_of(query.get("mode", (default,)), modes)

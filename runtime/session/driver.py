@@ -111,6 +111,7 @@ class Driver:
         self._watcher = watcher
         self._began_ns = clock_ns() - (taken.at_ns + taken.away_ns if taken else 0)
         self._inbox: deque[ev.Event] = deque()
+        self._found: deque[ev.Event] = deque()
         self._inbox_bytes = 0
         self._recording_lost = False
         self._arrival = anyio.Event()
@@ -256,7 +257,7 @@ class Driver:
 
     async def _next_event(self) -> ev.Event | None:
         """Wait for an event; None when the session is suspended."""
-        while not self._inbox or self._recording_lost or self.is_suspended:
+        while self._recording_lost or self.is_suspended or not (self._inbox or self._found):
             if self.is_suspended:
                 return None
             if self._recording_lost:
@@ -265,7 +266,7 @@ class Driver:
                 continue
             self._arrival = anyio.Event()
             await self._arrival.wait()
-        event = self._inbox.popleft()
+        event = self._found.popleft() if self._found else self._inbox.popleft()
         if isinstance(event, ev.FrameReceived):
             if self._inbox:
                 await anyio.lowlevel.checkpoint()  # one client's flood must not starve the others
@@ -378,8 +379,8 @@ class Driver:
             case ef.CancelDecode():
                 self._decodes.cancel(effect.media)
             case ef.DetectSpeech():
-                for found in self._detector.detect(effect, self.now_ns()):
-                    self.post(found)
+                assert self.session is not None
+                self._found.extend(self._detector.detect(effect, self.session.now_ns))
             case ef.SetTimer():
                 self._timers.set(effect)
             case ef.CancelTimer():

@@ -64,6 +64,7 @@ from protocol.wire.dialects import (
     LEGACY_DUPLEX,
     LIVE,
     OPENAI,
+    OPENAI_TRANSCRIPTION,
     REALTIME,
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
@@ -101,6 +102,7 @@ CASES: tuple[tuple[str, Mode], ...] = (
     ("transcription-responses", "transcription"),
     ("live", "audio"),
     ("openai", "audio"),
+    ("openai-transcription", "transcription"),
 )
 in_every_case = pytest.mark.parametrize(("name", "mode"), CASES)
 MODES: tuple[Mode, ...] = ("video", "audio", "chat", "transcription")
@@ -113,6 +115,7 @@ TYPED: tuple[Dialect, ...] = (
     TRANSCRIPTION_RESPONSES,
     LIVE,
     OPENAI,
+    OPENAI_TRANSCRIPTION,
 )
 """The dialects whose client messages have a type."""
 EVERY_DIALECT: tuple[Dialect, ...] = (*TYPED, LEGACY_CHAT)
@@ -300,6 +303,7 @@ _TOLD: dict[str, Callable[[ServerMessage], ServerMessage]] = {
     "transcription-responses": lambda message: message,
     "live": told_in_live,
     "openai": told_in_openai,
+    "openai-transcription": told_in_openai,
 }
 
 
@@ -515,5 +519,6 @@ def test_the_registry_holds_what_a_client_can_speak() -> None:
         "transcription-responses": "transcription-responses",
         "live": "live",
         "openai": "openai",
+        "openai-transcription": "openai-transcription",
     }
     assert OPENING.name == "opening"

@@ -12,7 +12,7 @@ from .duplex_v1 import DUPLEX_V1
 from .legacy_chat import LEGACY_CHAT
 from .legacy_duplex import LEGACY_DUPLEX
 from .live import LIVE
-from .openai import OPENAI
+from .openai import OPENAI, OPENAI_TRANSCRIPTION
 from .opening import OPENING
 from .realtime import REALTIME
 from .transcription import TRANSCRIPTION, TRANSCRIPTION_RESPONSES
@@ -25,6 +25,7 @@ __all__ = (
     "LIVE",
     "MODES_OF",
     "OPENAI",
+    "OPENAI_TRANSCRIPTION",
     "REALTIME",
     "TRANSCRIPTION",
     "TRANSCRIPTION_RESPONSES",
@@ -41,6 +42,7 @@ _ALL: Final[tuple[Dialect, ...]] = (
     TRANSCRIPTION_RESPONSES,
     LIVE,
     OPENAI,
+    OPENAI_TRANSCRIPTION,
 )
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in _ALL}
@@ -59,7 +61,7 @@ _BY_ENDPOINT: Final[Mapping[str, Dialect]] = MappingProxyType(
 def first_dialect(mode: Mode, endpoint: str) -> Dialect:
     """The first dialect of a connection; on `/v1/realtime` the client's init picks another."""
     if mode == "transcription":
-        return TRANSCRIPTION
+        return OPENAI_TRANSCRIPTION if endpoint == "openai" else TRANSCRIPTION
     if endpoint == "realtime":
         return REALTIME if mode == "chat" else OPENING
     return _BY_ENDPOINT[endpoint]

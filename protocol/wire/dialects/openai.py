@@ -37,11 +37,14 @@ from ..reading import missing
 from ..table import Table
 from . import openai_answers as answers
 from . import openai_requests as requests
+from . import openai_transcription as transcription
 from .base import Context, Dialect, Json
 from .live_answers import REASONS
 from .live_requests import unsupported
 
-UNSUPPORTED: Final = frozenset({"output_audio_buffer.clear", "transcription_session.update"})
+_TYPES: Final = {table.kind: request for request, table in requests.REQUESTS.items()}
+KNOWN: Final = frozenset({*_TYPES, "output_audio_buffer.clear", "transcription_session.update"})
+"""Events of the API that a client may send."""
 _SILENT: Final = (Queued, QueueUpdate, QueueDone, Listen, GoingAway, Closed)
 """Messages of other dialects, without a frame here."""
 
@@ -52,7 +55,7 @@ class OpenAI(Dialect):
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
         """Check every field of a client's message; a known event that is not offered is named."""
         kind = body.get("type")
-        if isinstance(kind, str) and kind in UNSUPPORTED:
+        if isinstance(kind, str) and kind in KNOWN and kind not in self.types:
             raise unsupported("$.type", f"{kind}, which is not served here")
         message = super().parse(request, body, context)
         match message:
@@ -93,7 +96,8 @@ class OpenAI(Dialect):
             case ReplyStep():
                 return (answers.STEPS[message.kind],)
             case InputStep():
-                return (answers.INPUTS[message.kind],)
+                is_failed = message.kind == "transcript_failed"
+                return (answers.FAILED if is_failed else answers.INPUTS[message.kind],)
             case ItemStep():
                 return (answers.ITEMS[message.kind],)
             case ReplyState():
@@ -123,7 +127,14 @@ def _is_null(body: Json, name: str) -> bool:
 
 OPENAI: Final = OpenAI(
     "openai",
-    {table.kind: request for request, table in requests.REQUESTS.items()},
+    _TYPES,
     requests.REQUESTS,
     answers.ANSWERS,
 )
+OPENAI_TRANSCRIPTION: Final = OpenAI(
+    "openai-transcription",
+    {table.kind: request for request, table in transcription.REQUESTS.items()},
+    transcription.REQUESTS,
+    transcription.ANSWERS,
+)
+"""The dialect of its transcription sessions."""

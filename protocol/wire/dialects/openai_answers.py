@@ -25,7 +25,7 @@ from ..field import DROPPED, Field
 from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
 from ..nested import items, one
 from ..rates import to_float32
-from ..table import Object, Table
+from ..table import Object, Row, Table
 from .live_answers import ERROR_CODES as LIVE_CODES
 from .live_answers import EVENT_ID, error_table, fixed, sound_of
 from .openai_requests import METADATA, item_rows, told_part
@@ -66,7 +66,7 @@ _WHOLE_ITEM: Final = Table(
     Field("content", items(one(told_part(("output_text", "output_audio"))), 1), (), attr="parts"),
     make=lambda values: Item(role="assistant", **values),
 )
-_PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_id")
+PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_id")
 
 
 def _details(reply: Reply) -> dict[str, object] | None:
@@ -147,9 +147,10 @@ def _input(kind: str, *rows: Field) -> Table:
 _INPUT_ITEM: Final = Field("item_id", TEXT)
 
 
-def _conversation(kind: str, *rows: Field) -> Table:
+def conversation(kind: str, *rows: Row) -> Table:
+    """Make the table of a step of an item."""
     tag = {"type": f"conversation.item.{kind}"}
-    return Table(ItemStep, EVENT_ID, *rows, _ITEM, tag=tag, lacks={"kind": kind})
+    return Table(ItemStep, EVENT_ID, *rows, tag=tag, lacks={"kind": kind})
 
 
 _OF_RESPONSE: Final = (EVENT_ID, Field("response_id", TEXT), _zero("output_index"))
@@ -291,14 +292,31 @@ INPUTS: Final = {
     "speech_stopped": _input(
         "speech_stopped", _INPUT_ITEM, Field("audio_end_ms", INTEGER, attr="at_ms")
     ),
-    "committed": _input("committed", _INPUT_ITEM, _PREVIOUS),
+    "committed": _input("committed", _INPUT_ITEM, PREVIOUS),
     "cleared": _input("cleared"),
     **TRANSCRIPTS,
 }
+FAILED: Final = Table(
+    InputStep,
+    EVENT_ID,
+    _INPUT_ITEM,
+    _zero("content_index"),
+    Object(
+        "error",
+        (
+            fixed("type", "server_error"),
+            Field("code", TEXT, attr="fault", example="inference_error"),
+            Field("message", TEXT, attr="text"),
+        ),
+        doc="Why the model stopped to write it down.",
+    ),
+    tag={"type": f"{TRANSCRIPTION}.failed"},
+    lacks={"kind": "transcript_failed"},
+)
 ITEMS: Final = {
-    "added": _conversation("added", _PREVIOUS),
-    "done": _conversation("done", _PREVIOUS),
-    "retrieved": _conversation("retrieved"),
+    "added": conversation("added", PREVIOUS, _ITEM),
+    "done": conversation("done", PREVIOUS, _ITEM),
+    "retrieved": conversation("retrieved", _ITEM),
 }
 
 

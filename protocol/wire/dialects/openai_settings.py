@@ -40,7 +40,7 @@ MODALITIES: Final = ("audio", "text")
 SILENCE_MS_MAX: Final = 10 * MS_PER_S
 """A longer pause ends a turn of any speaker."""
 _VOICE_CHARS_MAX: Final = 64
-_CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
+CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
 
 
 def ignored(name: str, why: str = "Ignored.") -> Field:
@@ -93,7 +93,8 @@ _NO_PROMPT: Final = lacking("there are no stored prompts", {}, type="object", co
 NO_TOOLS: Final = empty("the model has no tools")
 
 
-def _format(attr: str) -> tuple[Field, ...]:
+def format_rows(attr: str) -> tuple[Field, ...]:
+    """The rows of how sound is written."""
     return (
         Field("type", choice(CODINGS), None, attr=attr, omit=True, doc="PCM16, or G.711."),
         Field("rate", integer(24_000, 24_000), None, attr=DROPPED, doc="24000; of audio/pcm."),
@@ -144,6 +145,10 @@ DETECTION: Final = Table(
     ),
     ignored("idle_timeout_ms", "Ignored: the model decides when to speak."),
 )
+TURN_DETECTION: Final = Field(
+    "turn_detection", detection(one(DETECTION)), None, attr="detection", omit=True
+)
+NOISE_REDUCTION: Final = ignored("noise_reduction", "Ignored: not offered here.")
 _TRANSCRIPTION: Final = Kind(
     read=lambda value, _: as_object(value.value, value.path) is not None,
     write=lambda wanted: {} if wanted else None,
@@ -177,15 +182,9 @@ CONFIGURE: Final = Table(
                     Object(
                         "input",
                         (
-                            Object("format", _format("heard"), omit=True, doc="Its form."),
-                            Field(
-                                "turn_detection",
-                                detection(one(DETECTION)),
-                                None,
-                                attr="detection",
-                                omit=True,
-                            ),
-                            ignored("noise_reduction", "Ignored: not offered here."),
+                            Object("format", format_rows("heard"), omit=True, doc="Its form."),
+                            TURN_DETECTION,
+                            NOISE_REDUCTION,
                             Field(
                                 "transcription",
                                 _TRANSCRIPTION,
@@ -201,7 +200,7 @@ CONFIGURE: Final = Table(
                     Object(
                         "output",
                         (
-                            Object("format", _format("spoken"), omit=True, doc="Its form."),
+                            Object("format", format_rows("spoken"), omit=True, doc="Its form."),
                             Field("voice", _VOICE, None, omit=True),
                             Field("speed", number(1, 1), None, attr=DROPPED, doc="Must be 1."),
                         ),
@@ -220,12 +219,12 @@ CONFIGURE: Final = Table(
             Field("prompt", _NO_PROMPT, None, attr=DROPPED, doc=EMPTY),
         ),
         is_required=True,
-        closed=_CLOSED,
+        closed=CLOSED,
         doc="The settings to change.",
     ),
     ANY_EVENT_ID,
     tag={"type": shared.SESSION_UPDATE},
-    lacks={"is_undetected": False},
+    lacks={"is_undetected": False, "transcriber": None},
 )
 
 
@@ -241,7 +240,7 @@ def nothing(name: str) -> Field:
     return Field(name, kind, (), attr=DROPPED, get=lambda _: [], doc="Empty.")
 
 
-def _told_format(attr: str) -> Object:
+def told_format(attr: str) -> Object:
     """The format of sound; that of G.711 has no rate."""
     kind = Kind(read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000})
     rate = Field(
@@ -256,6 +255,7 @@ def _told_format(attr: str) -> Object:
     return Object("format", (Field("type", choice(CODINGS), attr=attr), rate), doc="Of the sound.")
 
 
+TOLD_DETECTION: Final = Field("turn_detection", detection(one(DETECTION)), None, attr="detection")
 _TRANSCRIBER: Final = Kind(
     read=lambda *_: None,
     schema={"type": "object", "additionalProperties": {"type": "string"}},
@@ -276,7 +276,7 @@ SESSION: Final = Object(
                 Object(
                     "input",
                     (
-                        _told_format("heard"),
+                        told_format("heard"),
                         null("noise_reduction"),
                         Field(
                             "transcription",
@@ -291,13 +291,13 @@ SESSION: Final = Object(
                             example={"model": "tiny"},
                             doc="The model that writes down what the client says.",
                         ),
-                        Field("turn_detection", detection(one(DETECTION)), None, attr="detection"),
+                        TOLD_DETECTION,
                     ),
                     doc="The client's sound.",
                 ),
                 Object(
                     "output",
-                    (_told_format("spoken"), Field("voice", TEXT, "", omit=True)),
+                    (told_format("spoken"), Field("voice", TEXT, "", omit=True)),
                     doc="The model's sound.",
                 ),
             ),

@@ -173,8 +173,8 @@ def _channel(channel: Channel, described: Mapping[str, tuple[Message, ...]]) -> 
     if channel.name == "realtime":
         mode = {"type": "string", "enum": modes, "default": Settings().default_mode}
         binding["query"] = {"type": "object", "properties": {"mode": mode}}
-    if channel.name == "openai":
-        binding["query"] = {"type": "object", "properties": {"model": {"type": "string"}}}
+    if channel.query:
+        binding["query"] = {"type": "object", "properties": dict(channel.query)}
     made["bindings"] = {"ws": {**binding, "bindingVersion": BINDING_VERSION}}
     return made
 

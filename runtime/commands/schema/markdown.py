@@ -75,13 +75,15 @@ def _code(words: object) -> str:
 def _endpoints() -> str:
     lines = []
     for channel in CHANNELS:
+        asked = [f"{key}={schema.get('const', '')}" for key, schema in channel.query.items()]
+        query = f"?{'&'.join(asked)}" if asked else ""
         for name in channel.dialects:
             modes = ", ".join(map(_code, MODES_OF[name]))
             inits = (message for message in describe(name) if message.request == "init")
             lines.append(
                 (
                     f"[`{name}`](#{name})",
-                    _code(channel.address + ("?model=" if name == "openai" else "")),
+                    _code(channel.address + query),
                     modes,
                     _first(next(inits, None)),
                     DIALECTS[name],

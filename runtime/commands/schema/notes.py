@@ -7,6 +7,7 @@ around them are written here. `protocol.wire.schema` describes fields and events
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -55,14 +56,15 @@ MIB: Final = 1024 * 1024
 class Channel:
     """An endpoint.
 
-    `address` is the path, where `{session_id}` is the client's own label; `says` describes its
-    dialects, and where the mode stands.
+    `address` is the path, where `{session_id}` is the client's own label; `query` is the schema of
+    each parameter that picks its dialects; `says` describes them, and where the mode stands.
     """
 
     name: str
     address: str
     dialects: tuple[str, ...]
     says: str
+    query: Mapping[str, Mapping[str, object]] = MappingProxyType({})
 
 
 CHANNELS: Final[tuple[Channel, ...]] = (
@@ -105,6 +107,14 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         says="The WebSocket of OpenAI's Realtime API (GA), for its clients (`realtime.connect`). "
         "`model` is a name of the server's model, and there is no `mode`. A browser offers the "
         "subprotocols `realtime` and `openai-insecure-api-key.KEY`.",
+        query={"model": {"type": "string"}},
+    ),
+    Channel(
+        name="openai-transcription",
+        address=REALTIME_PATH,
+        dialects=("openai-transcription",),
+        says="The transcription sessions of the same API. `model` may name the server's model.",
+        query={"intent": {"type": "string", "const": "transcription"}},
     ),
 )
 
@@ -123,6 +133,8 @@ DIALECTS: Final[Mapping[str, str]] = {
     "openai": "OpenAI's Realtime API (GA): a response is one speaking turn of the model. The "
     "server speaks first, and tells where the client speaks. What it does not have is refused by "
     "its name.",
+    "openai-transcription": "OpenAI's Realtime API (GA), where the model writes down what the "
+    "client says: each utterance is an item, and its text comes while it is spoken.",
     "transcription-responses": "The same with other names, for clients that know these: a client "
     "that chooses its model by `session.create` gets them. Either may send the types of both.",
 }

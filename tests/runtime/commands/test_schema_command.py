@@ -186,7 +186,11 @@ def address_of(name: str, mode: Mode) -> tuple[str, dict[str, Sequence[str]]]:
     """Where a client connects for a dialect and a mode, by the document."""
     channel = next(each for each in CHANNELS if name in each.dialects)
     label = "adx_1" if mode == "audio" else "omni_1"
-    queries = {"realtime": {"mode": (mode,)}, "openai": {"model": ("tiny",)}}
+    queries = {
+        "realtime": {"mode": (mode,)},
+        "openai": {"model": ("tiny",)},
+        "openai-transcription": {"intent": ("transcription",)},
+    }
     query: dict[str, Sequence[str]] = dict(queries.get(channel.name, {}))
     return channel.address.replace("{session_id}", label), query
 

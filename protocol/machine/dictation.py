@@ -1,0 +1,340 @@
+"""A transcription session of OpenAI's Realtime API: what its client says is written down.
+
+started -> fed, fed, ... -> committed -> completed | failed
+
+- Each utterance is an item. Where it starts and ends is found outside (`DetectSpeech`), and sound
+  between utterances is not transcribed; or the client commits its sound itself.
+- Its sound is fed second by second while it is spoken, so its text comes as the client speaks. If
+  the model fails, the rest of the utterance is discarded.
+- Settings are the form of the sound, and how speech is found. No message tells the session's end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+
+from ..values import effects as ef
+from ..values import events as ev
+from ..values.digest import derive_id
+from ..values.errors import CLOSE_POLICY, ErrorCode
+from ..values.items import Item, Part
+from ..values.limits import MODEL_CHARS_SHOWN, MS_PER_S
+from ..values.messages import Created, ServerMessage, TranscriptDelta, TranscriptDone
+from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
+from ..values.openai import (
+    ClearSound,
+    CommitSound,
+    Configure,
+    Configured,
+    InputStep,
+    ItemStep,
+    OpenAISession,
+    TurnDetection,
+)
+from ..values.requests import AppendSound, ClientMessage, Commit
+from ..values.sound import rate_of
+from ..values.state import Gate, ModelChosen, State
+from ..values.utf8 import Refused
+from ..wire.g711 import expand
+from ..wire.rates import DOWN, HISTORY_BYTES, resample, to_pcm16
+from .event_ids import EventIds, size_refusal
+from .transcription import Transcription, Utterance
+
+FOUND_MS_MAX: Final = 2 * MS_PER_S
+"""Speech is found so long after its start at most: sound before it is kept for so long."""
+UPDATES_MAX: Final = 16
+"""Changes that are told one by one when the session is there."""
+_SOUND: Final = (Part(kind="input_audio"),)
+
+
+@attrs.define
+class Spoken:
+    """An utterance as its client knows it.
+
+    Attributes:
+        item_id: its item.
+        samples: of its sound, at the client's rate.
+        is_lost: the model failed at it: the rest of its sound is discarded.
+    """
+
+    item_id: str
+    samples: int = 0
+    is_lost: bool = False
+
+
+@attrs.define(kw_only=True, eq=False)
+class Dictation(EventIds, Transcription):
+    """State of such a session between events.
+
+    Attributes:
+        told: the settings in force.
+        updates: settings that were changed before the session was there, and not told yet.
+        items_made: how many ids were made.
+        last_item: the item that was committed last.
+        open: the utterance being spoken.
+        unanswered: the utterances without their whole text, oldest first.
+        sound: PCM16 at the client's rate that is in no utterance yet, or does not fill its second.
+        tail: the end of the sound before it, as the resampler needs it.
+        samples: that the client sent, without those in `sound` of before the session.
+        searched: of them, those that are known to be in an utterance or not: the last piece is not
+            fed before it is searched, for the utterance may end in it.
+        is_speaking: the client speaks, as far as that is looked for.
+    """
+
+    goodbye_in = frozenset()
+
+    told: OpenAISession = attrs.Factory(OpenAISession)
+    updates: int = 0
+    items_made: int = 0
+    last_item: str | None = None
+    open: Spoken | None = None
+    unanswered: deque[Spoken] = attrs.Factory(deque)
+    sound: bytes = b""
+    tail: bytes = bytes(HISTORY_BYTES)
+    samples: int = 0
+    searched: int = 0
+    is_speaking: bool = False
+
+    # -- the session ----------------------------------------------------------------------------
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that judges the client's messages."""
+        return Gate.CLOSED if self.is_closed else Gate.OPEN
+
+    def begin(self) -> None:
+        """Queue for the slot, with the settings of a client that has said nothing."""
+        limits = self.opened.limits
+        name = self.opened.label or next(iter(limits.models), "")
+        self.told = OpenAISession(
+            id=self.session_id,
+            model=name,
+            transcriber=name,
+            expires_at=self.opened.created_ms // MS_PER_S + limits.session_s,
+            detection=TurnDetection(kind="server_vad"),
+        )
+        if name in limits.models:
+            super().begin()
+        else:
+            text = f"there is no model {name[:MODEL_CHARS_SHOWN]!r} here"
+            self.refuse(ErrorCode.MODEL_NOT_FOUND, text, close_code=CLOSE_POLICY)
+
+    def first_slot(self) -> None:
+        """Tell the client that the session is there, and take the sound that came early."""
+        self.create()
+        self.move(ModelChosen)
+        self.active_ns = self.now_ns
+        self.set_timer("idle", self.opened.limits.idle_s)
+        for _ in range(self.updates):
+            self.say(Configured(openai=self.told))
+        early, self.sound, self.updates = self.sound, b"", 0
+        self._take(early)
+
+    def say(self, message: ServerMessage) -> None:
+        """Send a message; text is that of the oldest utterance's item."""
+        match message:
+            case Created():
+                message = attrs.evolve(message, openai=self.told)
+            case TranscriptDelta(text=text):
+                name = self.unanswered[0].item_id
+                message = InputStep(kind="transcript_delta", item_id=name, text=text)
+            case TranscriptDone(text=text):
+                spoken = self.unanswered.popleft()
+                message = InputStep(
+                    kind="transcript_done",
+                    item_id=spoken.item_id,
+                    text=text.strip(),
+                    at_ms=spoken.samples * MS_PER_S // self._rate_hz,
+                )
+        super().say(message)
+
+    def refused(self, message: ClientMessage) -> Refused | None:
+        """Refuse what needs the session, another model, and sound for which there is no room."""
+        ignored, limits = len(getattr(message, "ignored", ())), self.opened.limits
+        code, text = ErrorCode.INVALID_PAYLOAD, ""
+        match message:
+            case CommitSound() | ClearSound() if self.state is not State.ACTIVE:
+                code, text = ErrorCode.NOT_READY, "the session is not there yet"
+            case Configure(transcriber=str() as name) if name not in limits.models:
+                code = ErrorCode.MODEL_NOT_FOUND
+                path = "$.session.audio.input.transcription.model"
+                text = f"{path}: there is no model {name[:MODEL_CHARS_SHOWN]!r} here"
+            case AppendSound(pcm16=sound):
+                refused = size_refusal(message, self.told.heard, self._rate_hz)
+                if refused is not None:
+                    return refused
+                waiting = self.waiting_bytes + len(self.sound)
+                if waiting + len(expand(sound, self.told.heard)) > limits.sound_bytes:
+                    code, most = ErrorCode.BUFFER_FULL, limits.sound_bytes
+                    text = f"{waiting} bytes of sound wait, at most {most} may: it is not kept"
+        return Refused(code=code, message=text, ignored=ignored) if text else None
+
+    def configure_session(self, message: Configure) -> None:
+        """Change settings, and tell what is in force."""
+        told = self.told
+        if message.transcriber is not None:
+            told = attrs.evolve(told, transcriber=message.transcriber)
+        if message.heard is not None and not self.samples and not self.sound:
+            told = attrs.evolve(told, heard=message.heard)
+        if message.detection is not None or message.is_undetected:
+            told = attrs.evolve(told, detection=message.detection)
+        if told.detection is not None and self.told.detection is None and self.open is not None:
+            self._commit()
+        self.is_speaking = self.is_speaking and told.detection is not None
+        self.told = told
+        if self.state is State.ACTIVE:
+            self.say(Configured(openai=told))
+        else:
+            self.updates = min(self.updates + 1, UPDATES_MAX)
+
+    # -- sound ----------------------------------------------------------------------------------
+
+    @property
+    def _rate_hz(self) -> int:
+        return rate_of(self.told.heard)
+
+    def append_sound(self, message: AppendSound) -> None:
+        """Take sound: it belongs to an utterance, or is kept for one that may have begun."""
+        self.appends += 1
+        pcm16 = expand(message.pcm16, self.told.heard)
+        if self.state is State.ACTIVE:
+            self._take(pcm16)
+        else:
+            self.sound += pcm16
+
+    def _take(self, pcm16: bytes) -> None:
+        how, at = self.told.detection, self.samples
+        self.sound += pcm16
+        self.samples += len(pcm16) // SAMPLE16_BYTES
+        self.searched = self.samples if how is None else at
+        if how is None:
+            if self.open is None and pcm16:
+                self._start(self._new_id())
+        elif pcm16:
+            self.do(
+                ef.DetectSpeech(
+                    at=at,
+                    rate_hz=self._rate_hz,
+                    data=pcm16,
+                    threshold=how.threshold,
+                    silence_ms=how.silence_ms,
+                    is_speech=self.is_speaking,
+                )
+            )
+            if not self.is_speaking:
+                kept_ms = how.prefix_ms + FOUND_MS_MAX
+                kept_bytes = len(pcm16) + kept_ms * self._rate_hz // MS_PER_S * SAMPLE16_BYTES
+                self.sound = self.sound[-kept_bytes:]
+        self._feed()
+
+    def speech_started(self, event: ev.SpeechStarted) -> None:
+        """Start an utterance, a little before the speech that was found."""
+        how = self.told.detection
+        if how is None or self.is_speaking or self.state is not State.ACTIVE:
+            return
+        self.is_speaking = True
+        if self.open is not None:
+            self._commit()
+        start_ms = max(event.at_ms - how.prefix_ms, 0)
+        item_id = self._new_id()
+        self.say(InputStep(kind="speech_started", item_id=item_id, at_ms=start_ms))
+        later = max(self.samples - start_ms * self._rate_hz // MS_PER_S, 0)
+        self.sound = self.sound[max(len(self.sound) - later * SAMPLE16_BYTES, 0) :]
+        self._start(item_id)
+        self._feed()
+
+    def speech_stopped(self, event: ev.SpeechStopped) -> None:
+        """Commit the utterance; sound after it may belong to the next one."""
+        if not self.is_speaking or self.state is not State.ACTIVE:
+            return
+        self.is_speaking = False
+        if self.open is None:
+            return
+        name = self.open.item_id
+        self.say(InputStep(kind="speech_stopped", item_id=name, at_ms=event.at_ms))
+        later = max(self.samples - event.at_ms * self._rate_hz // MS_PER_S, 0)
+        kept = max(len(self.sound) - later * SAMPLE16_BYTES, 0)
+        own, rest = self.sound[:kept], self.sound[kept:]
+        self.sound = own
+        self._commit()
+        self.sound = rest
+
+    def commit_sound(self, _message: CommitSound) -> None:
+        """Commit the utterance as far as it was spoken."""
+        if self.open is None:
+            code = ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY
+            self.complain(code, "there is no sound since the last item")
+            return
+        self.is_speaking = False
+        self._commit()
+
+    def clear_sound(self, _message: ClearSound) -> None:
+        """Forget the utterance that is not committed: its text ends where it is."""
+        spoken, self.open, self.sound, self.is_speaking = self.open, None, b"", False
+        self.say(InputStep(kind="cleared"))
+        if spoken is None or spoken.is_lost:
+            return
+        self.unanswered.pop()
+        utterance = self.pending[-1]
+        self.waiting_bytes -= len(utterance.sound)
+        utterance.sound.clear()
+        utterance.is_final = utterance.is_answered = utterance.is_heard_out = True
+        self.go_on()
+
+    # -- utterances -----------------------------------------------------------------------------
+
+    def _new_id(self) -> str:
+        self.items_made += 1
+        return derive_id("item", self.opened.recording_id, self.items_made)
+
+    def _start(self, item_id: str) -> None:
+        utterance = self.open_utterance()
+        self.tail = bytes(HISTORY_BYTES)
+        self.open = Spoken(item_id, is_lost=utterance is None)
+        if utterance is not None:
+            utterance.is_begun = True
+            self.unanswered.append(self.open)
+
+    def _feed(self) -> None:
+        """Give each second of the open utterance that is full to the model."""
+        second_bytes = self._rate_hz * SAMPLE16_BYTES
+        kept_bytes = second_bytes + (self.samples - self.searched) * SAMPLE16_BYTES
+        while self.open is not None and len(self.sound) >= kept_bytes and not self.is_closed:
+            second, self.sound = self.sound[:second_bytes], self.sound[second_bytes:]
+            self._give(second)
+
+    def _give(self, pcm16: bytes) -> None:
+        """Give sound of the open utterance to the model, at the model's rate."""
+        assert self.open is not None
+        self.open.samples += len(pcm16) // SAMPLE16_BYTES
+        if self.open.is_lost:
+            return
+        pcm16 += bytes(-len(pcm16) % (DOWN * SAMPLE16_BYTES))
+        sound = to_pcm16(resample(self.tail + pcm16, self._rate_hz, INPUT_RATE_HZ))
+        self.tail = (self.tail + pcm16)[-HISTORY_BYTES:]
+        self.pending[-1].sound += sound
+        self.waiting_bytes += len(sound)
+        self.go_on()
+
+    def _commit(self) -> None:
+        """Close the open utterance, with the sound that is kept, and make it an item."""
+        assert self.open is not None
+        if self.sound:
+            self._give(self.sound)
+        spoken, self.open, self.sound = self.open, None, b""
+        previous, item = self.last_item, Item(id=spoken.item_id, role="user", parts=_SOUND)
+        self.last_item = item.id
+        self.say(InputStep(kind="committed", item_id=item.id, previous_id=previous))
+        self.say(ItemStep(kind="added", item=item, previous_id=previous))
+        self.say(ItemStep(kind="done", item=item, previous_id=previous))
+        if not spoken.is_lost:
+            self.commit(Commit(final=True))
+
+    def failed(self, _utterance: Utterance, code: ErrorCode, text: str) -> None:
+        """Tell that the model failed at an utterance."""
+        spoken = self.unanswered.popleft()
+        spoken.is_lost = True
+        self.say(InputStep(kind="transcript_failed", item_id=spoken.item_id, fault=code, text=text))
