@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -135,10 +135,6 @@ class ServerGauges(Collector):
     def __init__(self, status: Callable[[], ServerStatus]) -> None:
         self._status = status
 
-    def describe(self) -> Iterable[Family]:
-        """The families, without a status."""
-        return [_family(metric) for metric in ALL]
-
     def collect(self) -> Iterator[Family]:
         """The families, with the current status."""
         status = self._status()
@@ -209,9 +205,9 @@ def _of_workers(seen: WorkersStatistics) -> Iterator[Family]:
     yield _family(WORKER_LOADS_FAILED, {NO_LABELS: seen.failures})
 
 
-def _family(metric: Metric, values: Mapping[Labels, float] | None = None) -> Family:
+def _family(metric: Metric, values: Mapping[Labels, float]) -> Family:
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.meaning, labels=metric.labels)
-    for labels, value in (values or {}).items():
+    for labels, value in values.items():
         family.add_metric(labels, value)
     return family
