@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .credentials import Headers
 from .denials import Denials
 from .gate import Denied, Gate
-from .principal import Principal
+from .keys import Key
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 HEADERS: Final = (
@@ -105,9 +105,9 @@ class AccessMiddleware:
         )
 
 
-def principal_of(request: Request) -> Principal:
+def principal_of(request: Request) -> Key:
     """The principal of a request that came through the middleware."""
-    return cast(Principal, request.scope[PRINCIPAL])
+    return cast(Key, request.scope[PRINCIPAL])
 
 
 async def answer_denied(request: Request, error: Exception) -> Response:

@@ -28,8 +28,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..access.gate import require_admin
+from ..access.keys import Key
 from ..access.middleware import principal_of
-from ..access.principal import Principal
 from ..net.http import json_response
 from ..session.server import Server
 from ..slots.admission import TicketStatus
@@ -131,14 +131,14 @@ class Api:
         server = self._server()
         return 0 if server is None else server.admission.queue_length
 
-    def _tickets(self, principal: Principal) -> list[TicketStatus]:
+    def _tickets(self, principal: Key) -> list[TicketStatus]:
         server = self._server()
         if server is None:
             return []
         tickets = server.admission.tickets()
         return [status for status in tickets if principal.may_see(status.ticket.owner)]
 
-    def _sessions(self, principal: Principal) -> list[SessionStatus]:
+    def _sessions(self, principal: Key) -> list[SessionStatus]:
         server = self._server()
         if server is None:
             return []

@@ -25,8 +25,8 @@ from recorder.keep.remote import RemoteStore
 from recorder.write.writer import Recorder
 
 from ..access.gate import Denied, open_gate
+from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
-from ..access.principal import Principal
 from ..api.elsewhere import NotHere
 from ..api.marks import Marks
 from ..api.pages import Pages, is_public
@@ -267,7 +267,7 @@ class Gateway:
         server: Server,
         websocket: WebSocket,
         to: Route,
-        principal: Principal,
+        principal: Key,
         on_left: Callable[[], None],
     ) -> None:
         place = await self._gate.quotas.enter_soon(principal)
@@ -279,7 +279,7 @@ class Gateway:
                 label=to.label,
                 quiet=to.quiet,
                 owner=principal.name,
-                must_record=principal.record_always,
+                must_record=principal.record_always is True,
                 refusal=ErrorCode.WORKER_BUSY if place is None else None,
                 resumable=to.resumable,
             )
