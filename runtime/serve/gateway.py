@@ -191,7 +191,7 @@ class Gateway:
             connections=self._counters.connections,
             tasks=tasks_living(),
             recorder={} if recorder is None else attrs.asdict(recorder.statistics),
-            listener=self._counters.statistics(),
+            listener=self._counters.copy(),
             workers=None if server is None else server.workers.statistics,
             workers_wanted=None if server is None else self.workers_wanted(),
             retention=None if self._retainer is None else self._retainer.statistics,

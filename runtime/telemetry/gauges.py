@@ -16,7 +16,7 @@ from protocol.values.state import State
 from recorder.keep.retention import Cause, RetentionStatistics
 
 from ..access.denials import Reason
-from ..net.counters import Drop, Refusal, Statistics
+from ..net.counters import Counters, Drop, Refusal
 from ..slots.workers import WorkersStatistics
 from .catalogue import Metric
 from .watching import ServerStatus
@@ -181,7 +181,7 @@ def _of_sessions(status: ServerStatus) -> Iterator[Family]:
     yield _family(KV_LARGEST, {NO_LABELS: max(held, default=0)})
 
 
-def _of_listener(seen: Statistics) -> Iterator[Family]:
+def _of_listener(seen: Counters) -> Iterator[Family]:
     yield _family(WEBSOCKETS, {NO_LABELS: seen.websockets})
     yield _family(REFUSED, {(cause,): seen.refused.get(cause, 0) for cause in get_args(Refusal)})
     yield _family(CUT, {(cause,): seen.dropped.get(cause, 0) for cause in get_args(Drop)})

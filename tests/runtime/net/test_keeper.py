@@ -373,7 +373,7 @@ def test_what_is_counted_can_be_shown() -> None:
     """A metric would show numbers of a moment that never was."""
     counters = Counters()
     counters.refused["full"] += 1
-    seen = counters.statistics()
+    seen = counters.copy()
     counters.refused["full"] += 1
     counters.websockets += 1
     assert (seen.refused, seen.websockets) == ({"full": 1}, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from protocol.values.digest import session_id_of
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
-from runtime.net.counters import Statistics
+from runtime.net.counters import Counters
 from runtime.slots.pool import PoolCounts
 from runtime.slots.workers import WorkersStatistics
 from runtime.telemetry import catalogue, gauges, reference
@@ -76,11 +77,11 @@ def server_status(*sessions: SessionStatus, **fields: Any) -> ServerStatus:
             "file_bytes": 123_456,
             "failures": 1,
         },
-        "listener": Statistics(
+        "listener": Counters(
             connections=12,
             websockets=9,
-            refused={"full": 4},
-            dropped={"stalled": 2},
+            refused=Counter({"full": 4}),
+            dropped=Counter({"stalled": 2}),
             pauses=7,
             receiving_bytes=512,
         ),
