@@ -32,7 +32,6 @@ from .counters import Counters, Refusal
 from .heads import Refused, answer, check_handshake, parse_target, read_head, say_last
 from .http import HttpServer, error_body, header_tokens, wants_websocket
 from .keeper import Keeper, Line
-from .limits import Limits
 from .link import Link
 from .places import Places
 from .tcp import TcpStream
@@ -142,7 +141,7 @@ async def serve(
     *,
     on_websocket: Callable[[WebSocketRequest], Awaitable[None]],
     app: ASGIApp,
-    limits: Limits | None = None,
+    settings: Settings | None = None,
     certificate: Certificate | None = None,
     counters: Counters | None = None,
     has_files: Callable[[], bool] = lambda: True,
@@ -154,12 +153,12 @@ async def serve(
         listeners: bound; closed at the end.
         on_websocket: answers each WebSocket request, in its connection's task. An exception is
             logged and ends the connection.
-        limits: None takes those of `Settings`.
+        settings: the limits of connections; None takes the defaults.
         certificate: serve TLS only, and watch its file; None serves plain TCP.
         has_files: whether enough file descriptors are left for another connection.
         task_status: started with the bound addresses, once connections are taken.
     """
-    keeper = Keeper(limits or Limits.of(Settings()), counters or Counters())
+    keeper = Keeper(settings or Settings(), counters or Counters())
     server = _Server(on_websocket, app, keeper, certificate, has_files)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.run)
@@ -182,9 +181,9 @@ class _Server:
         self._app = app
         self._keeper = keeper
         self._certificate = certificate
-        self._limits = keeper.limits
+        self._settings = keeper.settings
         self._counters = keeper.counters
-        self._places = Places(keeper.limits, keeper.counters, has_files)
+        self._places = Places(keeper.settings, keeper.counters, has_files)
         self._refusals = 0
 
     async def serve_connection(self, socket_stream: trio.SocketStream) -> None:
@@ -222,13 +221,13 @@ class _Server:
         if refusal == "full":
             return 503, "the server has no room for another connection"
         if refusal == "address":
-            at_once = self._limits.connections_per_address_max
+            at_once = self._settings.connections_per_address_max
             return 429, f"an address may have {at_once} connections at once"
-        per_s = self._limits.connections_per_address_per_s_max
+        per_s = self._settings.connections_per_address_per_s_max
         return 429, f"an address may open {per_s:g} connections a second"
 
     async def _route(self, link: Link, peer: Address) -> None:
-        wait_s = self._limits.handshake_s
+        wait_s = self._settings.handshake_s
         deadline_s = trio.current_time() + wait_s
         if self._certificate is not None:
             with trio.move_on_at(deadline_s) as scope:

@@ -142,7 +142,7 @@ class TrioWebSocket:
         self._intake = Intake(
             link,
             head=handshake.head(),
-            limits=keeper.limits,
+            settings=keeper.settings,
             message_bytes_max=handshake.frame_bytes_max,
             share=self._share,
             counters=keeper.counters,

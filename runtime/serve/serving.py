@@ -29,7 +29,6 @@ from ..model.backends.base import Backend, BackendError, Remote
 from ..model.models import load_backend, require_deterministic
 from ..net import listener
 from ..net.counters import Counters
-from ..net.limits import Limits
 from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
@@ -234,7 +233,7 @@ def _port(
         listener.serve,
         on_websocket=gateway.on_websocket,
         app=gateway.app(),
-        limits=Limits.of(settings),
+        settings=settings,
         certificate=certificate,
         counters=counters,
         has_files=has_files,
