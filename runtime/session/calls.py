@@ -18,10 +18,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -44,7 +44,7 @@ from ..slots.pool import Lease
 from ..slots.workers import Workers
 from .opening import try_to_open
 from .rebuilding import bring_back
-from .tenure import Asked, Tenure
+from .tenure import Tenure
 
 RELEASE_WAIT_S: Final = 10.0
 """A longer release hangs: its slot is condemned (B4)."""
@@ -103,6 +103,15 @@ class Calls:
         self._now_ns = inbox.now_ns
         self._tasks = tasks
         self._tenure: Tenure | None = None
+        self._methods: Mapping[type, Callable[[Tenure, Any], Awaitable[None]]] = {
+            ef.OpenBackend: self._open,
+            ef.StartUnit: self._run_unit,
+            ef.StartFinalize: self._finalize,
+            ef.Rollback: self._roll_back,
+            ef.StartTurn: self._run_turn,
+            ef.RunChunk: self._run_chunk,
+            ef.Rebuild: self._rebuild,
+        }
 
     @property
     def lease(self) -> Lease | None:
@@ -138,24 +147,9 @@ class Calls:
                 self._inbox.post(ev.BackendReleased(at_ns=self._now_ns(), lease=effect.lease))
             case ef.Release():
                 self._release_slot(condemn=effect.condemn)
-            case ef.OpenBackend():
-                self._ask(self._open, effect)
-            case ef.StartUnit():
-                self._ask(self._run_unit, effect)
-            case ef.StartFinalize():
-                self._ask(self._finalize, effect)
-            case ef.Rollback():
-                self._ask(self._roll_back, effect)
-            case ef.StartTurn():
-                self._ask(self._run_turn, effect)
-            case ef.RunChunk():
-                self._ask(self._run_chunk, effect)
-            case ef.Rebuild():
-                self._ask(self._rebuild, effect)
-
-    def _ask(self, call: Callable[[Tenure, Asked], Awaitable[None]], effect: Asked) -> None:
-        assert self._tenure is not None
-        self._tenure.ask(call, effect)
+            case _:
+                assert self._tenure is not None
+                self._tenure.ask(self._methods[type(effect)], effect)
 
     def give_up(self) -> None:
         """Cut the call in flight and give the slot back, if there is one."""
