@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..net.http import json_response
 from .credentials import Headers
 from .denials import Denials
 from .gate import Denied, Gate
@@ -120,7 +121,7 @@ def _answer(denied: Denied, scope: Scope) -> Response:
     peer, denials = scope.get("client"), cast(Denials, scope[DENIALS])
     told = "an unknown address" if peer is None else peer[0]
     denials.note(denied.reason, peer=told, asked="HTTP", name=denied.name, flag=denied.flag)
-    return Response(denied.body, denied.status, dict(denied.headers), media_type="application/json")
+    return json_response(denied.body, denied.status, dict(denied.headers))
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:

@@ -126,7 +126,7 @@ class Voices:
                 read = partial(_decode, self._library, self._default)
                 self._decoded = stamp, await _in_thread(read, HTTPStatus.UNPROCESSABLE_ENTITY)
             body = self._decoded[1]
-        return Response(body, media_type="application/json")
+        return json_response(body)
 
 
 _NOT_FOUND: Final = HTTPStatus.NOT_FOUND
