@@ -37,7 +37,7 @@ from .places import Places
 from .tcp import TcpStream
 from .tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
 from .upstream import Upstream
-from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed, accept
+from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed
 
 BACKLOG: Final = 1024
 """Connections in the kernel's queue: a fleet of clients reconnects all at once."""
@@ -96,8 +96,10 @@ class WebSocketRequest:
         handshake = Handshake(
             key=self._key, subprotocol=subprotocol, frame_bytes_max=frame_bytes_max
         )
-        self._websocket = await accept(self._nursery, self._link, handshake, self._keeper)
-        return self._websocket
+        websocket = TrioWebSocket(self._link, handshake, self._keeper)
+        await self._nursery.start(websocket.run)
+        self._websocket = websocket
+        return websocket
 
     async def reject(
         self, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
