@@ -16,6 +16,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, cast
 
+import attrs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,22 +49,14 @@ PRINCIPAL: Final = "principal"
 DENIALS: Final = "denials"
 
 
+@attrs.define(eq=False)
 class AccessMiddleware:
     """An application behind the gate; `secure`: TLS ends here; `is_public` paths need no key."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        gate: Gate,
-        *,
-        secure: bool = False,
-        is_public: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        self._app = app
-        self._is_public = is_public
-        self._gate = gate
-        self._secure = secure
-        self._headers = (*HEADERS, STRICT_TRANSPORT) if secure else HEADERS
+    _app: ASGIApp
+    _gate: Gate
+    _secure: bool = attrs.field(default=False, kw_only=True)
+    _is_public: Callable[[str], bool] = attrs.field(default=lambda _: False, kw_only=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; the application refuses other scopes than HTTP."""
@@ -72,10 +65,11 @@ class AccessMiddleware:
             return
         headers = [(key.decode("latin-1"), it.decode("latin-1")) for key, it in scope["headers"]]
         cors = self._cors(headers)
+        defaults = (*HEADERS, STRICT_TRANSPORT) if self._secure else HEADERS
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": _completed(message, self._headers, cors)}
+                message = {**message, "headers": _completed(message, defaults, cors)}
             await send(message)
 
         scope = {**scope, DENIALS: self._gate.denials}

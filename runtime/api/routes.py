@@ -22,6 +22,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
+import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -42,20 +43,14 @@ from .elsewhere import NotHere
 NO_TICKET: Final = "no session waits with that ticket"
 
 
+@attrs.define(eq=False)
 class Api:
     """The routes of one server; `server` returns None while the model loads."""
 
-    def __init__(
-        self,
-        server: Callable[[], Server | None],
-        status: Callable[[], ServerStatus],
-        metrics: Metrics,
-        models: Callable[[], tuple[str, ...]],
-    ) -> None:
-        self._server = server
-        self._status = status
-        self._metrics = metrics
-        self._models = models
+    _server: Callable[[], Server | None]
+    _status: Callable[[], ServerStatus]
+    _metrics: Metrics
+    _models: Callable[[], tuple[str, ...]]
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""

@@ -86,10 +86,11 @@ class _Close:
     ready: Ready
 
 
+@attrs.define(eq=False)
 class Connection:
     """The two tasks of a connection, and the outbox; made in the event loop that runs it.
 
-    Args:
+    Attributes:
         websocket: open; `run` closes it in every case.
         on_frame: takes a message, None for one that was too big; it may hold the reader.
         on_gone: called once, with the code of the close; 1006 without one.
@@ -97,27 +98,18 @@ class Connection:
         stall_s: the time for a frame of any size to be taken.
     """
 
-    def __init__(
-        self,
-        websocket: WebSocket,
-        *,
-        on_frame: Callable[[Frame], Awaitable[None]],
-        on_gone: Callable[[int], None],
-        on_send_failed: Callable[[], None],
-        stall_s: float = SEND_STALL_S,
-    ) -> None:
-        self._websocket = websocket
-        self._on_frame = on_frame
-        self._on_gone = on_gone
-        self._on_send_failed = on_send_failed
-        self._stall_s = stall_s
-        self._outbox: deque[_Frame | _Again | _Close] = deque()
-        self._queued_bytes = 0
-        self._wakeup = anyio.Event()
-        self._close_queued = False
-        self._ended = False
-        self._reading = anyio.CancelScope()
-        self._writing = anyio.CancelScope()
+    _websocket: WebSocket
+    _on_frame: Callable[[Frame], Awaitable[None]] = attrs.field(kw_only=True)
+    _on_gone: Callable[[int], None] = attrs.field(kw_only=True)
+    _on_send_failed: Callable[[], None] = attrs.field(kw_only=True)
+    _stall_s: float = attrs.field(default=SEND_STALL_S, kw_only=True)
+    _outbox: deque[_Frame | _Again | _Close] = attrs.field(factory=deque, init=False)
+    _queued_bytes: int = attrs.field(default=0, init=False)
+    _wakeup: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    _close_queued: bool = attrs.field(default=False, init=False)
+    _ended: bool = attrs.field(default=False, init=False)
+    _reading: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
+    _writing: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
 
     def send(self, frame: str, ready: Ready) -> None:
         """Queue a text frame; `ready` is awaited before it is sent."""

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import anyio
+import attrs
 from anyio.abc import TaskGroup
 
 from protocol.values import effects as ef
@@ -83,27 +84,23 @@ class Inbox(Protocol):
         ...
 
 
+@attrs.define(eq=False, kw_only=True)
 class Calls:
-    """Makes one session's model calls and posts their outcomes."""
+    """Makes one session's model calls and posts their outcomes.
 
-    def __init__(
-        self,
-        *,
-        workers: Workers,
-        admission: Admission,
-        inbox: Inbox,
-        tasks: TaskGroup,
-        rebuilds_exactly: bool = True,
-    ) -> None:
-        """`tasks` is the server's nursery for model calls."""
-        self._rebuilds_exactly = rebuilds_exactly
-        self._workers = workers
-        self._admission = admission
-        self._inbox = inbox
-        self._now_ns = inbox.now_ns
-        self._tasks = tasks
-        self._tenure: Tenure | None = None
-        self._methods: Mapping[type, Callable[[Tenure, Any], Awaitable[None]]] = {
+    `tasks` is the server's nursery for model calls.
+    """
+
+    _workers: Workers
+    _admission: Admission
+    _inbox: Inbox
+    _tasks: TaskGroup
+    _rebuilds_exactly: bool = True
+    _tenure: Tenure | None = attrs.field(default=None, init=False)
+    _methods: Mapping[type, Callable[[Tenure, Any], Awaitable[None]]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._methods = {
             ef.OpenBackend: self._open,
             ef.StartUnit: self._run_unit,
             ef.StartFinalize: self._finalize,
@@ -117,6 +114,9 @@ class Calls:
     def lease(self) -> Lease | None:
         """The slot in use; None before `SlotLeased` and after the release."""
         return None if self._tenure is None else self._tenure.lease
+
+    def _now_ns(self) -> int:
+        return self._inbox.now_ns()
 
     def hold(self, lease: Lease) -> None:
         """Take the slot that was leased to the session."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Final
 
 import anyio
@@ -99,10 +98,18 @@ class Driver:
         self.mode: Final = opened.mode
         self._has_room = has_room
         self._calls = make_calls(self)
-        ways = partial(Entry, admission, self, on_leased=self._calls.hold, admit=admit)
-        self._entry = ways(owner=owner, refusal=refusal)
+        self._entry = Entry(
+            admission=admission,
+            inbox=self,
+            on_leased=self._calls.hold,
+            admit=admit,
+            owner=owner,
+            refusal=refusal,
+        )
         client = Client(is_live=opened.mode != "chat", owner=owner)
-        self._decodes = Decodes(decode_media, client, inbox=self, on_done=self._relieve)
+        self._decodes = Decodes(
+            decode=decode_media, client=client, inbox=self, on_done=self._relieve
+        )
         self._detector: Final = SpeechDetector(ears.make_judge)
         self._writer = self._make_writer(ears.transcriber)
         self._clock_ns = clock_ns
