@@ -40,7 +40,7 @@ from ..net.counters import Counters
 from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket
-from ..session.beginning import VERSION, Arrival, model_names
+from ..session.beginning import VERSION, model_names
 from ..session.server import NO_SESSION, Server
 from ..settings.settings import Settings
 from ..slots.place import workers_wanted
@@ -273,15 +273,11 @@ class Gateway:
         place = await self._gate.quotas.enter_soon(principal)
         reason: EndReason | None = None
         try:
-            arrival = Arrival(
-                mode=to.mode,
-                endpoint=to.endpoint,
-                label=to.label,
-                quiet=to.quiet,
+            arrival = attrs.evolve(
+                to,
                 owner=principal.name,
                 must_record=principal.record_always is True,
                 refusal=ErrorCode.WORKER_BUSY if place is None else None,
-                resumable=to.resumable,
             )
             reason = await server.handle(websocket, arrival, on_left)
         finally:
