@@ -7,7 +7,7 @@ lock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -23,21 +23,11 @@ from .catalogue import ALL, Metric
 Labels = tuple[str, ...]
 
 
-class Count:
-    """A number that only rises."""
+class Series:
+    """The sum of a counter or a histogram, and how many observations each bucket has.
 
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def inc(self, amount: float = 1.0) -> None:
-        """Add to it."""
-        self.value += amount
-
-
-class Spread:
-    """A histogram; `bounds` are the rising upper bounds of its buckets, with one bucket above."""
+    `bounds` are the rising upper bounds of the buckets, with one bucket above.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -45,6 +35,10 @@ class Spread:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+
+    def add(self, amount: float) -> None:
+        """Add to a counter."""
+        self.total += amount
 
     def observe(self, value: float) -> None:
         """Add a value to the first bucket whose bound it does not exceed, and to the sum."""
@@ -56,30 +50,18 @@ class Instruments(Collector):
     """The instruments of one server, one for each series of the catalogue."""
 
     def __init__(self) -> None:
-        self._made: Final[dict[Metric, dict[Labels, Count | Spread]]] = {
-            metric: {
-                labels: Spread(metric.buckets) if metric.buckets else Count()
-                for labels in metric.series
-            }
-            for metric in ALL
+        self._made: Final = {
+            metric: {labels: Series(metric.buckets) for labels in metric.series} for metric in ALL
         }
 
-    def count(self, metric: Metric, *labels: str) -> Count:
-        """A counter; the values of its labels in the order of their names."""
-        found = self._made[metric][labels]
-        assert isinstance(found, Count)
-        return found
-
-    def spread(self, metric: Metric, *labels: str) -> Spread:
-        """A histogram; labels as of `count`."""
-        found = self._made[metric][labels]
-        assert isinstance(found, Spread)
-        return found
+    def series(self, metric: Metric, *labels: str) -> Series:
+        """A counter or a histogram; the values of its labels in the order of their names."""
+        return self._made[metric][labels]
 
     def collect(self) -> Iterator[Family]:
         """The current values (`Collector`)."""
-        for metric, series in self._made.items():
-            yield _family(metric, series.items())
+        for metric, made in self._made.items():
+            yield _family(metric, made)
 
 
 class Books:
@@ -94,27 +76,26 @@ class Books:
 
     def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
         """Add to a counter."""
-        self._made.count(metric, *self._of_mode(metric), *labels).inc(amount)
+        self._series(metric, labels).add(amount)
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         """Add a value to a histogram."""
-        self._made.spread(metric, *self._of_mode(metric), *labels).observe(value)
+        self._series(metric, labels).observe(value)
 
-    def _of_mode(self, metric: Metric) -> Labels:
-        return (self._mode,) if "mode" in metric.labels else ()
+    def _series(self, metric: Metric, labels: Labels) -> Series:
+        mode = (self._mode,) if "mode" in metric.labels else ()
+        return self._made.series(metric, *mode, *labels)
 
 
-def _family(metric: Metric, series: Iterable[tuple[Labels, Count | Spread]]) -> Family:
+def _family(metric: Metric, made: Mapping[Labels, Series]) -> Family:
     if metric.kind == "counter":
         counter = CounterMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-        for labels, count in series:
-            assert isinstance(count, Count)
-            counter.add_metric(labels, count.value)
+        for labels, series in made.items():
+            counter.add_metric(labels, series.total)
         return counter
     family = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-    for labels, spread in series:
-        assert isinstance(spread, Spread)
-        bounds = [*map(floatToGoString, spread.bounds), "+Inf"]
-        buckets = zip(bounds, accumulate(spread.counts), strict=True)
-        family.add_metric(labels, list(buckets), spread.total)
+    for labels, series in made.items():
+        bounds = [*map(floatToGoString, series.bounds), "+Inf"]
+        buckets = zip(bounds, accumulate(series.counts), strict=True)
+        family.add_metric(labels, list(buckets), series.total)
     return family

@@ -27,7 +27,7 @@ from runtime.net.counters import Counters
 from runtime.slots.pool import PoolCounts
 from runtime.slots.workers import WorkersStatistics
 from runtime.telemetry import catalogue, gauges, reference
-from runtime.telemetry.instruments import Instruments, Spread
+from runtime.telemetry.instruments import Instruments
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.unit_meter import DEADLINE_NS
 from runtime.telemetry.watching import ServerStatus, SessionStatus
@@ -190,9 +190,9 @@ def test_a_histogram_holds_what_was_observed(values: list[float]) -> None:
     """Every quantile that is drawn would be wrong."""
     metric = catalogue.CHUNK_SECONDS
     made = Instruments()
-    spread: Spread = made.spread(metric)
+    series = made.series(metric)
     for value in values:
-        spread.observe(value)
+        series.observe(value)
     family = next(one for one in made.collect() if one.name == metric.name)
     samples = {(one.name, one.labels.get("le")): one.value for one in family.samples}
     for bound in metric.buckets:
