@@ -79,15 +79,6 @@ class Quotas:
                 place = self.enter(principal)
         return place
 
-    def sessions(self, name: str) -> int:
-        """The running sessions of a key."""
-        used = self._used.get(name)
-        return 0 if used is None else used.now
-
-    def __len__(self) -> int:
-        """The number of keys that have counts."""
-        return len(self._used)
-
     def _forget(self) -> None:
         """Drop starts older than an hour, and keys without counts."""
         hour_ago = self._clock() - HOUR_S
