@@ -1,6 +1,6 @@
 """One client's connection: a reader task and a writer task around one `WebSocket`.
 
-- The session's driver owns it: it awaits `run`; `send` and `close` never block.
+- The session's driver owns it: it awaits `run`; `send`, `send_again` and `close` return at once.
 - The reader awaits `on_frame` for each message: that is the back-pressure. The writer sends frames
   in order, each once its `ready` returned (the log has written it), those with the same `ready` in
   one call, and a `close` last. Neither task waits for the other.
@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 import attrs
@@ -46,25 +46,6 @@ ABORT_S: Final = 1.0
 """Dropping a connection does not wait; if it ever does, the session must not."""
 
 Ready = Callable[[], Awaitable[None]]
-
-
-class Outlet(Protocol):
-    """The writing side of a connection; its methods return at once."""
-
-    def send(self, frame: str, ready: Ready) -> None:
-        """Queue a text frame, to be sent once `ready` returns; ignored after the end or a close."""
-        ...
-
-    def send_again(self, frames: AsyncGenerator[str]) -> None:
-        """Queue frames that are read when they are due; a failure breaks the connection."""
-        ...
-
-    def close(self, code: int, reason: str, ready: Ready) -> None:
-        """Queue the WebSocket close after all queued frames; only the first one counts.
-
-        `code` as in RFC 6455, 7.4; `reason` has at most 123 bytes of UTF-8.
-        """
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -112,7 +93,7 @@ class Connection:
     _writing: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
 
     def send(self, frame: str, ready: Ready) -> None:
-        """Queue a text frame; `ready` is awaited before it is sent."""
+        """Queue a text frame, to be sent once `ready` returns; ignored after the end or a close."""
         if self._ended or self._close_queued:
             return
         size_bytes = max(frame_bytes(frame), QUEUED_BYTES_MIN)
@@ -123,12 +104,15 @@ class Connection:
         self._put(_Frame(text=frame, size_bytes=size_bytes, ready=ready))
 
     def send_again(self, frames: AsyncGenerator[str]) -> None:
-        """Queue frames that are read when they are due."""
+        """Queue frames that are read when they are due; a failure breaks the connection."""
         if not (self._ended or self._close_queued):
             self._put(_Again(frames=frames))
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
-        """Queue a close after all queued frames; only the first one counts."""
+        """Queue the WebSocket close after all queued frames; only the first one counts.
+
+        `code` as in RFC 6455, 7.4; `reason` has at most 123 bytes of UTF-8.
+        """
         if self._ended or self._close_queued:
             return
         self._close_queued = True

@@ -34,7 +34,7 @@ from recorder.read.past import Past
 
 from ..media.fair import Client
 from ..media.speech_detector import SpeechDetector
-from ..net.connection import Outlet, Ready
+from ..net.connection import Connection, Ready
 from ..slots.admission import Admission
 from ..telemetry.watching import SessionStatus, Watcher
 from . import rebuilding
@@ -208,10 +208,10 @@ class Driver:
         """As `Inbox`."""
         return self._clock_ns() - self._began_ns
 
-    def come_back(self, outlet: Outlet, *, used: str, token: str, after: int) -> None:
+    def come_back(self, connection: Connection, *, used: str, token: str, after: int) -> None:
         """Go on with the client on a new connection; `used` is its token, `token` the next one."""
         self.away_ns = None
-        resume_hash = self.peer.come_back(outlet, used=used, token=token)
+        resume_hash = self.peer.come_back(connection, used=used, token=token)
         self.post(ev.PeerAttached(at_ns=self.now_ns(), after=after, resume_hash=resume_hash))
 
     def peer_gone(self, number: int, code: int) -> None:
@@ -288,14 +288,14 @@ class Driver:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    async def run(self, outlet: Outlet | None) -> None:
+    async def run(self, connection: Connection | None) -> None:
         """Run the session until it is CLOSED and its slot is back, then finish the log.
 
-        After a cancellation or a bug of ours too, the slot is given back (B5). `outlet` is the
+        After a cancellation or a bug of ours too, the slot is given back (B5). `connection` is the
         client's connection; None for a session that is taken up.
         """
-        if outlet is not None:
-            self.peer.first(outlet)
+        if connection is not None:
+            self.peer.first(connection)
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
