@@ -133,7 +133,7 @@ class Driver:
             self._recording_failed,
             **({} if taken is None else taken.journal()),
         )
-        tokens = None if taken is None else Tokens.of(taken.token_hashes)
+        tokens = None if taken is None else Tokens(taken.token_hashes)
         self.peer = Peer(token, self._journal.again, tokens)
         for event in () if taken is None else taken.losses(self.now_ns()):
             self.post(event)

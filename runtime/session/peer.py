@@ -40,16 +40,9 @@ class _Arrival:
 class Tokens:
     """The tokens with which a client may come back: the last one, and maybe the one before it."""
 
-    def __init__(self, token: str) -> None:
-        """`token` is the first one; it may be empty, and then no token is right."""
-        self._hashes = [hash_of(token)] if token else []
-
-    @classmethod
-    def of(cls, hashes: Sequence[str]) -> Tokens:
-        """The tokens of these hashes, the last given first."""
-        tokens = cls("")
-        tokens._hashes = list(hashes)
-        return tokens
+    def __init__(self, hashes: Sequence[str]) -> None:
+        """`hashes`: of the tokens, the last given first; without any no token is right."""
+        self._hashes = list(hashes)
 
     def is_right(self, token: str) -> bool:
         """Whether a client with this token may come back; in constant time."""
@@ -82,7 +75,7 @@ class Peer:
         tokens: Tokens | None = None,
     ) -> None:
         self._again = again
-        self.tokens: Final = tokens or Tokens(token)
+        self.tokens: Final = tokens or Tokens([hash_of(token)] if token else [])
         self._arrivals: deque[_Arrival] = deque()
         self._first = token
         self._connection: Connection | None = None

@@ -167,7 +167,7 @@ class TakenUp:
         return Ended.of(
             self.session,
             owner=self.owner,
-            tokens=Tokens.of(self.token_hashes),
+            tokens=Tokens(self.token_hashes),
             path=self.path,
             close=self.outstanding.close,
             resume_s=resume_s,
