@@ -21,10 +21,10 @@ from protocol.values.limits import FRAME_BYTES_MAX
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.net.counters import Counters
 from runtime.net.http import HEADERS_MAX
-from runtime.net.limits import Limits
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.session.beginning import Arrival
 from runtime.settings.bounds import HANDSHAKE_S
+from runtime.settings.settings import Settings
 from tests.helpers import World, append_frame, init_frame, pcm, world
 from tests.transport import (
     CLOSE,
@@ -77,7 +77,7 @@ class Target:
 
 @asynccontextmanager
 async def attacked(
-    allowed: Limits | None = None, *, says: int = 0, mode: Any = "audio"
+    allowed: Settings | None = None, *, says: int = 0, mode: Any = "audio"
 ) -> AsyncIterator[Target]:
     """Run a server; `says` bytes of speech each second, or none."""
     speech = Speaks(text="words", pcm=pcm(says / 64_000)) if says else None

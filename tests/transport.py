@@ -22,7 +22,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from runtime.net.counters import Counters
 from runtime.net.http import error_body, make_app
 from runtime.net.keeper import LOOK_S
-from runtime.net.limits import Limits
 from runtime.net.listener import Address, WebSocketRequest, bind, serve
 from runtime.net.tls import Certificate
 from runtime.settings.settings import Settings
@@ -64,9 +63,9 @@ async def echo(request: WebSocketRequest) -> None:
             await websocket.send(str(await websocket.receive()))
 
 
-def limits(**changes: float) -> Limits:
+def limits(**changes: float) -> Settings:
     """Make limits as an operator gets them, with a few of the test's own."""
-    return attrs.evolve(Limits.of(Settings()), **changes)  # type: ignore[arg-type]
+    return attrs.evolve(Settings(), **changes)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -74,7 +73,7 @@ async def serving(
     on_websocket: Callable[[WebSocketRequest], Awaitable[None]] = echo,
     app: Starlette | None = None,
     *,
-    allowed: Limits | None = None,
+    allowed: Settings | None = None,
     certificate: Certificate | None = None,
     counters: Counters | None = None,
 ) -> AsyncIterator[Address]:
@@ -86,7 +85,7 @@ async def serving(
         listeners,
         on_websocket=on_websocket,
         app=app,
-        limits=allowed,
+        settings=allowed,
         certificate=certificate,
         counters=counters,
     )

@@ -24,7 +24,6 @@ from recorder.read.reader import LogReader
 from runtime.access.gate import Denied, Gate
 from runtime.net import listener
 from runtime.net.http import error_body, make_app
-from runtime.net.limits import Limits
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.websocket import WebSocket
 from runtime.serve.routing import NotServedError, route
@@ -134,9 +133,7 @@ async def serve(
     server: PlayServer, settings: Settings, on_bound: Callable[[tuple[Address, ...]], None]
 ) -> None:
     """Serve to the end, or a signal; port 0 is a free one. `OSError`: the port is not available."""
-    limits = attrs.evolve(
-        Limits.of(settings), messages_per_s_max=RATE_MAX, bytes_per_s_max=RATE_MAX
-    )
+    settings = attrs.evolve(settings, messages_per_s_max=RATE_MAX, bytes_per_s_max=RATE_MAX)
     listeners = await listener.bind(settings.host, settings.port)
     async with anyio.create_task_group() as tasks:
         listen = partial(
@@ -144,7 +141,7 @@ async def serve(
             listeners,
             on_websocket=server.on_websocket,
             app=make_app(lambda: "ready"),
-            limits=limits,
+            settings=settings,
         )
         on_bound(await tasks.start(listen))
         tasks.start_soon(_end_by_signal, tasks)

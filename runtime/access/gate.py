@@ -31,8 +31,8 @@ from .credentials import (
     values_of,
 )
 from .denials import Denials, Reason
+from .keys import ANYONE, Key
 from .origins import Origins, flag_for, read_origins
-from .principal import ANYONE, Principal, principal_of
 from .quotas import Quotas
 from .ring import KeyRing
 
@@ -71,7 +71,7 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
 class Admitted:
     """An admitted client; `subprotocol` is to be selected in the handshake, or None."""
 
-    principal: Principal
+    principal: Key
     subprotocol: str | None = None
 
 
@@ -101,7 +101,7 @@ class Gate:
         selected = next((it for it in SUBPROTOCOLS if it in offered_subprotocols), None)
         return Admitted(principal=principal, subprotocol=selected)
 
-    def admit_request(self, method: str, headers: Headers, *, secure: bool) -> Principal:
+    def admit_request(self, method: str, headers: Headers, *, secure: bool) -> Key:
         """Admit any other request, or raise `Denied`; arguments as of `admit_websocket`."""
         shown = shown_over_http(method, headers)
         return self._admit(headers, shown, challenge(method, headers), secure=secure)
@@ -110,7 +110,7 @@ class Gate:
         """Admit a request for a public page, without a key; `Denied` by host or origin."""
         self._check_source(headers, secure=secure)
 
-    def check_mode(self, principal: Principal, mode: Mode) -> None:
+    def check_mode(self, principal: Key, mode: Mode) -> None:
         """Raise `Denied` if the key does not allow the mode."""
         if not principal.may_use(mode):
             raise Denied(
@@ -152,7 +152,7 @@ class Gate:
 
     def _admit(
         self, headers: Headers, shown: Sequence[str], ask: tuple[str, str], *, secure: bool
-    ) -> Principal:
+    ) -> Key:
         self._check_source(headers, secure=secure)
         if self._keys is None:
             return ANYONE
@@ -166,7 +166,7 @@ class Gate:
                 f"subprotocols {SUBPROTOCOL} and {KEY_SUBPROTOCOL}KEY",
                 headers=[ask],
             )
-        return principal_of(key)
+        return key
 
 
 def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_time) -> Gate:
@@ -179,7 +179,7 @@ def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_
     return Gate(keys, origins, clock=clock)
 
 
-def require_admin(principal: Principal) -> None:
+def require_admin(principal: Key) -> None:
     """Raise `Denied` if the key has not the scope `admin`."""
     if not principal.is_admin:
         raise Denied(

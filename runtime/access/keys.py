@@ -59,15 +59,35 @@ class KeysWrongError(ValueError):
 
 @attrs.frozen(kw_only=True)
 class Key:
-    """An entry of the key file, as above; None where a field is missing."""
+    """An entry of the key file, as above, and what its client may do; None: a field is missing.
+
+    A client keeps the key with which it was admitted: a change affects new connections.
+    """
 
     name: str
-    hash: str = attrs.field(repr=False)
+    hash: str = attrs.field(default="", repr=False)
     scope: Scope = "use"
     sessions_max: int | None = None
     sessions_per_hour: int | None = None
     modes: tuple[Mode, ...] | None = None
     record_always: bool | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it may see and change what belongs to others."""
+        return self.scope == "admin"
+
+    def may_see(self, owner: str) -> bool:
+        """Whether it may see what belongs to the key `owner` (empty: to none)."""
+        return self.is_admin or (owner != "" and owner == self.name)
+
+    def may_use(self, mode: Mode) -> bool:
+        """Whether it may have a session of the mode."""
+        return self.modes is None or mode in self.modes
+
+
+ANYONE: Final = Key(name="", scope="admin")
+"""Any client of a server without keys; all of them share everything."""
 
 
 def new_key() -> str:

@@ -16,14 +16,16 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, cast
 
+import attrs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..net.http import json_response
 from .credentials import Headers
 from .denials import Denials
 from .gate import Denied, Gate
-from .principal import Principal
+from .keys import Key
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 HEADERS: Final = (
@@ -47,22 +49,14 @@ PRINCIPAL: Final = "principal"
 DENIALS: Final = "denials"
 
 
+@attrs.define(eq=False)
 class AccessMiddleware:
     """An application behind the gate; `secure`: TLS ends here; `is_public` paths need no key."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        gate: Gate,
-        *,
-        secure: bool = False,
-        is_public: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        self._app = app
-        self._is_public = is_public
-        self._gate = gate
-        self._secure = secure
-        self._headers = (*HEADERS, STRICT_TRANSPORT) if secure else HEADERS
+    _app: ASGIApp
+    _gate: Gate
+    _secure: bool = attrs.field(default=False, kw_only=True)
+    _is_public: Callable[[str], bool] = attrs.field(default=lambda _: False, kw_only=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; the application refuses other scopes than HTTP."""
@@ -71,10 +65,11 @@ class AccessMiddleware:
             return
         headers = [(key.decode("latin-1"), it.decode("latin-1")) for key, it in scope["headers"]]
         cors = self._cors(headers)
+        defaults = (*HEADERS, STRICT_TRANSPORT) if self._secure else HEADERS
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": _completed(message, self._headers, cors)}
+                message = {**message, "headers": _completed(message, defaults, cors)}
             await send(message)
 
         scope = {**scope, DENIALS: self._gate.denials}
@@ -105,9 +100,9 @@ class AccessMiddleware:
         )
 
 
-def principal_of(request: Request) -> Principal:
+def principal_of(request: Request) -> Key:
     """The principal of a request that came through the middleware."""
-    return cast(Principal, request.scope[PRINCIPAL])
+    return cast(Key, request.scope[PRINCIPAL])
 
 
 async def answer_denied(request: Request, error: Exception) -> Response:
@@ -120,7 +115,7 @@ def _answer(denied: Denied, scope: Scope) -> Response:
     peer, denials = scope.get("client"), cast(Denials, scope[DENIALS])
     told = "an unknown address" if peer is None else peer[0]
     denials.note(denied.reason, peer=told, asked="HTTP", name=denied.name, flag=denied.flag)
-    return Response(denied.body, denied.status, dict(denied.headers), media_type="application/json")
+    return json_response(denied.body, denied.status, dict(denied.headers))
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:

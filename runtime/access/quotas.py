@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final
 
 import anyio
 import attrs
 
-from .principal import Principal
+from .keys import Key
 
 HOUR_S: Final = 3_600.0
 PLACE_WAIT_S: Final = 2.5
@@ -29,7 +28,7 @@ class _Used:
 
 
 class Pass:
-    """One session's place in its key's quota; a context manager that leaves at the end."""
+    """One session's place in its key's quota."""
 
     def __init__(self, on_leave: Callable[[bool], None]) -> None:
         self._on_leave: Callable[[bool], None] | None = on_leave
@@ -40,17 +39,6 @@ class Pass:
         if on_leave is not None:
             on_leave(is_refund)
 
-    def __enter__(self) -> Pass:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.leave()
-
 
 class Quotas:
     """The sessions of all keys; `clock` gives seconds and never goes back."""
@@ -59,7 +47,7 @@ class Quotas:
         self._clock = clock
         self._used: dict[str, _Used] = {}
 
-    def enter(self, principal: Principal) -> Pass | None:
+    def enter(self, principal: Key) -> Pass | None:
         """Take a place for a session; None where the key has reached a limit."""
         self._forget()
         used = self._used.get(principal.name, _Used())
@@ -82,7 +70,7 @@ class Quotas:
 
         return Pass(leave)
 
-    async def enter_soon(self, principal: Principal) -> Pass | None:
+    async def enter_soon(self, principal: Key) -> Pass | None:
         """As `enter`, but wait briefly: after a reconnect the old session may still end."""
         place = self.enter(principal)
         with anyio.move_on_after(PLACE_WAIT_S):
@@ -90,15 +78,6 @@ class Quotas:
                 await anyio.sleep(PLACE_LOOK_S)
                 place = self.enter(principal)
         return place
-
-    def sessions(self, name: str) -> int:
-        """The running sessions of a key."""
-        used = self._used.get(name)
-        return 0 if used is None else used.now
-
-    def __len__(self) -> int:
-        """The number of keys that have counts."""
-        return len(self._used)
 
     def _forget(self) -> None:
         """Drop starts older than an hour, and keys without counts."""

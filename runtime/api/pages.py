@@ -23,7 +23,6 @@ from typing import Final
 from urllib.parse import quote
 
 import anyio.to_thread
-import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -165,13 +164,7 @@ class _LastRoute(Route):
         return (matched, child) if matched == Match.FULL else (Match.NONE, {})
 
 
-@attrs.define(init=False, eq=False)
 class _File:
-    size: int
-    etag: str
-    media_type: str
-    _file: FileIO
-
     def __init__(self, path: str) -> None:
         self._file = FileIO(path, opener=_open_plainly)
         found = os.fstat(self._file.fileno())

@@ -14,23 +14,27 @@ from ..access.middleware import principal_of
 
 RETRY_S: Final = 5
 """Seconds until a place may be free."""
+REFUSAL: Final = "there are too many of these at once"
 
 
 class Places:
-    """Places for one kind of answer: in all, and for one key, or address without keys."""
+    """Places for one kind of answer: in all, and for one key, or address without keys.
 
-    def __init__(self, most: int, most_each: int) -> None:
+    `refusal`: the text for a client without a place.
+    """
+
+    def __init__(self, most: int, most_each: int, refusal: str = REFUSAL) -> None:
         self._most = most
         self._most_each = most_each
+        self._refusal = refusal
         self._taken: Counter[str] = Counter()
 
     def take(self, request: Request) -> ExitStack:
         """Take a place, given back on leaving the stack; raises `HTTPException` (503) for none."""
         name = principal_of(request).name or f"@{request.client.host if request.client else ''}"
         if self._taken.total() >= self._most or self._taken[name] >= self._most_each:
-            text = "there are too many of these at once"
             headers = {"Retry-After": str(RETRY_S)}
-            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, text, headers)
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal, headers)
         self._taken[name] += 1
         place = ExitStack()
         place.callback(self._give_back, name)

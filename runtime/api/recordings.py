@@ -45,8 +45,8 @@ from recorder.keep.store import LogInfo, Logs, Store
 from recorder.keep.summary import State, Summary, whole_bytes
 
 from ..access.gate import require_admin
+from ..access.keys import Key
 from ..access.middleware import principal_of
-from ..access.principal import Principal
 from ..net.http import json_response
 from .elsewhere import NotHere
 from .files import send_file
@@ -226,7 +226,7 @@ class Recordings:
 
 def _page(
     summaries: Sequence[Summary],
-    principal: Principal,
+    principal: Key,
     wanted: Wanted,
     *,
     limit: int,

@@ -22,14 +22,15 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
+import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ..access.gate import require_admin
+from ..access.keys import Key
 from ..access.middleware import principal_of
-from ..access.principal import Principal
 from ..net.http import json_response
 from ..session.server import Server
 from ..slots.admission import TicketStatus
@@ -42,20 +43,14 @@ from .elsewhere import NotHere
 NO_TICKET: Final = "no session waits with that ticket"
 
 
+@attrs.define(eq=False)
 class Api:
     """The routes of one server; `server` returns None while the model loads."""
 
-    def __init__(
-        self,
-        server: Callable[[], Server | None],
-        status: Callable[[], ServerStatus],
-        metrics: Metrics,
-        models: Callable[[], tuple[str, ...]],
-    ) -> None:
-        self._server = server
-        self._status = status
-        self._metrics = metrics
-        self._models = models
+    _server: Callable[[], Server | None]
+    _status: Callable[[], ServerStatus]
+    _metrics: Metrics
+    _models: Callable[[], tuple[str, ...]]
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
@@ -131,14 +126,14 @@ class Api:
         server = self._server()
         return 0 if server is None else server.admission.queue_length
 
-    def _tickets(self, principal: Principal) -> list[TicketStatus]:
+    def _tickets(self, principal: Key) -> list[TicketStatus]:
         server = self._server()
         if server is None:
             return []
         tickets = server.admission.tickets()
         return [status for status in tickets if principal.may_see(status.ticket.owner)]
 
-    def _sessions(self, principal: Principal) -> list[SessionStatus]:
+    def _sessions(self, principal: Key) -> list[SessionStatus]:
         server = self._server()
         if server is None:
             return []

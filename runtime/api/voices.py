@@ -39,7 +39,7 @@ from ..media.voices import NAME_RULE, VoiceLibrary, VoiceRefusal, VoiceRefused, 
 from ..net.http import json_response
 from .bodies import read_body
 from .parameters import check_names, read_number
-from .places import RETRY_S
+from .places import Places
 
 UPLOADS_MAX: Final = 2
 """Each holds 12 MiB and, while it is decoded, a thread and four times that."""
@@ -61,7 +61,7 @@ class Voices:
     def __init__(self, library: VoiceLibrary | None, default: str | None) -> None:
         self._library = library
         self._default = default
-        self._uploads = 0
+        self._uploads = Places(UPLOADS_MAX, UPLOADS_MAX, "too many voices are being added")
         self._is_decoding = anyio.Lock()
         self._decoded: tuple[object, bytes] | None = None
 
@@ -89,17 +89,12 @@ class Voices:
         replace = read_number(request, "replace", 0, low=0, high=1) == 1
         if not is_voice_name(name):
             raise _refused("name")
-        if self._uploads >= UPLOADS_MAX:
-            text = "too many voices are being added"
-            raise HTTPException(_UNAVAILABLE, text, {"Retry-After": str(RETRY_S)})
-        self._uploads += 1
-        try:
+        with self._uploads.take(request):
             data = await read_body(request, WAV_BYTES_MAX)
-            is_new = await _in_thread(partial(_store, library, name, data, replace=replace))
-        except VoiceRefused as refused:
-            raise _refused(refused.reason) from None
-        finally:
-            self._uploads -= 1
+            try:
+                is_new = await _in_thread(partial(_store, library, name, data, replace=replace))
+            except VoiceRefused as refused:
+                raise _refused(refused.reason) from None
         status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
         return json_response({"name": name, "bytes": len(data)}, status)
 
@@ -126,7 +121,7 @@ class Voices:
                 read = partial(_decode, self._library, self._default)
                 self._decoded = stamp, await _in_thread(read, HTTPStatus.UNPROCESSABLE_ENTITY)
             body = self._decoded[1]
-        return Response(body, media_type="application/json")
+        return json_response(body)
 
 
 _NOT_FOUND: Final = HTTPStatus.NOT_FOUND

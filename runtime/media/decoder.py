@@ -35,9 +35,9 @@ from .image import (
     pixels_of,
     prove_small,
 )
-from .process import decode_picture, decode_video
+from .process import decode_apart
 from .sound import decode_audio, decode_wav
-from .values import Decoded, MediaError
+from .values import IMAGE, Decoded, MediaError
 from .video import read_video
 from .voices import VoiceLibrary, no_such_voice
 
@@ -107,9 +107,8 @@ class MediaDecoder:
         async with self._apart.place(client) as place:
             before_s = _children_s()
             try:
-                if effect.kind == "image":
-                    return await decode_picture(effect.data)
-                return await decode_video(effect.data, effect.stack_frames)
+                argument = IMAGE if effect.kind == "image" else str(effect.stack_frames)
+                return await decode_apart(effect.data, argument)
             finally:
                 place.used_s = _children_s() - before_s  # These are the only children.
 

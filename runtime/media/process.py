@@ -50,33 +50,21 @@ _UNREADABLE: Final = (
 _log = logging.getLogger("antiphon.media")
 
 
-async def decode_video(
+async def decode_apart(
     data: bytes,
-    stack_frames: int,
+    argument: str,
     command: tuple[str, ...] = _COMMAND,
     wait_s: float = VIDEO_WAIT_S,
 ) -> Decoded:
-    """Decode a video, of `stack_frames` pictures a second; cancelled, it kills the process.
+    """Decode a video, or a picture as `image.decode_image`; cancelled, it kills the process.
 
-    `command`: the worker's command line, without its argument; `wait_s`: the most that it may take.
+    `argument`: the worker's, `IMAGE` or a video's pictures a second; `command`: its command line
+    without that; `wait_s`: the most that it may take.
     `MediaError`: it is no video, damaged, too long, too large, or too slow to decode; or the system
     has no room for a process.
     """
-    return await _decode("video", [*command, str(stack_frames)], data, wait_s)
-
-
-async def decode_picture(
-    data: bytes, command: tuple[str, ...] = _COMMAND, wait_s: float = VIDEO_WAIT_S
-) -> Decoded:
-    """Decode a picture as `image.decode_image` does; arguments as of `decode_video`.
-
-    `MediaError`: it is damaged, or too slow to decode; or the system has no room for a process.
-    """
-    return await _decode("image", [*command, IMAGE], data, wait_s)
-
-
-async def _decode(what: str, command: list[str], data: bytes, wait_s: float) -> Decoded:
-    process = await _start(what, command)
+    what = IMAGE if argument == IMAGE else "video"
+    process = await _start(what, [*command, argument])
     with anyio.move_on_after(wait_s):
         async with process:  # Left by a cancellation, it kills the process and waits for its end.
             return await _ask(what, process, data)

@@ -14,7 +14,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from protocol.values.limits import VIDEO_BYTES_MAX, VIDEO_S_MAX
 from protocol.wire.media import Container, container_of
@@ -114,7 +114,8 @@ def _read_pictures(file: InputContainer, pictures: Pictures) -> tuple[Fraction, 
     """Take the pictures; return the first frame's time in the file, and the seconds after it."""
     start: Fraction | None = None
     at = step = Fraction(0)
-    for time, frame in _video_frames(file, _video_stream(file)):
+    options = {"max_pixels": str(CODED_PIXELS_MAX), "err_detect": "explode"}
+    for time, frame in _frames(file, _video_stream(file), options):
         start = time if start is None else start
         gap, at = time - start - at, max(time - start, at)
         if at >= VIDEO_S_MAX:
@@ -134,30 +135,18 @@ def _read_sound(file: InputContainer, start: Fraction, seconds: int) -> bytes:
     if not file.streams.audio:
         return b""
     track = Track(seconds)
-    for time, frame in _audio_frames(file, file.streams.audio[0]):
+    for time, frame in _frames(file, file.streams.audio[0], {}):
         if not track.add(time - start, frame):
             break
     return track.finish()
 
 
-def _video_frames(
-    file: InputContainer, stream: VideoStream
-) -> Iterator[tuple[Fraction, VideoFrame]]:
-    """Decode a stream: each frame with its time in seconds, in display order."""
-    options = {"max_pixels": str(CODED_PIXELS_MAX), "err_detect": "explode"}
+def _frames(
+    file: InputContainer, stream: S, options: dict[str, str]
+) -> Iterator[tuple[Fraction, Any]]:
+    """Decode a stream: each frame with its time in seconds, pictures in display order."""
     count = 0
     for packet in _packets(file, stream, options):
-        for frame in packet.decode():
-            count += 1
-            yield _time(frame, count), frame
-
-
-def _audio_frames(
-    file: InputContainer, stream: AudioStream
-) -> Iterator[tuple[Fraction, AudioFrame]]:
-    """Decode a stream: each piece with its time in seconds."""
-    count = 0
-    for packet in _packets(file, stream, {}):
         for frame in packet.decode():
             count += 1
             yield _time(frame, count), frame

@@ -46,12 +46,8 @@ class VoiceLibrary:
         self._folder = folder
         self._is_changing = threading.Lock()
 
-    def list(self) -> tuple[str, ...]:
-        """The names of the voices, sorted, `VOICES_MAX` at most."""
-        return tuple(self.sizes())
-
     def sizes(self) -> dict[str, int]:
-        """The bytes of each voice's file, by name."""
+        """The bytes of each voice's file, by name, sorted; `VOICES_MAX` at most."""
         try:
             found = {
                 path.name.removesuffix(SUFFIX): path.stat().st_size

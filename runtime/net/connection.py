@@ -1,6 +1,6 @@
 """One client's connection: a reader task and a writer task around one `WebSocket`.
 
-- The session's driver owns it: it awaits `run`; `send` and `close` never block.
+- The session's driver owns it: it awaits `run`; `send`, `send_again` and `close` return at once.
 - The reader awaits `on_frame` for each message: that is the back-pressure. The writer sends frames
   in order, each once its `ready` returned (the log has written it), those with the same `ready` in
   one call, and a `close` last. Neither task waits for the other.
@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 import attrs
@@ -48,25 +48,6 @@ ABORT_S: Final = 1.0
 Ready = Callable[[], Awaitable[None]]
 
 
-class Outlet(Protocol):
-    """The writing side of a connection; its methods return at once."""
-
-    def send(self, frame: str, ready: Ready) -> None:
-        """Queue a text frame, to be sent once `ready` returns; ignored after the end or a close."""
-        ...
-
-    def send_again(self, frames: AsyncGenerator[str]) -> None:
-        """Queue frames that are read when they are due; a failure breaks the connection."""
-        ...
-
-    def close(self, code: int, reason: str, ready: Ready) -> None:
-        """Queue the WebSocket close after all queued frames; only the first one counts.
-
-        `code` as in RFC 6455, 7.4; `reason` has at most 123 bytes of UTF-8.
-        """
-        ...
-
-
 @attrs.frozen(kw_only=True)
 class _Frame:
     text: str
@@ -86,10 +67,11 @@ class _Close:
     ready: Ready
 
 
+@attrs.define(eq=False)
 class Connection:
     """The two tasks of a connection, and the outbox; made in the event loop that runs it.
 
-    Args:
+    Attributes:
         websocket: open; `run` closes it in every case.
         on_frame: takes a message, None for one that was too big; it may hold the reader.
         on_gone: called once, with the code of the close; 1006 without one.
@@ -97,30 +79,21 @@ class Connection:
         stall_s: the time for a frame of any size to be taken.
     """
 
-    def __init__(
-        self,
-        websocket: WebSocket,
-        *,
-        on_frame: Callable[[Frame], Awaitable[None]],
-        on_gone: Callable[[int], None],
-        on_send_failed: Callable[[], None],
-        stall_s: float = SEND_STALL_S,
-    ) -> None:
-        self._websocket = websocket
-        self._on_frame = on_frame
-        self._on_gone = on_gone
-        self._on_send_failed = on_send_failed
-        self._stall_s = stall_s
-        self._outbox: deque[_Frame | _Again | _Close] = deque()
-        self._queued_bytes = 0
-        self._wakeup = anyio.Event()
-        self._close_queued = False
-        self._ended = False
-        self._reading = anyio.CancelScope()
-        self._writing = anyio.CancelScope()
+    _websocket: WebSocket
+    _on_frame: Callable[[Frame], Awaitable[None]] = attrs.field(kw_only=True)
+    _on_gone: Callable[[int], None] = attrs.field(kw_only=True)
+    _on_send_failed: Callable[[], None] = attrs.field(kw_only=True)
+    _stall_s: float = attrs.field(default=SEND_STALL_S, kw_only=True)
+    _outbox: deque[_Frame | _Again | _Close] = attrs.field(factory=deque, init=False)
+    _queued_bytes: int = attrs.field(default=0, init=False)
+    _wakeup: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    _close_queued: bool = attrs.field(default=False, init=False)
+    _ended: bool = attrs.field(default=False, init=False)
+    _reading: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
+    _writing: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
 
     def send(self, frame: str, ready: Ready) -> None:
-        """Queue a text frame; `ready` is awaited before it is sent."""
+        """Queue a text frame, to be sent once `ready` returns; ignored after the end or a close."""
         if self._ended or self._close_queued:
             return
         size_bytes = max(frame_bytes(frame), QUEUED_BYTES_MIN)
@@ -131,12 +104,15 @@ class Connection:
         self._put(_Frame(text=frame, size_bytes=size_bytes, ready=ready))
 
     def send_again(self, frames: AsyncGenerator[str]) -> None:
-        """Queue frames that are read when they are due."""
+        """Queue frames that are read when they are due; a failure breaks the connection."""
         if not (self._ended or self._close_queued):
             self._put(_Again(frames=frames))
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
-        """Queue a close after all queued frames; only the first one counts."""
+        """Queue the WebSocket close after all queued frames; only the first one counts.
+
+        `code` as in RFC 6455, 7.4; `reason` has at most 123 bytes of UTF-8.
+        """
         if self._ended or self._close_queued:
             return
         self._close_queued = True

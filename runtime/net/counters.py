@@ -1,13 +1,11 @@
 """A listener's counts: open connections, and refused and dropped ones by cause.
 
-The listener's parts write `Counters`; `statistics` is a copy. Causes are labels of metrics.
+The listener's parts write `Counters`; a status has a copy. Causes are labels of metrics.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal
 
 import attrs
@@ -20,24 +18,12 @@ Drop = Literal["stalled", "silent", "slow", "left"]
 left while it was held to its rate."""
 
 
-@attrs.frozen(kw_only=True)
-class Statistics:
-    """The counts of a listener: open now, and since the start by cause.
+@attrs.define(kw_only=True, eq=False)
+class Counters:
+    """The counts of one listener, all from zero: open now, and since the start by cause.
 
     `websockets` are part of `connections`; `pauses` of readers above their rate.
     """
-
-    connections: int
-    websockets: int
-    refused: Mapping[Refusal, int]
-    dropped: Mapping[Drop, int]
-    pauses: int
-    receiving_bytes: int
-
-
-@attrs.define(kw_only=True, eq=False)
-class Counters:
-    """The counts of one listener, all from zero."""
 
     connections: int = 0
     websockets: int = 0
@@ -46,13 +32,6 @@ class Counters:
     pauses: int = 0
     receiving_bytes: int = 0
 
-    def statistics(self) -> Statistics:
+    def copy(self) -> Counters:
         """Copy the current counts."""
-        return Statistics(
-            connections=self.connections,
-            websockets=self.websockets,
-            refused=MappingProxyType(dict(self.refused)),
-            dropped=MappingProxyType(dict(self.dropped)),
-            pauses=self.pauses,
-            receiving_bytes=self.receiving_bytes,
-        )
+        return attrs.evolve(self, refused=self.refused.copy(), dropped=self.dropped.copy())

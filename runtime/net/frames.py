@@ -21,7 +21,6 @@ _MASKED: Final = 0x80
 _SIZE: Final = 0x7F
 _OPCODES: Final = frozenset({0x0, 0x1, 0x2, 0x8, 0x9, 0xA})
 _TWO_BYTES: Final = 126
-_EIGHT_BYTES: Final = 127
 _MASK_BYTES: Final = 4
 CONTROL_BYTES_MAX: Final = 125
 """RFC 6455, 5.5: longer ones are invalid."""

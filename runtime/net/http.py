@@ -97,18 +97,18 @@ def make_app(
 _UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def json_response(value: object, status: int = HTTPStatus.OK) -> Response:
-    """Answer with JSON."""
-    return Response(orjson.dumps(value), status, media_type="application/json")
+def json_response(
+    value: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer with JSON; bytes are JSON already."""
+    body = value if isinstance(value, bytes) else orjson.dumps(value)
+    return Response(body, status, headers, media_type="application/json")
 
 
 async def _upgrade_required(_request: Request) -> Response:
-    return Response(
-        error_body("websocket_required", "this path speaks WebSocket (RFC 6455), version 13"),
-        HTTPStatus.UPGRADE_REQUIRED,
-        {"Upgrade": "websocket", "Connection": "Upgrade"},
-        media_type="application/json",
-    )
+    body = error_body("websocket_required", "this path speaks WebSocket (RFC 6455), version 13")
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+    return json_response(body, HTTPStatus.UPGRADE_REQUIRED, headers)
 
 
 async def http_error(_request: Request, error: Exception) -> Response:
@@ -116,23 +116,18 @@ async def http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     message = error.detail.lower() if error.detail else status.phrase.lower()
-    return Response(
-        error_body(status.name.lower(), message),
-        status,
-        dict(error.headers or {}),
-        media_type="application/json",
-    )
+    return json_response(error_body(status.name.lower(), message), status, error.headers)
 
 
 async def _request_timeout(_request: Request, _error: Exception) -> Response:
     """Answer a body that did not come in time; a client that left does not read it."""
     body = error_body("request_timeout", "the request's body did not come in time")
-    return Response(body, HTTPStatus.REQUEST_TIMEOUT, media_type="application/json")
+    return json_response(body, HTTPStatus.REQUEST_TIMEOUT)
 
 
 async def _internal_error(_request: Request, _error: Exception) -> Response:
     body = error_body("internal_error", "the server failed to answer")
-    return Response(body, HTTPStatus.INTERNAL_SERVER_ERROR, media_type="application/json")
+    return json_response(body, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 # -- the server of one connection ---------------------------------------------------------------

@@ -13,10 +13,11 @@ from typing import Final
 
 import trio
 
+from ..settings.settings import Settings
 from .budget import Share
 from .counters import Counters
 from .frames import FrameScanner
-from .limits import UNCOUNTED_BYTES, Limits
+from .limits import UNCOUNTED_BYTES
 from .link import Link
 from .rates import Rate
 from .tcp import RECEIVE_BUFFER_BYTES
@@ -44,7 +45,7 @@ class Intake(trio.abc.Stream):
         link: Link,
         *,
         head: bytes,
-        limits: Limits,
+        settings: Settings,
         message_bytes_max: int,
         share: Share,
         counters: Counters,
@@ -61,8 +62,8 @@ class Intake(trio.abc.Stream):
         self._on_too_big = on_too_big
         self._last_words = last_words
         self._rate = Rate(
-            limits.messages_per_s_max,
-            limits.bytes_per_s_max,
+            settings.messages_per_s_max,
+            settings.bytes_per_s_max,
             message_bytes_max,
             trio.current_time(),
         )

@@ -3,7 +3,8 @@
 - `stalled`: bytes wait for the peer, and for `stall_s` it has taken none, by its machine's
   acknowledgements: a slow but steady client may take its time. An HTTP answer is kept in memory
   until it is taken: while a send waits, `HTTP_BYTES_PER_S_MIN` must be taken.
-- `silent`: a WebSocket from which no byte, not even a pong, came in `pong_wait_s` while we read.
+- `silent`: a WebSocket from which no byte, not even a pong, came in `pong_wait_s` while we read;
+  without pings none is.
 - `slow`: a message that keeps others waiting for room for too long (`budget`).
 - `left`: held to its rate, and its end arrived `LEAVE_S` ago after unread bytes.
 - A late look drops none: the loop was held up, and new bytes are unread.
@@ -18,9 +19,10 @@ from typing import Final
 import attrs
 import trio
 
+from ..settings.settings import Settings
 from .budget import Budget, Share
 from .counters import Counters
-from .limits import Limits
+from .limits import RECEIVING_BYTES_MAX
 from .link import Link
 from .memory import HEAP_SPARE_BYTES, give_back
 
@@ -54,18 +56,18 @@ class Line:
     _left_at_s: float | None = None
     _held: tuple[float, int] | None = None
 
-    def start(self, now_s: float, limits: Limits) -> None:
+    def start(self, now_s: float, settings: Settings) -> None:
         """Begin at the present time."""
         self._taken_at_s = self._heard_at_s = now_s
-        self._ping_at_s = now_s + limits.ping_s
+        self._ping_at_s = now_s + settings.ping_s
 
-    def look(self, now_s: float, limits: Limits, *, judges: bool) -> None:
+    def look(self, now_s: float, settings: Settings, *, judges: bool) -> None:
         """Check its progress since the last look; drop it if there is none."""
-        self._look_at_sending(now_s, limits.stall_s, judges=judges)
+        self._look_at_sending(now_s, settings.stall_s, judges=judges)
         if self.share is None:
-            self._look_at_pace(now_s, limits.stall_s, judges=judges)
+            self._look_at_pace(now_s, settings.stall_s, judges=judges)
         else:
-            self._look_at_hearing(now_s, limits, judges=judges)
+            self._look_at_hearing(now_s, settings, judges=judges)
             self._look_at_leaving(now_s)
 
     def _look_at_sending(self, now_s: float, stall_s: float, *, judges: bool) -> None:
@@ -88,13 +90,13 @@ class Line:
         if judges and taken - before < due:
             self.link.drop("stalled")
 
-    def _look_at_hearing(self, now_s: float, limits: Limits, *, judges: bool) -> None:
+    def _look_at_hearing(self, now_s: float, settings: Settings, *, judges: bool) -> None:
         tcp = self.link.tcp
         signs = tcp.signs_of_life
         if signs != self._signs or not tcp.is_reading:
             self._signs = signs
             self._heard_at_s = now_s
-        elif judges and limits.ping_s and now_s - self._heard_at_s >= limits.pong_wait_s:
+        elif judges and settings.ping_s and now_s - self._heard_at_s >= settings.pong_wait_s:
             self.link.drop("silent")
 
     def _look_at_leaving(self, now_s: float) -> None:
@@ -125,16 +127,16 @@ class Line:
 class Keeper:
     """Watches the connections of one listener, and holds their shared state."""
 
-    def __init__(self, limits: Limits, counters: Counters) -> None:
-        self.limits = limits
+    def __init__(self, settings: Settings, counters: Counters) -> None:
+        self.settings = settings
         self.counters = counters
-        self.budget = Budget(limits.receiving_bytes_max, counters)
+        self.budget = Budget(RECEIVING_BYTES_MAX, counters)
         self._lines: dict[Line, None] = {}
         self._height_bytes = 0
 
     def add(self, line: Line) -> None:
         """Watch a connection from now on."""
-        line.start(trio.current_time(), self.limits)
+        line.start(trio.current_time(), self.settings)
         self._lines[line] = None
 
     def discard(self, line: Line) -> None:
@@ -153,8 +155,8 @@ class Keeper:
                 before_s = now_s
                 judges = not 0 < late_looks <= LATE_LOOKS_MAX
                 for line in list(self._lines):
-                    line.look(now_s, self.limits, judges=judges)
-                    if line.is_due(now_s, self.limits.ping_s):
+                    line.look(now_s, self.settings, judges=judges)
+                    if line.is_due(now_s, self.settings.ping_s):
                         pings.start_soon(line.ping)
                 self._look_at_messages(now_s)
                 if self._has_fallen():

@@ -32,13 +32,12 @@ from .counters import Counters, Refusal
 from .heads import Refused, answer, check_handshake, parse_target, read_head, say_last
 from .http import HttpServer, error_body, header_tokens, wants_websocket
 from .keeper import Keeper, Line
-from .limits import Limits
 from .link import Link
 from .places import Places
 from .tcp import TcpStream
 from .tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
 from .upstream import Upstream
-from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed, accept
+from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed
 
 BACKLOG: Final = 1024
 """Connections in the kernel's queue: a fleet of clients reconnects all at once."""
@@ -97,8 +96,10 @@ class WebSocketRequest:
         handshake = Handshake(
             key=self._key, subprotocol=subprotocol, frame_bytes_max=frame_bytes_max
         )
-        self._websocket = await accept(self._nursery, self._link, handshake, self._keeper)
-        return self._websocket
+        websocket = TrioWebSocket(self._link, handshake, self._keeper)
+        await self._nursery.start(websocket.run)
+        self._websocket = websocket
+        return websocket
 
     async def reject(
         self, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
@@ -142,7 +143,7 @@ async def serve(
     *,
     on_websocket: Callable[[WebSocketRequest], Awaitable[None]],
     app: ASGIApp,
-    limits: Limits | None = None,
+    settings: Settings | None = None,
     certificate: Certificate | None = None,
     counters: Counters | None = None,
     has_files: Callable[[], bool] = lambda: True,
@@ -154,13 +155,14 @@ async def serve(
         listeners: bound; closed at the end.
         on_websocket: answers each WebSocket request, in its connection's task. An exception is
             logged and ends the connection.
-        limits: None takes those of `Settings`.
+        settings: the limits of connections; None takes the defaults.
         certificate: serve TLS only, and watch its file; None serves plain TCP.
         has_files: whether enough file descriptors are left for another connection.
         task_status: started with the bound addresses, once connections are taken.
     """
-    keeper = Keeper(limits or Limits.of(Settings()), counters or Counters())
-    server = _Server(on_websocket, app, keeper, certificate, has_files)
+    keeper = Keeper(settings or Settings(), counters or Counters())
+    places = Places(keeper.settings, keeper.counters, has_files)
+    server = _Server(on_websocket, app, keeper, certificate, places)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.run)
         if certificate is not None:
@@ -169,29 +171,20 @@ async def serve(
         task_status.started(tuple(_address(it.socket.getsockname()) for it in listeners))
 
 
+@attrs.define(eq=False)
 class _Server:
-    def __init__(
-        self,
-        on_websocket: Callable[[WebSocketRequest], Awaitable[None]],
-        app: ASGIApp,
-        keeper: Keeper,
-        certificate: Certificate | None,
-        has_files: Callable[[], bool],
-    ) -> None:
-        self._on_websocket = on_websocket
-        self._app = app
-        self._keeper = keeper
-        self._certificate = certificate
-        self._limits = keeper.limits
-        self._counters = keeper.counters
-        self._places = Places(keeper.limits, keeper.counters, has_files)
-        self._refusals = 0
+    _on_websocket: Callable[[WebSocketRequest], Awaitable[None]]
+    _app: ASGIApp
+    _keeper: Keeper
+    _certificate: Certificate | None
+    _places: Places
+    _refusals: int = 0
 
     async def serve_connection(self, socket_stream: trio.SocketStream) -> None:
         """Serve one connection to its end; raises nothing but `Cancelled`."""
         try:
             peer = _address(socket_stream.socket.getpeername())
-            link = Link(TcpStream(socket_stream), self._counters, peer.host)
+            link = Link(TcpStream(socket_stream), self._keeper.counters, peer.host)
             refusal = self._places.enter(peer.host, trio.current_time())
             if refusal is not None:
                 await self._turn_away(link, refusal)
@@ -222,27 +215,27 @@ class _Server:
         if refusal == "full":
             return 503, "the server has no room for another connection"
         if refusal == "address":
-            at_once = self._limits.connections_per_address_max
+            at_once = self._keeper.settings.connections_per_address_max
             return 429, f"an address may have {at_once} connections at once"
-        per_s = self._limits.connections_per_address_per_s_max
+        per_s = self._keeper.settings.connections_per_address_per_s_max
         return 429, f"an address may open {per_s:g} connections a second"
 
     async def _route(self, link: Link, peer: Address) -> None:
-        wait_s = self._limits.handshake_s
+        wait_s = self._keeper.settings.handshake_s
         deadline_s = trio.current_time() + wait_s
         if self._certificate is not None:
             with trio.move_on_at(deadline_s) as scope:
                 is_secure = await self._secure(link, self._certificate)
             if scope.cancelled_caught or not is_secure:
                 is_silent = scope.cancelled_caught and not link.tcp.reads
-                self._counters.refused["silent" if is_silent else "tls"] += 1
+                self._keeper.counters.refused["silent" if is_silent else "tls"] += 1
                 link.abort()
                 return
         try:
             head = await read_head(link, deadline_s=deadline_s, wait_s=wait_s)
             if head is None:
                 if trio.current_time() >= deadline_s:  # else the peer has left
-                    self._counters.refused["silent"] += 1
+                    self._keeper.counters.refused["silent"] += 1
                 return
             if wants_websocket(head.request):
                 link.put_back(head.trailing)
@@ -251,7 +244,7 @@ class _Server:
                 link.put_back(head.raw)
                 await self._serve_http(link)
         except Refused as refused:
-            self._counters.refused["head"] += 1
+            self._keeper.counters.refused["head"] += 1
             await answer(link, refused.status, refused.body, refused.headers)
 
     async def _secure(self, link: Link, certificate: Certificate) -> bool:

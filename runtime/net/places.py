@@ -1,7 +1,8 @@
 """Places for connections: in all, for one address, and new ones a second for it.
 
 An IPv6 address counts by its /64, one household's or machine's; an IPv4 address written as IPv6
-counts as IPv4. Nothing here waits.
+counts as IPv4. New ones are counted on average: a burst may take all places of an address. Nothing
+here waits.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import ipaddress
 from collections.abc import Callable
 from typing import Final
 
+from ..settings.settings import Settings
 from .arrivals import Arrivals
 from .counters import Counters, Refusal
-from .limits import Limits
 
 NETWORK_BITS: Final = 64
 """Of an IPv6 address: the network's owner chooses the rest freely."""
@@ -22,14 +23,14 @@ class Places:
     """The places of one listener; `has_files`: descriptors are left for another connection."""
 
     def __init__(
-        self, limits: Limits, counters: Counters, has_files: Callable[[], bool] = lambda: True
+        self, settings: Settings, counters: Counters, has_files: Callable[[], bool] = lambda: True
     ) -> None:
-        self._limits = limits
+        self._settings = settings
         self._has_files = has_files
         self._counters = counters
         self._taken: dict[str, int] = {}
         self._arrivals = Arrivals(
-            limits.connections_per_address_per_s_max, limits.connections_per_address_max
+            settings.connections_per_address_per_s_max, settings.connections_per_address_max
         )
 
     def enter(self, host: str, now_s: float) -> Refusal | None:
@@ -37,9 +38,9 @@ class Places:
         origin = origin_of(host)
         taken = self._taken.get(origin, 0)
         refusal: Refusal | None = None
-        if self._counters.connections >= self._limits.connections_max or not self._has_files():
+        if self._counters.connections >= self._settings.connections_max or not self._has_files():
             refusal = "full"
-        elif taken >= self._limits.connections_per_address_max:
+        elif taken >= self._settings.connections_per_address_max:
             refusal = "address"
         elif not self._arrivals.take(origin, now_s):
             refusal = "rate"

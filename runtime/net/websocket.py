@@ -116,23 +116,12 @@ class Handshake:
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
-async def accept(
-    nursery: trio.Nursery, link: Link, handshake: Handshake, keeper: Keeper
-) -> TrioWebSocket:
-    """Answer a checked request with 101 and open its WebSocket; the caller closes or aborts it.
-
-    `nursery`: owns the task that reads; cancelling it ends the WebSocket. `link`: the connection,
-    with the bytes after the request's head put back.
-
-    `WebSocketClosed`: the peer left before it was open.
-    """
-    websocket = TrioWebSocket(link, handshake, keeper)
-    await nursery.start(websocket.run)
-    return websocket
-
-
 class TrioWebSocket:
-    """A server's WebSocket on trio-websocket; the keeper watches it while it is open."""
+    """A server's WebSocket on trio-websocket; the keeper watches it while it is open.
+
+    `link`: the connection, with the bytes after the request's head put back. The task that awaits
+    `run` reads; cancelling it ends the WebSocket. The caller closes or aborts it.
+    """
 
     def __init__(self, link: Link, handshake: Handshake, keeper: Keeper) -> None:
         self._link = link
@@ -142,7 +131,7 @@ class TrioWebSocket:
         self._intake = Intake(
             link,
             head=handshake.head(),
-            limits=keeper.limits,
+            settings=keeper.settings,
             message_bytes_max=handshake.frame_bytes_max,
             share=self._share,
             counters=keeper.counters,
@@ -156,7 +145,10 @@ class TrioWebSocket:
         self._told_too_big = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the library's reader task; started with the 101, else `WebSocketClosed`."""
+        """Answer the request with 101, and hold the library's reader task; started then.
+
+        `WebSocketClosed`: the peer left before it was open.
+        """
         opened = False
         try:
             async with trio.open_nursery() as nursery:

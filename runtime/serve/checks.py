@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -72,14 +73,10 @@ def _access(settings: Settings) -> Iterator[str]:
             "every client that reaches this address may use the server"
         )
     if settings.keys is not None:
-        try:
-            read_key_file(settings.keys)
-        except KeyFileError as error:
-            yield f"keys: {error}"
-    try:
-        read_origins(settings.origins, has_keys=settings.keys is not None, host=settings.host)
-    except ValueError as error:
-        yield f"origins: {error}"
+        yield from _tried("keys", partial(read_key_file, settings.keys), KeyFileError)
+    has_keys = settings.keys is not None
+    read = partial(read_origins, settings.origins, has_keys=has_keys, host=settings.host)
+    yield from _tried("origins", read)
 
 
 def _tls(settings: Settings) -> Iterator[str]:
@@ -87,21 +84,16 @@ def _tls(settings: Settings) -> Iterator[str]:
         yield "tls_cert: a certificate needs its private key, tls_key"
     if settings.tls_key is not None and settings.tls_cert is None:
         yield "tls_key: a private key needs its certificate, tls_cert"
-    for name, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
-        if path is not None and not _can_be_read(path):
-            yield f"{name}: there is no file {path} that can be read"
+    yield from _file("tls_cert", settings.tls_cert)
+    yield from _file("tls_key", settings.tls_key)
 
 
 def _workers(settings: Settings) -> Iterator[str]:
     """Check the addresses of workers, and what their network asks for."""
-    file, ca = settings.worker_token_file, settings.worker_ca
-    if ca is not None and not _can_be_read(ca):
-        yield f"worker_ca: there is no file {ca} that can be read"
-    try:
-        if file is not None:
-            read_token(file)
-    except ValueError as error:
-        yield f"worker_token_file: {error}"
+    file = settings.worker_token_file
+    yield from _file("worker_ca", settings.worker_ca)
+    if file is not None:
+        yield from _tried("worker_token_file", partial(read_token, file))
     if not settings.worker_addresses:
         return
     for text in settings.worker_addresses:
@@ -140,24 +132,16 @@ def _ray(settings: Settings) -> Iterator[str]:
 
 
 def _gateways(settings: Settings) -> Iterator[str]:
-    ca = settings.gateway_ca
-    if ca is not None and not _can_be_read(ca):
-        yield f"gateway_ca: there is no file {ca} that can be read"
+    yield from _file("gateway_ca", settings.gateway_ca)
     for text in settings.gateways:
-        try:
-            read_gateway(text)
-        except ValueError as error:
-            yield f"gateways: {error}"
+        yield from _tried("gateways", partial(read_gateway, text))
 
 
 def _models(settings: Settings) -> Iterator[str]:
     if settings.worker_addresses or settings.placement == "ray":
         return
     for name, model in (("model", settings.model), *(("workers", it) for it in settings.workers)):
-        try:
-            check_model(model)
-        except ModelUnknownError as error:
-            yield f"{name}: {error}"
+        yield from _tried(name, partial(check_model, model), ModelUnknownError)
 
 
 def _voices(settings: Settings) -> Iterator[str]:
@@ -197,14 +181,23 @@ def _store(settings: Settings) -> Iterator[str]:
     if folder is None:
         yield "store: nothing is recorded that could be stored; leave out --no-record"
         return
-    try:
-        RemoteStore.open(url)
-    except StoreError as error:
-        yield f"store: {error}"
+    yield from _tried("store", partial(RemoteStore.open, url), StoreError)
     place = urlsplit(url)
     if place.scheme == "file" and Path(unquote(place.path)).resolve() == folder.resolve():
         yield f"store: {url} is the folder of the recordings itself, record_to"
 
 
-def _can_be_read(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.R_OK)
+def _file(name: str, path: Path | None) -> Iterator[str]:
+    """Check that a setting's file can be read."""
+    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+        yield f"{name}: there is no file {path} that can be read"
+
+
+def _tried(
+    name: str, read: Callable[[], object], wrong: type[Exception] = ValueError
+) -> Iterator[str]:
+    """Read a setting, and say why it is wrong."""
+    try:
+        read()
+    except wrong as error:
+        yield f"{name}: {error}"

@@ -22,23 +22,17 @@ LOGS_ENDING_MAX: Final = 256
 _logger = logging.getLogger("antiphon.server")
 
 
-@attrs.frozen(kw_only=True)
-class Allowance:
-    """The limits of connections, and of logs of ended sessions, that the open files allow."""
+def allow(wanted: int, *, files: int | None) -> tuple[int, int]:
+    """The limits that `files` open files allow; None means no limit.
 
-    connections_max: int
-    logs_ending_max: int
-
-
-def allow(wanted: int, *, files: int | None) -> Allowance:
-    """The connections that `files` open files allow, at most `wanted`; None means no limit."""
+    Returns:
+        Of connections, at most `wanted`, and of logs of ended sessions.
+    """
     if files is None or files >= 2 * wanted + OTHER_FILES:
-        return Allowance(connections_max=wanted, logs_ending_max=LOGS_ENDING_MAX)
+        return wanted, LOGS_ENDING_MAX
     reserve = min(OTHER_FILES, files // 2)
-    return Allowance(
-        connections_max=max(1, min(wanted, (files - reserve) // 2)),
-        logs_ending_max=max(1, reserve * LOGS_ENDING_MAX // OTHER_FILES),
-    )
+    connections_max = max(1, min(wanted, (files - reserve) // 2))
+    return connections_max, max(1, reserve * LOGS_ENDING_MAX // OTHER_FILES)
 
 
 def allow_open_files(settings: Settings) -> tuple[Settings, int]:
@@ -49,12 +43,11 @@ def allow_open_files(settings: Settings) -> tuple[Settings, int]:
     files = None if resource.RLIM_INFINITY in (soft, hard) else min(max(soft, needed), hard)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed if files is None else files, hard))
-    allowance = allow(wanted, files=files)
-    if allowance.connections_max < wanted:
+    connections_max, logs_ending_max = allow(wanted, files=files)
+    if connections_max < wanted:
         text = (
             "%d files may be open: connections_max is lowered from %d to %d. Raise the limit "
             "(ulimit -n) to %d"
         )
-        _logger.warning(text, files, wanted, allowance.connections_max, needed)
-    kept = attrs.evolve(settings, connections_max=allowance.connections_max)
-    return kept, allowance.logs_ending_max
+        _logger.warning(text, files, wanted, connections_max, needed)
+    return attrs.evolve(settings, connections_max=connections_max), logs_ending_max

@@ -25,8 +25,8 @@ from recorder.keep.remote import RemoteStore
 from recorder.write.writer import Recorder
 
 from ..access.gate import Denied, open_gate
+from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
-from ..access.principal import Principal
 from ..api.elsewhere import NotHere
 from ..api.marks import Marks
 from ..api.pages import Pages, is_public
@@ -40,7 +40,7 @@ from ..net.counters import Counters
 from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket
-from ..session.beginning import VERSION, Arrival, model_names
+from ..session.beginning import VERSION, model_names
 from ..session.server import NO_SESSION, Server
 from ..settings.settings import Settings
 from ..slots.place import workers_wanted
@@ -191,7 +191,7 @@ class Gateway:
             connections=self._counters.connections,
             tasks=tasks_living(),
             recorder={} if recorder is None else attrs.asdict(recorder.statistics),
-            listener=self._counters.statistics(),
+            listener=self._counters.copy(),
             workers=None if server is None else server.workers.statistics,
             workers_wanted=None if server is None else self.workers_wanted(),
             retention=None if self._retainer is None else self._retainer.statistics,
@@ -267,21 +267,17 @@ class Gateway:
         server: Server,
         websocket: WebSocket,
         to: Route,
-        principal: Principal,
+        principal: Key,
         on_left: Callable[[], None],
     ) -> None:
         place = await self._gate.quotas.enter_soon(principal)
         reason: EndReason | None = None
         try:
-            arrival = Arrival(
-                mode=to.mode,
-                endpoint=to.endpoint,
-                label=to.label,
-                quiet=to.quiet,
+            arrival = attrs.evolve(
+                to,
                 owner=principal.name,
-                must_record=principal.record_always,
+                must_record=principal.record_always is True,
                 refusal=ErrorCode.WORKER_BUSY if place is None else None,
-                resumable=to.resumable,
             )
             reason = await server.handle(websocket, arrival, on_left)
         finally:

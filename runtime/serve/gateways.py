@@ -30,7 +30,7 @@ from ..access.hosts import PORT_OF, read_origin
 from ..api.bodies import read_body
 from ..api.elsewhere import NotHere
 from ..api.streaming import Stream, Write
-from ..net.http import error_body, http_error
+from ..net.http import error_body, http_error, json_response
 from ..net.listener import WebSocketRequest
 from ..net.upstream import SWITCHING, Address, Asked, Headers, Upstream, UpstreamError, ask
 from ..settings.settings import Settings
@@ -112,7 +112,7 @@ class Gateways:
         """Answer a request for what is not here: by the gateway that has it, or with a 404."""
         assert isinstance(error, NotHere)
         if RELAYED in request.headers:
-            return _json(NOT_HERE, error_body("not_here", error.detail))
+            return json_response(error_body("not_here", error.detail), NOT_HERE)
         missing = await http_error(request, error)
         if not self._all or not is_recording_id(error.name):
             return missing
@@ -142,7 +142,7 @@ class Gateways:
                     )
                 await response(scope, receive, send)
         except GatewayAway as away:
-            await _json(AWAY, away.body, away.headers)(scope, receive, send)
+            await json_response(away.body, AWAY, dict(away.headers))(scope, receive, send)
 
     @asynccontextmanager
     async def _owner(self, asked: Asked) -> AsyncIterator[Upstream | None]:
@@ -220,10 +220,6 @@ async def _whole(owner: Upstream) -> bytes:
         if len(body) >= ANSWER_BYTES_MAX:
             break
     return body[:ANSWER_BYTES_MAX]
-
-
-def _json(status: HTTPStatus, body: bytes, headers: Headers = ()) -> Response:
-    return Response(body, status, dict(headers), media_type="application/json")
 
 
 def _address(text: str, ca: Path | None) -> Address:

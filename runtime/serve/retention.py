@@ -16,6 +16,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
+import attrs
 
 from recorder.keep.retention import Retention, RetentionStatistics, prune
 from recorder.keep.store import LogInfo, Store
@@ -31,29 +32,22 @@ MB: Final = 1_000_000
 _logger = logging.getLogger("antiphon.server")
 
 
+@attrs.define(eq=False)
 class Retainer:
     """Keeps the recordings of one server.
 
-    Args:
+    Attributes:
         directory: the recordings.
         retention: what to keep.
         may_go: whether a log that is due may be removed; blocking.
         clock: seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        retention: Retention,
-        *,
-        may_go: Callable[[LogInfo], bool] = lambda _: True,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._store = Store(directory)
-        self._retention = retention
-        self._may_go = may_go
-        self._clock = clock
-        self.statistics = RetentionStatistics()
+    _directory: Path
+    _retention: Retention
+    _may_go: Callable[[LogInfo], bool] = attrs.field(default=lambda _: True, kw_only=True)
+    _clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
+    statistics: RetentionStatistics = attrs.field(factory=RetentionStatistics, init=False)
 
     async def run(self) -> None:
         """Prune now and then; runs until cancelled."""
@@ -64,13 +58,13 @@ class Retainer:
     async def look(self) -> None:
         """Prune once, and count the rest."""
         work = partial(
-            prune, self._store, self._retention, now_s=self._clock(), may_go=self._may_go
+            prune, Store(self._directory), self._retention, now_s=self._clock(), may_go=self._may_go
         )
         try:
             # A disk that hangs must not keep the server from ending.
             done = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
         except OSError as error:
-            _logger.error("cannot look through %s: %s", self._store.directory, error.strerror)
+            _logger.error("cannot look through %s: %s", self._directory, error.strerror)
             return
         self.statistics = self.statistics.after(done)
         if done.removed:

@@ -27,7 +27,6 @@ from typing import Final
 
 import attrs
 
-from protocol.values.events import Endpoint
 from protocol.values.limits import LABEL_CHARS_MAX
 from protocol.values.modes import Mode
 from protocol.wire.dialects import (
@@ -43,6 +42,7 @@ from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
 from ..access.credentials import OPENAI_SUBPROTOCOL
+from ..session.beginning import Arrival
 
 REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
@@ -86,22 +86,14 @@ SPOKEN: Final[Mapping[str, Spoken]] = {
 
 
 @attrs.frozen(kw_only=True)
-class Route:
-    """A client's session.
+class Route(Arrival):
+    """A client's session, as its handshake asks for it.
 
     Attributes:
-        label: the client's name for it; may be empty.
-        quiet: with a free slot, no queue messages.
-        resumable: the client wants to be able to come back.
         resume: the recording of the session to which it comes back; empty for a new one.
     """
 
-    mode: Mode
     dialect: Dialect
-    endpoint: Endpoint
-    label: str = ""
-    quiet: bool = False
-    resumable: bool = False
     resume: str = ""
 
 

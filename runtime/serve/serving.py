@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -29,7 +30,6 @@ from ..model.backends.base import Backend, BackendError, Remote
 from ..model.models import load_backend, require_deterministic
 from ..net import listener
 from ..net.counters import Counters
-from ..net.limits import Limits
 from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
@@ -164,10 +164,8 @@ async def _judge(settings: Settings) -> Callable[[], Judge]:
 async def _make(make: Callable[..., Server], settings: Settings) -> Server:
     """Make the server, and go on with the sessions of the one before; clients wait meanwhile."""
     server = make(identities=SystemIdentities())
-    try:
+    with _needing(OSError, what="cannot read the recordings: "):
         sessions = await server.take_up() if settings.resumable else 0
-    except OSError as error:
-        raise CannotServeError(f"cannot read the recordings: {error}") from error
     if sessions:
         _logger.warning("%d sessions of the server before go on", sessions)
     return server
@@ -176,13 +174,20 @@ async def _make(make: Callable[..., Server], settings: Settings) -> Server:
 # -- what serving needs ----------------------------------------------------------------------------
 
 
+@contextmanager
+def _needing(*wrong: type[Exception], what: str = "") -> Iterator[None]:
+    """Raise `CannotServeError` for these errors, with `what` before their text."""
+    try:
+        yield
+    except wrong as error:
+        raise CannotServeError(f"{what}{error}") from error
+
+
 def _certificate(settings: Settings) -> Certificate | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    try:
+    with _needing(CertificateError):
         return Certificate(settings.tls_cert, settings.tls_key)
-    except CertificateError as error:
-        raise CannotServeError(str(error)) from error
 
 
 def _voices(settings: Settings) -> VoiceLibrary | None:
@@ -193,12 +198,10 @@ async def _store(settings: Settings) -> RemoteStore | None:
     """Open the object store, and list it: it cannot be seen otherwise whether it is usable."""
     if settings.store is None or settings.record_to is None:
         return None
-    try:
+    with _needing(OSError, what="cannot use the object store "):
         remote = RemoteStore.open(settings.store)
         await anyio.to_thread.run_sync(remote.check, abandon_on_cancel=True)
-    except OSError as error:
-        raise CannotServeError(f"cannot use the object store {error}") from error
-    return remote
+        return remote
 
 
 def _gateway(
@@ -210,7 +213,7 @@ def _gateway(
     voices: VoiceLibrary | None,
     remote: RemoteStore | None,
 ) -> Gateway:
-    try:
+    with _needing(KeyFileError, TracesMissingError, ValueError):
         return Gateway(
             settings,
             counters=counters,
@@ -219,8 +222,6 @@ def _gateway(
             voices=voices,
             remote=remote,
         )
-    except (KeyFileError, TracesMissingError, ValueError) as error:
-        raise CannotServeError(str(error)) from error
 
 
 def _port(
@@ -234,7 +235,7 @@ def _port(
         listener.serve,
         on_websocket=gateway.on_websocket,
         app=gateway.app(),
-        limits=Limits.of(settings),
+        settings=settings,
         certificate=certificate,
         counters=counters,
         has_files=has_files,
@@ -292,18 +293,15 @@ async def _load_workers(settings: Settings, placement: Placement) -> Workers:
     load = partial(_load_one, settings, placement)
     loaded: list[Backend] = []
     for place, name in enumerate(placement.names):
-        try:
+        wrong = (OSError, ValueError, RuntimeError, BackendError)
+        with _needing(*wrong, what=f"cannot load the model {name}: "):
             loaded.append(await load(place))
-        except (OSError, ValueError, RuntimeError, BackendError) as error:
-            raise CannotServeError(f"cannot load the model {name}: {error}") from error
     spare_what_stays()
     wait_s = settings.cleanup_wait_s + RELEASE_WAIT_S + REPLACE_SPARE_S
-    try:
+    with _needing(ValueError):
         return Workers(
             loaded, load=partial(_reload, load), extend=placement.extend, replace_wait_s=wait_s
         )
-    except ValueError as error:
-        raise CannotServeError(str(error)) from error
 
 
 async def _load_one(settings: Settings, placement: Placement, place: int) -> Backend:

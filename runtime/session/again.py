@@ -27,16 +27,12 @@ class Places:
     def __init__(self) -> None:
         self._seqs: list[int] = []
 
-    def note(self, ordinal: int, seq: int) -> None:
-        """Take the place of a frame; they come in order."""
-        if ordinal % EVERY == 0:
-            self._seqs.append(seq)
-
-    def note_record(self, fields: Fields, seq: int) -> None:
-        """Take the place of a frame's record."""
+    def note(self, fields: Fields, seq: int) -> None:
+        """Take the place of a frame's record; they come in order."""
         ordinal = fields["ordinal"]
         assert isinstance(ordinal, int)
-        self.note(ordinal, seq)
+        if ordinal % EVERY == 0:
+            self._seqs.append(seq)
 
     def before(self, ordinal: int) -> int:
         """A place at or before that of a frame."""

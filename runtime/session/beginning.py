@@ -39,7 +39,7 @@ class Arrival:
 
     Attributes:
         mode, endpoint: of its address.
-        label: the client's name for the session.
+        label: the client's name for the session; may be empty.
         quiet: with a slot free, nothing is sent about the queue.
         owner: the name of the session's key; empty where the server has no keys.
         must_record: the client cannot opt out of the recording.

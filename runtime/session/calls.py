@@ -18,12 +18,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
+import attrs
 from anyio.abc import TaskGroup
 
 from protocol.values import effects as ef
@@ -44,7 +45,7 @@ from ..slots.pool import Lease
 from ..slots.workers import Workers
 from .opening import try_to_open
 from .rebuilding import bring_back
-from .tenure import Asked, Tenure
+from .tenure import Tenure
 
 RELEASE_WAIT_S: Final = 10.0
 """A longer release hangs: its slot is condemned (B4)."""
@@ -83,31 +84,39 @@ class Inbox(Protocol):
         ...
 
 
+@attrs.define(eq=False, kw_only=True)
 class Calls:
-    """Makes one session's model calls and posts their outcomes."""
+    """Makes one session's model calls and posts their outcomes.
 
-    def __init__(
-        self,
-        *,
-        workers: Workers,
-        admission: Admission,
-        inbox: Inbox,
-        tasks: TaskGroup,
-        rebuilds_exactly: bool = True,
-    ) -> None:
-        """`tasks` is the server's nursery for model calls."""
-        self._rebuilds_exactly = rebuilds_exactly
-        self._workers = workers
-        self._admission = admission
-        self._inbox = inbox
-        self._now_ns = inbox.now_ns
-        self._tasks = tasks
-        self._tenure: Tenure | None = None
+    `tasks` is the server's nursery for model calls.
+    """
+
+    _workers: Workers
+    _admission: Admission
+    _inbox: Inbox
+    _tasks: TaskGroup
+    _rebuilds_exactly: bool = True
+    _tenure: Tenure | None = attrs.field(default=None, init=False)
+    _methods: Mapping[type, Callable[[Tenure, Any], Awaitable[None]]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._methods = {
+            ef.OpenBackend: self._open,
+            ef.StartUnit: self._run_unit,
+            ef.StartFinalize: self._finalize,
+            ef.Rollback: self._roll_back,
+            ef.StartTurn: self._run_turn,
+            ef.RunChunk: self._run_chunk,
+            ef.Rebuild: self._rebuild,
+        }
 
     @property
     def lease(self) -> Lease | None:
         """The slot in use; None before `SlotLeased` and after the release."""
         return None if self._tenure is None else self._tenure.lease
+
+    def _now_ns(self) -> int:
+        return self._inbox.now_ns()
 
     def hold(self, lease: Lease) -> None:
         """Take the slot that was leased to the session."""
@@ -117,6 +126,7 @@ class Calls:
             backend=self._workers.backend_of(lease),
             tasks=self._tasks,
             on_lost=self._lost,
+            on_failed=self._failed,
         )
         self._inbox.post(
             ev.SlotLeased(at_ns=self._now_ns(), lease=lease.generation, slot=lease.slot)
@@ -138,24 +148,9 @@ class Calls:
                 self._inbox.post(ev.BackendReleased(at_ns=self._now_ns(), lease=effect.lease))
             case ef.Release():
                 self._release_slot(condemn=effect.condemn)
-            case ef.OpenBackend():
-                self._ask(self._open, effect)
-            case ef.StartUnit():
-                self._ask(self._run_unit, effect)
-            case ef.StartFinalize():
-                self._ask(self._finalize, effect)
-            case ef.Rollback():
-                self._ask(self._roll_back, effect)
-            case ef.StartTurn():
-                self._ask(self._run_turn, effect)
-            case ef.RunChunk():
-                self._ask(self._run_chunk, effect)
-            case ef.Rebuild():
-                self._ask(self._rebuild, effect)
-
-    def _ask(self, call: Callable[[Tenure, Asked], Awaitable[None]], effect: Asked) -> None:
-        assert self._tenure is not None
-        self._tenure.ask(call, effect)
+            case _:
+                assert self._tenure is not None
+                self._tenure.ask(self._methods[type(effect)], effect)
 
     def give_up(self) -> None:
         """Cut the call in flight and give the slot back, if there is one."""
@@ -195,19 +190,43 @@ class Calls:
         lease = tenure.lease.generation
         self._tell(tenure, ev.BackendLost(at_ns=self._now_ns(), lease=lease))
 
-    @contextmanager
-    def _failing(
-        self, tenure: Tenure, name: str, failed: Callable[[BackendError], ev.Event]
-    ) -> Iterator[None]:
-        """Post `failed` for a call that failed, unless the backend is gone."""
-        try:
-            yield
-        except BackendGone:
-            raise
-        except BackendError as error:
-            level = logging.INFO if tenure.is_cut else logging.WARNING
-            _logger.log(level, "%s failed: %s", name, error)
-            self._tell(tenure, failed(error))
+    def _failed(self, tenure: Tenure, effect: object, error: BackendError) -> bool:
+        """Post the event of a call that failed; False for one that has none."""
+        at_ns, context_full = self._now_ns(), error.context_full
+        event: ev.Event
+        match effect:
+            case ef.StartUnit():
+                index = effect.unit.index
+                name = f"unit {index}"
+                event = ev.UnitFailed(at_ns=at_ns, index=index, context_full=context_full)
+            case ef.StartFinalize():
+                name = f"finalize of unit {effect.index}"
+                event = ev.FinalizeFailed(at_ns=at_ns, index=effect.index)
+            case ef.Rollback():
+                name = f"rollback of unit {effect.index}"
+                event = ev.RollbackFailed(at_ns=at_ns, index=effect.index)
+            case ef.StartTurn():
+                index = effect.turn.index
+                name = f"turn {index}"
+                is_refused = isinstance(error, BackendRefused) and tenure.turn is None
+                refused = str(error) if is_refused else ""
+                event = ev.TurnFailed(
+                    at_ns=at_ns, index=index, context_full=context_full, refused=refused
+                )
+            case ef.RunChunk():
+                utterance, index = effect.chunk.utterance, effect.chunk.index
+                name = f"chunk {utterance}.{index}"
+                event = ev.ChunkFailed(
+                    at_ns=at_ns, utterance=utterance, index=index, context_full=context_full
+                )
+            case ef.Rebuild():
+                name, event = "rebuild", ev.RebuildFailed(at_ns=at_ns, lease=effect.lease)
+            case _:
+                return False
+        level = logging.INFO if tenure.is_cut else logging.WARNING
+        _logger.log(level, "%s failed: %s", name, error)
+        self._tell(tenure, event)
+        return True
 
     def _tell(self, tenure: Tenure, event: ev.Event) -> None:
         if self._tenure is tenure:
@@ -240,106 +259,60 @@ class Calls:
 
     async def _run_unit(self, tenure: Tenure, effect: ef.StartUnit) -> None:
         assert tenure.held is not None
-        index = effect.unit.index
-        with self._failing(
-            tenure,
-            f"unit {index}",
-            lambda error: ev.UnitFailed(
-                at_ns=self._now_ns(), index=index, context_full=error.context_full
-            ),
-        ):
-            result = await tenure.held.run_unit(effect.unit)
-            self._tell(tenure, ev.UnitDone(at_ns=self._now_ns(), result=result))
+        result = await tenure.held.run_unit(effect.unit)
+        self._tell(tenure, ev.UnitDone(at_ns=self._now_ns(), result=result))
 
     async def _finalize(self, tenure: Tenure, effect: ef.StartFinalize) -> None:
         assert tenure.held is not None
-        index = effect.index
-        with self._failing(
-            tenure,
-            f"finalize of unit {index}",
-            lambda _: ev.FinalizeFailed(at_ns=self._now_ns(), index=index),
-        ):
-            done = await tenure.held.finalize(index, interrupted=effect.interrupted)
-            self._tell(tenure, ev.FinalizeDone(at_ns=self._now_ns(), finalized=done))
+        done = await tenure.held.finalize(effect.index, interrupted=effect.interrupted)
+        self._tell(tenure, ev.FinalizeDone(at_ns=self._now_ns(), finalized=done))
 
     async def _roll_back(self, tenure: Tenure, effect: ef.Rollback) -> None:
         assert tenure.held is not None
-        index = effect.index
-        with self._failing(
-            tenure,
-            f"rollback of unit {index}",
-            lambda _: ev.RollbackFailed(at_ns=self._now_ns(), index=index),
-        ):
-            await tenure.held.rollback(index)
-            self._tell(tenure, ev.RollbackDone(at_ns=self._now_ns(), index=index))
+        await tenure.held.rollback(effect.index)
+        self._tell(tenure, ev.RollbackDone(at_ns=self._now_ns(), index=effect.index))
 
     async def _run_turn(self, tenure: Tenure, effect: ef.StartTurn) -> None:
-        index = effect.turn.index
         assert isinstance(tenure.backend, Chats)
-
-        def failed(error: BackendError) -> ev.TurnFailed:
-            is_refused = isinstance(error, BackendRefused) and tenure.turn is None
-            return ev.TurnFailed(
-                at_ns=self._now_ns(),
-                index=index,
-                context_full=error.context_full,
-                refused=str(error) if is_refused else "",
-            )
-
-        with self._failing(tenure, f"turn {index}", failed):
-            held = await tenure.backend.chat(effect.turn, slot=tenure.lease.slot)
-            if await self._is_late(tenure, held):
-                return
-            tenure.turn = held
-            if tenure.is_cut:
-                held.interrupt()
-            prefill = await held.prefill()
-            self._tell(tenure, ev.TurnPrefilled(at_ns=self._now_ns(), prefill=prefill))
-            result = await held.generate(
-                lambda chunk: self._tell(tenure, ev.TurnProgress(at_ns=self._now_ns(), chunk=chunk))
-            )
-            self._tell(tenure, ev.TurnDone(at_ns=self._now_ns(), result=result))
+        held = await tenure.backend.chat(effect.turn, slot=tenure.lease.slot)
+        if await self._is_late(tenure, held):
+            return
+        tenure.turn = held
+        if tenure.is_cut:
+            held.interrupt()
+        prefill = await held.prefill()
+        self._tell(tenure, ev.TurnPrefilled(at_ns=self._now_ns(), prefill=prefill))
+        result = await held.generate(
+            lambda chunk: self._tell(tenure, ev.TurnProgress(at_ns=self._now_ns(), chunk=chunk))
+        )
+        self._tell(tenure, ev.TurnDone(at_ns=self._now_ns(), result=result))
 
     async def _run_chunk(self, tenure: Tenure, effect: ef.RunChunk) -> None:
-        chunk = effect.chunk
         assert isinstance(tenure.backend, Transcribes)
-        with self._failing(
-            tenure,
-            f"chunk {chunk.utterance}.{chunk.index}",
-            lambda error: ev.ChunkFailed(
-                at_ns=self._now_ns(),
-                utterance=chunk.utterance,
-                index=chunk.index,
-                context_full=error.context_full,
-            ),
-        ):
-            if tenure.transcript is None:
-                held = await tenure.backend.transcribe(slot=tenure.lease.slot)
-                if await self._is_late(tenure, held):
-                    return
-                tenure.transcript = held
-            result = await tenure.transcript.run_chunk(chunk)
-            self._tell(tenure, ev.ChunkDone(at_ns=self._now_ns(), result=result))
+        if tenure.transcript is None:
+            held = await tenure.backend.transcribe(slot=tenure.lease.slot)
+            if await self._is_late(tenure, held):
+                return
+            tenure.transcript = held
+        result = await tenure.transcript.run_chunk(effect.chunk)
+        self._tell(tenure, ev.ChunkDone(at_ns=self._now_ns(), result=result))
 
     async def _rebuild(self, tenure: Tenure, effect: ef.Rebuild) -> None:
-        began_ns, lease = self._now_ns(), effect.lease
-        with self._failing(
-            tenure, "rebuild", lambda _: ev.RebuildFailed(at_ns=self._now_ns(), lease=lease)
-        ):
-            try:
-                async with self._workers.rebuilds_of(tenure.lease), self._inbox.past() as past:
-                    fed = await bring_back(tenure, past, exact=self._rebuilds_exactly)
-            except (RecorderError, OSError) as error:
-                raise BackendError(f"the log cannot be read: {error}") from error
-            now_ns = self._now_ns()
-            rebuilt = ev.Rebuilt(
-                at_ns=now_ns,
-                lease=lease,
-                steps=fed.steps,
-                batches=fed.batches,
-                cost_us=(now_ns - began_ns) // 1000,
-            )
-            self._tell(tenure, rebuilt)
+        began_ns = self._now_ns()
+        try:
+            async with self._workers.rebuilds_of(tenure.lease), self._inbox.past() as past:
+                fed = await bring_back(tenure, past, exact=self._rebuilds_exactly)
+        except (RecorderError, OSError) as error:
+            raise BackendError(f"the log cannot be read: {error}") from error
+        now_ns = self._now_ns()
+        rebuilt = ev.Rebuilt(
+            at_ns=now_ns,
+            lease=effect.lease,
+            steps=fed.steps,
+            batches=fed.batches,
+            cost_us=(now_ns - began_ns) // 1000,
+        )
+        self._tell(tenure, rebuilt)
 
     async def _is_late(self, tenure: Tenure, held: ModelSession) -> bool:
         """Release a session that opened after its lease was condemned."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
+import attrs
 from anyio.abc import TaskGroup
 
 from protocol.values import effects as ef
@@ -26,26 +27,19 @@ DecodeMedia = Callable[[ef.DecodeMedia, Client], Awaitable[Decoded]]
 """Decodes a client's media, or raises `MediaError`."""
 
 
+@attrs.define(eq=False, kw_only=True)
 class Decodes:
     """Has the media of one session decoded off the event loop by `decode`.
 
     `client` is the session, as the decoder knows it; `on_done` is called when a decode has ended.
     """
 
-    def __init__(
-        self,
-        decode: DecodeMedia,
-        client: Client,
-        *,
-        inbox: Inbox,
-        on_done: Callable[[], None],
-    ) -> None:
-        self._decode = decode
-        self._client: Final = client
-        self._inbox = inbox
-        self._on_done = on_done
-        self._scopes: dict[int, anyio.CancelScope] = {}
-        self._bytes = 0
+    _decode: DecodeMedia
+    _client: Client
+    _inbox: Inbox
+    _on_done: Callable[[], None]
+    _scopes: dict[int, anyio.CancelScope] = attrs.field(factory=dict, init=False)
+    _bytes: int = attrs.field(default=0, init=False)
 
     @property
     def is_behind(self) -> bool:

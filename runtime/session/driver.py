@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Final
 
 import anyio
@@ -35,7 +34,7 @@ from recorder.read.past import Past
 
 from ..media.fair import Client
 from ..media.speech_detector import SpeechDetector
-from ..net.connection import Outlet, Ready
+from ..net.connection import Connection, Ready
 from ..slots.admission import Admission
 from ..telemetry.watching import SessionStatus, Watcher
 from . import rebuilding
@@ -99,10 +98,18 @@ class Driver:
         self.mode: Final = opened.mode
         self._has_room = has_room
         self._calls = make_calls(self)
-        ways = partial(Entry, admission, self, on_leased=self._calls.hold, admit=admit)
-        self._entry = ways(owner=owner, refusal=refusal)
+        self._entry = Entry(
+            admission=admission,
+            inbox=self,
+            on_leased=self._calls.hold,
+            admit=admit,
+            owner=owner,
+            refusal=refusal,
+        )
         client = Client(is_live=opened.mode != "chat", owner=owner)
-        self._decodes = Decodes(decode_media, client, inbox=self, on_done=self._relieve)
+        self._decodes = Decodes(
+            decode=decode_media, client=client, inbox=self, on_done=self._relieve
+        )
         self._detector: Final = SpeechDetector(ears.make_judge)
         self._writer = self._make_writer(ears.transcriber)
         self._clock_ns = clock_ns
@@ -127,7 +134,7 @@ class Driver:
             self._recording_failed,
             **({} if taken is None else taken.journal()),
         )
-        tokens = None if taken is None else Tokens.of(taken.token_hashes)
+        tokens = None if taken is None else Tokens(taken.token_hashes)
         self.peer = Peer(token, self._journal.again, tokens)
         for event in () if taken is None else taken.losses(self.now_ns()):
             self.post(event)
@@ -202,10 +209,10 @@ class Driver:
         """As `Inbox`."""
         return self._clock_ns() - self._began_ns
 
-    def come_back(self, outlet: Outlet, *, used: str, token: str, after: int) -> None:
+    def come_back(self, connection: Connection, *, used: str, token: str, after: int) -> None:
         """Go on with the client on a new connection; `used` is its token, `token` the next one."""
         self.away_ns = None
-        resume_hash = self.peer.come_back(outlet, used=used, token=token)
+        resume_hash = self.peer.come_back(connection, used=used, token=token)
         self.post(ev.PeerAttached(at_ns=self.now_ns(), after=after, resume_hash=resume_hash))
 
     def peer_gone(self, number: int, code: int) -> None:
@@ -282,14 +289,14 @@ class Driver:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    async def run(self, outlet: Outlet | None) -> None:
+    async def run(self, connection: Connection | None) -> None:
         """Run the session until it is CLOSED and its slot is back, then finish the log.
 
-        After a cancellation or a bug of ours too, the slot is given back (B5). `outlet` is the
+        After a cancellation or a bug of ours too, the slot is given back (B5). `connection` is the
         client's connection; None for a session that is taken up.
         """
-        if outlet is not None:
-            self.peer.first(outlet)
+        if connection is not None:
+            self.peer.first(connection)
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks

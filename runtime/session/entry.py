@@ -8,7 +8,8 @@ LeaveQueue -> TicketLeft, unless a slot was leased just before
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+
+import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -20,33 +21,24 @@ from ..slots.pool import Lease
 from .calls import Inbox
 
 
+@attrs.define(eq=False, kw_only=True)
 class Entry:
     """One session's place in the queue.
 
-    Args:
+    Attributes:
         on_leased: takes the slot.
         admit: refuses a connection without a slot, with its code, where there is no room.
         owner: the name of the session's key; empty where the server has no keys.
         refusal: the code with which it is refused a slot; None: it may have one.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        inbox: Inbox,
-        *,
-        on_leased: Callable[[Lease], None],
-        admit: Callable[[], ErrorCode | None],
-        owner: str,
-        refusal: ErrorCode | None,
-    ) -> None:
-        self._admission = admission
-        self._inbox = inbox
-        self._on_leased = on_leased
-        self._admit = admit
-        self._owner: Final = owner
-        self._refusal: Final = refusal
-        self._ticket: Ticket | None = None
+    _admission: Admission
+    _inbox: Inbox
+    _on_leased: Callable[[Lease], None]
+    _admit: Callable[[], ErrorCode | None]
+    _owner: str
+    _refusal: ErrorCode | None
+    _ticket: Ticket | None = attrs.field(default=None, init=False)
 
     def ask_for_room(self) -> None:
         """Ask for room for a session without a slot."""

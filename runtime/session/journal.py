@@ -152,7 +152,7 @@ class Journal:
     def _note_places(self, recorded: Sequence[tuple[str, Fields]]) -> None:
         for seq, (kind, fields) in enumerate(recorded, self._seq):
             if kind == KINDS[Send]:
-                self._places.note_record(fields, seq)
+                self._places.note(fields, seq)
 
     def go_on(
         self, step_ns: int, rest: Sequence[tuple[str, Fields]], at_ns: int, mark: Fields

@@ -22,7 +22,7 @@ from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from protocol.values.resuming import Replaced
 from protocol.wire.dialects.resuming import REPLACED
 
-from ..net.connection import Outlet, Ready
+from ..net.connection import Connection, Ready
 from .journal import ready_now
 
 
@@ -33,23 +33,16 @@ def hash_of(token: str) -> str:
 
 @attrs.frozen
 class _Arrival:
-    outlet: Outlet
+    connection: Connection
     token: str
 
 
 class Tokens:
     """The tokens with which a client may come back: the last one, and maybe the one before it."""
 
-    def __init__(self, token: str) -> None:
-        """`token` is the first one; it may be empty, and then no token is right."""
-        self._hashes = [hash_of(token)] if token else []
-
-    @classmethod
-    def of(cls, hashes: Sequence[str]) -> Tokens:
-        """The tokens of these hashes, the last given first."""
-        tokens = cls("")
-        tokens._hashes = list(hashes)
-        return tokens
+    def __init__(self, hashes: Sequence[str]) -> None:
+        """`hashes`: of the tokens, the last given first; without any no token is right."""
+        self._hashes = list(hashes)
 
     def is_right(self, token: str) -> bool:
         """Whether a client with this token may come back; in constant time."""
@@ -82,10 +75,10 @@ class Peer:
         tokens: Tokens | None = None,
     ) -> None:
         self._again = again
-        self.tokens: Final = tokens or Tokens(token)
+        self.tokens: Final = tokens or Tokens([hash_of(token)] if token else [])
         self._arrivals: deque[_Arrival] = deque()
         self._first = token
-        self._outlet: Outlet | None = None
+        self._connection: Connection | None = None
         self.number = -1 if tokens is None else 0  # the first one was another server's
 
     def next_number(self) -> int:
@@ -93,18 +86,18 @@ class Peer:
         self.number += 1
         return self.number
 
-    def first(self, outlet: Outlet) -> None:
+    def first(self, connection: Connection) -> None:
         """Take the connection with which the session begins."""
-        self._outlet = outlet
+        self._connection = connection
         if self._first:
-            self._arrivals.append(_Arrival(outlet, self._first))
+            self._arrivals.append(_Arrival(connection, self._first))
 
-    def come_back(self, outlet: Outlet, *, used: str, token: str) -> str:
+    def come_back(self, connection: Connection, *, used: str, token: str) -> str:
         """Take a new connection of a client with a right token; returns the next token's hash.
 
         It hears the session from `greet` on.
         """
-        self._arrivals.append(_Arrival(outlet, token))
+        self._arrivals.append(_Arrival(connection, token))
         return self.tokens.give(token, used=used)
 
     def heard(self) -> None:
@@ -113,13 +106,13 @@ class Peer:
 
     def send(self, frame: str, ready: Ready) -> None:
         """Send a frame on the connection, if there was one since the server began."""
-        if self._outlet is not None:
-            self._outlet.send(frame, ready)
+        if self._connection is not None:
+            self._connection.send(frame, ready)
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
         """Close the connection, as `send`."""
-        if self._outlet is not None:
-            self._outlet.close(code, reason, ready)
+        if self._connection is not None:
+            self._connection.close(code, reason, ready)
 
     def hang_up(self, code: int = CLOSE_INTERNAL_ERROR) -> None:
         """Close the connections that the session left open: it broke, or ended before a greeting.
@@ -127,16 +120,16 @@ class Peer:
         A client that came too late for a greeting hears the end when it comes again.
         """
         for arrival in self._arrivals:
-            arrival.outlet.close(code, "", ready_now)
+            arrival.connection.close(code, "", ready_now)
         self.close(code, "", ready_now)
 
     def greet(self, effect: Attach, ready: Ready) -> None:
         """Send the new connection its greeting, and the frames that the client does not have."""
         arrival = self._arrivals.popleft()
-        if self._outlet is not None and self._outlet is not arrival.outlet:
-            self._outlet.send(REPLACED.encode(Replaced()), ready_now)
-            self._outlet.close(CLOSE_NORMAL, "replaced", ready_now)
-        self._outlet = arrival.outlet
-        self._outlet.send(effect.frame.replace(TOKEN, arrival.token), ready)
+        if self._connection is not None and self._connection is not arrival.connection:
+            self._connection.send(REPLACED.encode(Replaced()), ready_now)
+            self._connection.close(CLOSE_NORMAL, "replaced", ready_now)
+        self._connection = arrival.connection
+        self._connection.send(effect.frame.replace(TOKEN, arrival.token), ready)
         if effect.after + 1 < effect.before:
-            self._outlet.send_again(self._again(effect.after + 1, effect.before))
+            self._connection.send_again(self._again(effect.after + 1, effect.before))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
+import attrs
+
 from protocol.values.errors import ErrorCode
 
 from ..settings.bounds import MIB
@@ -19,26 +21,19 @@ EARLY_BYTES_UNCOUNTED: Final = 64 * 1024
 """An opening message without voices is always kept: a queue of a thousand takes 64 MB."""
 
 
+@attrs.define(eq=False)
 class Room:
     """Says whether there is room for another one, and ends what may not wait any longer.
 
-    Args:
+    Attributes:
         drivers: all sessions; it changes meanwhile.
         has_key: whether there is still a key of this name.
     """
 
-    def __init__(
-        self,
-        drivers: Collection[Driver],
-        admission: Admission,
-        settings: Settings,
-        has_key: Callable[[str], bool],
-    ) -> None:
-        self._drivers = drivers
-        self._admission = admission
-        self._chats_max = settings.chats_max
-        self._detached_max = settings.detached_max
-        self._has_key = has_key
+    _drivers: Collection[Driver]
+    _admission: Admission
+    _settings: Settings
+    _has_key: Callable[[str], bool]
 
     def for_frame(self, frame_bytes: int) -> bool:
         """Whether a frame that comes early may be kept with the others."""
@@ -52,15 +47,15 @@ class Room:
         """Why a new chat, already among the drivers, has no room; None if it has."""
         if self._admission.state != "open":
             return ErrorCode.SERVICE_UNAVAILABLE
-        if len(self._drivers) <= self._chats_max:
+        if len(self._drivers) <= self._settings.chats_max:
             return None
-        is_full = sum(driver.is_chat for driver in self._drivers) > self._chats_max
+        is_full = sum(driver.is_chat for driver in self._drivers) > self._settings.chats_max
         return ErrorCode.QUEUE_FULL if is_full else None
 
     def let_the_oldest_end(self) -> None:
         """Keep no more sessions without a connection than may be kept."""
         waiting = self._without_client()
-        excess = len(waiting) - self._detached_max
+        excess = len(waiting) - self._settings.detached_max
         if excess > 0:
             for driver in sorted(waiting, key=lambda it: it.now_ns() - (it.away_ns or 0))[-excess:]:
                 driver.wait_no_longer()

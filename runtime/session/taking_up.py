@@ -167,7 +167,7 @@ class TakenUp:
         return Ended.of(
             self.session,
             owner=self.owner,
-            tokens=Tokens.of(self.token_hashes),
+            tokens=Tokens(self.token_hashes),
             path=self.path,
             close=self.outstanding.close,
             resume_s=resume_s,
@@ -208,7 +208,7 @@ class TakenUp:
         if not is_same or (kind in (_TX, "state") and fields != record.fields):
             raise LogDamaged(f"record {record.seq} is not what its session does")
         if kind == _TX:
-            self.places.note_record(record.fields, record.seq)
+            self.places.note(record.fields, record.seq)
 
     def _follow_tokens(self, event: ev.Event) -> None:
         """Follow what `Tokens` does: those before the last stay right until the client is heard."""

@@ -20,6 +20,7 @@ from protocol.values import effects as ef
 
 from ..model.backends.base import (
     Backend,
+    BackendError,
     BackendGone,
     BackendSession,
     TranscriptSession,
@@ -40,6 +41,7 @@ class Tenure:
     Attributes:
         tasks: the server's nursery for model calls.
         on_lost: called when the backend is gone, or broke.
+        on_failed: called with the effect of a call that failed; False: the backend broke in it.
         held, turn, transcript: the backend's session, turn or transcription; None before it is
             opened.
         is_cut: the turn is not wanted any more, whether it began or not.
@@ -51,6 +53,7 @@ class Tenure:
     backend: Backend
     tasks: TaskGroup
     on_lost: Callable[[Tenure], None]
+    on_failed: Callable[[Tenure, object, BackendError], bool]
     held: BackendSession | None = None
     turn: TurnSession | None = None
     transcript: TranscriptSession | None = None
@@ -108,9 +111,12 @@ class Tenure:
                     _logger.warning("the worker is gone in %s: %s", call.__name__, error)
                     self.is_lost = True
                     self.on_lost(self)
-                except Exception:
-                    _logger.exception("the backend broke in %s", call.__name__)
-                    self.on_lost(self)
+                except Exception as error:
+                    if not isinstance(error, BackendError) or not self.on_failed(
+                        self, effect, error
+                    ):
+                        _logger.exception("the backend broke in %s", call.__name__)
+                        self.on_lost(self)
                 finally:
                     self._asked.popleft()
                     if not self._asked:

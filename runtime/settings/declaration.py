@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 import types
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
+
+from .bounds import COUNT_MAX, SECONDS_MAX
 
 T = TypeVar("T")
 Kind = Literal["number", "truth", "text", "path", "texts"]
@@ -30,22 +32,6 @@ KINDS: Final[dict[object, Kind]] = {
     tuple[str, ...]: "texts",
 }
 
-_DECLARED: Final = "antiphon.setting"
-
-
-@attrs.frozen(kw_only=True)
-class _Declared:
-    """The arguments of `setting` other than the default."""
-
-    help: str
-    group: str
-    low: int | None
-    high: int | None
-    choices: tuple[str, ...]
-    flag: str | None
-    unset: str
-    served: object
-
 
 @attrs.frozen(kw_only=True)
 class Setting:
@@ -56,12 +42,17 @@ class Setting:
     optional: bool
     default: object
     help: str
-    group: str
+    heading: str
     low: int | None
     high: int | None
     choices: tuple[str, ...]
-    flag: str
+    named_flag: str
     unset: str
+
+    @property
+    def flag(self) -> str:
+        """Its flag, with the dashes."""
+        return self.named_flag or "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
@@ -81,12 +72,12 @@ class Setting:
 def setting(
     default: T,
     help: str,  # noqa: A002 - what click and argparse call it
-    group: str,
     *,
+    heading: str = "",
     low: int | None = None,
     high: int | None = None,
     choices: tuple[str, ...] = (),
-    flag: str | None = None,
+    flag: str = "",
     unset: str = "none",
     served: object = attrs.NOTHING,
 ) -> T:
@@ -94,54 +85,68 @@ def setting(
 
     Args:
         help: sentences, with the unit.
-        group: the heading in the help.
+        heading: of this setting and the following ones in the help; by default the last one's.
         low, high: the bounds of a number, inclusive.
         choices: by default those of the field's `Literal`; empty allows any text.
         flag: with its dashes; by default the field's name.
         unset: the meaning of None, for people.
         served: the command line's default, if it differs from the class's.
     """
-    told = _Declared(
+    made = partial(
+        Setting,
+        default=default if served is attrs.NOTHING else served,
         help=help,
-        group=group,
         low=low,
         high=high,
-        choices=choices,
-        flag=flag,
+        named_flag=flag,
         unset=unset,
-        served=served,
     )
-    field: T = attrs.field(default=default, metadata={_DECLARED: told})
+    told = {"made": made, "heading": heading, "choices": choices}
+    field: T = attrs.field(default=default, metadata=told)
     return field
+
+
+def seconds(
+    default: int,
+    help: str,  # noqa: A002 - as of `setting`
+    *,
+    heading: str = "",
+    low: int = 1,
+    flag: str = "",
+) -> int:
+    """Declare a time in seconds, as `setting`."""
+    return setting(default, help, heading=heading, low=low, high=SECONDS_MAX, flag=flag)
+
+
+def count(
+    default: int,
+    help: str,  # noqa: A002 - as of `setting`
+    *,
+    heading: str = "",
+    low: int = 1,
+) -> int:
+    """Declare a number of connections, sessions or messages, as `setting`."""
+    return setting(default, help, heading=heading, low=low, high=COUNT_MAX)
 
 
 @cache
 def declared(owner: type) -> tuple[Setting, ...]:
     """The settings of an attrs class made by `setting`, with the command line's defaults."""
-    hints = get_type_hints(owner)
-    return tuple(_setting_of(field, hints[field.name]) for field in attrs.fields(owner))
-
-
-def _setting_of(field: attrs.Attribute[Any], hint: object) -> Setting:
-    told = field.metadata[_DECLARED]
-    assert isinstance(told, _Declared)
-    hint, optional = _without_none(hint)
-    choices = told.choices
-    if get_origin(hint) is Literal:
-        choices, hint = choices or get_args(hint), str
-    return Setting(
-        name=field.name,
-        kind=KINDS[hint],
-        optional=optional,
-        default=field.default if told.served is attrs.NOTHING else told.served,
-        help=told.help,
-        group=told.group,
-        low=told.low,
-        high=told.high,
-        choices=choices,
-        flag=told.flag or "--" + field.name.replace("_", "-"),
-        unset=told.unset,
-    )
+    hints, heading, found = get_type_hints(owner), "", list[Setting]()
+    for field in attrs.fields(owner):
+        told = field.metadata
+        heading = told["heading"] or heading
+        hint, optional = _without_none(hints[field.name])
+        choices = told["choices"]
+        if get_origin(hint) is Literal:
+            choices, hint = choices or get_args(hint), str
+        kind = KINDS[hint]
+        found.append(
+            told["made"](
+                name=field.name, kind=kind, optional=optional, choices=choices, heading=heading
+            )
+        )
+    return tuple(found)
 
 
 def _without_none(hint: object) -> tuple[object, bool]:

@@ -50,12 +50,12 @@ class SettingsCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by group."""
-        groups = {setting.name: setting.group for setting in declared(Settings)}
+        headings = {setting.name: setting.heading for setting in declared(Settings)}
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                heading = groups.get(param.name or "", OTHER_OPTIONS)
+                heading = headings.get(param.name or "", OTHER_OPTIONS)
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):

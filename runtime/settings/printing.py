@@ -39,9 +39,9 @@ def _lines(effective: Effective) -> Iterator[str]:
     yield "# What the server runs with: defaults < file < variables < flags."
     if effective.file is not None:
         yield f"# The file: {written(effective.file)}"
-    for group, settings in groupby(declared(Settings), key=lambda setting: setting.group):
+    for heading, settings in groupby(declared(Settings), key=lambda setting: setting.heading):
         yield ""
-        yield f"# {group}"
+        yield f"# {heading}"
         for setting in settings:
             value = written(getattr(effective.settings, setting.name))
             yield f"{setting.name} = {value}  # {_told(setting, effective)}"

@@ -8,7 +8,7 @@ in code is not checked; `config` checks user input.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import attrs
 
@@ -25,7 +25,7 @@ from protocol.values.limits import (
     RESUME_S,
     SOUND_BYTES_MAX,
 )
-from protocol.values.modes import MODES, OF_MODE, Mode
+from protocol.values.modes import OF_MODE, Mode
 from recorder.write.writer import Durability
 
 from .bounds import (
@@ -36,10 +36,12 @@ from .bounds import (
     CONNECTIONS_MAX,
     CONNECTIONS_PER_ADDRESS_MAX,
     CONNECTIONS_PER_ADDRESS_PER_S_MAX,
-    COUNT_MAX,
     DAYS_MAX,
+    DEFAULT_PORT,
     DETACHED_MAX,
+    DEVICES,
     DRAIN_S,
+    DTYPES,
     HANDSHAKE_S,
     MEGABYTES_MAX,
     MESSAGES_PER_S_MAX,
@@ -48,139 +50,200 @@ from .bounds import (
     PONG_WAIT_S,
     QUEUE_MAX,
     RECORDINGS,
-    SECONDS_MAX,
     STALL_S,
 )
-from .declaration import setting
-from .model_settings import ModelSettings
-
-_SESSIONS: Final = "Sessions"
-_RECORDING: Final = "Recording"
-_ACCESS: Final = "Keys, origins and TLS"
-_BOUNDS: Final = "Bounds of connections"
-_LOG: Final = "Ending and logging"
+from .declaration import count, seconds, setting
+from .values import TEXTS_MAX
 
 
 @attrs.frozen(kw_only=True)
-class Settings(ModelSettings):
+class Settings:
     """The settings of one server; the declarations describe them."""
 
-    limit_video_s: int = setting(
+    host: str = setting("127.0.0.1", "Address to listen on.", heading="Address and model")
+    port: int = setting(
+        DEFAULT_PORT,
+        "Port for WebSockets and HTTP; 0 takes a free one and prints it.",
+        low=0,
+        high=65_535,
+    )
+    model: str = setting(
+        "tiny",
+        "tiny: the embedded trained model. scripted: plays a fixed script, hears nothing. "
+        "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session or turn of chat at a "
+        "time. Otherwise the folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, "
+        "safetensors, and assets/token2wav for its voice. `antiphon doctor --model FOLDER` says "
+        "whether it fits.",
+    )
+    transcriber: str | None = setting(
+        None,
+        "A second model, which writes down what users say: for captions, recordings and clients "
+        "that ask for it. Named as in --model; it must transcribe, and has a slot for each "
+        "session.",
+        unset="it is not written down",
+    )
+    detector: Literal["energy", "silero"] = setting(
+        "energy",
+        "What finds the speech of users who may interrupt: energy, by loudness; silero, by a "
+        "trained model (antiphon[vad]), which takes music and coughs for speech far less often.",
+    )
+    barge_in: bool = setting(
+        False,
+        "Have the user's speech stop the model's, in every duplex dialect; openai has a setting of "
+        "its own for that, turn_detection. Without it a client stops the model by force_listen.",
+    )
+    workers: tuple[str, ...] = setting(
+        (),
+        "A further model that can take any session of the first, named as in --model.",
+        flag="--worker",
+    )
+    isolate: bool = setting(
+        False, "Run each model in a process of its own, one on each GPU: the server outlives it."
+    )
+    worker_addresses: tuple[str, ...] = setting(
+        (),
+        "Address of an `antiphon worker` that holds the model: unix:PATH or tcp:HOST:PORT.",
+        flag="--worker-address",
+    )
+    placement: Literal["auto", "ray"] = setting(
+        "auto",
+        "auto: in the server's process, or where isolate and worker_addresses say. ray: on the "
+        "GPUs of a Ray cluster, a worker on each.",
+    )
+    ray_address: str = setting(
+        "auto",
+        "The Ray cluster: auto, the one that this machine belongs to; or the HOST:PORT of its "
+        "head.",
+    )
+    workers_wanted: int = setting(
+        1,
+        "Workers to start on the Ray cluster; with workers_max, the fewest.",
+        low=1,
+        high=TEXTS_MAX,
+    )
+    workers_max: int | None = setting(
+        None,
+        "The most workers on the Ray cluster: there are as many as the load asks for.",
+        low=1,
+        high=TEXTS_MAX,
+        unset="workers_wanted",
+    )
+    worker_token_file: Path | None = setting(
+        None, "File of the token that workers share with their servers."
+    )
+    worker_ca: Path | None = setting(
+        None,
+        "Certificates of the authority that workers' certificates are from, PEM.",
+        unset="the system's",
+    )
+    slots: int | None = setting(
+        None,
+        "Sessions at once; their memory is allocated at the start.",
+        low=1,
+        high=1024,
+        unset="8 for tiny; for a folder as many as fit into memory, at most 64",
+    )
+    device: str | None = setting(
+        None,
+        "Where the model computes.",
+        choices=DEVICES,
+        unset="cpu for tiny; for a folder cuda if present",
+    )
+    dtype: str | None = setting(
+        None, "Format of weights and caches.", choices=DTYPES, unset="fp32 on cpu, bf16 on cuda"
+    )
+    deterministic: bool = setting(
+        False,
+        "Give a session the same bytes whatever other sessions run, or do not start: then its log "
+        "can be replayed with the model. On cpu this always holds; on cuda fewer sessions fit.",
+    )
+    served_model_names: tuple[str, ...] = setting(
+        (),
+        "A further name by which clients of mode=transcription may choose the model.",
+        flag="--served-model-name",
+    )
+    voices: Path | None = setting(
+        None,
+        "Folder of WAV files that clients may name as reference audio, each by its name without "
+        ".wav.",
+    )
+    default_voice: str | None = setting(
+        None, "Name of the voice that /api/default_ref_audio gives to pages."
+    )
+    static: Path | None = setting(
+        None, "Folder of web pages; every file in it is public, also with keys."
+    )
+
+    limit_video_s: int = seconds(
         LIMIT_VIDEO_S,
         "Total seconds of a video session, queueing and idling included.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
+        heading="Sessions",
     )
-    limit_audio_s: int = setting(
-        LIMIT_AUDIO_S,
-        "Total seconds of an audio session, queueing and idling included.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
+    limit_audio_s: int = seconds(
+        LIMIT_AUDIO_S, "Total seconds of an audio session, queueing and idling included."
     )
-    limit_live_s: int = setting(
+    limit_live_s: int = seconds(
         LIMIT_LIVE_S,
         "Total seconds of a session at `/v1/live/sessions`, queueing and idling included.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
     )
-    limit_transcription_s: int = setting(
+    limit_transcription_s: int = seconds(
         LIMIT_TRANSCRIPTION_S,
         "Total seconds of a transcription session, queueing and idling included.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
     )
     transcription_buffer_mb: int = setting(
         SOUND_BYTES_MAX // MIB,
         "Megabytes of 16-bit sound of a transcription that may wait for the model; more is refused "
         "(buffer_full).",
-        _SESSIONS,
         low=1,
         high=BUFFER_MB_MAX,
     )
-    default_mode: Mode = setting(
-        "video", "The mode of a client whose URL names no mode.", _SESSIONS, choices=MODES
+    default_mode: Mode = setting("video", "The mode of a client whose URL names no mode.")
+    queue_max: int = count(
+        QUEUE_MAX, "Sessions that may wait for a slot; 0 refuses instead (worker_busy).", low=0
     )
-    queue_max: int = setting(
-        QUEUE_MAX,
-        "Sessions that may wait for a slot; 0 refuses instead (worker_busy).",
-        _SESSIONS,
-        low=0,
-        high=COUNT_MAX,
-    )
-    chats_max: int = setting(
+    chats_max: int = count(
         CHATS_MAX,
         "Chats that may be connected at once; each takes a slot only during a turn.",
-        _SESSIONS,
         low=0,
-        high=COUNT_MAX,
     )
-    idle_s: int = setting(
+    idle_s: int = seconds(
         IDLE_S,
         "Seconds that a chat may wait between two turns, and that a transcription client may be "
         "silent.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
         flag="--chat-idle-s",
     )
-    pause_s: int = setting(
-        PAUSE_S,
-        "Seconds that a client of /ws/duplex may pause; it may ask for less.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
+    pause_s: int = seconds(
+        PAUSE_S, "Seconds that a client of /ws/duplex may pause; it may ask for less."
     )
-    detach_s: int = setting(
+    detach_s: int = seconds(
         DETACH_S,
         "Seconds for which a session without a connection keeps its slot, if its client asked to "
         "be able to come back; 0 allows no one to.",
-        _SESSIONS,
         low=0,
-        high=SECONDS_MAX,
     )
-    resume_s: int = setting(
-        RESUME_S,
-        "Seconds after which such a session ends, unless its client came back.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
+    resume_s: int = seconds(
+        RESUME_S, "Seconds after which such a session ends, unless its client came back."
     )
     resumable: bool = setting(
         False,
         "Go on with the sessions that a server before this one left in the log folder, and leave "
         "those whose clients can come back to the next server. The model must be the same.",
-        _SESSIONS,
     )
-    detached_max: int = setting(
-        DETACHED_MAX,
-        "Sessions without a connection that are kept; the oldest ends first.",
-        _SESSIONS,
-        low=0,
-        high=COUNT_MAX,
+    detached_max: int = count(
+        DETACHED_MAX, "Sessions without a connection that are kept; the oldest ends first.", low=0
     )
-    init_wait_s: int = setting(
-        INIT_WAIT_S,
-        "Seconds that a client may hold a slot before it sets its session up.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
+    init_wait_s: int = seconds(
+        INIT_WAIT_S, "Seconds that a client may hold a slot before it sets its session up."
     )
-    cleanup_wait_s: int = setting(
+    cleanup_wait_s: int = seconds(
         CLEANUP_WAIT_S,
         "Seconds that a model call may run on after its session's end; then its slot is condemned.",
-        _SESSIONS,
-        low=1,
-        high=SECONDS_MAX,
     )
 
     record_to: Path | None = setting(
         None,
         "Folder of the session logs, created if missing. --no-record records nothing.",
-        _RECORDING,
+        heading="Recording",
         flag="--record",
         unset="nothing is recorded",
         served=RECORDINGS,
@@ -189,42 +252,35 @@ class Settings(ModelSettings):
         "interval",
         "When logs are synced to the device, besides at their end: never, every second, or also "
         "with every unit. A killed process loses nothing in any case; a power cut may.",
-        _RECORDING,
     )
     on_recording_failure: Literal["continue", "close"] = setting(
-        "continue",
-        "What a session does when its log cannot be written: go on and say so, or end.",
-        _RECORDING,
+        "continue", "What a session does when its log cannot be written: go on and say so, or end."
     )
     on_worker_loss: Literal["rebuild", "close"] = setting(
         "rebuild",
         "What a recorded session does when its model's process or device is lost: it is brought "
         "back on another slot from its recording, or ends.",
-        _RECORDING,
     )
     rebuild: Literal["auto", "exact", "fast"] = setting(
         "auto",
         "How it is brought back: exact feeds each unit as recorded, so that all that follows is "
         "the same byte for byte; fast feeds many at once; auto is exact for a deterministic model.",
-        _RECORDING,
     )
     record_always: bool = setting(
-        False, "Refuse clients that ask not to be recorded; a key may say so too.", _RECORDING
+        False, "Refuse clients that ask not to be recorded; a key may say so too."
     )
     recording_notice: str | None = setting(
-        None, "A notice that recorded clients receive when their session begins.", _RECORDING
+        None, "A notice that recorded clients receive when their session begins."
     )
     record_refused: bool = setting(
         True,
         "Keep the logs of sessions that were refused before their first message (worker_busy, "
         "queue_full); the metrics always count them.",
-        _RECORDING,
         served=False,
     )
     record_keep_days: int | None = setting(
         None,
         "Days after its last write that a log is kept; then it is removed.",
-        _RECORDING,
         low=1,
         high=DAYS_MAX,
         unset="for ever",
@@ -233,7 +289,6 @@ class Settings(ModelSettings):
         None,
         "Megabytes that all logs may take together; above that the oldest are removed, except logs "
         "that are being written.",
-        _RECORDING,
         low=1,
         high=MEGABYTES_MAX,
         unset="the size of the disk",
@@ -243,7 +298,6 @@ class Settings(ModelSettings):
         "URL of an object store that takes all finished logs: s3://BUCKET/PREFIX, gs://, az:// or "
         "file:/// (antiphon[store]), with credentials from the environment. Logs are removed from "
         "the folder only after that.",
-        _RECORDING,
         unset="logs stay in the folder",
     )
 
@@ -251,124 +305,82 @@ class Settings(ModelSettings):
         None,
         "File of API keys, made by `antiphon keys`; with it every request needs a key, except "
         "/health, /ready and pages. It is read again when it changes.",
-        _ACCESS,
+        heading="Keys, origins and TLS",
         unset="no key is needed",
     )
     insecure: bool = setting(
         False,
         "Serve without keys on an address that is not loopback: every client may use the server.",
-        _ACCESS,
     )
     origins: tuple[str, ...] = setting(
         (),
         "A further web origin (https://app.example) whose pages may connect; * allows all origins "
         "and needs --keys.",
-        _ACCESS,
         flag="--origin",
     )
     tls_cert: Path | None = setting(
         None,
         "The certificate and its chain, PEM; read again when it changes. Needs --tls-key.",
-        _ACCESS,
         unset="plain HTTP",
     )
-    tls_key: Path | None = setting(
-        None, "The certificate's private key, PEM, without a password.", _ACCESS
-    )
+    tls_key: Path | None = setting(None, "The certificate's private key, PEM, without a password.")
 
     gateways: tuple[str, ...] = setting(
         (),
         "Address of another server behind the same balancer: http://HOST:PORT or https://. Clients "
         "reach sessions and recordings of any of them through any other one.",
-        _ACCESS,
         flag="--gateway",
     )
     gateway_ca: Path | None = setting(
         None,
         "Certificates of the authority that these servers' certificates are from, PEM.",
-        _ACCESS,
         unset="the system's",
     )
 
-    connections_max: int = setting(
+    connections_max: int = count(
         CONNECTIONS_MAX,
         "Connections at once, WebSockets and others.",
-        _BOUNDS,
-        low=1,
-        high=COUNT_MAX,
+        heading="Bounds of connections",
     )
-    connections_per_address_max: int = setting(
+    connections_per_address_max: int = count(
         CONNECTIONS_PER_ADDRESS_MAX,
         "Of these, from one address. Behind a proxy all come from the proxy's address.",
-        _BOUNDS,
-        low=1,
-        high=COUNT_MAX,
     )
-    connections_per_address_per_s_max: int = setting(
+    connections_per_address_per_s_max: int = count(
         CONNECTIONS_PER_ADDRESS_PER_S_MAX,
         "New connections a second from one address, on average; more get 429.",
-        _BOUNDS,
-        low=1,
-        high=COUNT_MAX,
     )
-    messages_per_s_max: int = setting(
+    messages_per_s_max: int = count(
         MESSAGES_PER_S_MAX,
         "Messages a second that are read from one connection, on average; more wait.",
-        _BOUNDS,
-        low=1,
-        high=COUNT_MAX,
     )
     bytes_per_s_max: int = setting(
         BYTES_PER_S_MAX,
         "Bytes a second that are read from one connection, on average; more wait.",
-        _BOUNDS,
         low=1024,
         high=BYTES_PER_S_LIMIT,
     )
-    handshake_s: int = setting(
-        HANDSHAKE_S,
-        "Seconds for a request's head, and for TLS before it.",
-        _BOUNDS,
-        low=1,
-        high=SECONDS_MAX,
-    )
-    stall_s: int = setting(
-        STALL_S,
-        "Seconds after which a client that reads nothing is dropped.",
-        _BOUNDS,
-        low=1,
-        high=SECONDS_MAX,
-    )
-    ping_s: int = setting(
-        PING_S,
-        "Seconds between two pings of a WebSocket; 0 sends none.",
-        _BOUNDS,
-        low=0,
-        high=SECONDS_MAX,
-    )
-    pong_wait_s: int = setting(
-        PONG_WAIT_S,
-        "Seconds after which a WebSocket that sends nothing is dropped.",
-        _BOUNDS,
-        low=1,
-        high=SECONDS_MAX,
+    handshake_s: int = seconds(HANDSHAKE_S, "Seconds for a request's head, and for TLS before it.")
+    stall_s: int = seconds(STALL_S, "Seconds after which a client that reads nothing is dropped.")
+    ping_s: int = seconds(PING_S, "Seconds between two pings of a WebSocket; 0 sends none.", low=0)
+    pong_wait_s: int = seconds(
+        PONG_WAIT_S, "Seconds after which a WebSocket that sends nothing is dropped."
     )
 
-    drain_s: int = setting(
+    drain_s: int = seconds(
         DRAIN_S,
         "Seconds that running sessions may continue after SIGTERM.",
-        _LOG,
+        heading="Ending and logging",
         low=0,
-        high=SECONDS_MAX,
     )
     log_format: Literal["text", "json"] = setting(
-        "text", "Format of the server's own log, on standard error.", _LOG
+        "text", "Format of the server's own log, on standard error."
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "warning", "Lowest level of its messages; -v stands for info.", _LOG
+        "warning", "Lowest level of its messages; -v stands for info."
     )
     traces: bool = setting(
-        False, "Send OpenTelemetry spans, as the OTEL_ variables say (antiphon[traces]).", _LOG
+        False, "Send OpenTelemetry spans, as the OTEL_ variables say (antiphon[traces])."
     )
 
     def limit_s(self, mode: Mode) -> int:

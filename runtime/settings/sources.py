@@ -74,9 +74,11 @@ def read(
     if config is None and environ.get(CONFIG_VARIABLE):
         config = Path(environ[CONFIG_VARIABLE])
     file = {} if config is None else read_file(config)
+    by_name = {setting.name: setting for setting in settings}
+    by_variable = {setting.variable: setting for setting in settings}
     layers: tuple[tuple[Source, Mapping[str, object]], ...] = (
-        ("file", _take(file, settings, _from_file(config), problems)),
-        ("variable", _take(_ours(environ), settings, _FROM_VARIABLES, problems)),
+        ("file", _take(file, by_name, from_toml, problems, config)),
+        ("variable", _take(_ours(environ), by_variable, from_text, problems)),
         ("flag", flags),
     )
     for source, layer in layers:
@@ -112,30 +114,6 @@ def read_file(path: Path) -> dict[str, object]:
 # -- one layer ----------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
-class _Reading:
-    """Names and parser of one source's entries."""
-
-    where: str
-    name_of: Callable[[Setting], str]
-    parse: Callable[[Setting, Any], object]
-
-
-def _from_file(path: Path | None) -> _Reading:
-    return _Reading(
-        where="" if path is None else f"{path}: ",
-        name_of=lambda setting: setting.name,
-        parse=from_toml,
-    )
-
-
-_FROM_VARIABLES: Final = _Reading(
-    where="",
-    name_of=lambda setting: setting.variable,
-    parse=from_text,
-)
-
-
 _INJECTED: Final = re.compile(
     PREFIX + r"(SERVICE_(HOST|PORT.*)=.*|PORT_\d+_(TCP|UDP).*=.*|PORT=(tcp|udp)://.*)", re.DOTALL
 )
@@ -154,20 +132,21 @@ def _ours(environ: Mapping[str, str]) -> dict[str, object]:
 
 def _take(
     entries: Mapping[str, object],
-    settings: tuple[Setting, ...],
-    reading: _Reading,
+    known: Mapping[str, Setting],
+    parse: Callable[[Setting, Any], object],
     problems: list[str],
+    file: Path | None = None,
 ) -> dict[str, object]:
-    """Parse one source's entries; problems are appended to `problems`."""
-    known = {reading.name_of(setting): setting for setting in settings}
+    """Parse one source's entries, by their names there; problems are appended to `problems`."""
+    where = "" if file is None else f"{file}: "
     taken: dict[str, object] = {}
     for name, value in entries.items():
-        said = f"{reading.where}{name}" if name.isidentifier() else f"{reading.where}{shown(name)}"
+        said = where + (name if name.isidentifier() else shown(name))
         if name not in known:
             problems.append(f"{said}: there is no such setting{_nearest(name, known)}")
             continue
         try:
-            taken[known[name].name] = reading.parse(known[name], value)
+            taken[known[name].name] = parse(known[name], value)
         except ValueWrongError as error:
             problems.append(f"{said}: {error}")
     return taken

@@ -7,7 +7,7 @@ They are measured from their start on the slot. The wait for a turn's slot is th
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Final, Generic, TypeVar
+from typing import ClassVar, Final
 
 from protocol.machine.session import Session
 from protocol.values import effects as ef
@@ -15,19 +15,19 @@ from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 
-from .books import Books, ChunkBooks, TurnBooks, UnitBooks
+from . import catalogue as c
+from .instruments import Books
 
 SPEECH_BYTES_PER_S: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 
-Work = TypeVar("Work", bound=UnitBooks | TurnBooks | ChunkBooks)
 
+class CallMeter:
+    """Counts the calls of one session by `outcomes`, and its tokens in the model's cache."""
 
-class CallMeter(Generic[Work]):
-    """Counts the calls of one session into `work`, and its tokens in the model's cache."""
+    outcomes: ClassVar[c.Metric]
 
-    def __init__(self, books: Books, work: Work) -> None:
-        self._books = books
-        self._to: Final = work
+    def __init__(self, books: Books) -> None:
+        self._books: Final = books
         self._now_ns = self._began_ns = 0
         self._running: Hashable = None
         self._again: Hashable = None  # a call that was lost, if it will be made again
@@ -83,34 +83,35 @@ class CallMeter(Generic[Work]):
 
     def _spoke(self, pcm: bytes, codes: int) -> None:
         if pcm or codes:
-            self._books.speech_s.inc(len(pcm) / SPEECH_BYTES_PER_S)
-            self._books.tokens["speech"].inc(codes)
+            self._books.add(c.SPEECH_SECONDS, amount=len(pcm) / SPEECH_BYTES_PER_S)
+            self._books.add(c.TOKENS, "speech", amount=codes)
 
     def _finish(self, outcome: str) -> None:
         if self._running is not None:
-            self._to.outcomes["ended" if self._ended else outcome].inc()
+            self._books.add(self.outcomes, "ended" if self._ended else outcome)
             self._running = None
 
 
-class TurnMeter(CallMeter[TurnBooks]):
+class TurnMeter(CallMeter):
     """Counts the turns of a chat, from each start to the end of its answer."""
 
+    outcomes = c.TURNS
     _has_begun_to_answer = False
 
     def _heard(self, event: ev.Event, _effects: object, _session: Session) -> None:
         match event:
             case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
-                self._to.stages["prefill"].observe(self._since(self._began_ns))
-                self._books.tokens["prompt"].inc(prefill.input_tokens)
+                self._books.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "prefill")
+                self._books.add(c.TOKENS, "prompt", amount=prefill.input_tokens)
                 self.kv_tokens = prefill.input_tokens
             case ev.TurnProgress(chunk=chunk) if chunk.index == self._running:
                 if not self._has_begun_to_answer:
                     self._has_begun_to_answer = True
-                    self._to.stages["first"].observe(self._since(self._began_ns))
+                    self._books.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "first")
                 self._spoke(chunk.pcm, len(chunk.codec_ids))
             case ev.TurnDone(result=result) if result.index == self._running:
-                self._to.stages["end"].observe(self._since(self._began_ns))
-                self._books.tokens["text"].inc(result.generated_tokens)
+                self._books.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "end")
+                self._books.add(c.TOKENS, "text", amount=result.generated_tokens)
                 self._spoke(result.pcm, len(result.codec_ids))
                 self.kv_tokens = result.kv_length
                 self._finish(result.reason)
@@ -122,15 +123,17 @@ class TurnMeter(CallMeter[TurnBooks]):
             self._has_begun_to_answer = False
 
 
-class ChunkMeter(CallMeter[ChunkBooks]):
+class ChunkMeter(CallMeter):
     """Counts the chunks of a transcription, from each start to its text."""
+
+    outcomes = c.CHUNKS
 
     def _heard(self, event: ev.Event, _effects: object, _session: Session) -> None:
         match event:
             case ev.ChunkDone(result=result) if (result.utterance, result.index) == self._running:
-                self._to.chunk_s.observe(self._since(self._began_ns))
-                self._books.tokens["prompt"].inc(result.prompt_tokens)
-                self._books.tokens["text"].inc(result.generated_tokens)
+                self._books.observe(c.CHUNK_SECONDS, self._since(self._began_ns))
+                self._books.add(c.TOKENS, "prompt", amount=result.prompt_tokens)
+                self._books.add(c.TOKENS, "text", amount=result.generated_tokens)
                 self.kv_tokens = result.kv_length
                 self._finish("heard")
             case ev.ChunkFailed() if (event.utterance, event.index) == self._running:
@@ -140,4 +143,4 @@ class ChunkMeter(CallMeter[ChunkBooks]):
         if isinstance(effect, ef.RunChunk):
             is_new = self._begin((effect.chunk.utterance, effect.chunk.index))
             if is_new and effect.chunk.index == 0:
-                self._to.utterances.inc()
+                self._books.add(c.UTTERANCES)

@@ -2,16 +2,26 @@
 
 - Names follow Prometheus: `antiphon_`, base units, `_total` for counters.
 - A label's values are a fixed set: modes, codes, reasons, stages; never an id or a client's text.
-  So the number of series is known in advance.
+  So the number of series is known in advance. Each exists from the start, at 0, so that its first
+  rise shows.
+- A metric of the sessions of a mode has `mode` as its first label.
 - Times are of the session's clock or the model's own costs. Both are in the log, so recordings give
   the same figures.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Iterable
+from itertools import product
+from typing import Final, Literal, get_args
 
 import attrs
+
+from protocol.values.effects import MediaKind
+from protocol.values.errors import ErrorCode
+from protocol.values.events import Endpoint
+from protocol.values.messages import EndReason
+from protocol.values.modes import MODES, OF_MODE
 
 UNIT_BUCKETS_S: Final = (
     *(0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
@@ -40,59 +50,92 @@ CALL_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 TOKEN_BUCKETS: Final = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 6144.0, 8192.0, 16384.0, 32768.0)
 """Up to the published context of 8192, and two larger ones."""
 
+BROKEN_OFF: Final = "broken_off"
+"""The end of a session without a reason: a bug of ours, or a hard stop."""
+_DUPLEX: Final = tuple(mode for mode in MODES if OF_MODE[mode].work == "unit")
 
-@attrs.frozen(kw_only=True)
+
+@attrs.frozen(kw_only=True, eq=False)
 class Metric:
-    """One metric: `meaning` is one sentence, `buckets` the rising upper bounds of a histogram."""
+    """One metric: `meaning` is one sentence, `buckets` the rising upper bounds of a histogram.
+
+    `labels` are the names, `series` the values of each series, as far as they are known before.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     meaning: str
     labels: tuple[str, ...] = ()
+    series: tuple[tuple[str, ...], ...] = ()
     buckets: tuple[float, ...] = ()
 
 
-def _count(name: str, meaning: str, *labels: str) -> Metric:
-    return Metric(name=f"antiphon_{name}_total", kind="counter", meaning=meaning, labels=labels)
-
-
-def _spread(name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+def _count(name: str, meaning: str, **labels: Iterable[str]) -> Metric:
     return Metric(
-        name=f"antiphon_{name}", kind="histogram", meaning=meaning, labels=labels, buckets=buckets
+        name=f"antiphon_{name}_total",
+        kind="counter",
+        meaning=meaning,
+        labels=tuple(labels),
+        series=tuple(product(*labels.values())),
+    )
+
+
+def _spread(name: str, meaning: str, buckets: tuple[float, ...], **labels: Iterable[str]) -> Metric:
+    return Metric(
+        name=f"antiphon_{name}",
+        kind="histogram",
+        meaning=meaning,
+        labels=tuple(labels),
+        series=tuple(product(*labels.values())),
+        buckets=buckets,
     )
 
 
 # -- traffic --------------------------------------------------------------------------------------
 
 SESSIONS_OPENED: Final = _count(
-    "sessions_opened", "Sessions whose connection was opened.", "mode", "endpoint"
+    "sessions_opened",
+    "Sessions whose connection was opened.",
+    mode=MODES,
+    endpoint=get_args(Endpoint),
 )
 SESSIONS_ENDED: Final = _count(
     "sessions_ended",
     "Sessions that are over; broken_off: by a bug or a hard stop.",
-    "mode",
-    "reason",
+    mode=MODES,
+    reason=(*get_args(EndReason), BROKEN_OFF),
 )
 SESSION_SECONDS: Final = _spread(
-    "session_seconds", "From a session's connection to its last event.", SESSION_BUCKETS_S, "mode"
+    "session_seconds",
+    "From a session's connection to its last event.",
+    SESSION_BUCKETS_S,
+    mode=MODES,
 )
-FRAMES_RECEIVED: Final = _count("frames_received", "Messages that clients sent.", "mode")
-FRAMES_SENT: Final = _count("frames_sent", "Messages handed to connections.", "mode")
-RECEIVED_BYTES: Final = _count("received_bytes", "Bytes of messages that clients sent.", "mode")
-SENT_BYTES: Final = _count("sent_bytes", "Bytes of messages handed to connections.", "mode")
+FRAMES_RECEIVED: Final = _count("frames_received", "Messages that clients sent.", mode=MODES)
+FRAMES_SENT: Final = _count("frames_sent", "Messages handed to connections.", mode=MODES)
+RECEIVED_BYTES: Final = _count("received_bytes", "Bytes of messages that clients sent.", mode=MODES)
+SENT_BYTES: Final = _count("sent_bytes", "Bytes of messages handed to connections.", mode=MODES)
 SENDS_FAILED: Final = _count(
-    "sends_failed", "Connections dropped because a client read too slowly.", "mode"
+    "sends_failed", "Connections dropped because a client read too slowly.", mode=MODES
 )
-RESUMED: Final = _count("sessions_resumed", "Times that a client came back to its session.", "mode")
-ERRORS: Final = _count("errors", "Errors sent to clients, by their wire code.", "code")
+RESUMED: Final = _count(
+    "sessions_resumed", "Times that a client came back to its session.", mode=MODES
+)
+ERRORS: Final = _count("errors", "Errors sent to clients, by their wire code.", code=ErrorCode)
 MEDIA: Final = _count(
-    "media", "Images, sounds and videos handed to decoders: decoded or rejected.", "kind", "outcome"
+    "media",
+    "Images, sounds and videos handed to decoders: decoded or rejected.",
+    outcome=("decoded", "rejected"),
+    kind=get_args(MediaKind),
 )
 MEDIA_SECONDS: Final = _spread(
-    "media_seconds", "From handing media to a decoder to its answer.", CALL_BUCKETS_S, "kind"
+    "media_seconds",
+    "From handing media to a decoder to its answer.",
+    CALL_BUCKETS_S,
+    kind=get_args(MediaKind),
 )
 RECORDINGS_FAILED: Final = _count(
-    "recordings_failed", "Sessions whose log failed while they ran.", "mode"
+    "recordings_failed", "Sessions whose log failed while they ran.", mode=MODES
 )
 
 # -- the queue and the slots ----------------------------------------------------------------------
@@ -101,13 +144,16 @@ QUEUE_WAIT_SECONDS: Final = _spread(
     "queue_wait_seconds",
     "From asking for a slot to having it; a chat asks for one each turn.",
     QUEUE_BUCKETS_S,
-    "mode",
+    mode=MODES,
 )
 QUEUE_LEFT: Final = _count(
-    "queue_left", "Requests for a slot that got none: left, cancelled or refused.", "mode", "how"
+    "queue_left",
+    "Requests for a slot that got none: left, cancelled or refused.",
+    mode=MODES,
+    how=("left", "cancelled", "refused"),
 )
 SLOT_SECONDS: Final = _spread(
-    "slot_seconds", "How long slots were held, cleanup included.", SESSION_BUCKETS_S, "mode"
+    "slot_seconds", "How long slots were held, cleanup included.", SESSION_BUCKETS_S, mode=MODES
 )
 RELEASE_SECONDS: Final = _spread(
     "release_seconds", "From the return of a slot to the end of its cleanup.", CALL_BUCKETS_S
@@ -116,9 +162,11 @@ OPEN_SECONDS: Final = _spread(
     "open_seconds", "Opening a duplex session on the model, its prompt included.", CALL_BUCKETS_S
 )
 OPENS_FAILED: Final = _count("opens_failed", "Openings of a session that failed for good.")
-BACKENDS_LOST: Final = _count("backends_lost", "Times that a session lost its model.", "mode")
+BACKENDS_LOST: Final = _count("backends_lost", "Times that a session lost its model.", mode=MODES)
 REBUILDS: Final = _count(
-    "rebuilds", "Sessions brought to their past on another slot: done or failed.", "outcome"
+    "rebuilds",
+    "Sessions brought to their past on another slot: done or failed.",
+    outcome=("done", "failed"),
 )
 REBUILD_SECONDS: Final = _spread(
     "rebuild_seconds", "From asking for a rebuild to its end.", CALL_BUCKETS_S
@@ -133,56 +181,60 @@ UNITS: Final = _count(
     "units",
     "Units started, by outcome: listen, speech, cut (interrupted), failed (sent as "
     "inference_error), ended (the session was over first).",
-    "mode",
-    "outcome",
+    mode=_DUPLEX,
+    outcome=("listen", "speech", "cut", "failed", "ended"),
 )
 UNITS_DROPPED: Final = _count(
-    "units_dropped", "Waiting units that were dropped for newer ones (B7).", "mode"
+    "units_dropped", "Waiting units that were dropped for newer ones (B7).", mode=_DUPLEX
 )
 UNITS_LATE: Final = _count(
     "units_late",
     "Units answered more than 1 s after their last sample came: the next second was whole by then.",
-    "mode",
+    mode=_DUPLEX,
 )
 UNIT_ANSWER_SECONDS: Final = _spread(
     "unit_answer_seconds",
     "From a unit's last sample to its answer, as the session saw both.",
     UNIT_BUCKETS_S,
-    "mode",
+    mode=_DUPLEX,
 )
 UNIT_WAIT_SECONDS: Final = _spread(
     "unit_wait_seconds",
     "From a unit's last sample to its start: for the barrier, for pictures, through a pause.",
     WAIT_BUCKETS_S,
-    "mode",
+    mode=_DUPLEX,
 )
 UNIT_BARRIER_SECONDS: Final = _spread(
     "unit_barrier_seconds",
     "How long a whole unit waited for the finalize, or the undoing, of the one before it (B1).",
     WAIT_BUCKETS_S,
-    "mode",
+    mode=_DUPLEX,
 )
 UNIT_SECONDS: Final = _spread(
-    "unit_seconds", "From a unit's start to its result, by the wall.", UNIT_BUCKETS_S, "mode"
+    "unit_seconds", "From a unit's start to its result, by the wall.", UNIT_BUCKETS_S, mode=_DUPLEX
 )
 UNIT_STAGE_SECONDS: Final = _spread(
     "unit_stage_seconds",
     "A unit's time in each stage, as the model measured it. prefill and generate follow one "
     "another; llm, tts and token2wav are parts of generate; finalize comes after the answer.",
     STAGE_BUCKETS_S,
-    "stage",
+    stage=("prefill", "generate", "llm", "tts", "token2wav", "finalize"),
 )
-INTERRUPTS: Final = _count("interrupts", "Units cut because the client asked for it.", "mode")
+INTERRUPTS: Final = _count("interrupts", "Units cut because the client asked for it.", mode=_DUPLEX)
 ROLLBACKS: Final = _count(
-    "rollbacks", "Failed units undone (done), or not (failed: the session ends).", "outcome"
+    "rollbacks",
+    "Failed units undone (done), or not (failed: the session ends).",
+    outcome=("done", "failed"),
 )
 FINALIZES_FAILED: Final = _count("finalizes_failed", "Finalizes that failed: the session ends.")
-SPEECH_SECONDS: Final = _count("speech_seconds", "Speech that the model made.", "mode")
+SPEECH_SECONDS: Final = _count("speech_seconds", "Speech that the model made.", mode=MODES)
 TOKENS: Final = _count(
-    "tokens", "Tokens: text and speech made, picture and prompt taken in.", "kind"
+    "tokens",
+    "Tokens: text and speech made, picture and prompt taken in.",
+    kind=("text", "speech", "picture", "prompt"),
 )
 SESSION_KV_TOKENS: Final = _spread(
-    "session_kv_tokens", "The most that a session held in the KV cache.", TOKEN_BUCKETS, "mode"
+    "session_kv_tokens", "The most that a session held in the KV cache.", TOKEN_BUCKETS, mode=MODES
 )
 
 # -- turns of chat --------------------------------------------------------------------------------
@@ -191,13 +243,13 @@ TURNS: Final = _count(
     "turns",
     "Turns of chat begun on the model, by their end: turn_end, length, interrupted, failed, ended "
     "(the session was over first).",
-    "outcome",
+    outcome=("turn_end", "length", "interrupted", "failed", "ended"),
 )
 TURN_STAGE_SECONDS: Final = _spread(
     "turn_stage_seconds",
     "From a turn's start on its slot to its prefill, to the first piece of its answer, to its end.",
     TURN_BUCKETS_S,
-    "stage",
+    stage=("prefill", "first", "end"),
 )
 
 # -- transcriptions -------------------------------------------------------------------------------
@@ -207,7 +259,7 @@ CHUNKS: Final = _count(
     "chunks",
     "Seconds of sound given to the model to be transcribed: heard, failed (sent as "
     "inference_error), context_full, ended (the session was over first).",
-    "outcome",
+    outcome=("heard", "failed", "context_full", "ended"),
 )
 CHUNK_SECONDS: Final = _spread(
     "chunk_seconds", "From handing a second to the model to its text.", UNIT_BUCKETS_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,7 +16,7 @@ from protocol.values.state import State
 from recorder.keep.retention import Cause, RetentionStatistics
 
 from ..access.denials import Reason
-from ..net.counters import Drop, Refusal, Statistics
+from ..net.counters import Counters, Drop, Refusal
 from ..slots.workers import WorkersStatistics
 from .catalogue import Metric
 from .watching import ServerStatus
@@ -135,10 +135,6 @@ class ServerGauges(Collector):
     def __init__(self, status: Callable[[], ServerStatus]) -> None:
         self._status = status
 
-    def describe(self) -> Iterable[Family]:
-        """The families, without a status."""
-        return [_family(metric) for metric in ALL]
-
     def collect(self) -> Iterator[Family]:
         """The families, with the current status."""
         status = self._status()
@@ -185,7 +181,7 @@ def _of_sessions(status: ServerStatus) -> Iterator[Family]:
     yield _family(KV_LARGEST, {NO_LABELS: max(held, default=0)})
 
 
-def _of_listener(seen: Statistics) -> Iterator[Family]:
+def _of_listener(seen: Counters) -> Iterator[Family]:
     yield _family(WEBSOCKETS, {NO_LABELS: seen.websockets})
     yield _family(REFUSED, {(cause,): seen.refused.get(cause, 0) for cause in get_args(Refusal)})
     yield _family(CUT, {(cause,): seen.dropped.get(cause, 0) for cause in get_args(Drop)})
@@ -209,9 +205,9 @@ def _of_workers(seen: WorkersStatistics) -> Iterator[Family]:
     yield _family(WORKER_LOADS_FAILED, {NO_LABELS: seen.failures})
 
 
-def _family(metric: Metric, values: Mapping[Labels, float] | None = None) -> Family:
+def _family(metric: Metric, values: Mapping[Labels, float]) -> Family:
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.meaning, labels=metric.labels)
-    for labels, value in (values or {}).items():
+    for labels, value in values.items():
         family.add_metric(labels, value)
     return family

@@ -1,12 +1,13 @@
 """Counters and histograms, formatted by `prometheus_client`.
 
-A unit makes a dozen observations: each is a bisection and two additions, without a lock.
+A unit makes a dozen observations: each is two lookups, a bisection and two additions, without a
+lock.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -15,26 +16,18 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from protocol.values.modes import Mode
+
 from .catalogue import ALL, Metric
 
 Labels = tuple[str, ...]
 
 
-class Count:
-    """A number that only rises."""
+class Series:
+    """The sum of a counter or a histogram, and how many observations each bucket has.
 
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def inc(self, amount: float = 1.0) -> None:
-        """Add to it."""
-        self.value += amount
-
-
-class Spread:
-    """A histogram; `bounds` are the rising upper bounds of its buckets, with one bucket above."""
+    `bounds` are the rising upper bounds of the buckets, with one bucket above.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -43,6 +36,10 @@ class Spread:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
+    def add(self, amount: float) -> None:
+        """Add to a counter."""
+        self.total += amount
+
     def observe(self, value: float) -> None:
         """Add a value to the first bucket whose bound it does not exceed, and to the sum."""
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -50,42 +47,55 @@ class Spread:
 
 
 class Instruments(Collector):
-    """The instruments of one server, each made on first use."""
+    """The instruments of one server, one for each series of the catalogue."""
 
     def __init__(self) -> None:
-        self._counts: Final[dict[Metric, dict[Labels, Count]]] = {}
-        self._spreads: Final[dict[Metric, dict[Labels, Spread]]] = {}
+        self._made: Final = {
+            metric: {labels: Series(metric.buckets) for labels in metric.series} for metric in ALL
+        }
 
-    def count(self, metric: Metric, *labels: str) -> Count:
-        """A counter; the values of its labels in the order of their names."""
-        assert metric.kind == "counter"
-        assert len(labels) == len(metric.labels)
-        return self._counts.setdefault(metric, {}).setdefault(labels, Count())
-
-    def spread(self, metric: Metric, *labels: str) -> Spread:
-        """A histogram; labels as of `count`."""
-        assert metric.kind == "histogram"
-        assert len(labels) == len(metric.labels)
-        return self._spreads.setdefault(metric, {}).setdefault(labels, Spread(metric.buckets))
-
-    def describe(self) -> Iterable[Family]:
-        """The families, without values (`Collector`)."""
-        return [self._family(metric) for metric in ALL]
+    def series(self, metric: Metric, *labels: str) -> Series:
+        """A counter or a histogram; the values of its labels in the order of their names."""
+        return self._made[metric][labels]
 
     def collect(self) -> Iterator[Family]:
         """The current values (`Collector`)."""
-        for metric in ALL:
-            yield self._family(metric)
+        for metric, made in self._made.items():
+            yield _family(metric, made)
 
-    def _family(self, metric: Metric) -> Family:
-        if metric.kind == "counter":
-            counter = CounterMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-            for labels, count in self._counts.get(metric, {}).items():
-                counter.add_metric(labels, count.value)
-            return counter
-        family = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-        for labels, spread in self._spreads.get(metric, {}).items():
-            bounds = [*map(floatToGoString, spread.bounds), "+Inf"]
-            buckets = zip(bounds, accumulate(spread.counts), strict=True)
-            family.add_metric(labels, list(buckets), spread.total)
-        return family
+
+class Books:
+    """The instruments of a server, as the meters of one mode's sessions use them.
+
+    The mode is the first label of a metric that has it, and is not given.
+    """
+
+    def __init__(self, made: Instruments, mode: Mode) -> None:
+        self._made = made
+        self._mode = mode
+
+    def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
+        """Add to a counter."""
+        self._series(metric, labels).add(amount)
+
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add a value to a histogram."""
+        self._series(metric, labels).observe(value)
+
+    def _series(self, metric: Metric, labels: Labels) -> Series:
+        mode = (self._mode,) if "mode" in metric.labels else ()
+        return self._made.series(metric, *mode, *labels)
+
+
+def _family(metric: Metric, made: Mapping[Labels, Series]) -> Family:
+    if metric.kind == "counter":
+        counter = CounterMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+        for labels, series in made.items():
+            counter.add_metric(labels, series.total)
+        return counter
+    family = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+    for labels, series in made.items():
+        bounds = [*map(floatToGoString, series.bounds), "+Inf"]
+        buckets = zip(bounds, accumulate(series.counts), strict=True)
+        family.add_metric(labels, list(buckets), series.total)
+    return family

@@ -16,9 +16,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from protocol.values.events import ConnectionOpened
 from protocol.values.modes import Mode
 
-from .books import Books
 from .gauges import ServerGauges
-from .instruments import Instruments
+from .instruments import Books, Instruments
 from .meter import Meter
 from .watching import ServerStatus
 
@@ -38,7 +37,7 @@ class Metrics:
         self.registry: Final = CollectorRegistry()
         made = Instruments()
         self.registry.register(made)
-        self._books: Final = {mode: Books.of(made, mode) for mode in get_args(Mode)}
+        self._books: Final = {mode: Books(made, mode) for mode in get_args(Mode)}
         self._meters: Final[WeakValueDictionary[str, Meter]] = WeakValueDictionary()
         if status is not None:
             self.registry.register(ServerGauges(status))

@@ -12,7 +12,7 @@ import attrs
 
 from protocol.values.modes import OF_MODE
 
-from ..net.counters import Statistics
+from ..net.counters import Counters
 from ..slots.admission import RunningTask
 from ..slots.pool import PoolCounts
 from .watching import ServerStatus, SessionStatus
@@ -63,24 +63,12 @@ def _workers_json(slots: PoolCounts | None, tasks: Sequence[RunningTask]) -> dic
     }
 
 
-def _listener_json(seen: Statistics) -> dict[str, Any]:
+def _listener_json(seen: Counters) -> dict[str, Any]:
     told = attrs.asdict(seen, recurse=False)
     return told | {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
 
 
 def session_json(session: SessionStatus) -> dict[str, Any]:
     """One session's status as plain values for JSON."""
-    return {
-        "recording_id": session.recording_id,
-        "session_id": session.session_id,
-        "owner": session.owner,
-        "mode": session.mode,
-        "dialect": session.dialect,
-        "state": session.state.value,
-        "connection": session.connection,
-        "age_s": round(session.age_s, 1),
-        "units": session.units,
-        "chunks": session.chunks,
-        "dropped_units": session.dropped_units,
-        "kv_tokens": session.kv_tokens,
-    }
+    told = {"state": session.state.value, "age_s": round(session.age_s, 1)}
+    return attrs.asdict(session) | told

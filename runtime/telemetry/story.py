@@ -14,7 +14,7 @@ from protocol.values.digest import session_id_of
 from protocol.values.effects import DropUnit, Effect, ForgetRecording
 from protocol.values.limits import NS_PER_S
 
-from .books import BROKEN_OFF
+from .catalogue import BROKEN_OFF
 
 OUR_FAULTS: Final = frozenset({BROKEN_OFF, "backend_error"})
 """The ends that are warnings."""

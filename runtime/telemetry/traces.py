@@ -33,7 +33,7 @@ from protocol.values import events as ev
 from protocol.values.limits import NS_PER_MS
 from protocol.values.model import UnitResult
 
-from .books import BROKEN_OFF
+from .catalogue import BROKEN_OFF
 from .story import OUR_FAULTS
 
 EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"

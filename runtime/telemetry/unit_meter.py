@@ -10,8 +10,7 @@ behind. Waiting units keep their order (B7), and so does the queue of their time
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from protocol.machine.session import Session
 from protocol.values import effects as ef
@@ -19,21 +18,22 @@ from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import UnitResult
 
-from .books import Books, UnitBooks
+from . import catalogue as c
 from .call_meter import CallMeter
+from .instruments import Books
 
 DEADLINE_NS: Final = NS_PER_S
 """A unit is one second of input, so the next is whole one second after it."""
 US_PER_S: Final = 1_000_000
-_BRING_SOUND: Final = (ev.FrameReceived, ev.MediaDecoded, ev.MediaRejected, ev.TimerFired)
-"""Events after which a second may be whole: a client's sound may be resampled first, or missing."""
 
 
-class UnitMeter(CallMeter[UnitBooks]):
+class UnitMeter(CallMeter):
     """Counts the units of one session, and its tokens in the model's cache."""
 
-    def __init__(self, books: Books, work: UnitBooks) -> None:
-        super().__init__(books, work)
+    outcomes = c.UNITS
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
         self._whole_ns: deque[int] = deque()
         self._due_ns = 0
         self._interrupted = False
@@ -43,11 +43,31 @@ class UnitMeter(CallMeter[UnitBooks]):
         self._kv_settled = 0
 
     def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
-        note = _EVENTS.get(type(event))
-        if note is not None:
-            note(self, event, effects)
-        if type(event) in _BRING_SOUND:
-            self._take_in(effects, session.units_waiting)
+        is_sent = any(isinstance(effect, ef.Send) for effect in effects)
+        match event:
+            case ev.UnitDone(result=result) if result.index == self._running:
+                self._unit_done(result, is_sent=is_sent)
+            case ev.UnitFailed() if event.index == self._running:
+                self._finish("failed")
+                self.kv_tokens = self._kv_settled
+            case ev.FinalizeDone(finalized=done) if self._is_closed(done.index):
+                self._stage("finalize", done.cost_us)
+                self.kv_tokens = self._kv_settled = done.kv_length
+                if self._unanswered and not self._ended:
+                    self._answer()
+            case ev.FinalizeFailed() if self._is_closed(event.index):
+                self._books.add(c.FINALIZES_FAILED)
+            case ev.RollbackDone() if self._is_closed(event.index):
+                self._books.add(c.ROLLBACKS, "done")
+            case ev.RollbackFailed() if self._is_closed(event.index):
+                self._books.add(c.ROLLBACKS, "failed")
+            case ev.BackendOpened() if event.lease == self._lease:
+                self.kv_tokens = self._kv_settled = event.opened.prompt_length
+            case ev.Rebuilt() if self._unanswered and is_sent:
+                self._answer()
+            case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():
+                # A client's sound may be resampled first, or missing.
+                self._take_in(effects, session.units_waiting)
 
     def _asked(self, effect: ef.Effect) -> None:
         match effect:
@@ -55,10 +75,10 @@ class UnitMeter(CallMeter[UnitBooks]):
                 self._start(effect.unit.index)
             case ef.DropUnit():
                 self._whole_ns.popleft()
-                self._to.dropped.inc()
+                self._books.add(c.UNITS_DROPPED)
             case ef.Interrupt() if not self._ended:  # else the session's end cuts it
                 self._interrupted = True
-                self._to.interrupts.inc()
+                self._books.add(c.INTERRUPTS)
             case ef.StartFinalize() | ef.Rollback():
                 self._closing = effect.index
                 self._barrier_ns = (self._now_ns, self._now_ns)
@@ -79,27 +99,26 @@ class UnitMeter(CallMeter[UnitBooks]):
         self._interrupted = self._unanswered = False
         whole_ns = self._due_ns - DEADLINE_NS
         closed_ns, open_ns = self._barrier_ns
-        self._to.wait_s.observe(self._since(whole_ns))
-        self._to.barrier_s.observe(max(0, open_ns - max(whole_ns, closed_ns)) / NS_PER_S)
+        self._books.observe(c.UNIT_WAIT_SECONDS, self._since(whole_ns))
+        self._books.observe(
+            c.UNIT_BARRIER_SECONDS, max(0, open_ns - max(whole_ns, closed_ns)) / NS_PER_S
+        )
 
     def _answer(self) -> None:
         self._unanswered = False
-        self._to.answer_s.observe(self._since(self._due_ns - DEADLINE_NS))
+        self._books.observe(c.UNIT_ANSWER_SECONDS, self._since(self._due_ns - DEADLINE_NS))
         if self._now_ns > self._due_ns:
-            self._to.late.inc()
+            self._books.add(c.UNITS_LATE)
 
-    def _unit_done(self, event: ev.UnitDone, effects: tuple[ef.Effect, ...]) -> None:
-        result = event.result
-        if result.index != self._running:
-            return
+    def _unit_done(self, result: UnitResult, *, is_sent: bool) -> None:
         self._finish(self._outcome(result))
-        self._to.wall_s.observe(self._since(self._began_ns))
+        self._books.observe(c.UNIT_SECONDS, self._since(self._began_ns))
         self._count_costs(result)
         self.kv_tokens = result.kv_length
         if self._ended:
             return
         self._unanswered = True
-        if any(isinstance(effect, ef.Send) for effect in effects):
+        if is_sent:
             self._answer()
 
     def _outcome(self, result: UnitResult) -> str:
@@ -108,44 +127,19 @@ class UnitMeter(CallMeter[UnitBooks]):
         return "listen" if result.is_listen else "speech"
 
     def _count_costs(self, result: UnitResult) -> None:
-        costs, stages = result.costs, self._to.stages
-        stages["prefill"].observe(costs.prefill_us / US_PER_S)
-        stages["generate"].observe(costs.generate_us / US_PER_S)
-        stages["llm"].observe(costs.llm_us / US_PER_S)
+        costs = result.costs
+        self._stage("prefill", costs.prefill_us)
+        self._stage("generate", costs.generate_us)
+        self._stage("llm", costs.llm_us)
         if not result.is_listen:
-            stages["tts"].observe(costs.tts_us / US_PER_S)
-            stages["token2wav"].observe(costs.token2wav_us / US_PER_S)
+            self._stage("tts", costs.tts_us)
+            self._stage("token2wav", costs.token2wav_us)
         self._spoke(result.pcm, len(result.codec_ids))
-        self._books.tokens["text"].inc(len(result.decided_ids))
-        if result.vision_tokens:
-            self._books.tokens["picture"].inc(result.vision_tokens)
+        self._books.add(c.TOKENS, "text", amount=len(result.decided_ids))
+        self._books.add(c.TOKENS, "picture", amount=result.vision_tokens)
 
-    def _unit_failed(self, event: ev.UnitFailed, _effects: tuple[ef.Effect, ...]) -> None:
-        if event.index == self._running:
-            self._finish("failed")
-            self.kv_tokens = self._kv_settled
-
-    # -- the barrier ----------------------------------------------------------------------------
-
-    def _finalize_done(self, event: ev.FinalizeDone, _effects: tuple[ef.Effect, ...]) -> None:
-        done = event.finalized
-        if self._is_closed(done.index):
-            self._to.stages["finalize"].observe(done.cost_us / US_PER_S)
-            self.kv_tokens = self._kv_settled = done.kv_length
-            if self._unanswered and not self._ended:
-                self._answer()
-
-    def _finalize_failed(self, event: ev.FinalizeFailed, _effects: tuple[ef.Effect, ...]) -> None:
-        if self._is_closed(event.index):
-            self._to.finalizes_failed.inc()
-
-    def _rollback_done(self, event: ev.RollbackDone, _effects: tuple[ef.Effect, ...]) -> None:
-        if self._is_closed(event.index):
-            self._to.rollbacks["done"].inc()
-
-    def _rollback_failed(self, event: ev.RollbackFailed, _effects: tuple[ef.Effect, ...]) -> None:
-        if self._is_closed(event.index):
-            self._to.rollbacks["failed"].inc()
+    def _stage(self, stage: str, cost_us: int) -> None:
+        self._books.observe(c.UNIT_STAGE_SECONDS, cost_us / US_PER_S, stage)
 
     def _is_closed(self, index: int) -> bool:
         """Whether it is the unit that is being closed; ends its closing."""
@@ -155,30 +149,8 @@ class UnitMeter(CallMeter[UnitBooks]):
         self._barrier_ns = (self._barrier_ns[0], self._now_ns)
         return True
 
-    # -- the slot -------------------------------------------------------------------------------
-
-    def _backend_opened(self, event: ev.BackendOpened, _effects: tuple[ef.Effect, ...]) -> None:
-        if event.lease == self._lease:
-            self.kv_tokens = self._kv_settled = event.opened.prompt_length
-
     def _lost(self, *, goes_on: bool) -> None:
         if not goes_on:
             self._finish("ended")
         super()._lost(goes_on=goes_on)
         self._closing = None
-
-    def _rebuilt(self, _event: ev.Rebuilt, effects: tuple[ef.Effect, ...]) -> None:
-        if self._unanswered and any(isinstance(effect, ef.Send) for effect in effects):
-            self._answer()
-
-
-_EVENTS: Final[Mapping[type[ev.Event], Callable[[UnitMeter, Any, Any], None]]] = {
-    ev.UnitDone: UnitMeter._unit_done,
-    ev.UnitFailed: UnitMeter._unit_failed,
-    ev.FinalizeDone: UnitMeter._finalize_done,
-    ev.FinalizeFailed: UnitMeter._finalize_failed,
-    ev.RollbackDone: UnitMeter._rollback_done,
-    ev.RollbackFailed: UnitMeter._rollback_failed,
-    ev.BackendOpened: UnitMeter._backend_opened,
-    ev.Rebuilt: UnitMeter._rebuilt,
-}

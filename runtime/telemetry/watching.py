@@ -19,7 +19,7 @@ from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
 
 from ..access.denials import Reason
-from ..net.counters import Statistics
+from ..net.counters import Counters
 from ..slots.admission import RunningTask
 from ..slots.pool import PoolCounts
 from ..slots.workers import WorkersStatistics
@@ -56,11 +56,11 @@ class SessionStatus:
     Attributes:
         owner: the name of its key; empty where the server has no keys.
         dialect: its wire protocol; None before the client has chosen.
+        connection: as in `Session.connection`.
         units: units that the model began.
         chunks: seconds of a transcription.
         dropped_units: units dropped because they came too fast.
         kv_tokens: its tokens in the model's cache; 0 without a slot.
-        connection: as in `Session.connection`.
     """
 
     recording_id: str
@@ -69,12 +69,12 @@ class SessionStatus:
     mode: Mode
     dialect: str | None
     state: State
+    connection: Connected = "connected"
     age_s: float
     units: int
     chunks: int
     dropped_units: int
     kv_tokens: int
-    connection: Connected = "connected"
 
 
 @attrs.frozen(kw_only=True)
@@ -107,7 +107,7 @@ class ServerStatus:
     connections: int
     tasks: int
     recorder: Mapping[str, int | float]
-    listener: Statistics | None = None
+    listener: Counters | None = None
     workers: WorkersStatistics | None = None
     workers_wanted: int | None = None
     retention: RetentionStatistics | None = None

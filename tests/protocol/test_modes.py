@@ -12,7 +12,7 @@ from protocol.values.modes import MODES, OF_MODE, Work
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from replay.rerun.full import KINDS
 from runtime.settings.settings import Settings
-from runtime.telemetry.books import _WORK as BOOKS
+from runtime.telemetry.meter import METERS
 
 
 def test_every_mode_has_a_row() -> None:
@@ -20,7 +20,7 @@ def test_every_mode_has_a_row() -> None:
     assert tuple(OF_MODE) == MODES
 
 
-@pytest.mark.parametrize("table", [KINDS, BOOKS], ids=["replays", "books"])
+@pytest.mark.parametrize("table", [KINDS, METERS], ids=["replays", "meters"])
 def test_every_kind_of_work_has_its_place(table: Mapping[Work, object]) -> None:
     """A mode of that work could not be counted, or not be replayed."""
     assert table.keys() == set(get_args(Work)) == {row.work for row in OF_MODE.values()}

@@ -40,7 +40,6 @@ from runtime.media.image import decode_jpeg
 from runtime.model.backends.base import Backend, BackendInfo
 from runtime.net import listener
 from runtime.net.http import make_app
-from runtime.net.limits import Limits
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.websocket import WebSocketClosed
 from runtime.serve.serving import run
@@ -198,7 +197,7 @@ async def _listen(
         listeners,
         on_websocket=on_websocket,
         app=app,
-        limits=Limits.of(_UNBOUND),
+        settings=_UNBOUND,
         task_status=task_status,
     )
 

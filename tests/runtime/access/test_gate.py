@@ -20,9 +20,8 @@ from runtime.access.hosts import (
     read_origin,
 )
 from runtime.access.keyfile import KeyFileError, change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import ANYONE, Key, hash_key
 from runtime.access.origins import Origins, read_origins
-from runtime.access.principal import ANYONE, Principal
 from runtime.settings.settings import Settings
 
 ANNA, ROOT = "antiphon_anna", "antiphon_root"
@@ -258,7 +257,7 @@ def test_a_key_opens(
 ) -> None:
     """A client could not connect; or its key would be said back in the answer."""
     admitted = gate.admit_websocket([HOST, SAME, *headers], offered, secure=False)
-    principal = Principal(name="anna", scope="use", sessions_max=1, modes=("video",))
+    principal = Key(name="anna", hash=hash_key(ANNA), sessions_max=1, modes=("video",))
     assert admitted == Admitted(principal=principal, subprotocol=subprotocol)
 
 
@@ -372,15 +371,15 @@ def test_a_quota_is_the_key_s(gate: Gate) -> None:
 )
 def test_everyone_sees_their_own(name: str, scope: Any, owner: str, sees: bool) -> None:
     """A stolen session id would open a stranger's recording."""
-    assert Principal(name=name, scope=scope).may_see(owner) == sees
+    assert Key(name=name, scope=scope).may_see(owner) == sees
 
 
 def test_an_admin_s_door_is_for_admins() -> None:
     """A client could change what belongs to all."""
     require_admin(ANYONE)
-    require_admin(Principal(name="root", scope="admin"))
+    require_admin(Key(name="root", scope="admin"))
     with pytest.raises(Denied) as error:
-        require_admin(Principal(name="anna", scope="use"))
+        require_admin(Key(name="anna", scope="use"))
     assert (error.value.status, b"scope_too_small" in error.value.body) == (403, True)
 
 

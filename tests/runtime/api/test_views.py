@@ -11,8 +11,8 @@ import attrs
 import pytest
 
 from recorder.read.reader import LogReader
+from runtime.access.keys import ANYONE, Key
 from runtime.access.middleware import PRINCIPAL
-from runtime.access.principal import ANYONE, Principal
 from runtime.api import views
 from runtime.api.files import PIECE_BYTES
 from runtime.api.recordings import Recordings
@@ -76,7 +76,7 @@ class Shop:
 
     async def ask(self, visit: Visit, key: str, *, host: str = "::1", method: str = "GET") -> None:
         """Answer a client, to the end."""
-        who = Principal(name=key, scope="admin") if key else ANYONE
+        who = Key(name=key, scope="admin") if key else ANYONE
         path = "/api/recordings/one/view"
         scope = {
             **{"type": "http", "method": method, "path": path, "raw_path": path.encode()},

@@ -145,7 +145,7 @@ async def test_bounds_its_videos(monkeypatch: pytest.MonkeyPatch) -> None:
         running -= 1
         return Decoded()
 
-    monkeypatch.setattr("runtime.media.decoder.decode_video", slow)
+    monkeypatch.setattr("runtime.media.decoder.decode_apart", slow)
     decoder = MediaDecoder()
     async with anyio.create_task_group() as tasks:
         for _ in range(3 * PROCESSES_MAX):

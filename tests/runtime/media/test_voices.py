@@ -30,14 +30,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_names_the_voices(folder: Path) -> None:
     """A client would be offered a voice that it cannot have, or not learn of one."""
-    assert VoiceLibrary(folder).list() == ("Bo_b-2.1", "anna")
-    assert VoiceLibrary(folder / "missing").list() == ()
+    assert tuple(VoiceLibrary(folder).sizes()) == ("Bo_b-2.1", "anna")
+    assert VoiceLibrary(folder / "missing").sizes() == {}
 
 
 def test_reads_a_voice(folder: Path) -> None:
     """The model would speak with another's voice."""
     library = VoiceLibrary(folder)
-    assert {name: library.read(name) for name in library.list()} == {
+    assert {name: library.read(name) for name in library.sizes()} == {
         "anna": b"anna.wav",
         "Bo_b-2.1": b"Bo_b-2.1.wav",
     }

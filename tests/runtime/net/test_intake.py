@@ -13,7 +13,7 @@ from runtime.net.budget import LARGE_WAIT_S, SMALL_WAIT_S, Budget, Share
 from runtime.net.counters import Counters
 from runtime.net.frames import FrameScanner
 from runtime.net.intake import Intake
-from runtime.net.limits import LARGE_MESSAGE_BYTES
+from runtime.net.limits import LARGE_MESSAGE_BYTES, RECEIVING_BYTES_MAX
 from runtime.net.link import Link
 from runtime.net.rates import BURST_S
 from runtime.net.tcp import TcpStream
@@ -58,7 +58,7 @@ class Client:
         self.intake = Intake(
             Link(cast(TcpStream, _Wire(theirs)), self.counters),
             head=b"",
-            limits=ALLOWED,
+            settings=ALLOWED,
             message_bytes_max=message_bytes_max,
             share=self.share,
             counters=self.counters,
@@ -92,7 +92,7 @@ def played(body: Callable[[Client], Awaitable[None]]) -> Client:
     made: list[Client] = []
 
     async def run() -> None:
-        client = Client(Budget(ALLOWED.receiving_bytes_max, Counters()))
+        client = Client(Budget(RECEIVING_BYTES_MAX, Counters()))
         made.append(client)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.drain)

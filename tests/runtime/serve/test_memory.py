@@ -15,7 +15,6 @@ import trio
 from runtime.net import keeper
 from runtime.net.counters import Counters
 from runtime.net.keeper import LOOK_S, Keeper
-from runtime.net.limits import Limits
 from runtime.net.memory import HEAP_SPARE_BYTES, importing
 from runtime.settings.settings import Settings
 
@@ -109,7 +108,7 @@ def test_memory_is_given_back_while_other_threads_hang(monkeypatch: pytest.Monke
         try:
             counters = Counters(receiving_bytes=2 * HEAP_SPARE_BYTES)
             async with trio.open_nursery() as tasks:
-                tasks.start_soon(Keeper(Limits.of(Settings()), counters).run)
+                tasks.start_soon(Keeper(Settings(), counters).run)
                 await trio.sleep(2 * LOOK_S)
                 counters.receiving_bytes = 0
                 with trio.fail_after(20):

@@ -21,7 +21,7 @@ from replay.story.inspect import inspect
 from runtime.client.patience import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.ended import Ended
-from runtime.session.peer import Tokens
+from runtime.session.peer import Tokens, hash_of
 from tests.helpers import Peer, append_frame, close_frame, on_virtual_time, world
 
 
@@ -450,7 +450,7 @@ def test_a_session_that_broke_is_over_for_a_client_that_comes_late() -> None:
             recording_id="rec-1",
             mode="chat",
             owner="",
-            tokens=Tokens("right"),
+            tokens=Tokens([hash_of("right")]),
             path=Path("nowhere"),
             frames_sent=1,
             frames_received=1,

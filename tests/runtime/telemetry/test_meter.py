@@ -24,7 +24,7 @@ from protocol.wire.dialects import DIALECTS
 from protocol.wire.dialects.opening import OPENING
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.model.backends.scripted_chat import Answer
-from runtime.telemetry.books import BROKEN_OFF
+from runtime.telemetry.catalogue import BROKEN_OFF
 from runtime.telemetry.meter import ERROR_BEGINS, Meter, error_code
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.unit_meter import UnitMeter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,11 +23,11 @@ from protocol.values.digest import session_id_of
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
-from runtime.net.counters import Statistics
+from runtime.net.counters import Counters
 from runtime.slots.pool import PoolCounts
 from runtime.slots.workers import WorkersStatistics
 from runtime.telemetry import catalogue, gauges, reference
-from runtime.telemetry.instruments import Instruments, Spread
+from runtime.telemetry.instruments import Instruments
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.unit_meter import DEADLINE_NS
 from runtime.telemetry.watching import ServerStatus, SessionStatus
@@ -76,11 +77,11 @@ def server_status(*sessions: SessionStatus, **fields: Any) -> ServerStatus:
             "file_bytes": 123_456,
             "failures": 1,
         },
-        "listener": Statistics(
+        "listener": Counters(
             connections=12,
             websockets=9,
-            refused={"full": 4},
-            dropped={"stalled": 2},
+            refused=Counter({"full": 4}),
+            dropped=Counter({"stalled": 2}),
             pauses=7,
             receiving_bytes=512,
         ),
@@ -187,11 +188,11 @@ def test_two_servers_count_apart() -> None:
 @given(st.lists(st.floats(0, 10), max_size=30))
 def test_a_histogram_holds_what_was_observed(values: list[float]) -> None:
     """Every quantile that is drawn would be wrong."""
-    metric = catalogue.UNIT_ANSWER_SECONDS
+    metric = catalogue.CHUNK_SECONDS
     made = Instruments()
-    spread: Spread = made.spread(metric, "video")
+    series = made.series(metric)
     for value in values:
-        spread.observe(value)
+        series.observe(value)
     family = next(one for one in made.collect() if one.name == metric.name)
     samples = {(one.name, one.labels.get("le")): one.value for one in family.samples}
     for bound in metric.buckets:
