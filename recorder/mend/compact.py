@@ -39,7 +39,7 @@ from ..read.reader import LogReader, no_record
 from ..read.scan import Block, Damage, FileSource, Scanner
 from ..read.verify import verify
 from ..write.lock import is_held
-from .rewrite import Entry, Rewriter, StoredCosts
+from .rewrite import Rewriter, StoredCosts
 
 KEPT_BLOCK_BYTES: Final = MIB
 """Block size. Four times as much saves 0.3 %, but one bad bit would cost half a minute."""
@@ -93,14 +93,14 @@ def compact(source: Path, target: Path, *, watch: Watch | None = None) -> Compac
             for block in _blocks(file, expansion):
                 for stored in _records(block):
                     if stored.record.kind != "fin":
-                        writer.put(packer.repack(stored))
+                        writer.put(stored.record, packer.repack(stored))
                         continue
                     fin = _fin_fields(stored, before_bytes, expansion)
                     writer.finish(fin, stored.record.at_ns)
                 _tell(watch, block.end - end)
                 end = block.end
             _tell(watch, before_bytes - end)
-            blocks, records = writer.blocks, writer.next_seq + 1
+            blocks, records = writer.blocks, writer.next_seq
     finally:
         file.close()
     _compare(source, target)
@@ -158,7 +158,7 @@ class _Packer:
         self._costs: Final = StoredCosts()
         self._estimate: Final = zstandard.ZstdCompressor(level=LEVEL)
 
-    def repack(self, stored: StoredRecord) -> Entry:
+    def repack(self, stored: StoredRecord) -> Framed:
         table, blobs = list[list[int]](), list[tuple[int, Piece]]()
         for entry, start in zip(stored.table, stored.starts, strict=True):
             if len(entry) == 2:
@@ -180,13 +180,12 @@ class _Packer:
         area_bytes = sum(len(blob) for _, blob in blobs)
         json_header = to_json(header)
         head = frame_record(json_header, area_bytes)
-        framed = Framed(
+        return Framed(
             pieces=[head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))],
             framed_bytes=len(head) + area_bytes,
             cost=self._costs.of(stored, json_header),
             has_samples=any(codec != RAW for codec, _ in blobs),
         )
-        return Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed)
 
     def _pack(self, codec: int, stored: memoryview) -> tuple[int, Piece]:
         if codec != EXACT_16:

@@ -30,7 +30,7 @@ from ..read.reader import LogReader
 from ..read.scan import Block, Damage, FileSource, Scanner
 from ..read.verify import verify
 from ..write.lock import is_held
-from .rewrite import Entry, Rewriter, StoredCosts, entry_of
+from .rewrite import Rewriter, StoredCosts
 
 RECOVERED: Final = "recovered"
 """The reason in `fin` of a log with missing records, and the field with the details."""
@@ -280,20 +280,19 @@ class _Copier:
         if self._head is None:
             self._head = header + bytes(area)
         stored = parse(header, area)
-        record, start = stored.record, frame_record(header, len(area))
+        start = frame_record(header, len(area))
         framed = Framed(
             pieces=[start, area],
             framed_bytes=len(start) + len(area),
             cost=self._costs.of(stored, header),
             has_samples=any(len(entry) == 3 and entry[0] != RAW for entry in stored.table),
         )
-        self.writer.put(Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed))
+        self.writer.put(stored.record, framed)
 
     def _fill(self, next_seq: int) -> None:
         lost = next_seq - self.writer.next_seq
         if lost > min(LOST_MAX, self.source.size()):
             raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged")
         for seq in range(self.writer.next_seq, next_seq):
-            mark = Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST)
-            self.writer.put(entry_of(mark))
+            self.writer.put(Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST))
             self.marks += 1

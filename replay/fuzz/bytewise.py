@@ -26,9 +26,9 @@ from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.opening import OPENING
+from recorder.format.chain import Chain
 from recorder.format.compression import Compressor
 from recorder.format.errors import RecorderError
-from recorder.format.format import CHAIN_START, chain_of, pack_header
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Scanner
 from recorder.read.verify import verify
@@ -221,7 +221,7 @@ def _sealed(data: bytes, dice: random.Random) -> bytes | None:
     blocks = [block for block in Scanner(BytesSource(data)) if isinstance(block, Block)]
     if not blocks:
         return None
-    chosen, chain, made = dice.randrange(len(blocks)), CHAIN_START, b""
+    chosen, chain, made = dice.randrange(len(blocks)), Chain(), b""
     for number, block in enumerate(blocks):
         payload = _broken(block.payload, dice) if number == chosen else block.payload
         frame = Compressor().compress([payload or b"\0"], has_samples=False)
@@ -232,8 +232,7 @@ def _sealed(data: bytes, dice: random.Random) -> bytes | None:
             payload_crc=zlib.crc32(frame.data),
             is_stuffed=frame.is_stuffed,
         )
-        chain = chain_of(chain, header, frame.data)
-        made += pack_header(attrs.evolve(header, chain=chain)) + bytes(frame.data)
+        made += chain.link(header, frame)
     return made
 
 
