@@ -23,7 +23,7 @@ from recorder.read.scan import Damage
 
 from ..rerun.difference import NOTHING, Difference, show
 from ..rerun.environment import model_of
-from ..rerun.outputs import compare_openings, output_difference, snr_db
+from ..rerun.outputs import compare_outputs, output_difference, snr_db
 from ..story.exchanges import Exchange, audio_ms
 from ..story.reading import SessionStory
 from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side
@@ -202,7 +202,7 @@ def _side(exchange: Exchange | None) -> Side | None:
 
 def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
     if a.prepared is not None and b.prepared is not None:
-        found = compare_openings(a.prepared, b.prepared)
+        found = compare_outputs(a.prepared, b.prepared)
     elif a.prepared is b.prepared:
         return None
     else:
