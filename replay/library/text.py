@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rich.console import Console, Group, JustifyMethod, OverflowMethod, RenderableType
+from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -35,15 +35,6 @@ HASH_CHARS_MIN: Final = 32
 HASH_CHARS_SHOWN: Final = 12
 TEXT_CHARS_MAX: Final = 60
 """Of a unit's text."""
-
-
-def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
-    """Print lines and tables; text from a log is not read as markup or colours."""
-    for line in lines:
-        if isinstance(line, str):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            console.print(line)
 
 
 def table(

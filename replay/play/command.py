@@ -12,13 +12,12 @@ import click
 import orjson
 
 from protocol.values.events import ConnectionOpened
-from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from runtime.access.gate import open_gate
 from runtime.net.listener import Address
 from runtime.settings.settings import Settings
 
-from ..shared.commands import HELP, LogUnusableError, complaint
+from ..shared.commands import HELP, reading
 from ..story.wire import Wire
 from .script import ScriptError, address_of, read_opening, steps
 from .server import PlayServer, Stage, Tell, serve
@@ -111,15 +110,11 @@ def play_command(
 
 def _check(log: Path) -> ConnectionOpened:
     """Read the log to its end once, so that no client meets an error in it."""
-    try:
+    with reading(log, ScriptError):
         opened = read_opening(log)
         with LogReader(log) as reader:
             for _ in steps(reader, Wire(opened)):
                 pass
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(complaint(error, log)) from error
-    except ScriptError as error:
-        raise LogUnusableError(f"{log}: {error}") from error
     return opened
 
 

@@ -15,24 +15,17 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.values.limits import NS_PER_S
-from recorder.format.errors import RecorderError
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.write.files import new_file
 
 from ..rerun.remake import head_record, write
-from ..shared.commands import HELP, complaint, print_json
+from ..shared.commands import HELP, print_json, reading
 from ..shared.progress import progress, watched
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
 from .redaction import Redacted, RedactError, Redaction, rehearse, to_json
-
-
-class CannotRedactError(click.ClickException):
-    """Nothing was written."""
-
-    exit_code = 2
 
 
 @click.command("redact", context_settings=HELP)
@@ -112,11 +105,9 @@ def redact_command(
         to_ns=None if to_s is None else round(to_s * NS_PER_S),
         pictures=cast("PictureStyle", image),
     )
-    try:
+    with reading(log, RedactError):
         found = _rehearse(log, policy)
         tally = found.tally if output is None else _write(log, output, policy, found)
-    except (OSError, RecorderError, RedactError) as error:
-        raise CannotRedactError(complaint(error, log)) from error
     _tell(log, output, policy, found, tally, as_json=as_json)
 
 

@@ -27,7 +27,7 @@ from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX
 
-from ..shared.commands import LogUnusableError, reason
+from ..shared.commands import UnusableError, reason
 from ..shared.progress import Watch, size_of, unwatched, watched
 from .logic import replay
 from .outcome import Outcome, Result, full_result, logic_result
@@ -59,7 +59,7 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
 def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
     """List the logs, in files and folders, that a command writes again; at least one path.
 
-    `click.UsageError`: one output for several logs; `LogUnusableError`: a log is missing, or the
+    `click.UsageError`: one output for several logs; `UnusableError`: a log is missing, or the
     folders hold no log.
     """
     if output is not None and (len(paths) > 1 or paths[0].is_dir()):
@@ -68,7 +68,7 @@ def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
     missing = [log for log in found if not log.is_file()]
     if missing or not found:
         text = f"{missing[0]}: no such log" if missing else f"{paths[0]}: no *{SUFFIX} in it"
-        raise LogUnusableError(text)
+        raise UnusableError(text)
     return found
 
 

@@ -15,7 +15,6 @@ from typing import IO, Final
 
 import click
 
-from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
 from recorder.write.files import new_file
@@ -23,9 +22,8 @@ from recorder.write.files import new_file
 from ..diff.command import read_and_compare
 from ..shared.commands import (
     HELP,
-    LogUnusableError,
-    complaint,
     opened_log,
+    reading,
     refuse_log_as_output,
     unwritable,
 )
@@ -110,11 +108,8 @@ def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterat
 
 def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
     left_bytes = reader.tail_bytes
-    with progress(left_bytes, "view") as watch:
-        try:
-            for chunk in chunks:
-                before, left_bytes = left_bytes, reader.tail_bytes
-                watch(before - left_bytes)
-                yield chunk
-        except (OSError, RecorderError) as error:
-            raise LogUnusableError(complaint(error, log)) from error
+    with progress(left_bytes, "view") as watch, reading(log):
+        for chunk in chunks:
+            before, left_bytes = left_bytes, reader.tail_bytes
+            watch(before - left_bytes)
+            yield chunk
