@@ -52,8 +52,6 @@ SHRINK_TRIES_MAX: Final = 400
 """To reduce one finding."""
 FINDINGS_MAX: Final = 20
 """Different ones of a run."""
-BUDGET_POLL: Final = 20
-"""Inputs between two looks at the clock."""
 
 
 @attrs.define
@@ -94,10 +92,7 @@ def fuzz_bytes(
     read = read or (read_frame if kind == "codec" else read_log)
     found, began_s = Bytewise(), time.monotonic()
     while len(found.findings) < FINDINGS_MAX:
-        if budget.examples is not None and found.inputs >= budget.examples:
-            break
-        polls = found.inputs % BUDGET_POLL == 0 and budget.seconds is not None
-        if polls and time.monotonic() - began_s >= (budget.seconds or 0):
+        if budget.is_spent(found.inputs, time.monotonic() - began_s):
             break
         sound = dice.choice(corpus)
         data = _sealed(sound, dice) if kind == "log" and dice.random() < 0.5 else None
