@@ -16,14 +16,13 @@ from typing import IO, Final
 import click
 
 from recorder.format.format import SUFFIX
-from recorder.read.reader import LogReader
 from recorder.write.files import new_file
 
 from ..diff.command import read_and_compare
 from ..shared.commands import (
     HELP,
     opened_log,
-    reading,
+    records_of,
     refuse_log_as_output,
     unwritable,
 )
@@ -79,10 +78,13 @@ def view_command(
     refuse_log_as_output(target, [each for each in (log, other) if each is not None])
     with opened_log(log) as reader:
         comparison = None if other is None else _compared(log, other)
-        chunks = page_of(reader, replayed=replayed, comparison=comparison)
-        with _written(target, log, is_stdout=is_stdout, force=force) as file:
-            for chunk in _followed(log, reader, chunks):
-                file.write(chunk)
+        with (
+            progress(reader.tail_bytes, "view") as watch,
+            _written(target, log, is_stdout=is_stdout, force=force) as file,
+        ):
+            items = records_of(log, reader, watch)
+            chunks = page_of(reader.head.fields, items, replayed=replayed, comparison=comparison)
+            file.writelines(chunks)
     if is_stdout:
         return
     click.echo(f"{target}: {show_bytes(target.stat().st_size)}")
@@ -104,12 +106,3 @@ def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterat
             yield file
     except OSError as error:
         raise unwritable(error, target) from error
-
-
-def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    left_bytes = reader.tail_bytes
-    with progress(left_bytes, "view") as watch, reading(log):
-        for chunk in chunks:
-            before, left_bytes = left_bytes, reader.tail_bytes
-            watch(before - left_bytes)
-            yield chunk

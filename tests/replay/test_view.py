@@ -480,7 +480,7 @@ def test_the_page_allows_itself_and_nothing_else() -> None:
 def test_the_page_comes_while_the_log_is_read() -> None:
     """A page of ten minutes would be held in memory, or a server would answer nothing for long."""
     with LogReader(GOLDEN["v1-realtime-many-units"]) as reader:
-        left = [reader.tail_bytes for _ in page_of(reader)]
+        left = [reader.tail_bytes for _ in page_of(reader.head.fields, reader)]
     assert len(set(left)) > 3
     assert left[-1] == 0
 
