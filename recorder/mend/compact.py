@@ -71,7 +71,7 @@ def is_compact(path: Path) -> bool:
         return unpack_header(file.read(HEADER_BYTES)).version >= COMPACT_VERSION
 
 
-def compact(source: Path, target: Path, *, watch: Watch | None = None) -> Compacted:
+def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Compacted:
     """Rewrite `source` as the new file `target` in fewer bytes, and compare the two.
 
     Raises:
@@ -97,9 +97,9 @@ def compact(source: Path, target: Path, *, watch: Watch | None = None) -> Compac
                         continue
                     fin = _fin_fields(stored, before_bytes, expansion)
                     writer.finish(fin, stored.record.at_ns)
-                _tell(watch, block.end - end)
+                watch(block.end - end)
                 end = block.end
-            _tell(watch, before_bytes - end)
+            watch(before_bytes - end)
             blocks, records = writer.blocks, writer.next_seq
     finally:
         file.close()
@@ -123,11 +123,6 @@ def _check(source: Path) -> None:
         raise NotCompactable("it is damaged: `antiphon recover` keeps what is good in it")
     if report.state == "unreadable":
         raise NotCompactable(str(report.detail))
-
-
-def _tell(watch: Watch | None, count: int) -> None:
-    if watch is not None:
-        watch(count)
 
 
 def _blocks(file: FileSource, expansion: Expansion) -> Iterator[Block]:

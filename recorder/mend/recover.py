@@ -88,7 +88,7 @@ def is_lost(record: Record) -> bool:
     return record.kind == "mark" and record.fields == LOST
 
 
-def survey(path: Path, *, salvage: bool = False, watch: Watch | None = None) -> Survey:
+def survey(path: Path, *, salvage: bool = False, watch: Watch = lambda _: None) -> Survey:
     """Find the intact records of a log; with `salvage`, also those after lost records.
 
     Raises:
@@ -103,14 +103,17 @@ def survey(path: Path, *, salvage: bool = False, watch: Watch | None = None) -> 
         left_bytes = reader.tail_bytes
         for item in reader:
             tally.note(item)
-            left_bytes = _tell(watch, left_bytes, reader.tail_bytes)
+            watch(left_bytes - reader.tail_bytes)
+            left_bytes = reader.tail_bytes
         tail_bytes = reader.tail_bytes
     is_whole = tally.damage_count == 0 and tail_bytes == 0 and tally.fin is not None
     is_sound = is_whole and verify(path).state == "finished"
     return tally.survey(tail_bytes=tail_bytes, is_sound=is_sound)
 
 
-def recover(source: Path, target: Path, found: Survey, *, watch: Watch | None = None) -> Recovered:
+def recover(
+    source: Path, target: Path, found: Survey, *, watch: Watch = lambda _: None
+) -> Recovered:
     """Write the intact records that `survey` found as a new file `target`, and verify it.
 
     Raises:
@@ -124,12 +127,13 @@ def recover(source: Path, target: Path, found: Survey, *, watch: Watch | None = 
         compressor = Compressor()
         with Rewriter(target, compressor=compressor, block_bytes=BLOCK_BYTES) as writer:
             copier = _Copier(source=file, found=found, writer=writer)
-            left_bytes = file.size()
+            end = 0
             for item in Scanner(file):
                 if isinstance(item, Block):
                     copier.take(item)
-                    left_bytes = _tell(watch, left_bytes, file.size() - item.end)
-            _tell(watch, left_bytes, 0)
+                    watch(item.end - end)
+                    end = item.end
+            watch(file.size() - end)
             writer.finish(fin, writer.at_ns if found.fin_ns is None else found.fin_ns)
     finally:
         file.close()
@@ -137,12 +141,6 @@ def recover(source: Path, target: Path, found: Survey, *, watch: Watch | None = 
     if report.state != "finished" or report.records != found.records + copier.marks + 1:
         raise LogUnsound(f"{source.name} changed while it was recovered")
     return Recovered(survey=found, file_bytes=target.stat().st_size, reason=fin["reason"])
-
-
-def _tell(watch: Watch | None, before: int, left_bytes: int) -> int:
-    if watch is not None and before != left_bytes:
-        watch(before - left_bytes)
-    return left_bytes
 
 
 def _fin_fields(found: Survey, file_bytes: int) -> Fields:

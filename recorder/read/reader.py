@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal, Self
 
 import attrs
@@ -107,12 +106,7 @@ class LogReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Record | Damage]:

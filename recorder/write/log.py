@@ -135,11 +135,6 @@ class SessionLog:
         """Steps of work the recorder has done for any log; constant while the disk hangs."""
         return self._shared.steps
 
-    @property
-    def lost_records(self) -> int:
-        """Records appended and never written, because the log failed."""
-        return self._next_seq - 1 - self.written_seq if self.failure is not None else 0
-
     def append(self, *records: Record, urgent: bool = False) -> None:
         """Take the next records without blocking; a failed log counts them as lost.
 
