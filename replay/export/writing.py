@@ -29,7 +29,9 @@ SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
 STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})
 """Formats written from start to end, which may go to stdout."""
 
-_MODULES: Final = {"srt": "captions", "vtt": "captions", "mcap": "mcap_file", "txt": "cast"}
+_MODULES: Final = {"wav": "mixer", "mcap": "mcap_file", "txt": "cast"} | dict.fromkeys(
+    ("srt", "vtt"), "captions"
+)
 _WRITERS: Final = {"txt": "write_cast"}
 """Writers whose name is not the format's."""
 
