@@ -20,14 +20,13 @@ from typing import Any, Final, NoReturn
 import attrs
 import click
 from hypothesis.configuration import set_hypothesis_home_dir
-from rich.box import SIMPLE
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
 
 from protocol.wire.dialects import MODES_OF
 from runtime.client.terminal import key_option
 
+from ..library.text import table
 from ..shared.commands import HELP, UnusableError, finish, print_json
 from .bytewise import KINDS, fuzz_bytes
 from .campaign import Budget, Campaign, play_again, save
@@ -255,15 +254,15 @@ def _tell_found(console: Console, found: Found, path: Path) -> None:
     console.print(f"  {found.case.messages} messages{steady}: {path}", markup=False)
 
 
-def _coverage(tally: Tally) -> Table:
-    table = Table(box=SIMPLE)
-    for name in ("dialect and state", "messages", "kinds", "answers", "times"):
-        table.add_column(name, justify="left" if name.startswith("dialect") else "right")
+def _coverage(tally: Tally) -> RenderableType:
+    rows = []
     for state in sorted({pair[0] for pair in tally.pairs}):
         own = {pair: times for pair, times in tally.pairs.items() if pair[0] == state}
         kinds, answers = {pair[1] for pair in own}, {pair[2] for pair in own}
-        table.add_row(state, *map(str, (len(kinds), len(own), len(answers), sum(own.values()))))
-    return table
+        counts = (len(kinds), len(own), len(answers), sum(own.values()))
+        rows.append((state, *map(str, counts)))
+    columns = ("<dialect and state", "messages", "kinds", "answers", "times")
+    return table(columns, rows, is_ruled=True)
 
 
 # -- bytes ----------------------------------------------------------------------------------------

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import click
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from protocol.values.limits import NS_PER_S
 from recorder.format.records import Record
@@ -20,8 +18,9 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.write.files import new_file
 
+from ..library.text import table
 from ..rerun.remake import head_record, write
-from ..shared.commands import HELP, print_json, reading
+from ..shared.commands import HELP, print_all, print_json, reading
 from ..shared.progress import progress, watched
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
@@ -154,15 +153,12 @@ def _tell(
         }
         print_json(body)
         return
-    table = Table(box=SIMPLE)
-    for name in ("kind", "side", "pieces", "bytes"):
-        table.add_column(name, justify="right" if name in {"pieces", "bytes"} else "left")
-    for row in removed:
-        table.add_row(
-            *(f"{value:,}" if isinstance(value, int) else value for value in row.values())
-        )
-    console = Console()
-    console.print(table if removed else "nothing to take out")
+    rows = [
+        [f"{value:,}" if isinstance(value, int) else value for value in row.values()]
+        for row in removed
+    ]
+    shown = table(("<kind", "<side", "pieces", "bytes"), rows, is_ruled=True)
+    print_all(Console(), [shown if removed else "nothing to take out"])
     if tally.headers_only:
         click.echo(
             f"{tally.headers_only} pictures were too short to be drawn: only headers are left"
