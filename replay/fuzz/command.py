@@ -29,7 +29,7 @@ from runtime.client.terminal import key_option
 from ..library.text import table
 from ..shared.commands import HELP, UnusableError, finish, print_json
 from .bytewise import KINDS, fuzz_bytes
-from .campaign import Budget, Campaign, play_again, save
+from .campaign import Budget, Campaign, Target, play_again, save
 from .case import Case, TranscriptError, read_case
 from .local import SCRIPTS, LocalTarget
 from .media import MarkerError, fill
@@ -44,8 +44,6 @@ ANSWER_S: Final = 8.0
 """A loaded model may take seconds for a unit; tests of a fast server can ask for less."""
 REFRESH_PER_S: Final = 2
 """Updates of the progress."""
-
-Target = LocalTarget | RemoteTarget
 
 
 @click.command("fuzz", context_settings=HELP)
