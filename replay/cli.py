@@ -33,7 +33,6 @@ from .rerun.outcome import Outcome, exit_code_of
 from .rerun.outcome import to_json as outcome_json
 from .rerun.report import FullReport
 from .shared.commands import (
-    HELP,
     NotComparableError,
     UnusableError,
     finish,
@@ -51,7 +50,7 @@ _LOGS: Final = click.argument("logs", metavar="LOG...", nargs=-1, required=True,
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.command("replay", context_settings=HELP)
+@click.command("replay")
 @_LOGS
 @click.option("--full", is_flag=True, help="Run the model again too, on the logged inputs.")
 @click.option(
@@ -129,7 +128,7 @@ def replay_command(
     finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
 
 
-@click.command("verify", context_settings=HELP)
+@click.command("verify")
 @_LOG
 @_JSON
 def verify_command(log: Path, as_json: bool) -> None:
@@ -148,7 +147,7 @@ def verify_command(log: Path, as_json: bool) -> None:
     finish(body, text.verify_lines(report), as_json=as_json, exit_code=report.exit_code)
 
 
-@click.command("inspect", context_settings=HELP)
+@click.command("inspect")
 @_LOG
 @_JSON
 def inspect_command(log: Path, as_json: bool) -> None:

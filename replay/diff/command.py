@@ -11,7 +11,7 @@ from typing import Final
 import click
 from cattrs import unstructure
 
-from ..shared.commands import HELP, finish, opened_log, records_of
+from ..shared.commands import finish, opened_log, records_of
 from ..shared.recordings import LogType
 from .compare import compare
 from .report import DiffReport
@@ -22,7 +22,7 @@ EXIT_DIFFER: Final = 1
 EXIT_UNREADABLE: Final = 2
 
 
-@click.command("diff", context_settings=HELP)
+@click.command("diff")
 @click.argument("log_a", metavar="A", type=LogType())
 @click.argument("log_b", metavar="B", type=LogType())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -16,7 +16,6 @@ from protocol.values.limits import NS_PER_MS
 from recorder.format.format import SUFFIX
 
 from ..shared.commands import (
-    HELP,
     opened_log,
     print_json,
     records_of,
@@ -30,7 +29,7 @@ from .timeline import Timeline
 from .writing import FORMATS, STREAMS, SUFFIXES, Format, export
 
 
-@click.command("export", context_settings=HELP)
+@click.command("export")
 @click.argument("log", type=LogType())
 @click.option("--to", type=click.Choice(FORMATS), help="The format; else the suffix of --output.")
 @click.option(

@@ -22,14 +22,14 @@ from ..diff.report import DiffReport
 from ..diff.text import diff_lines
 from ..rerun.difference import label
 from ..rerun.environment import Loading
-from ..shared.commands import HELP, NotComparableError, UnusableError, complaint, finish
+from ..shared.commands import NotComparableError, UnusableError, complaint, finish
 from ..shared.progress import count
 from .client import SETTING_NAMES, read_setting
 from .make import make_fork
 from .values import Change, Forked, ForkError, ForkRefusedError
 
 
-@click.command("fork", context_settings=HELP)
+@click.command("fork")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
 @click.option("--force-listen", is_flag=True, help="That unit has to listen, as if interrupted.")

@@ -27,7 +27,7 @@ from protocol.wire.dialects import MODES_OF
 from runtime.client.terminal import key_option
 
 from ..library.text import table
-from ..shared.commands import HELP, UnusableError, finish, print_json
+from ..shared.commands import UnusableError, finish, print_json
 from .bytewise import KINDS, fuzz_bytes
 from .campaign import Budget, Campaign, Target, play_again, save
 from .case import Case, TranscriptError, read_case
@@ -46,7 +46,7 @@ REFRESH_PER_S: Final = 2
 """Updates of the progress."""
 
 
-@click.command("fuzz", context_settings=HELP)
+@click.command("fuzz")
 @click.option("--url", help="A server, ws://host:port; without it one in memory is fuzzed.")
 @click.option("--dialect", type=click.Choice(tuple(MODES_OF)), help="Only this dialect.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")

@@ -24,7 +24,7 @@ from recorder.write.files import PART_PREFIX, new_file, own_as
 from recorder.write.lock import is_held
 
 from ..rerun.folder import logs_to_rewrite
-from ..shared.commands import HELP, UnusableError, complaint, finish, reason
+from ..shared.commands import UnusableError, complaint, finish, reason
 from ..shared.progress import Watch, progress, size_of
 from ..shared.recordings import show_bytes
 
@@ -47,7 +47,7 @@ class Done:
     error: str | None = None
 
 
-@click.command("compact", context_settings=HELP)
+@click.command("compact")
 @click.argument(
     "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )

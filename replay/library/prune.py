@@ -13,7 +13,7 @@ from recorder.keep.remote import RemoteStore, logs_of
 from recorder.keep.retention import FRESH_S, Pruned, Removal, Retention, prune
 from recorder.keep.store import Logs, Store
 
-from ..shared.commands import HELP, print_json
+from ..shared.commands import print_json
 from ..shared.recordings import (
     SizeType,
     SpanType,
@@ -27,7 +27,7 @@ ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
 
 
-@click.command("prune", context_settings=HELP)
+@click.command("prune")
 @click.argument("place", metavar="DIR|URL")
 @click.option("--store", metavar="URL", help="Of a DIR: the object store, where they go too.")
 @click.option("--older-than", type=SpanType(), help="Logs that last changed so long ago: 30d.")

@@ -23,7 +23,7 @@ from recorder.write.files import new_file, own_as
 from recorder.write.lock import is_held
 
 from ..rerun.folder import logs_to_rewrite
-from ..shared.commands import HELP, complaint, finish, reason
+from ..shared.commands import complaint, finish, reason
 from ..shared.progress import Watch, progress, size_of
 from ..shared.recordings import show_bytes
 
@@ -64,7 +64,7 @@ class Done:
     error: str | None = None
 
 
-@click.command("recover", context_settings=HELP)
+@click.command("recover")
 @click.argument(
     "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )

@@ -20,7 +20,7 @@ from protocol.values.modes import Mode
 from recorder.keep.listing import Listing, Wanted
 from recorder.keep.summary import State, Summary
 
-from ..shared.commands import HELP, print_json
+from ..shared.commands import print_json
 from ..shared.progress import count
 from ..shared.recordings import (
     SinceType,
@@ -56,7 +56,7 @@ CELL_CHARS_MAX: Final = 20
 """Of a column except the first: a log's own texts must not displace another's name."""
 
 
-@click.command("sessions", context_settings=HELP)
+@click.command("sessions")
 @click.argument("place", metavar="DIR|URL")
 @click.option("--since", type=SinceType(), help="Begun since: 7d, 36h, 2026-01-31 (UTC).")
 @click.option("--mode", type=click.Choice(get_args(Mode)), help="Only this mode.")

@@ -17,7 +17,7 @@ from runtime.access.gate import open_gate
 from runtime.net.listener import Address
 from runtime.settings.settings import Settings
 
-from ..shared.commands import HELP, reading
+from ..shared.commands import reading
 from ..story.wire import Wire
 from .script import ScriptError, address_of, read_opening, steps
 from .server import PlayServer, Stage, Tell, serve
@@ -35,7 +35,7 @@ TEXTS: Final = {
 DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
 
 
-@click.command("play", context_settings=HELP)
+@click.command("play")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(

@@ -20,14 +20,14 @@ from recorder.write.files import new_file
 
 from ..library.text import table
 from ..rerun.remake import head_record, write
-from ..shared.commands import HELP, print_all, print_json, reading
+from ..shared.commands import print_all, print_json, reading
 from ..shared.progress import progress, watched
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
 from .redaction import Redacted, RedactError, Redaction, rehearse, to_json
 
 
-@click.command("redact", context_settings=HELP)
+@click.command("redact")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="The new log.")
 @click.option(

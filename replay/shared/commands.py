@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import click
 from rich.console import Console, RenderableType
@@ -25,9 +25,6 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 
 from .progress import Watch, unwatched, watched
-
-HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""The settings of every command."""
 
 
 class UnusableError(click.ClickException):

@@ -29,7 +29,7 @@ from recorder.write.files import check_new_file, new_file
 
 from ..rerun.remake import RemakeError
 from ..rerun.words import describe
-from ..shared.commands import HELP, UnusableError, complaint, print_json
+from ..shared.commands import UnusableError, complaint, print_json
 from .candidate import Shape, shape_of
 from .shrinker import NoFailureError, Progress, Shrinker
 from .trial import CannotRunError, Trial
@@ -68,7 +68,7 @@ class Shrunk:
     elapsed_s: float
 
 
-@click.command("shrink", context_settings=HELP)
+@click.command("shrink")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The small log.")

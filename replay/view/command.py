@@ -20,7 +20,6 @@ from recorder.write.files import new_file
 
 from ..diff.command import read_and_compare
 from ..shared.commands import (
-    HELP,
     opened_log,
     records_of,
     refuse_log_as_output,
@@ -36,7 +35,7 @@ STDOUT: Final = "-"
 _PATH: Final = click.Path(path_type=Path)
 
 
-@click.command("view", context_settings=HELP)
+@click.command("view")
 @click.argument("log", type=LogType())
 @click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
