@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NoReturn
 
 import click
-from cattrs import Converter
-from rich.console import Console, RenderableType
+from cattrs import unstructure
 
-from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
@@ -36,12 +33,11 @@ from .rerun.outcome import Outcome, exit_code_of
 from .rerun.outcome import to_json as outcome_json
 from .rerun.report import FullReport
 from .shared.commands import (
-    HELP,
-    LogUnusableError,
     NotComparableError,
-    complaint,
+    UnusableError,
+    finish,
     opened_log,
-    print_json,
+    reading,
     records_of,
 )
 from .shared.progress import Watch, calls_of, progress, size_of
@@ -52,10 +48,9 @@ from .story.inspection import to_json
 _LOG: Final = click.argument("log", type=LogType())
 _LOGS: Final = click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=LogType())
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_CONVERTER: Final = Converter()
 
 
-@click.command("replay", context_settings=HELP)
+@click.command("replay")
 @_LOGS
 @click.option("--full", is_flag=True, help="Run the model again too, on the logged inputs.")
 @click.option(
@@ -117,7 +112,7 @@ def replay_command(
         raise click.UsageError("--anyway, --model and --teacher-forced are for --full")
     found = find_logs(logs)
     if not found:
-        raise LogUnusableError(f"{logs[0]}: no *{SUFFIX} in it")
+        raise UnusableError(f"{logs[0]}: no *{SUFFIX} in it")
     began, outcomes = time.perf_counter(), list[Outcome]()
     if full:
         with progress(sum(map(calls_of, found)), of_calls=True) as watch:
@@ -130,10 +125,10 @@ def replay_command(
         _tell_one(outcomes[0], as_json=as_json)
     lines = summary_lines(outcomes, time.perf_counter() - began)
     body = [outcome_json(outcome) for outcome in outcomes]
-    _finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
+    finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
 
 
-@click.command("verify", context_settings=HELP)
+@click.command("verify")
 @_LOG
 @_JSON
 def verify_command(log: Path, as_json: bool) -> None:
@@ -146,15 +141,13 @@ def verify_command(log: Path, as_json: bool) -> None:
       1  damaged
       2  no session record is left, or there is no such file
     """  # noqa: D301 - click takes a backspace to keep the lines
-    try:
+    with reading(log):
         report = verify(log)
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(complaint(error, log)) from error
-    body = {"log": str(log), "exit_code": report.exit_code, **_CONVERTER.unstructure(report)}
-    _finish(body, text.verify_lines(report), as_json=as_json, exit_code=report.exit_code)
+    body = {"log": str(log), "exit_code": report.exit_code, **unstructure(report)}
+    finish(body, text.verify_lines(report), as_json=as_json, exit_code=report.exit_code)
 
 
-@click.command("inspect", context_settings=HELP)
+@click.command("inspect")
 @_LOG
 @_JSON
 def inspect_command(log: Path, as_json: bool) -> None:
@@ -168,14 +161,14 @@ def inspect_command(log: Path, as_json: bool) -> None:
     with opened_log(log) as reader:
         told = inspect(reader.head.fields, records_of(log, reader))
     body = {"log": str(log), **to_json(told)}
-    _finish(body, text.inspect_lines(told), as_json=as_json, exit_code=0)
+    finish(body, text.inspect_lines(told), as_json=as_json)
 
 
 def _replay(logs: list[Path], watch: Watch, *, go_on: bool, jobs: int) -> list[Outcome]:
     try:
         return list(replay_logs(logs, watch, go_on=go_on, jobs=jobs))
     except JobLostError as error:
-        raise LogUnusableError(str(error)) from error
+        raise UnusableError(str(error)) from error
 
 
 def _run_fully(*, model: str | None, anyway: bool, teacher_forced: bool) -> RunFully:
@@ -194,7 +187,7 @@ async def _replay_fully(logs: list[Path], watch: Watch, one: RunFully) -> list[O
 
 def _tell_one(outcome: Outcome, *, as_json: bool) -> NoReturn:
     if outcome.result == "unreadable":
-        raise LogUnusableError(f"{outcome.log}: {outcome.error}")
+        raise UnusableError(f"{outcome.log}: {outcome.error}")
     if outcome.error is not None:
         raise NotComparableError(outcome.error)
     assert outcome.report is not None
@@ -202,18 +195,4 @@ def _tell_one(outcome: Outcome, *, as_json: bool) -> NoReturn:
         lines = text.full_lines(outcome.report, outcome.elapsed_s)
     else:
         lines = text.replay_lines(outcome.report, outcome.elapsed_s)
-    _finish(outcome_json(outcome), lines, as_json=as_json, exit_code=outcome.exit_code)
-
-
-def _finish(
-    body: Mapping[str, object] | list[dict[str, object]],
-    lines: list[RenderableType],
-    *,
-    as_json: bool,
-    exit_code: int,
-) -> NoReturn:
-    if as_json:
-        print_json(body)
-    else:
-        text.print_all(Console(), lines)
-    sys.exit(exit_code)
+    finish(outcome_json(outcome), lines, as_json=as_json, exit_code=outcome.exit_code)

@@ -7,7 +7,7 @@ decoder say is the `Answers`' to decide. `write_events` makes their log, as a se
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,9 @@ from protocol.values import events as ev
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.values.turn import Prefill, TurnChunk, TurnResult
-from replay.rerun.remake import Remaker, remake
+from recorder.format.records import Fields, Record
+from recorder.write.files import new_file
+from replay.rerun.remake import Remaker, head_record, write
 from tests.replay.test_logs import HEAD, OPENED
 
 Frame = str | bytes | None
@@ -108,6 +110,39 @@ def _answer(effect: ef.Effect, answers: Answers, lease: int) -> tuple[ev.Event, 
         case ef.Release(lease=held):
             return (ev.BackendReleased(at_ns=0, lease=held),)
     return ()
+
+
+def remake(
+    path: Path,
+    head: Fields,
+    events: Iterable[ev.Event],
+    *,
+    is_open: bool = False,
+    is_durable: bool = True,
+) -> int:
+    """Write the log of a session that is made of events; return the number of events.
+
+    Args:
+        head: the fields of its `session` record.
+        events: from `ConnectionOpened` on, in order.
+        is_open: the log has no `fin`, as that of a session which still runs.
+        is_durable: return only once it is on the device.
+
+    No file is left by `RemakeError` (the machine refuses an event), `RecordInvalid` (a value cannot
+    be stored) or `OSError` (the disk refused, or the file exists).
+    """
+    remaker = Remaker()
+
+    def records() -> Iterator[Record]:
+        yield head_record(head)
+        for event in events:
+            yield from remaker.step(event).records
+        if not is_open:
+            yield remaker.end()
+
+    with new_file(path) as part:
+        write(part, records(), is_durable=is_durable)
+    return remaker.events
 
 
 def write_events(

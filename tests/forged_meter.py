@@ -131,7 +131,7 @@ def _inspect(log: Path) -> None:
 
 def _view(log: Path) -> None:
     with LogReader(log) as reader:
-        _exhaust(page_of(reader, replayed=True, comparison=None))
+        _exhaust(page_of(reader.head.fields, reader, replayed=True, comparison=None))
 
 
 def _recover(log: Path) -> None:

@@ -18,7 +18,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.rerun.logic import advance
-from replay.rerun.remake import remake
+from tests.answering import remake
 
 Change = Callable[[Iterable[ev.Event]], Iterator[ev.Event]]
 OTHER: int = 1000

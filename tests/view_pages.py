@@ -46,7 +46,7 @@ def read_page(page: str) -> Told:
 def page_text(log: bytes, **also: Any) -> str:
     """Write a log's page."""
     with LogReader(log) as reader:
-        return b"".join(page_of(reader, **also)).decode()
+        return b"".join(page_of(reader.head.fields, reader, **also)).decode()
 
 
 def policy_of(page: str) -> dict[str, list[str]]:

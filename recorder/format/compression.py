@@ -10,7 +10,7 @@ logs have a turn.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 import zstandard
@@ -18,6 +18,8 @@ import zstandard
 from .errors import RecordInvalid
 from .expansion import frame_bytes_min
 from .format import HEADER_BYTES, MARK, MIB, Piece, stuff
+
+T = TypeVar("T")
 
 _ROOM: Final = bytes(HEADER_BYTES)
 LEVEL: Final = 3
@@ -65,13 +67,7 @@ class Compressor:
 
     def compress(self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0) -> Frame:
         """Compress a payload in one go; see `steps`."""
-        steps = self.steps(pieces, has_samples=has_samples, cost=cost)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                frame: Frame = stop.value
-                return frame
+        return _at_once(self.steps(pieces, has_samples=has_samples, cost=cost))
 
     def steps(
         self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0
@@ -89,9 +85,10 @@ class Compressor:
         size = sum(map(len, runs))
         if size > STEP_BYTES and self._is_live:  # a zstd object has one stream at a time
             large = _for_samples() if has_samples else _zstd(LEVEL)
-            block = yield from _compress_in_steps(large, runs, size, is_apart=has_samples)
+            block = yield from _in_steps(large, runs, size, is_apart=has_samples)
         elif has_samples:
-            block = min((_compress_apart(it, runs, size) for it in self._samples), key=len)
+            made = (_in_steps(it, runs, size, is_apart=True) for it in self._samples)
+            block = min(map(_at_once, made), key=len)
         else:
             block = _with_room([self._text.compress(runs[0])])
         if len(block) - HEADER_BYTES < frame_bytes_min(size + cost):
@@ -100,9 +97,7 @@ class Compressor:
             return Frame(block, size, is_stuffed=False)
         stuffed = stuff(b"".join(runs))
         for level in (LEVEL, *LEVELS_INSTEAD):
-            block = yield from _compress_in_steps(
-                _zstd(level), [stuffed], len(stuffed), is_apart=False
-            )
+            block = yield from _in_steps(_zstd(level), [stuffed], len(stuffed), is_apart=False)
             if len(block) - HEADER_BYTES < frame_bytes_min(len(stuffed) + cost):
                 block = _compress_long(_zstd(level), stuffed, cost)
             if not _has_mark(block):
@@ -110,17 +105,14 @@ class Compressor:
         raise RecordInvalid("no level of zstd gives a frame without the block mark")
 
 
-def _compress_apart(
-    compressor: zstandard.ZstdCompressor, runs: Iterable[Piece], size: int
-) -> bytearray:
-    """Compress a payload with one zstd block per run."""
-    stream = compressor.compressobj(size=size)
-    chunks = []
-    for run in runs:
-        chunks.append(stream.compress(run))
-        chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
-    chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
-    return _with_room(chunks)
+def _at_once(steps: Generator[int, None, T]) -> T:
+    """Take all steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            made: T = stop.value
+            return made
 
 
 def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: int) -> bytearray:
@@ -128,13 +120,13 @@ def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: i
     blocks = -(-frame_bytes_min(len(payload) + cost) // ZSTD_BLOCK_BYTES_MIN)
     step = max(1, len(payload) // blocks)
     runs = (payload[at : at + step] for at in range(0, len(payload), step))
-    return _compress_apart(compressor, runs, len(payload))
+    return _at_once(_in_steps(compressor, runs, len(payload), is_apart=True))
 
 
-def _compress_in_steps(
+def _in_steps(
     compressor: zstandard.ZstdCompressor, runs: Iterable[Piece], size: int, *, is_apart: bool
 ) -> Generator[int, None, bytearray]:
-    """Compress a large payload in steps; if `is_apart`, with a zstd block per run."""
+    """Compress a payload in steps; if `is_apart`, with a zstd block per run."""
     stream = compressor.compressobj(size=size)
     chunks = []
     for run in runs:

@@ -109,7 +109,7 @@ class Store:
             return None
         path = self.path(recording_id)
         try:
-            return _info_of(recording_id, path, path.lstat())
+            return local_log(recording_id, path, path.lstat())
         except OSError:
             return None
 
@@ -148,12 +148,13 @@ def _look_at(entry: os.DirEntry[str]) -> LocalLog | None:
     if recording_id is None:
         return None
     try:
-        return _info_of(recording_id, Path(entry.path), entry.stat(follow_symlinks=False))
+        return local_log(recording_id, Path(entry.path), entry.stat(follow_symlinks=False))
     except OSError:  # gone meanwhile
         return None
 
 
-def _info_of(recording_id: str, path: Path, status: os.stat_result) -> LocalLog | None:
+def local_log(recording_id: str, path: Path, status: os.stat_result) -> LocalLog | None:
+    """Return a log by its file's status; None if it is no regular file."""
     if not stat.S_ISREG(status.st_mode):
         return None
     return LocalLog(

@@ -39,7 +39,7 @@ from ..read.reader import LogReader, no_record
 from ..read.scan import Block, Damage, FileSource, Scanner
 from ..read.verify import verify
 from ..write.lock import is_held
-from .rewrite import Entry, Rewriter, StoredCosts
+from .rewrite import Rewriter, StoredCosts
 
 KEPT_BLOCK_BYTES: Final = MIB
 """Block size. Four times as much saves 0.3 %, but one bad bit would cost half a minute."""
@@ -71,7 +71,7 @@ def is_compact(path: Path) -> bool:
         return unpack_header(file.read(HEADER_BYTES)).version >= COMPACT_VERSION
 
 
-def compact(source: Path, target: Path, *, watch: Watch | None = None) -> Compacted:
+def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Compacted:
     """Rewrite `source` as the new file `target` in fewer bytes, and compare the two.
 
     Raises:
@@ -93,14 +93,14 @@ def compact(source: Path, target: Path, *, watch: Watch | None = None) -> Compac
             for block in _blocks(file, expansion):
                 for stored in _records(block):
                     if stored.record.kind != "fin":
-                        writer.put(packer.repack(stored))
+                        writer.put(stored.record, packer.repack(stored))
                         continue
                     fin = _fin_fields(stored, before_bytes, expansion)
                     writer.finish(fin, stored.record.at_ns)
-                _tell(watch, block.end - end)
+                watch(block.end - end)
                 end = block.end
-            _tell(watch, before_bytes - end)
-            blocks, records = writer.blocks, writer.next_seq + 1
+            watch(before_bytes - end)
+            blocks, records = writer.blocks, writer.next_seq
     finally:
         file.close()
     _compare(source, target)
@@ -123,11 +123,6 @@ def _check(source: Path) -> None:
         raise NotCompactable("it is damaged: `antiphon recover` keeps what is good in it")
     if report.state == "unreadable":
         raise NotCompactable(str(report.detail))
-
-
-def _tell(watch: Watch | None, count: int) -> None:
-    if watch is not None:
-        watch(count)
 
 
 def _blocks(file: FileSource, expansion: Expansion) -> Iterator[Block]:
@@ -158,7 +153,7 @@ class _Packer:
         self._costs: Final = StoredCosts()
         self._estimate: Final = zstandard.ZstdCompressor(level=LEVEL)
 
-    def repack(self, stored: StoredRecord) -> Entry:
+    def repack(self, stored: StoredRecord) -> Framed:
         table, blobs = list[list[int]](), list[tuple[int, Piece]]()
         for entry, start in zip(stored.table, stored.starts, strict=True):
             if len(entry) == 2:
@@ -180,13 +175,12 @@ class _Packer:
         area_bytes = sum(len(blob) for _, blob in blobs)
         json_header = to_json(header)
         head = frame_record(json_header, area_bytes)
-        framed = Framed(
+        return Framed(
             pieces=[head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))],
             framed_bytes=len(head) + area_bytes,
             cost=self._costs.of(stored, json_header),
             has_samples=any(codec != RAW for codec, _ in blobs),
         )
-        return Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed)
 
     def _pack(self, codec: int, stored: memoryview) -> tuple[int, Piece]:
         if codec != EXACT_16:

@@ -30,7 +30,7 @@ from ..read.reader import LogReader
 from ..read.scan import Block, Damage, FileSource, Scanner
 from ..read.verify import verify
 from ..write.lock import is_held
-from .rewrite import Entry, Rewriter, StoredCosts, entry_of
+from .rewrite import Rewriter, StoredCosts
 
 RECOVERED: Final = "recovered"
 """The reason in `fin` of a log with missing records, and the field with the details."""
@@ -88,7 +88,7 @@ def is_lost(record: Record) -> bool:
     return record.kind == "mark" and record.fields == LOST
 
 
-def survey(path: Path, *, salvage: bool = False, watch: Watch | None = None) -> Survey:
+def survey(path: Path, *, salvage: bool = False, watch: Watch = lambda _: None) -> Survey:
     """Find the intact records of a log; with `salvage`, also those after lost records.
 
     Raises:
@@ -103,14 +103,17 @@ def survey(path: Path, *, salvage: bool = False, watch: Watch | None = None) -> 
         left_bytes = reader.tail_bytes
         for item in reader:
             tally.note(item)
-            left_bytes = _tell(watch, left_bytes, reader.tail_bytes)
+            watch(left_bytes - reader.tail_bytes)
+            left_bytes = reader.tail_bytes
         tail_bytes = reader.tail_bytes
     is_whole = tally.damage_count == 0 and tail_bytes == 0 and tally.fin is not None
     is_sound = is_whole and verify(path).state == "finished"
     return tally.survey(tail_bytes=tail_bytes, is_sound=is_sound)
 
 
-def recover(source: Path, target: Path, found: Survey, *, watch: Watch | None = None) -> Recovered:
+def recover(
+    source: Path, target: Path, found: Survey, *, watch: Watch = lambda _: None
+) -> Recovered:
     """Write the intact records that `survey` found as a new file `target`, and verify it.
 
     Raises:
@@ -124,12 +127,13 @@ def recover(source: Path, target: Path, found: Survey, *, watch: Watch | None = 
         compressor = Compressor()
         with Rewriter(target, compressor=compressor, block_bytes=BLOCK_BYTES) as writer:
             copier = _Copier(source=file, found=found, writer=writer)
-            left_bytes = file.size()
+            end = 0
             for item in Scanner(file):
                 if isinstance(item, Block):
                     copier.take(item)
-                    left_bytes = _tell(watch, left_bytes, file.size() - item.end)
-            _tell(watch, left_bytes, 0)
+                    watch(item.end - end)
+                    end = item.end
+            watch(file.size() - end)
             writer.finish(fin, writer.at_ns if found.fin_ns is None else found.fin_ns)
     finally:
         file.close()
@@ -137,12 +141,6 @@ def recover(source: Path, target: Path, found: Survey, *, watch: Watch | None = 
     if report.state != "finished" or report.records != found.records + copier.marks + 1:
         raise LogUnsound(f"{source.name} changed while it was recovered")
     return Recovered(survey=found, file_bytes=target.stat().st_size, reason=fin["reason"])
-
-
-def _tell(watch: Watch | None, before: int, left_bytes: int) -> int:
-    if watch is not None and before != left_bytes:
-        watch(before - left_bytes)
-    return left_bytes
 
 
 def _fin_fields(found: Survey, file_bytes: int) -> Fields:
@@ -280,20 +278,19 @@ class _Copier:
         if self._head is None:
             self._head = header + bytes(area)
         stored = parse(header, area)
-        record, start = stored.record, frame_record(header, len(area))
+        start = frame_record(header, len(area))
         framed = Framed(
             pieces=[start, area],
             framed_bytes=len(start) + len(area),
             cost=self._costs.of(stored, header),
             has_samples=any(len(entry) == 3 and entry[0] != RAW for entry in stored.table),
         )
-        self.writer.put(Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed))
+        self.writer.put(stored.record, framed)
 
     def _fill(self, next_seq: int) -> None:
         lost = next_seq - self.writer.next_seq
         if lost > min(LOST_MAX, self.source.size()):
             raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged")
         for seq in range(self.writer.next_seq, next_seq):
-            mark = Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST)
-            self.writer.put(entry_of(mark))
+            self.writer.put(Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST))
             self.marks += 1

@@ -7,20 +7,14 @@ are as in any log. The file is new; syncing its directory is left to the caller 
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
-import attrs
-
-from ..format.chain import Chain
+from ..format.chain import Batch, Chain
 from ..format.compression import Compressor, Frame
-from ..format.errors import RecordInvalid
 from ..format.expansion import header_cost
-from ..format.format import FORMAT_VERSION, HEADER_BYTES, PAYLOAD_BYTES_MAX, BlockHeader, Piece
+from ..format.format import FORMAT_VERSION, HEADER_BYTES, BlockHeader
 from ..format.records import Fields, Framed, Record, RecordEncoder
 from ..read.decoding import StoredRecord
 from ..write.disk import LocalDisk
@@ -28,16 +22,6 @@ from ..write.disk import LocalDisk
 _ROOM: Final = bytes(HEADER_BYTES)
 LENGTHS_MAX: Final = 1 << 16
 """Number of blob lengths remembered to cost references, which come soon."""
-
-
-@attrs.frozen(kw_only=True)
-class Entry:
-    """An encoded record to be written."""
-
-    kind: str
-    seq: int
-    at_ns: int
-    framed: Framed
 
 
 class StoredCosts:
@@ -56,12 +40,6 @@ class StoredCosts:
             self._lengths[stored.record.seq, index] = length
             cost += length
         return cost
-
-
-def entry_of(record: Record) -> Entry:
-    """Encode a new record."""
-    framed = RecordEncoder().encode(record)
-    return Entry(kind=record.kind, seq=record.seq, at_ns=record.at_ns, framed=framed)
 
 
 class Rewriter:
@@ -88,22 +66,13 @@ class Rewriter:
         self._block_bytes: Final = block_bytes
         self._disk: Final = LocalDisk()
         self._chain: Final = Chain()
-        self._counts: Final[Counter[str]] = Counter()
-        self._head: list[Piece] = []
-        self._head_cost = 0
-        self._waiting: list[Entry] = []
-        self._waiting_bytes = 0
+        self._batch: Batch | None = None
         self._descriptor: Final = self._disk.create(path)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._disk.close(self._descriptor)
 
     @property
@@ -114,19 +83,22 @@ class Rewriter:
     @property
     def wants_head_copy(self) -> bool:
         """Whether the next block is the second, which must repeat the session record."""
-        return self._chain.blocks + bool(self._waiting) == 1
+        return self._chain.blocks + (self._batch is not None) == 1
 
-    def put(self, entry: Entry) -> None:
-        """Write a record, with others in a block; `RecordInvalid` if it cannot be stored."""
-        assert entry.seq == self.next_seq, "records come in order"
-        size = entry.framed.framed_bytes
-        if self._waiting and self._waiting_bytes + size > self._block_bytes:
+    def put(self, record: Record, framed: Framed | None = None) -> None:
+        """Write a record, with others in a block; `RecordInvalid` if it cannot be stored.
+
+        `framed`: its bytes, if it is encoded already.
+        """
+        assert record.seq == self.next_seq, "records come in order"
+        framed = RecordEncoder().encode(record) if framed is None else framed
+        batch = self._batch
+        if batch is not None and batch.payload_bytes + framed.framed_bytes > self._block_bytes:
             self._flush()
-        self._waiting.append(entry)
-        self._waiting_bytes += size
-        self._note((entry.kind,), entry.seq + 1, entry.at_ns)
-        if entry.kind == "session":
-            self._head, self._head_cost = entry.framed.pieces, entry.framed.cost
+        self._batch = self._batch or Batch(first=record)
+        self._batch.add(record, framed)
+        self.next_seq, self.at_ns = record.seq + 1, record.at_ns
+        if record.kind == "session":
             self._flush()
 
     def copy(
@@ -141,51 +113,29 @@ class Rewriter:
         assert header.first_seq == self.next_seq, "records come in order"
         assert header.has_head_copy is (self._chain.blocks == 1), "the head has its place"
         block = bytearray(_ROOM) + compressed
-        self._write(header, Frame(block, header.uncompressed_len, header.is_stuffed))
-        self._note(kinds, header.next_seq, last_ns)
+        frame = Frame(block, header.uncompressed_len, header.is_stuffed)
+        self._write_bytes(self._chain.link(header, frame))
+        self._chain.counts.update(kinds)
+        self.next_seq, self.at_ns = header.next_seq, last_ns
 
     def finish(self, fields: Fields, at_ns: int) -> None:
         """Write `fin`, with the recorder's fields, and the seek table; sync all to the device."""
         self._flush()
-        said = {**fields, **self._chain.fin_fields(self._counts)}
-        fin = Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=said)
-        self._waiting.append(entry_of(fin))
+        said = {**fields, **self._chain.fin_fields()}
+        self.put(Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=said))
         self._flush()
         self._write_bytes(self._chain.table())
         self._disk.sync(self._descriptor)
 
-    def _note(self, kinds: Sequence[str], next_seq: int, at_ns: int) -> None:
-        self._counts.update(kinds)
-        self.next_seq, self.at_ns = next_seq, at_ns
-
     def _flush(self) -> None:
-        entries, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        if not entries:
+        batch, self._batch = self._batch, None
+        if batch is None:
             return
-        has_copy = self._chain.blocks == 1
-        pieces = list(self._head) if has_copy else []
-        for entry in entries:
-            pieces += entry.framed.pieces
-        has_samples = any(entry.framed.has_samples for entry in entries)
-        cost = sum(entry.framed.cost for entry in entries) + self._head_cost * has_copy
-        frame = self._compressor.compress(pieces, has_samples=has_samples, cost=cost)
-        if frame.payload_bytes > PAYLOAD_BYTES_MAX:
-            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
-        header = BlockHeader(
-            first_seq=entries[0].seq,
-            mono_ns=entries[0].at_ns,
-            n_records=len(entries) + has_copy,
-            compressed_len=len(frame.data),
-            uncompressed_len=frame.payload_bytes,
-            payload_crc=zlib.crc32(frame.data),
-            has_head_copy=has_copy,
-            is_stuffed=frame.is_stuffed,
-            version=self.version,
+        self._chain.begin(batch)
+        frame = self._compressor.compress(
+            batch.pieces, has_samples=batch.has_samples, cost=batch.cost
         )
-        self._write(header, frame)
-
-    def _write(self, header: BlockHeader, frame: Frame) -> None:
-        self._write_bytes(self._chain.link(header, frame))
+        self._write_bytes(self._chain.block(batch, frame, self.version))
 
     def _write_bytes(self, data: bytes | bytearray) -> None:
         rest = memoryview(data)

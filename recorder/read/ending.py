@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,7 @@ def end_of(path: Path) -> LogEnd:
             would repeat.
         OSError: it cannot be read.
     """
-    chain, counts, file_bytes, next_seq = Chain(), Counter[str](), 0, 0
+    chain, file_bytes, next_seq = Chain(), 0, 0
     source = FileSource(path)
     try:
         for item in Scanner(source):
@@ -33,13 +32,13 @@ def end_of(path: Path) -> LogEnd:
                 raise LogDamaged(f"{path.name} at {item.offset}: {item.reason}, {item.detail}")
             records = list(split_records(item.payload, item.header.n_records))
             for parts in records[item.header.has_head_copy :]:
-                counts[parse(*parts).record.kind] += 1
+                chain.counts[parse(*parts).record.kind] += 1
             chain.follow(item.header)
             file_bytes, next_seq = item.end, item.header.next_seq
     finally:
         source.close()
-    if counts["fin"]:
+    if chain.counts["fin"]:
         raise LogDamaged(f"{path.name} is over")
     if chain.blocks < 2:
         raise LogDamaged(f"{path.name} holds no more than its head")
-    return LogEnd(file_bytes=file_bytes, next_seq=next_seq, chain=chain, counts=counts)
+    return LogEnd(file_bytes=file_bytes, next_seq=next_seq, chain=chain)

@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal, Self
 
 import attrs
@@ -70,7 +69,10 @@ class _Parsed:
 
 
 class LogReader:
-    """One log, read from its start; a context manager. `head` came from block `head_source`."""
+    """One log, read from its start; a context manager.
+
+    `head` came from block `head_source`; `is_finished`: `fin` was read.
+    """
 
     head: Final[Record]
     head_source: Final[HeadSource]
@@ -91,7 +93,7 @@ class LogReader:
         self._kept: Final[OrderedDict[int, _Parsed]] = OrderedDict()
         self._kept_bytes = 0
         self._hopped: array[int] | None = None  # block starts before the start of reading
-        self._is_finished = False
+        self.is_finished = False
         self._from_seq = 0
         self.blocks = 0
         try:
@@ -107,12 +109,7 @@ class LogReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Record | Damage]:
@@ -136,7 +133,7 @@ class LogReader:
         self._first_seqs.clear()
         self._offsets.clear()
         self._expansion.restart()
-        self._is_finished = False
+        self.is_finished = False
         self._from_seq = seq
         return iter(self)
 
@@ -150,11 +147,6 @@ class LogReader:
         if seq is None:
             raise LookupError(f"no unit {index} or later in the log")
         return self.at(seq)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether `fin` was read."""
-        return self._is_finished
 
     @property
     def has_seek_table(self) -> bool:
@@ -172,7 +164,7 @@ class LogReader:
         return self._source.size() - self._scanner.offset
 
     def _read_block(self, block: Block) -> Iterator[Record | Damage]:
-        if self._is_finished:
+        if self.is_finished:
             yield _lose_block(block, "fin", "a block follows the log's end")
             return
         try:
@@ -190,7 +182,7 @@ class LogReader:
             if seq >= self._from_seq:
                 yield from self._read_record(block, seq, stored)
             elif isinstance(stored, StoredRecord):
-                self._is_finished |= stored.record.kind == "fin"
+                self.is_finished |= stored.record.kind == "fin"
 
     def _read_copy(self, block: Block, parsed: _Parsed) -> Iterator[Record | Damage]:
         if self.head_source == "second" and not self._first_seqs:
@@ -220,7 +212,7 @@ class LogReader:
         except FormatError as error:
             yield _damage(block, "blob", str(error), seq)
             return
-        self._is_finished = self._is_finished or record.kind == "fin"
+        self.is_finished = self.is_finished or record.kind == "fin"
         yield record
 
     def _decode(self, stored: StoredRecord) -> Record:

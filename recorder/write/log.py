@@ -81,7 +81,9 @@ class SessionLog:
     """A log being written. `Recorder.open` makes it; `finish` or the recorder's close ends it.
 
     Attributes:
+        next_seq: `seq` that the next record must have.
         written_seq: `seq` of the last record that write(2) took, -1 before the first.
+        backlog_bytes: appended and not yet written.
         failure: why the log failed, or None.
     """
 
@@ -96,8 +98,8 @@ class SessionLog:
         self._on_failure: Final = on_failure
         self._home: Final = shared.bells.here()
         self._queue: deque[tuple[Record, int]] = deque()
-        self._backlog_bytes = 0
-        self._next_seq = next_seq
+        self.backlog_bytes = 0
+        self.next_seq = next_seq
         self._due_seq = -1
         self._is_due = False
         self._is_in_line = False
@@ -108,37 +110,22 @@ class SessionLog:
         self._leavers: list[_Waiter] = []
 
     @property
-    def next_seq(self) -> int:
-        """The `seq` that the next record must have."""
-        return self._next_seq
-
-    @property
-    def backlog_bytes(self) -> int:
-        """Bytes appended and not yet written."""
-        return self._backlog_bytes
-
-    @property
     def is_full(self) -> bool:
         """Whether the driver should wait in `room` before it appends more."""
         shared = self._shared
         if shared.backlog_bytes < shared.total_bytes_max:
             return self.is_over_its_bound
-        return self._backlog_bytes > shared.total_bytes_max // max(1, shared.logs)
+        return self.backlog_bytes > shared.total_bytes_max // max(1, shared.logs)
 
     @property
     def is_over_its_bound(self) -> bool:
         """Whether this log's own backlog is at its bound, whatever other logs hold."""
-        return self._backlog_bytes >= self._shared.session_bytes_max
+        return self.backlog_bytes >= self._shared.session_bytes_max
 
     @property
     def steps_of_all(self) -> int:
         """Steps of work the recorder has done for any log; constant while the disk hangs."""
         return self._shared.steps
-
-    @property
-    def lost_records(self) -> int:
-        """Records appended and never written, because the log failed."""
-        return self._next_seq - 1 - self.written_seq if self.failure is not None else 0
 
     def append(self, *records: Record, urgent: bool = False) -> None:
         """Take the next records without blocking; a failed log counts them as lost.
@@ -160,8 +147,8 @@ class SessionLog:
         `LogMisuse`: no record `seq` was appended; `LogFailed`: the log failed before it was
         written.
         """
-        if seq >= self._next_seq:
-            raise LogMisuse(f"record {seq} was never appended, the next is {self._next_seq}")
+        if seq >= self.next_seq:
+            raise LogMisuse(f"record {seq} was never appended, the next is {self.next_seq}")
         if self.written_seq >= seq:
             return  # usually another frame of the same step has waited
         await self._wait(self._waiters, lambda: self.written_seq >= seq)
@@ -182,7 +169,7 @@ class SessionLog:
         """
         if FIN_FIELDS & fields.keys():
             raise LogMisuse(f"fin takes {sorted(FIN_FIELDS & fields.keys())} from the recorder")
-        record = Record(kind="fin", seq=self._next_seq, at_ns=at_ns, fields=fields)
+        record = Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=fields)
         self.put(record, urgent=True, is_last=True)
         await self.written(record.seq)
 
@@ -218,14 +205,14 @@ class SessionLog:
         with shared.changed:
             for record, size in zip(records, sizes, strict=True):
                 self._check(record, size)
-                self._next_seq += 1
+                self.next_seq += 1
                 self._is_ended = is_last
                 if self.failure is not None:
                     continue  # lost; counted by its seq
                 self._queue.append((record, size))
-                self._backlog_bytes += size
+                self.backlog_bytes += size
                 shared.backlog_bytes += size
-            if self._queue and (urgent or self._backlog_bytes >= CALL_UP_BYTES):
+            if self._queue and (urgent or self.backlog_bytes >= CALL_UP_BYTES):
                 self._call_up()
         shared.serve_here()
 
@@ -251,7 +238,7 @@ class SessionLog:
     def release(self, size: int) -> bool:
         """Note that `size` bytes were freed; return whether the log must be served again now."""
         with self._shared.changed:
-            self._backlog_bytes -= size
+            self.backlog_bytes -= size
             self._shared.backlog_bytes -= size
             self._is_in_line = self._is_due
             _wake(self._shared.room_waiters)
@@ -290,13 +277,13 @@ class SessionLog:
         is_over = shared.is_closing and self.failure is None
         if is_over or self._is_ended:
             raise LogMisuse(f"{self.path.name} has ended, {record.kind} {record.seq} is too late")
-        if record.seq != self._next_seq:
-            raise LogMisuse(f"{record.kind} has seq {record.seq}, the next is {self._next_seq}")
-        if self._backlog_bytes + size > shared.session_bytes_max + RECORD_BYTES_MAX:
-            raise LogFull(f"{self.path.name} holds {self._backlog_bytes} bytes back already")
+        if record.seq != self.next_seq:
+            raise LogMisuse(f"{record.kind} has seq {record.seq}, the next is {self.next_seq}")
+        if self.backlog_bytes + size > shared.session_bytes_max + RECORD_BYTES_MAX:
+            raise LogFull(f"{self.path.name} holds {self.backlog_bytes} bytes back already")
 
     def _call_up(self) -> None:
-        self._due_seq, self._is_due = self._next_seq - 1, True
+        self._due_seq, self._is_due = self.next_seq - 1, True
         if not self._is_in_line:
             self._is_in_line = True
             self._shared.called_up.append(self)

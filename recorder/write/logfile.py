@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import errno
 import threading
-import zlib
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from ..format.chain import Chain, LogEnd
+from ..format.chain import Batch, Chain, LogEnd
 from ..format.compression import STEP_BYTES, Compressor
 from ..format.errors import LogMisuse, RecordInvalid
-from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX, PAYLOAD_BYTES_MAX, BlockHeader, Piece
+from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX
 from ..format.records import Framed, Record, RecordEncoder
 from .disk import Directories, Disk
 
@@ -36,27 +34,6 @@ class Written:
     last_seq: int
     kinds: frozenset[str]
     file_bytes: int
-
-
-@attrs.define(kw_only=True)
-class _Batch:
-    first: Record
-    pieces: list[Piece] = attrs.field(factory=list)
-    has_samples: bool = False
-    kinds: set[str] = attrs.field(factory=set)
-    payload_bytes: int = 0
-    cost: int = 0
-    records: int = 0
-    last_seq: int = 0
-
-    def add(self, record: Record, framed: Framed) -> None:
-        self.pieces += framed.pieces
-        self.has_samples |= framed.has_samples
-        self.kinds.add(record.kind)
-        self.payload_bytes += framed.framed_bytes
-        self.cost += framed.cost
-        self.records += 1
-        self.last_seq = record.seq
 
 
 class LogFile:
@@ -81,9 +58,6 @@ class LogFile:
         self._directories: Final = directories or Directories(disk)
         self._number = 0
         self._chain = Chain()
-        self._head = b""
-        self._head_cost = 0
-        self._counts: Counter[str] = Counter()
 
     def create(self) -> None:
         """Create the file; `OSError` if it exists."""
@@ -103,7 +77,7 @@ class LogFile:
     def go_on(self, end: LogEnd) -> None:
         """Write after this end; what is behind it is cut off. `OSError`: the disk refused."""
         self._disk.truncate(self._opened(), end.file_bytes)
-        self._chain, self._counts = end.chain, Counter(end.counts)
+        self._chain = end.chain
 
     def write(self, records: Iterable[Record]) -> Iterator[Written]:
         """Encode records into blocks and write them; yield each block once it is written.
@@ -121,7 +95,7 @@ class LogFile:
         Yields each block, and before a large one the bytes of each step, at least a record.
         `RecordInvalid`: a record cannot be stored; `OSError`: the disk refused.
         """
-        batch: _Batch | None = None
+        batch: Batch | None = None
         for record in records:
             if batch is not None and record.kind in _ALONE:
                 yield from self._write_batch(batch)
@@ -133,7 +107,7 @@ class LogFile:
                 yield from self._write_batch(batch)
                 batch, framed = None, self._encoder.encode(record)  # it may name its blobs
             if batch is None:
-                batch = _Batch(first=record)
+                batch = Batch(first=record)
             batch.add(record, framed)
             if record.kind in _ALONE:
                 yield from self._write_batch(batch)
@@ -162,9 +136,7 @@ class LogFile:
     def close(self) -> None:
         """Close the file, if open, even where the disk raises `OSError`."""
         with self._closing:
-            descriptor, self._descriptor = self._descriptor, None
-            if descriptor is not None:
-                self._disk.close(descriptor)
+            self._close()
 
     def remove(self) -> None:
         """Remove the file durably, if it was created; an `OSError` is raised after closing it."""
@@ -177,9 +149,12 @@ class LogFile:
                     self._disk.sync(self._descriptor)
                 self._disk.sync_directory(self.path.parent)
             finally:
-                descriptor, self._descriptor = self._descriptor, None
-                if descriptor is not None:
-                    self._disk.close(descriptor)
+                self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            self._disk.close(descriptor)
 
     def _opened(self) -> int:
         if self._descriptor is None:
@@ -188,50 +163,24 @@ class LogFile:
 
     def _encode(self, record: Record) -> Framed:
         if record.kind == "fin":
-            said = {**record.fields, **self._chain.fin_fields(self._counts)}
+            said = {**record.fields, **self._chain.fin_fields()}
             record = attrs.evolve(record, fields=said)
         framed = self._encoder.encode(record)
-        self._counts[record.kind] += 1
-        if record.kind == "session":
-            if framed.framed_bytes > HEAD_BYTES_MAX:
-                raise RecordInvalid(
-                    f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}"
-                )
-            self._head, self._head_cost = b"".join(framed.pieces), framed.cost
+        if record.kind == "session" and framed.framed_bytes > HEAD_BYTES_MAX:
+            raise RecordInvalid(f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}")
         return framed
 
-    def _write_batch(self, batch: _Batch) -> Iterator[int | Written]:
-        has_copy = self._chain.blocks == 1
-        if has_copy:
-            batch.pieces.insert(0, self._head)
-            batch.cost += self._head_cost
-            self._head = b""
-        file_bytes = yield from self._write_block(batch, has_copy)
-        self._encoder.forget()  # so a lost block costs no record elsewhere
-        yield Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=file_bytes)
-
-    def _write_block(self, batch: _Batch, has_copy: bool) -> Generator[int, None, int]:
+    def _write_batch(self, batch: Batch) -> Iterator[int | Written]:
+        self._chain.begin(batch)
         frame = yield from self._compressor.steps(
             batch.pieces, has_samples=batch.has_samples, cost=batch.cost
         )
-        data = frame.data
-        if frame.payload_bytes > PAYLOAD_BYTES_MAX:
-            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
-        header = BlockHeader(
-            first_seq=batch.first.seq,
-            mono_ns=batch.first.at_ns,
-            n_records=batch.records + has_copy,
-            compressed_len=len(data),
-            uncompressed_len=frame.payload_bytes,
-            payload_crc=zlib.crc32(data),
-            has_head_copy=has_copy,
-            is_stuffed=frame.is_stuffed,
-        )
-        block = self._chain.link(header, frame)
+        block = self._chain.block(batch, frame)
         if "fin" in batch.kinds:
             block = block + self._chain.table()
         yield from self._write_bytes(block)
-        return len(block)
+        self._encoder.forget()  # so a lost block costs no record elsewhere
+        yield Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=len(block))
 
     def _write_bytes(self, block: bytearray) -> Iterator[int]:
         rest = memoryview(block)

@@ -5,16 +5,13 @@ The result is on stdout, as text or as one JSON object; an unreadable log is one
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Final
 
 import click
-from cattrs import Converter
-from rich.console import Console
+from cattrs import unstructure
 
-from ..library import text as shared_text
-from ..shared.commands import HELP, opened_log, print_json, records_of
+from ..shared.commands import finish, opened_log, records_of
 from ..shared.recordings import LogType
 from .compare import compare
 from .report import DiffReport
@@ -23,10 +20,9 @@ from .text import diff_lines
 EXIT_SAME: Final = 0
 EXIT_DIFFER: Final = 1
 EXIT_UNREADABLE: Final = 2
-_CONVERTER: Final = Converter()
 
 
-@click.command("diff", context_settings=HELP)
+@click.command("diff")
 @click.argument("log_a", metavar="A", type=LogType())
 @click.argument("log_b", metavar="B", type=LogType())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -54,16 +50,13 @@ def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
     exit_code = EXIT_SAME if report.first is None else EXIT_DIFFER
     if report.is_damaged:
         exit_code = EXIT_UNREADABLE
-    if as_json:
-        body = {"log_a": str(log_a), "log_b": str(log_b), "exit_code": exit_code}
-        print_json(body | _CONVERTER.unstructure(report))
-    else:
-        shared_text.print_all(Console(), diff_lines(report))
-    sys.exit(exit_code)
+    body = {"log_a": str(log_a), "log_b": str(log_b), "exit_code": exit_code}
+    body |= unstructure(report)
+    finish(body, diff_lines(report), as_json=as_json, exit_code=exit_code)
 
 
 def read_and_compare(log_a: Path, log_b: Path) -> DiffReport:
-    """Compare two logs; `LogUnusableError` names the one that cannot be read."""
+    """Compare two logs; `UnusableError` names the one that cannot be read."""
     with opened_log(log_a) as a, opened_log(log_b) as b:
         items_a, items_b = records_of(log_a, a), records_of(log_b, b)
         return compare(a.head.fields, items_a, b.head.fields, items_b)

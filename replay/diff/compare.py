@@ -23,7 +23,8 @@ from recorder.read.scan import Damage
 
 from ..rerun.difference import NOTHING, Difference, show
 from ..rerun.environment import model_of
-from ..rerun.outputs import compare_openings, output_difference, snr_db
+from ..rerun.outputs import compare_outputs, output_difference, snr_db
+from ..shared.fields import typed
 from ..story.exchanges import Exchange, audio_ms
 from ..story.reading import SessionStory
 from .report import DiffReport, Latency, Parting, SessionFacts, SetupLine, Side
@@ -88,13 +89,12 @@ class _Reading:
             yield exchange
 
     def facts(self) -> SessionFacts:
-        recording_id, seed = self.head.get("recording_id"), self.head.get("seed")
         story = self.story
         return SessionFacts(
-            recording_id=recording_id if isinstance(recording_id, str) else None,
+            recording_id=typed(self.head, "recording_id", str),
             model=model_of(self.head),
             mode=None if story.opened is None else story.opened.mode,
-            seed=seed if isinstance(seed, int) else None,
+            seed=typed(self.head, "seed", int),
             span_ns=story.duration_ns,
             exchanges=self._exchanges,
             drops=len(story.drops),
@@ -202,7 +202,7 @@ def _side(exchange: Exchange | None) -> Side | None:
 
 def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
     if a.prepared is not None and b.prepared is not None:
-        found = compare_openings(a.prepared, b.prepared)
+        found = compare_outputs(a.prepared, b.prepared)
     elif a.prepared is b.prepared:
         return None
     else:

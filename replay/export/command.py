@@ -16,7 +16,6 @@ from protocol.values.limits import NS_PER_MS
 from recorder.format.format import SUFFIX
 
 from ..shared.commands import (
-    HELP,
     opened_log,
     print_json,
     records_of,
@@ -26,10 +25,11 @@ from ..shared.commands import (
 from ..shared.progress import progress
 from ..shared.recordings import LogType, next_to, show_bytes, show_seconds
 from .moments import TooLongError
-from .writing import FORMATS, STREAMS, SUFFIXES, Exported, Format, export
+from .timeline import Timeline
+from .writing import FORMATS, STREAMS, SUFFIXES, Format, export
 
 
-@click.command("export", context_settings=HELP)
+@click.command("export")
 @click.argument("log", type=LogType())
 @click.option("--to", type=click.Choice(FORMATS), help="The format; else the suffix of --output.")
 @click.option(
@@ -89,24 +89,26 @@ def export_command(
             raise  # stdout is the command's, not a file
         raise unwritable(error, target) from error
     if not to_stdout:
-        _tell(log, target, made, as_json=as_json)
-    if made.damage_count:
-        click.echo(f"the log is damaged {made.damage_count} times: there are gaps", err=True)
+        _tell(log, target, chosen, made, as_json=as_json)
+    if made.story.damage_count:
+        text = f"the log is damaged {made.story.damage_count} times: there are gaps"
+        click.echo(text, err=True)
 
 
-def _tell(log: Path, target: Path, made: Exported, *, as_json: bool) -> None:
+def _tell(log: Path, target: Path, to: Format, made: Timeline, *, as_json: bool) -> None:
+    finished = made.story.end.finished
     if as_json:
         body = {
             "log": str(log),
             "output": str(target),
-            "format": made.format,
+            "format": to,
             "duration_ms": round(made.duration_ns / NS_PER_MS, 3),
             "bytes": target.stat().st_size,
-            "finished": made.finished,
-            "damage_count": made.damage_count,
+            "finished": finished,
+            "damage_count": made.story.damage_count,
         }
         print_json(body)
         return
-    open_end = "" if made.finished else ", no fin: still open, or its server was killed"
+    open_end = "" if finished else ", no fin: still open, or its server was killed"
     seconds, size = show_seconds(made.duration_ns), show_bytes(target.stat().st_size)
     click.echo(f"{target}  {seconds}, {size}{open_end}")

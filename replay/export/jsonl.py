@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from protocol.values.limits import NS_PER_MS
 
 from ..rerun.environment import model_of
+from ..shared.fields import below, typed
 from ..story.placing import RATE_HZ
 from .moments import Moment, Note, Picture, Sound, Words
 from .timeline import Timeline
@@ -31,14 +32,13 @@ from .timeline import Timeline
 def write_jsonl(timeline: Timeline, file: BinaryIO) -> None:
     """Write the time line."""
     head = timeline.head
-    config = head.get("config")
     _write(
         file,
         kind="session",
-        recording_id=_if(str, head.get("recording_id")),
+        recording_id=typed(head, "recording_id", str),
         model=model_of(head),
-        mode=_if(str, config.get("mode")) if isinstance(config, dict) else None,
-        wall_ms=_if(int, head.get("wall_ms")),
+        mode=typed(below(head, "config"), "mode", str),
+        wall_ms=typed(head, "wall_ms", int),
     )
     for moment in timeline:
         _write(file, **_line(moment))
@@ -84,10 +84,6 @@ def _line(moment: Moment) -> dict[str, Any]:
 
 def _ms(at_ns: int) -> float:
     return round(at_ns / NS_PER_MS, 3)
-
-
-def _if(kind: type, value: object) -> object:
-    return value if isinstance(value, kind) else None
 
 
 def _write(file: BinaryIO, **fields: object) -> None:

@@ -30,6 +30,7 @@ from mcap.writer import Writer
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
 
+from ..shared.fields import below
 from ..story.placing import RATE_HZ
 from .captions import plain
 from .mixer import to_pcm16
@@ -138,10 +139,9 @@ def _schema(name: str) -> bytes:
 
 
 def _facts(timeline: Timeline) -> dict[str, str]:
-    config = timeline.head.get("config")
     facts = {
         "recording_id": timeline.head.get("recording_id"),
-        "model": config.get("model") if isinstance(config, Mapping) else None,
+        "model": below(timeline.head, "config").get("model"),
         "wall_ms": timeline.head.get("wall_ms"),
     }
     return {name: plain(str(fact)) for name, fact in facts.items() if fact is not None}

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final, Literal, get_args
 
-import attrs
-
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 from recorder.write.files import new_file
@@ -29,24 +27,13 @@ SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
 STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})
 """Formats written from start to end, which may go to stdout."""
 
-_MODULES: Final = {"srt": "captions", "vtt": "captions", "mcap": "mcap_file", "txt": "cast"}
+_MODULES: Final = {"wav": "mixer", "mcap": "mcap_file", "txt": "cast"} | dict.fromkeys(
+    ("srt", "vtt"), "captions"
+)
 _WRITERS: Final = {"txt": "write_cast"}
 """Writers whose name is not the format's."""
 
 Write = Callable[[Timeline, BinaryIO], None]
-
-
-@attrs.frozen(kw_only=True)
-class Exported:
-    """A written export; `duration_ns` is from the session's start to the end of all sound.
-
-    If not `finished`, the session was open, or its server killed; with damage the file has gaps.
-    """
-
-    format: Format
-    duration_ns: int
-    finished: bool
-    damage_count: int
 
 
 def export(
@@ -57,8 +44,8 @@ def export(
     *,
     like: Path | None = None,
     replaces: bool = False,
-) -> Exported:
-    """Write a log's session, given its head, records in order and damage.
+) -> Timeline:
+    """Write a log's session, given its head, records in order and damage; return its time line.
 
     Args:
         output: the file, or a stream for one of `STREAMS`.
@@ -74,12 +61,7 @@ def export(
     timeline = Timeline(head, items)
     with _opened(output, like, replaces=replaces) as file:
         _writer(to)(timeline, file)
-    return Exported(
-        format=to,
-        duration_ns=timeline.duration_ns,
-        finished=timeline.story.end.finished,
-        damage_count=timeline.story.damage_count,
-    )
+    return timeline
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from runtime.model.backends.forcing import Forced, Forces
 
 from ..rerun.difference import Difference
 from ..rerun.held import hold
-from ..rerun.outputs import compare_finalized, compare_openings, compare_units
+from ..rerun.outputs import compare_outputs
 from .timeline import Answer
 from .values import CannotForkError, Prefix
 
@@ -111,7 +111,7 @@ class ForkedModel:
                 self._held = await self._backend.open(opening, slot=0)
                 opened = self._held.opened
                 if self._at and isinstance(recorded, ev.BackendOpened):
-                    self._judge("the opening", compare_openings(recorded.opened, opened))
+                    self._judge("the opening", compare_outputs(recorded.opened, opened))
                 return ev.BackendOpened(at_ns=at_ns, lease=lease, opened=opened)
             case ef.StartUnit(unit=unit):
                 self._has_run = True
@@ -121,7 +121,7 @@ class ForkedModel:
             case ef.StartFinalize(index=index, interrupted=interrupted):
                 made = await self._session.finalize(index, interrupted=interrupted)
                 if index < self._at and isinstance(recorded, ev.FinalizeDone):
-                    found = compare_finalized(recorded.finalized, made)
+                    found = compare_outputs(recorded.finalized, made)
                     self._judge(f"finalizing unit {index}", found)
                 made = attrs.evolve(made, cost_us=answer.cost_us)
                 return ev.FinalizeDone(at_ns=at_ns, finalized=made)
@@ -166,7 +166,7 @@ class ForkedModel:
         return hold(recorded.result, forced.result)
 
     def _judge_unit(self, recorded: UnitResult, made: UnitResult, *, held_back: bool) -> None:
-        prefix, found = self.prefix, compare_units(recorded, made)
+        prefix, found = self.prefix, compare_outputs(recorded, made)
         self.prefix = attrs.evolve(
             prefix, held=prefix.held + held_back, otherwise=prefix.otherwise + (found is not None)
         )

@@ -5,14 +5,12 @@ Result and comparison are on stdout, as text or as one JSON object; progress is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import click
-from cattrs import Converter
-from rich.console import Console, RenderableType
+from cattrs import unstructure
+from rich.console import RenderableType
 
 from recorder.format.errors import RecorderError
 from runtime.commands.interrupts import run
@@ -22,19 +20,16 @@ from runtime.session.identity import SystemIdentities
 from ..diff.command import read_and_compare
 from ..diff.report import DiffReport
 from ..diff.text import diff_lines
-from ..library import text as shared_text
 from ..rerun.difference import label
 from ..rerun.environment import Loading
-from ..shared.commands import HELP, LogUnusableError, NotComparableError, complaint, print_json
+from ..shared.commands import NotComparableError, UnusableError, complaint, finish
 from ..shared.progress import count
 from .client import SETTING_NAMES, read_setting
 from .make import make_fork
 from .values import Change, Forked, ForkError, ForkRefusedError
 
-_CONVERTER: Final = Converter()
 
-
-@click.command("fork", context_settings=HELP)
+@click.command("fork")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
 @click.option("--force-listen", is_flag=True, help="That unit has to listen, as if interrupted.")
@@ -116,25 +111,14 @@ def fork_command(
             identity = SystemIdentities().draw()
             path, forked = run(partial(make, identity=identity, watch=watch))
     except (ForkRefusedError, AudioFileError) as error:
-        raise LogUnusableError(str(error)) from error
+        raise UnusableError(str(error)) from error
     except ForkError as error:
         raise NotComparableError(str(error)) from error
     except (OSError, RecorderError) as error:
-        raise LogUnusableError(complaint(error, log)) from error
+        raise UnusableError(complaint(error, log)) from error
     report = read_and_compare(log, path)
-    if as_json:
-        print_json(_to_json(path, forked, report))
-    else:
-        shared_text.print_all(Console(), _lines(path, forked, report))
-
-
-def _to_json(path: Path, forked: Forked, report: DiffReport) -> Mapping[str, object]:
-    return {
-        "log": str(path),
-        "exit_code": 0,
-        **_CONVERTER.unstructure(forked),
-        "diff": _CONVERTER.unstructure(report),
-    }
+    body = {"log": str(path), "exit_code": 0, **unstructure(forked), "diff": unstructure(report)}
+    finish(body, _lines(path, forked, report), as_json=as_json)
 
 
 def _lines(path: Path, forked: Forked, report: DiffReport) -> list[RenderableType]:

@@ -7,7 +7,7 @@ fork in `config.fork`, and its origin in `parent`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from runtime.session.journal import Journal
 from ..rerun.difference import label
 from ..rerun.environment import Loading, loading_of, mismatches, model_of
 from ..rerun.held import FORK, IS_HELD, held_units
+from ..shared.fields import below
 from .run import ForkRun, Watch
 from .timeline import RecordedTimes
 from .values import CannotForkError, Change, Forked
@@ -178,8 +179,6 @@ def _head(head: Fields, times: RecordedTimes, connected: ev.ConnectionOpened) ->
 def _model_fields(
     head: Fields, change: Change, info: BackendInfo, *, name: str, is_elsewhere: bool
 ) -> dict[str, Value]:
-    config = head.get("config")
-    parent: Mapping[str, Value] = config if isinstance(config, Mapping) else {}
     is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0
     told: dict[str, Value] = {IS_HELD: change.at > 0 and is_other}
     told |= {"force_listen": True} if change.force_listen else {}
@@ -194,4 +193,4 @@ def _model_fields(
         "durability": "none",
         FORK: told,
     }
-    return {"config": {**parent, **own}, "fingerprint": dict(info.fingerprint)}
+    return {"config": {**below(head, "config"), **own}, "fingerprint": dict(info.fingerprint)}

@@ -26,9 +26,9 @@ from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.opening import OPENING
+from recorder.format.chain import Chain
 from recorder.format.compression import Compressor
 from recorder.format.errors import RecorderError
-from recorder.format.format import CHAIN_START, chain_of, pack_header
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Scanner
 from recorder.read.verify import verify
@@ -52,8 +52,6 @@ SHRINK_TRIES_MAX: Final = 400
 """To reduce one finding."""
 FINDINGS_MAX: Final = 20
 """Different ones of a run."""
-BUDGET_POLL: Final = 20
-"""Inputs between two looks at the clock."""
 
 
 @attrs.define
@@ -94,10 +92,7 @@ def fuzz_bytes(
     read = read or (read_frame if kind == "codec" else read_log)
     found, began_s = Bytewise(), time.monotonic()
     while len(found.findings) < FINDINGS_MAX:
-        if budget.examples is not None and found.inputs >= budget.examples:
-            break
-        polls = found.inputs % BUDGET_POLL == 0 and budget.seconds is not None
-        if polls and time.monotonic() - began_s >= (budget.seconds or 0):
+        if budget.is_spent(found.inputs, time.monotonic() - began_s):
             break
         sound = dice.choice(corpus)
         data = _sealed(sound, dice) if kind == "log" and dice.random() < 0.5 else None
@@ -221,7 +216,7 @@ def _sealed(data: bytes, dice: random.Random) -> bytes | None:
     blocks = [block for block in Scanner(BytesSource(data)) if isinstance(block, Block)]
     if not blocks:
         return None
-    chosen, chain, made = dice.randrange(len(blocks)), CHAIN_START, b""
+    chosen, chain, made = dice.randrange(len(blocks)), Chain(), b""
     for number, block in enumerate(blocks):
         payload = _broken(block.payload, dice) if number == chosen else block.payload
         frame = Compressor().compress([payload or b"\0"], has_samples=False)
@@ -232,8 +227,7 @@ def _sealed(data: bytes, dice: random.Random) -> bytes | None:
             payload_crc=zlib.crc32(frame.data),
             is_stuffed=frame.is_stuffed,
         )
-        chain = chain_of(chain, header, frame.data)
-        made += pack_header(attrs.evolve(header, chain=chain)) + bytes(frame.data)
+        made += chain.link(header, frame)
     return made
 
 

@@ -55,6 +55,11 @@ class Budget:
     seconds: float | None = None
     examples: int | None = None
 
+    def is_spent(self, examples: int, elapsed_s: float) -> bool:
+        """Whether a bound is reached."""
+        is_late = self.seconds is not None and elapsed_s >= self.seconds
+        return is_late or (self.examples is not None and examples >= self.examples)
+
 
 class Campaign:
     """One run over the dialects and modes of `names`; `clock` gives monotonic seconds.
@@ -101,10 +106,8 @@ class Campaign:
         return self.tally
 
     def _is_over(self) -> bool:
-        budget, tally = self._budget, self.tally
-        is_late = budget.seconds is not None and self._elapsed_s() >= budget.seconds
-        is_done = budget.examples is not None and tally.examples >= budget.examples
-        return is_late or is_done or len(tally.found) >= FINDINGS_MAX
+        is_spent = self._budget.is_spent(self.tally.examples, self._elapsed_s())
+        return is_spent or len(self.tally.found) >= FINDINGS_MAX
 
     def _elapsed_s(self) -> float:
         return self._clock() - self._began_s

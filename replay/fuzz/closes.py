@@ -22,7 +22,7 @@ from runtime.commands.schema.notes import END_CLOSES
 
 from .case import Finding
 from .internals import sign_of
-from .shown import SHOWN_CHARS
+from .report import SHOWN_CHARS
 
 ABNORMAL: Final = 1006
 """The server went without a close."""

@@ -17,19 +17,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import attrs
 import click
 from hypothesis.configuration import set_hypothesis_home_dir
-from rich.box import SIMPLE
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
 
 from protocol.wire.dialects import MODES_OF
 from runtime.client.terminal import key_option
 
-from ..shared.commands import HELP, print_json
+from ..library.text import table
+from ..shared.commands import UnusableError, finish, print_json
 from .bytewise import KINDS, fuzz_bytes
-from .campaign import Budget, Campaign, play_again, save
+from .campaign import Budget, Campaign, Target, play_again, save
 from .case import Case, TranscriptError, read_case
 from .local import SCRIPTS, LocalTarget
 from .media import MarkerError, fill
@@ -45,16 +45,8 @@ ANSWER_S: Final = 8.0
 REFRESH_PER_S: Final = 2
 """Updates of the progress."""
 
-Target = LocalTarget | RemoteTarget
 
-
-class CouldNotRunError(click.ClickException):
-    """Nothing could be fuzzed."""
-
-    exit_code = 2
-
-
-@click.command("fuzz", context_settings=HELP)
+@click.command("fuzz")
 @click.option("--url", help="A server, ws://host:port; without it one in memory is fuzzed.")
 @click.option("--dialect", type=click.Choice(tuple(MODES_OF)), help="Only this dialect.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")
@@ -137,7 +129,7 @@ def fuzz_command(
         files = [save(found, out, at, facts) for at, found in enumerate(tally.found, start=1)]
     if broken is not None:
         where = f"; {len(files)} findings before are in {out}" if files else ""
-        raise CouldNotRunError(f"the fuzzer itself is broken, {broken} (seed {seed}){where}")
+        raise UnusableError(f"the fuzzer itself is broken, {broken} (seed {seed}){where}")
     _tell(tally, files, left, facts, as_json=as_json)
 
 
@@ -148,7 +140,7 @@ def _target(url: str | None, key: str | None, answer_s: float) -> Target:
         target = RemoteTarget(read_address(url, key), answer_s=answer_s)
         target.begin()
     except CannotFuzzError as error:
-        raise CouldNotRunError(str(error)) from error
+        raise UnusableError(str(error)) from error
     return target
 
 
@@ -184,17 +176,12 @@ def _play_again(target: Target, path: Path, *, as_json: bool) -> NoReturn:
                 fill(step.value)
         outcome = play_again(target, case)
     except (OSError, TranscriptError, MarkerError, CannotFuzzError, FuzzerError) as error:
-        raise CouldNotRunError(f"{path}: {error}") from error
-    if as_json:
-        print_json(_outcome_json(case, outcome))
-    else:
-        for step in outcome.told:
-            click.echo(json.dumps({step.kind: step.value}))
-        for finding in outcome.findings:
-            click.echo(f"found: {finding.kind}: {finding.label} {finding.detail}".rstrip())
-        if not outcome.findings:
-            click.echo("nothing was found")
-    sys.exit(1 if outcome.findings else 0)
+        raise UnusableError(f"{path}: {error}") from error
+    found = [f"found: {it.kind}: {it.label} {it.detail}".rstrip() for it in outcome.findings]
+    told = [json.dumps({step.kind: step.value}) for step in outcome.told]
+    lines = [*told, *(found or ["nothing was found"])]
+    exit_code = 1 if found else 0
+    finish(_outcome_json(case, outcome), lines, as_json=as_json, exit_code=exit_code)
 
 
 def _outcome_json(case: Case, outcome: Outcome) -> dict[str, Any]:
@@ -203,9 +190,7 @@ def _outcome_json(case: Case, outcome: Outcome) -> dict[str, Any]:
         "mode": case.mode,
         "messages": case.messages,
         "told": [{step.kind: step.value} for step in outcome.told],
-        "findings": [
-            {"kind": one.kind, "label": one.label, "detail": one.detail} for one in outcome.findings
-        ],
+        "findings": [attrs.asdict(one) for one in outcome.findings],
     }
 
 
@@ -267,15 +252,15 @@ def _tell_found(console: Console, found: Found, path: Path) -> None:
     console.print(f"  {found.case.messages} messages{steady}: {path}", markup=False)
 
 
-def _coverage(tally: Tally) -> Table:
-    table = Table(box=SIMPLE)
-    for name in ("dialect and state", "messages", "kinds", "answers", "times"):
-        table.add_column(name, justify="left" if name.startswith("dialect") else "right")
+def _coverage(tally: Tally) -> RenderableType:
+    rows = []
     for state in sorted({pair[0] for pair in tally.pairs}):
         own = {pair: times for pair, times in tally.pairs.items() if pair[0] == state}
         kinds, answers = {pair[1] for pair in own}, {pair[2] for pair in own}
-        table.add_row(state, *map(str, (len(kinds), len(own), len(answers), sum(own.values()))))
-    return table
+        counts = (len(kinds), len(own), len(answers), sum(own.values()))
+        rows.append((state, *map(str, counts)))
+    columns = ("<dialect and state", "messages", "kinds", "answers", "times")
+    return table(columns, rows, is_ruled=True)
 
 
 # -- bytes ----------------------------------------------------------------------------------------
@@ -284,11 +269,7 @@ def _coverage(tally: Tally) -> Table:
 def _fuzz_bytes(kind: str, seed: int, budget: Budget, out: Path, as_json: bool) -> NoReturn:
     found = fuzz_bytes(kind, seed=seed, budget=budget, out=out)
     body = {"bytes": kind, "seed": seed, **found.to_json(), "versions": _versions()}
-    body["exit_code"] = 1 if found.findings else 0
-    if as_json:
-        print_json(body)
-    else:
-        click.echo(f"{found.inputs} inputs in {found.elapsed_s:.0f} s, seed {seed}")
-        for label, path in found.findings.items():
-            click.echo(f"{label}: {path}")
-    sys.exit(1 if found.findings else 0)
+    body["exit_code"] = exit_code = 1 if found.findings else 0
+    lines = [f"{found.inputs} inputs in {found.elapsed_s:.0f} s, seed {seed}"]
+    lines += [f"{label}: {path}" for label, path in found.findings.items()]
+    finish(body, lines, as_json=as_json, exit_code=exit_code)

@@ -52,8 +52,8 @@ from .case import OPENAI_DIALECTS, Case, Finding, Step
 from .closes import Before, wrong_with
 from .demand import ANSWERS, MODELS, OUTCOMES, Demand, Reader, pictures_of, samples_of
 from .internals import CANARY, sign_of
+from .report import SHOWN_CHARS, plain, without_sound
 from .schema import problem
-from .shown import SHOWN_CHARS, plain, without_sound
 
 _EARLY_ERRORS: Final = (ErrorCode.ITEM_NOT_FOUND, ErrorCode.INVALID_PAYLOAD)
 """Of an item that waits, whose place or id the server does not take."""
@@ -81,6 +81,7 @@ class Judge:
         pairs: counts of state, message and answer.
         holds_slot: another client surely holds the only slot.
         broke: the client broke the connection; any end is allowed.
+        said: the number of messages sent.
     """
 
     def __init__(self, case: Case) -> None:
@@ -100,7 +101,7 @@ class Judge:
         self._ends = {name: ClientConnection(name, case.mode) for name in case.dialects}
         self._state = next(iter(self._ends.values())).state
         self._paused = False
-        self._said = 0
+        self.said = 0
         self._has_chosen = False
         self._credits: Counter[type] = Counter(
             {Created: int(case.course is Course.TRANSCRIPTION or self._is_openai)}  # it comes first
@@ -134,11 +135,6 @@ class Judge:
         return self.close is not None
 
     @property
-    def said(self) -> int:
-        """The number of messages sent."""
-        return self._said
-
-    @property
     def dialect_name(self) -> str:
         """The session's dialect; the client's own until it is known."""
         name = self._reader.dialect.name
@@ -156,7 +152,7 @@ class Judge:
 
     def says(self, frame: str | bytes | None) -> None:
         """Note a message that is about to be sent; None is one that is too big."""
-        self._said += 1
+        self.said += 1
         message = self._reader.read(frame)
         self._pictures += pictures_of(message)
         for answer in ANSWERS.get(type(message), ()):
@@ -205,9 +201,9 @@ class Judge:
             body = None
         self._tell("receive", without_sound(body))
         if self.close is not None:
-            self._find("close", "a message after the close")
+            self.found("close", "a message after the close")
         if isinstance(frame, bytes) or not isinstance(body, dict):
-            self._find("undocumented", "a message that is no JSON object in text")
+            self.found("undocumented", "a message that is no JSON object in text")
         elif self._ends:
             for message in self._read(frame, body):
                 self._take(message)
@@ -268,14 +264,14 @@ class Judge:
         if cls in _ASKED:
             self._credits[cls] -= 1
             if self._credits[cls] < 0:
-                self._find("answer", f"a {cls.__name__} without a request")
+                self.found("answer", f"a {cls.__name__} without a request")
         if owed is None or not self.is_sure or cls not in owed.answers:
             return
         answer = cls.__name__
         if isinstance(message, ErrorReport):
             answer = f"error {message.code}"
             if owed.code not in (None, message.code):
-                self._find("answer", f"{owed.kind} in {owed.gate}: {answer}, not {owed.code}")
+                self.found("answer", f"{owed.kind} in {owed.gate}: {answer}, not {owed.code}")
         self._note(owed, answer)
         self.owed = None
 
@@ -301,26 +297,26 @@ class Judge:
         self._outcomes += 1
         units = self._samples_max // UNIT_SAMPLES
         if self._outcomes > units * FRAMES_A_UNIT and not self._is_openai:  # it hears silence too
-            self._find("answer", "more outcomes than units")
+            self.found("answer", "more outcomes than units")
 
     def _take_error(self, message: ErrorReport) -> None:
         is_named = message.code is ErrorCode.MODEL_NOT_FOUND  # it repeats the client's text
         sign = sign_of(message.message.replace(CANARY, "") if is_named else message.message)
         if sign:
-            self._find("internals", f"an error with {sign}", message.message)
+            self.found("internals", f"an error with {sign}", message.message)
         self._admission_error |= message.code in ADMISSION_ERRORS
         if message.code not in CLIENT_ERRORS:
             if self._case.script == "default" and not self._admission_error:
-                self._find("crash", f"error {message.code}", message.message)
+                self.found("crash", f"error {message.code}", message.message)
             return
         self._errors += 1
         is_owed = self.owed is not None and ErrorReport in self.owed.answers
         if self.is_sure and not is_owed and not self._is_beyond_repair():
             self._late += 1
             if self._late > self._pictures:
-                self._find("answer", f"an error {message.code} that nothing asked for")
-        elif self._errors > self._said + self._pictures + self._is_openai:  # which names a model
-            self._find("answer", "more errors than messages")
+                self.found("answer", f"an error {message.code} that nothing asked for")
+        elif self._errors > self.said + self._pictures + self._is_openai:  # which names a model
+            self.found("answer", "more errors than messages")
 
     def _is_beyond_repair(self) -> bool:
         """A single request is answered by an error before the close (004)."""
@@ -339,7 +335,7 @@ class Judge:
             self._note(self.owed, f"close {code}")
             if self.owed.closes and code not in self.owed.closes:
                 label = f"{self.owed.kind} in {self.owed.gate}: close {code}, not"
-                self._find("close", f"{label} {' or '.join(map(str, self.owed.closes))}", reason)
+                self.found("close", f"{label} {' or '.join(map(str, self.owed.closes))}", reason)
         self.owed = None
         self._wake()
 
@@ -366,16 +362,12 @@ class Judge:
         if owed is not None:
             self._note(owed, "hang")
             what = f"{owed.kind} in {owed.gate}" if self.is_sure else "messages in a row"
-            self._find("hang", f"no answer to {what}")
+            self.found("hang", f"no answer to {what}")
         self.owed = None
 
     def settle(self) -> None:
         """Messages in a row have had their time; the gate stays unknown."""
         self.owed = None
-
-    def found(self, kind: str, label: str, detail: str = "") -> None:
-        """Keep a finding of the player's."""
-        self._find(kind, label, detail)
 
     def did(self, step: Step) -> None:
         """Add a client's step to the transcript."""
@@ -384,7 +376,8 @@ class Judge:
     def _note(self, demand: Demand, answer: str) -> None:
         self.pairs[f"{self.dialect_name} {demand.gate}", demand.kind, answer] += 1
 
-    def _find(self, kind: str, label: str, detail: str = "") -> None:
+    def found(self, kind: str, label: str, detail: str = "") -> None:
+        """Keep a finding."""
         self._keep(Finding(kind=kind, label=label, detail=detail[:SHOWN_CHARS]))
 
     def _keep(self, finding: Finding) -> None:

@@ -45,7 +45,7 @@ from runtime.telemetry.watching import ServerStatus
 from .case import Case, Finding
 from .closes import ABNORMAL
 from .judge import Judge
-from .play import Broken, Pace, Player, Wire, ours, own_of, probe_case
+from .play import Broken, Pace, Player, Wire, ours, own_of, probe
 from .report import Outcome
 
 PACE: Final = Pace(answer_s=12.0, quiet_s=4.0)
@@ -282,7 +282,7 @@ class LocalTarget:
                     await Player(case, judge, connect, PACE).play()
                 await _check_left(server, backend, judge)
                 with ours():
-                    await _probe(case, judge, connect)
+                    await probe(case, judge, connect, PACE, with_sound=True)
                 await _check_left(server, backend, judge)
                 tasks.cancel_scope.cancel()
         except Exception as error:
@@ -326,15 +326,6 @@ async def _check_left(server: Server, backend: ScriptedBackend, judge: Judge) ->
         judge.found("leak", f"the server is {server.readiness}")
     for rule in backend.violations:
         judge.found("crash", "a rule of the model is broken", rule)
-
-
-async def _probe(case: Case, judge: Judge, connect: Callable[..., Any]) -> None:
-    """A well-behaved client must get a session after any case."""
-    good = probe_case(case, with_sound=True)
-    judge_of_it = Judge(good)
-    await Player(good, judge_of_it, connect, PACE).play()
-    for finding in judge_of_it.findings:
-        judge.found(finding.kind, f"afterwards: {finding.label}", finding.detail)
 
 
 def _nobody_asks() -> ServerStatus:

@@ -257,6 +257,17 @@ def probe_case(case: Case, *, with_sound: bool) -> Case:
     return attrs.evolve(case, steps=tuple(steps), slots=None)
 
 
+async def probe(
+    case: Case, judge: Judge, connect: Connect, pace: Pace, *, with_sound: bool
+) -> None:
+    """Play a well-behaved client after a case, and add its findings to the case's."""
+    good = probe_case(case, with_sound=with_sound)
+    other = Judge(good)
+    await Player(good, other, connect, pace).play()
+    for finding in other.findings:
+        judge.found(finding.kind, f"afterwards: {finding.label}", finding.detail)
+
+
 def init_of(case: Case) -> dict[str, Any]:
     """The shortest first message of a session."""
     match case.dialect:

@@ -27,7 +27,7 @@ from runtime.serve.routing import REALTIME_PATH
 
 from .case import Case
 from .judge import Judge
-from .play import Connect, FuzzerError, Pace, Player, Wire, own_of, probe_case
+from .play import Connect, FuzzerError, Pace, Player, Wire, own_of, probe
 from .report import Outcome
 from .sockets import LOST, READ_BYTES, SocketWire
 
@@ -105,11 +105,7 @@ class RemoteTarget:
         connect: Connect = partial(_connect, self._address)
         try:
             await Player(case, judge, connect, self._pace).play()
-            good = probe_case(case, with_sound=False)
-            other = Judge(good)
-            await Player(good, other, connect, self._pace).play()
-            for finding in other.findings:
-                judge.found(finding.kind, f"afterwards: {finding.label}", finding.detail)
+            await probe(case, judge, connect, self._pace, with_sound=False)
         except* CannotFuzzError as group:
             judge.found("crash", "the server takes no connection", str(group.exceptions[0]))
         except* Exception as group:  # the server is elsewhere

@@ -1,4 +1,4 @@
-"""The results of a case, and of a whole run."""
+"""The results of a case, and of a whole run; texts are short, and the same in each run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import attrs
 
 from .case import Case, Finding, Step
 
+SHOWN_CHARS: Final = 200
+"""Characters of a text that is shown."""
 PAIRS_MAX: Final = 20_000
 """Gates, messages and answers make some hundreds; a hostile server could make more."""
 Pair = tuple[str, str, str]
@@ -86,3 +88,18 @@ class Tally:
                 for (state, message, answer), times in sorted(self.pairs.items())
             ],
         }
+
+
+def plain(text: str) -> str:
+    """A text without its digits, shortened: the same in each run."""
+    words = "".join("n" if char.isdigit() else char for char in text)
+    return words[:SHOWN_CHARS]
+
+
+def without_sound(value: Any) -> Any:
+    """A body with its long texts, which are sound, shortened."""
+    if isinstance(value, dict):
+        return {key: without_sound(item) for key, item in value.items()}
+    if isinstance(value, str) and len(value) > SHOWN_CHARS:
+        return f"{value[:40]}... ({len(value)} characters)"
+    return value

@@ -8,7 +8,6 @@ owner, mode and times, so that retention counts its days as before.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +15,7 @@ from typing import Final, Literal, NoReturn
 
 import attrs
 import click
-from cattrs import Converter
+from cattrs import unstructure
 
 from recorder.format.errors import RecorderError
 from recorder.mend.compact import Compacted, compact, is_compact
@@ -25,7 +24,7 @@ from recorder.write.files import PART_PREFIX, new_file, own_as
 from recorder.write.lock import is_held
 
 from ..rerun.folder import logs_to_rewrite
-from ..shared.commands import HELP, OutputUnwritableError, complaint, print_json, reason
+from ..shared.commands import UnusableError, complaint, finish, reason
 from ..shared.progress import Watch, progress, size_of
 from ..shared.recordings import show_bytes
 
@@ -34,7 +33,6 @@ Result = Literal["compacted", "kept", "refused", "being written"]
 
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
-_CONVERTER: Final = Converter()
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +47,7 @@ class Done:
     error: str | None = None
 
 
-@click.command("compact", context_settings=HELP)
+@click.command("compact")
 @click.argument(
     "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
@@ -101,7 +99,7 @@ def _try(log: Path, output: Path | None, watch: Watch) -> Done:
         made = _replace(log, watch) if output is None else _write(log, output, watch)
     except (OSError, RecorderError) as error:
         if output is not None and getattr(error, "filename", None) == str(output):
-            raise OutputUnwritableError(complaint(error, output)) from error
+            raise UnusableError(complaint(error, output)) from error
         return attrs.evolve(left, result="refused", error=reason(error))
     if made is None:
         return left
@@ -132,26 +130,22 @@ def _replace(log: Path, watch: Watch) -> Compacted | None:
 
 
 def _finish(done: list[Done], *, as_json: bool, exit_code: int) -> NoReturn:
+    results = Counter(it.result for it in done)
     before_bytes = sum(it.before_bytes for it in done)
     saved_bytes = before_bytes - sum(it.after_bytes for it in done)
-    if as_json:
-        body = {
-            "exit_code": exit_code,
-            "before_bytes": before_bytes,
-            "saved_bytes": saved_bytes,
-            "logs": _CONVERTER.unstructure(done),
-        }
-        print_json(body)
-        sys.exit(exit_code)
-    results = Counter(it.result for it in done)
+    body = {
+        "exit_code": exit_code,
+        "before_bytes": before_bytes,
+        "saved_bytes": saved_bytes,
+        "logs": unstructure(done),
+    }
+    lines = []
     for it in done[:ROWS_MAX]:
         sizes = f"{show_bytes(it.before_bytes)} -> {show_bytes(it.after_bytes)}"
-        click.echo(f"{it.log}: {it.result}  {sizes if it.result == 'compacted' else ''}".rstrip())
+        lines.append(f"{it.log}: {it.result}  {sizes if it.result == 'compacted' else ''}".rstrip())
     if len(done) > ROWS_MAX:
-        click.echo(f"and {len(done) - ROWS_MAX} more, see --json")
+        lines.append(f"and {len(done) - ROWS_MAX} more, see --json")
     share = saved_bytes / before_bytes if before_bytes else 0.0
     told = ", ".join(f"{count} {result}" for result, count in results.items())
-    click.echo(
-        f"{told}; {show_bytes(saved_bytes)} of {show_bytes(before_bytes)} saved ({share:.1%})"
-    )
-    sys.exit(exit_code)
+    saved = f"{show_bytes(saved_bytes)} of {show_bytes(before_bytes)} saved ({share:.1%})"
+    finish(body, [*lines, f"{told}; {saved}"], as_json=as_json, exit_code=exit_code)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 import click
 from rich.console import Console
 
-from recorder.keep.remote import RemoteStore, StoreError, logs_of
+from recorder.keep.remote import RemoteStore, logs_of
 from recorder.keep.retention import FRESH_S, Pruned, Removal, Retention, prune
 from recorder.keep.store import Logs, Store
 
-from ..shared.commands import HELP, complaint, print_json, reason
+from ..shared.commands import print_json
 from ..shared.recordings import (
-    FolderUnusableError,
     SizeType,
     SpanType,
     logs_at,
+    reading_place,
     show_bytes,
     show_moment,
 )
@@ -28,7 +27,7 @@ ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
 
 
-@click.command("prune", context_settings=HELP)
+@click.command("prune")
 @click.argument("place", metavar="DIR|URL")
 @click.option("--store", metavar="URL", help="Of a DIR: the object store, where they go too.")
 @click.option("--older-than", type=SpanType(), help="Logs that last changed so long ago: 30d.")
@@ -70,12 +69,8 @@ def prune_command(
     logs = logs_at(place)
     if store is not None:
         logs = _both(logs, store)
-    try:
+    with reading_place(place):
         done = prune(logs, retention, now_s=time.time(), dry_run=dry_run)
-    except StoreError as error:
-        raise FolderUnusableError(reason(error)) from error
-    except OSError as error:
-        raise FolderUnusableError(complaint(error, Path(place))) from error
     if as_json:
         print_json(_body(place, done, dry_run))
     else:
@@ -91,10 +86,8 @@ def _both(local: Logs, url: str) -> Logs:
     remote = logs_at(url)
     if not isinstance(remote, RemoteStore):
         raise click.UsageError(f"--store {url}: no URL of a store")
-    try:
+    with reading_place(url):
         remote.check()
-    except StoreError as error:
-        raise FolderUnusableError(reason(error)) from error
     return logs_of(local, remote)
 
 

@@ -6,14 +6,13 @@ does not stop the others. The logs themselves are only read.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Final, Literal, NoReturn
 
 import attrs
 import click
-from cattrs import Converter
+from cattrs import unstructure
 
 from recorder.format.errors import LogMisuse, RecorderError
 from recorder.format.format import recording_id_of
@@ -24,7 +23,7 @@ from recorder.write.files import new_file, own_as
 from recorder.write.lock import is_held
 
 from ..rerun.folder import logs_to_rewrite
-from ..shared.commands import HELP, complaint, print_json, reason
+from ..shared.commands import complaint, finish, reason
 from ..shared.progress import Watch, progress, size_of
 from ..shared.recordings import show_bytes
 
@@ -35,7 +34,6 @@ ENDING: Final = "-recovered"
 """Of the new log's recording id, if no name is given."""
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
-_CONVERTER: Final = Converter()
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +64,7 @@ class Done:
     error: str | None = None
 
 
-@click.command("recover", context_settings=HELP)
+@click.command("recover")
 @click.argument(
     "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
@@ -168,20 +166,16 @@ def _told(log: Path, found: Survey) -> Done:
 def _finish(done: list[Done], *, as_json: bool) -> NoReturn:
     is_short = any(it.records_lost for it in done)
     exit_code = 2 if any(it.result == "refused" for it in done) else int(is_short)
-    if as_json:
-        body = {"exit_code": exit_code, "logs": _CONVERTER.unstructure(done)}
-        print_json(body)
-        sys.exit(exit_code)
+    lines = []
     for it in done[:ROWS_MAX]:
-        click.echo(f"{it.log}: {it.result}")
-        for line in _lines(it):
-            click.echo(f"  {line}")
+        lines += [f"{it.log}: {it.result}", *(f"  {line}" for line in _lines(it))]
     if len(done) > ROWS_MAX:
-        click.echo(f"and {len(done) - ROWS_MAX} more, see --json")
+        lines.append(f"and {len(done) - ROWS_MAX} more, see --json")
     if len(done) > 1:
         counts = Counter(it.result for it in done)
-        click.echo(", ".join(f"{count} {result}" for result, count in counts.items()))
-    sys.exit(exit_code)
+        lines.append(", ".join(f"{count} {result}" for result, count in counts.items()))
+    body = {"exit_code": exit_code, "logs": unstructure(done)}
+    finish(body, lines, as_json=as_json, exit_code=exit_code)
 
 
 def _lines(done: Done) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Final, Literal, get_args
 
 import attrs
@@ -19,16 +18,14 @@ from rich.text import Text
 
 from protocol.values.modes import Mode
 from recorder.keep.listing import Listing, Wanted
-from recorder.keep.remote import StoreError
 from recorder.keep.summary import State, Summary
 
-from ..shared.commands import HELP, complaint, print_json
-from ..shared.commands import reason as reason_of
+from ..shared.commands import print_json
 from ..shared.progress import count
 from ..shared.recordings import (
-    FolderUnusableError,
     SinceType,
     logs_at,
+    reading_place,
     show_bytes,
     show_moment,
     show_span,
@@ -59,7 +56,7 @@ CELL_CHARS_MAX: Final = 20
 """Of a column except the first: a log's own texts must not displace another's name."""
 
 
-@click.command("sessions", context_settings=HELP)
+@click.command("sessions")
 @click.argument("place", metavar="DIR|URL")
 @click.option("--since", type=SinceType(), help="Begun since: 7d, 36h, 2026-01-31 (UTC).")
 @click.option("--mode", type=click.Choice(get_args(Mode)), help="Only this mode.")
@@ -120,13 +117,8 @@ def sessions_command(
 
 def _listed(place: str) -> Sequence[Summary]:
     logs = logs_at(place)
-    try:
-        with count("reading logs") as on_read:
-            return Listing(logs).refresh(on_read)
-    except StoreError as error:
-        raise FolderUnusableError(reason_of(error)) from error
-    except OSError as error:
-        raise FolderUnusableError(complaint(error, Path(place))) from error
+    with reading_place(place), count("reading logs") as on_read:
+        return Listing(logs).refresh(on_read)
 
 
 def _body(place: str, found: Sequence[Summary], limit: int | None) -> dict[str, object]:

@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from os.path import commonpath
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from protocol.values.limits import NS_PER_S
 from recorder.format.format import SUFFIX
@@ -18,31 +16,23 @@ from recorder.format.format import SUFFIX
 from ..rerun.difference import label
 from ..rerun.outcome import EXIT_CODES, Outcome
 from ..rerun.report import Divergence, FullReport
-from .text import speed_text
+from .text import speed_text, table
 
 ROWS_MAX: Final = 60
 """Of a larger folder only failures are listed; --json has all."""
 NAME_CHARS_MAX: Final = 48
 """A recording's id, and a folder; a longer name is the first column to wrap."""
-COLUMNS: Final = ("log", "result", "units", "session", "where")
-NUMBERS: Final = ("units", "session")
+COLUMNS: Final = ("<log", "<result", "units", "session", "<where")
 
 
 def summary_lines(outcomes: Sequence[Outcome], elapsed_s: float) -> list[RenderableType]:
     """Describe the replay of logs, at least one; `elapsed_s` is for all, less with processes."""
     severity = list(EXIT_CODES)
     ordered = sorted(outcomes, key=lambda outcome: -severity.index(outcome.result))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     folder = Path(commonpath([Path(outcome.log).absolute().parent for outcome in outcomes]))
     rows = [_row(outcome, folder) for outcome in ordered[:ROWS_MAX]]
-    name_width = min(max(len(row[0]) for row in rows), NAME_CHARS_MAX)
-    for name in COLUMNS:
-        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
-        width = name_width if name == COLUMNS[0] else None
-        table.add_column(name, justify=justify, overflow="fold", min_width=width)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    lines: list[RenderableType] = [table]
+    name_chars = min(max(len(row[0]) for row in rows), NAME_CHARS_MAX)
+    lines = [table(COLUMNS, rows, overflow="fold", first_chars_min=name_chars)]
     if len(ordered) > ROWS_MAX:
         lines.append(f"and {len(ordered) - ROWS_MAX} more, see --json")
     return [*lines, _total(outcomes, elapsed_s)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rich.console import Console, Group, JustifyMethod, OverflowMethod, RenderableType
+from rich.box import SIMPLE
+from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -37,30 +38,28 @@ TEXT_CHARS_MAX: Final = 60
 """Of a unit's text."""
 
 
-def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
-    """Print lines and tables; text from a log is not read as markup or colours."""
-    for line in lines:
-        if isinstance(line, str):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            console.print(line)
-
-
 def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
     overflow: OverflowMethod = "ellipsis",
     more: str = "",
+    first_chars_min: int | None = None,
+    is_ruled: bool = False,
 ) -> RenderableType:
     """Write a table of plain text; columns whose name begins with `<` stand on the left.
 
-    `overflow` is for text that is too long; `more` is a line below the table.
+    `overflow` is for text that is too long; `more` is a line below the table. `first_chars_min`:
+    the first column is not made narrower. `is_ruled`: lines stand around the head and the end.
     """
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
+    plain = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    made = Table(box=SIMPLE) if is_ruled else plain
+    for at, name in enumerate(columns):
         justify: JustifyMethod = "left" if name.startswith("<") else "right"
-        made.add_column(name.removeprefix("<"), justify=justify, overflow=overflow)
+        chars_min = None if at else first_chars_min
+        made.add_column(
+            name.removeprefix("<"), justify=justify, overflow=overflow, min_width=chars_min
+        )
     for row in rows:
         made.add_row(*map(Text, row))
     return Group(made, Text(more)) if more else made

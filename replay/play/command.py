@@ -12,13 +12,12 @@ import click
 import orjson
 
 from protocol.values.events import ConnectionOpened
-from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from runtime.access.gate import open_gate
 from runtime.net.listener import Address
 from runtime.settings.settings import Settings
 
-from ..shared.commands import HELP, LogUnusableError, complaint
+from ..shared.commands import reading
 from ..story.wire import Wire
 from .script import ScriptError, address_of, read_opening, steps
 from .server import PlayServer, Stage, Tell, serve
@@ -36,7 +35,7 @@ TEXTS: Final = {
 DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
 
 
-@click.command("play", context_settings=HELP)
+@click.command("play")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
@@ -111,15 +110,11 @@ def play_command(
 
 def _check(log: Path) -> ConnectionOpened:
     """Read the log to its end once, so that no client meets an error in it."""
-    try:
+    with reading(log, ScriptError):
         opened = read_opening(log)
         with LogReader(log) as reader:
             for _ in steps(reader, Wire(opened)):
                 pass
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(complaint(error, log)) from error
-    except ScriptError as error:
-        raise LogUnusableError(f"{log}: {error}") from error
     return opened
 
 

@@ -10,32 +10,24 @@ from pathlib import Path
 from typing import cast
 
 import click
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from protocol.values.limits import NS_PER_S
-from recorder.format.errors import RecorderError
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.write.files import new_file
 
+from ..library.text import table
 from ..rerun.remake import head_record, write
-from ..shared.commands import HELP, complaint, print_json
+from ..shared.commands import print_all, print_json, reading
 from ..shared.progress import progress, watched
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
 from .redaction import Redacted, RedactError, Redaction, rehearse, to_json
 
 
-class CannotRedactError(click.ClickException):
-    """Nothing was written."""
-
-    exit_code = 2
-
-
-@click.command("redact", context_settings=HELP)
+@click.command("redact")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="The new log.")
 @click.option(
@@ -112,11 +104,9 @@ def redact_command(
         to_ns=None if to_s is None else round(to_s * NS_PER_S),
         pictures=cast("PictureStyle", image),
     )
-    try:
+    with reading(log, RedactError):
         found = _rehearse(log, policy)
         tally = found.tally if output is None else _write(log, output, policy, found)
-    except (OSError, RecorderError, RedactError) as error:
-        raise CannotRedactError(complaint(error, log)) from error
     _tell(log, output, policy, found, tally, as_json=as_json)
 
 
@@ -163,15 +153,12 @@ def _tell(
         }
         print_json(body)
         return
-    table = Table(box=SIMPLE)
-    for name in ("kind", "side", "pieces", "bytes"):
-        table.add_column(name, justify="right" if name in {"pieces", "bytes"} else "left")
-    for row in removed:
-        table.add_row(
-            *(f"{value:,}" if isinstance(value, int) else value for value in row.values())
-        )
-    console = Console()
-    console.print(table if removed else "nothing to take out")
+    rows = [
+        [f"{value:,}" if isinstance(value, int) else value for value in row.values()]
+        for row in removed
+    ]
+    shown = table(("<kind", "<side", "pieces", "bytes"), rows, is_ruled=True)
+    print_all(Console(), [shown if removed else "nothing to take out"])
     if tally.headers_only:
         click.echo(
             f"{tally.headers_only} pictures were too short to be drawn: only headers are left"

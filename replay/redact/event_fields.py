@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -75,7 +75,6 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         **_plain("at_ns", "recording_id", "created_ms", "mode", "seed", "recording", "endpoint"),
         **_plain("behaviour", "quiet", "must_record", "recording_notice", "resume_hash"),
         "limits": Apart.BELOW,
-        "behaviour": NOTHING,
         "label": Content(("name",), "user", "name"),
     },
     ev.SessionLimits: {
@@ -265,12 +264,17 @@ class EventEditor:
         frames = self.frames
         for part in filter(None, (event.pcm, *event.pictures, *event.stacked)):
             frames.tally.count(kind, "user", len(part))
-        return attrs.evolve(
-            event,
-            pcm=mute(event.pcm),
-            pictures=tuple(map(frames.hide, event.pictures)),
-            stacked=tuple(map(frames.hide, event.stacked)),
-        )
+        return without_media(event, frames.hide)
+
+
+def without_media(event: ev.MediaDecoded, hide: Callable[[bytes], bytes]) -> ev.MediaDecoded:
+    """Silence what was decoded, and hide its pictures by `hide`."""
+    return attrs.evolve(
+        event,
+        pcm=mute(event.pcm),
+        pictures=tuple(map(hide, event.pictures)),
+        stacked=tuple(map(hide, event.stacked)),
+    )
 
 
 def _replaced(shape: Shape, old: Any, names: Pseudonyms) -> tuple[object, int]:

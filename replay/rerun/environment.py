@@ -6,7 +6,6 @@ the lines; in a log, a missing `numerics` stands for version 1 of a backend's ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -16,14 +15,13 @@ from recorder.format.records import Fields
 from runtime.model.backends.base import Backend, BackendInfo
 from runtime.model.models import load_backend
 
+from ..shared.fields import below, typed
 from .report import Mismatch
 
 
 def model_of(head: Fields) -> str | None:
     """Return the name of the model in a log's head; None if the head has no name."""
-    config = head.get("config")
-    name = config.get("model") if isinstance(config, Mapping) else None
-    return name if isinstance(name, str) else None
+    return typed(below(head, "config"), "model", str)
 
 
 DTYPES: Final = MappingProxyType({"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"})
@@ -57,13 +55,11 @@ class Loading:
 
 def loading_of(head: Fields, name: str) -> Loading:
     """Choose settings with which a model computes as the log with this head did, if known."""
-    config, fingerprint = head.get("config"), head.get("fingerprint")
-    if not isinstance(fingerprint, Mapping):
-        return Loading(name)
-    device, dtype = fingerprint.get("device"), fingerprint.get("dtype")
-    if not isinstance(device, str) or not isinstance(dtype, str):
+    fingerprint = below(head, "fingerprint")
+    device, dtype = typed(fingerprint, "device", str), typed(fingerprint, "dtype", str)
+    if device is None or dtype is None:
         return Loading(name)  # A model that has neither: a script.
-    is_exact = isinstance(config, Mapping) and config.get("deterministic") is True
+    is_exact = below(head, "config").get("deterministic") is True
     where = "cpu" if device == "cpu" else _gpu()
     return Loading(
         name, device=where, dtype=DTYPES.get(dtype), deterministic=is_exact and where == "cuda"
@@ -79,8 +75,7 @@ def _gpu() -> str | None:
 
 def mismatches(head: Fields, info: BackendInfo) -> tuple[Mismatch, ...]:
     """List the differences between the environment of the log with this head and this one."""
-    said = head.get("fingerprint")
-    there = {name: str(line) for name, line in said.items()} if isinstance(said, Mapping) else {}
+    there = {name: str(line) for name, line in below(head, "fingerprint").items()}
     here = {name: str(line) for name, line in info.fingerprint.items()}
     if NUMERICS in here:
         there.setdefault(NUMERICS, FIRST_NUMERICS)
@@ -89,8 +84,7 @@ def mismatches(head: Fields, info: BackendInfo) -> tuple[Mismatch, ...]:
         for name in sorted(there.keys() | here.keys())
         if there.get(name) != here.get(name)
     ]
-    config = head.get("config")
-    there_too = not (isinstance(config, Mapping) and config.get("deterministic") is False)
+    there_too = below(head, "config").get("deterministic") is not False
     if not (info.deterministic and there_too):
         found.append(
             Mismatch(name="deterministic", recorded=str(there_too), here=str(info.deterministic))

@@ -27,11 +27,11 @@ from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX
 
-from ..shared.commands import LogUnusableError, reason
+from ..shared.commands import UnusableError, reason
 from ..shared.progress import Watch, size_of, unwatched, watched
 from .logic import replay
 from .outcome import Outcome, Result, full_result, logic_result
-from .report import FullReport
+from .report import FullReport, ReplayReport
 from .verdicts import ModelUnavailableError
 
 JOBS_MAX: Final = 64
@@ -59,7 +59,7 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
 def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
     """List the logs, in files and folders, that a command writes again; at least one path.
 
-    `click.UsageError`: one output for several logs; `LogUnusableError`: a log is missing, or the
+    `click.UsageError`: one output for several logs; `UnusableError`: a log is missing, or the
     folders hold no log.
     """
     if output is not None and (len(paths) > 1 or paths[0].is_dir()):
@@ -68,7 +68,7 @@ def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
     missing = [log for log in found if not log.is_file()]
     if missing or not found:
         text = f"{missing[0]}: no such log" if missing else f"{paths[0]}: no *{SUFFIX} in it"
-        raise LogUnusableError(text)
+        raise UnusableError(text)
     return found
 
 
@@ -84,8 +84,7 @@ def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> O
     began = time.perf_counter()
     with LogReader(log) as reader:
         report = replay(watched(reader, watch), go_on=go_on)
-    elapsed_s = time.perf_counter() - began
-    return Outcome(log=str(log), result=logic_result(report), elapsed_s=elapsed_s, report=report)
+    return _outcome(log, began, logic_result(report), report)
 
 
 def replay_logs(
@@ -151,22 +150,10 @@ async def replay_logs_fully(
         try:
             with LogReader(log) as reader:
                 report = await run(reader, watch)
-        except (OSError, RecorderError) as error:
+        except (OSError, RecorderError, ModelUnavailableError) as error:
             yield _failed(log, began, error)
-        except ModelUnavailableError as error:
-            yield Outcome(
-                log=str(log),
-                result="not_comparable",
-                elapsed_s=time.perf_counter() - began,
-                error=str(error),
-            )
         else:
-            yield Outcome(
-                log=str(log),
-                result=full_result(report),
-                elapsed_s=time.perf_counter() - began,
-                report=report,
-            )
+            yield _outcome(log, began, full_result(report), report)
 
 
 def _tried(log: Path, watch: Watch, *, go_on: bool) -> Outcome:
@@ -178,7 +165,20 @@ def _tried(log: Path, watch: Watch, *, go_on: bool) -> Outcome:
         return _failed(log, began, error)
 
 
-def _failed(log: Path, began: float, error: OSError | RecorderError) -> Outcome:
+def _failed(
+    log: Path, began: float, error: OSError | RecorderError | ModelUnavailableError
+) -> Outcome:
+    is_elsewhere = isinstance(error, TooNew | ModelUnavailableError)
+    result: Result = "not_comparable" if is_elsewhere else "unreadable"
+    return _outcome(log, began, result, error=reason(error))
+
+
+def _outcome(
+    log: Path,
+    began: float,
+    result: Result,
+    report: ReplayReport | FullReport | None = None,
+    error: str | None = None,
+) -> Outcome:
     elapsed_s = time.perf_counter() - began
-    result: Result = "not_comparable" if isinstance(error, TooNew) else "unreadable"
-    return Outcome(log=str(log), result=result, elapsed_s=elapsed_s, error=reason(error))
+    return Outcome(log=str(log), result=result, elapsed_s=elapsed_s, report=report, error=error)

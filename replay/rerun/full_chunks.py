@@ -12,7 +12,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from runtime.model.backends.base import BackendError, Transcribes, TranscriptSession
 
-from .outputs import compare_heard
+from .outputs import compare_outputs
 from .verdicts import Rerun, Verdict, finding_of
 
 
@@ -45,6 +45,6 @@ class ChunkReplay(Rerun[TranscriptSession]):
         self.made += 1
         return Verdict(
             event=attrs.evolve(event, result=attrs.evolve(made, costs=recorded.costs)),
-            finding=finding_of(compare_heard(recorded, made)),
+            finding=finding_of(compare_outputs(recorded, made)),
             index=self.made - 1,
         )

@@ -17,7 +17,7 @@ from protocol.values.turn import Prefill, TurnChunk, TurnResult
 from runtime.model.backends.base import BackendError, Chats, TurnSession
 
 from .difference import Difference
-from .outputs import compare_chunks, compare_prefills, compare_turns, snr_db
+from .outputs import compare_outputs, snr_db
 from .verdicts import Rerun, Verdict, finding_of
 
 
@@ -68,7 +68,7 @@ class TurnReplay(Rerun[TurnSession]):
         made = await self._prefill(asked)
         self.made += 1
         kept = attrs.evolve(made, cost_us=recorded.cost_us)
-        return self._verdict(attrs.evolve(event, prefill=kept), compare_prefills(recorded, made))
+        return self._verdict(attrs.evolve(event, prefill=kept), compare_outputs(recorded, made))
 
     def _verdict(
         self, event: ev.Event | None, found: Difference | None, snr: float | None = None
@@ -108,7 +108,7 @@ class TurnReplay(Rerun[TurnSession]):
             return self._verdict(None, difference)
         made = running.chunks.popleft()
         snr = snr_db(recorded.pcm, made.pcm)
-        return self._verdict(attrs.evolve(event, chunk=made), compare_chunks(recorded, made), snr)
+        return self._verdict(attrs.evolve(event, chunk=made), compare_outputs(recorded, made), snr)
 
     async def _done(self, event: ev.TurnDone, recorded: TurnResult) -> Verdict:
         running = self._running
@@ -132,4 +132,4 @@ class TurnReplay(Rerun[TurnSession]):
             return self._verdict(None, difference)
         kept = attrs.evolve(made, costs=recorded.costs)
         snr = snr_db(recorded.pcm, made.pcm)
-        return self._verdict(attrs.evolve(event, result=kept), compare_turns(recorded, made), snr)
+        return self._verdict(attrs.evolve(event, result=kept), compare_outputs(recorded, made), snr)

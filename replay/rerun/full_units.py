@@ -22,9 +22,8 @@ from runtime.model.backends.forcing import Forced, ForcedResult, Forces
 
 from .held import hold
 from .outputs import (
-    compare_finalized,
     compare_forced,
-    compare_openings,
+    compare_outputs,
     is_near_tie,
     logits_differ,
     snr_db,
@@ -107,7 +106,7 @@ class UnitReplay(Rerun[BackendSession]):
         if self.teacher_forced and not isinstance(self.held, Forces):
             raise ModelUnavailableError(f"the model {self.backend.info.name!r} cannot be forced")
         opened = self.held.opened
-        found = finding_of(compare_openings(event.opened, opened))
+        found = finding_of(compare_outputs(event.opened, opened))
         return Verdict(event=attrs.evolve(event, opened=opened), finding=found)
 
     async def _run_unit(self, event: ev.UnitDone) -> Verdict:
@@ -164,6 +163,6 @@ class UnitReplay(Rerun[BackendSession]):
         kept = attrs.evolve(made, index=recorded.index, cost_us=recorded.cost_us)
         return Verdict(
             event=attrs.evolve(event, finalized=kept),
-            finding=finding_of(compare_finalized(recorded, made)),
+            finding=finding_of(compare_outputs(recorded, made)),
             index=recorded.index,
         )

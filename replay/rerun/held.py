@@ -8,13 +8,14 @@ them, are the model's own. Making a fork and replaying one both use this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
 from protocol.values.model import UnitResult
 from recorder.format.records import Fields
+
+from ..shared.fields import below, typed
 
 FORK: Final = "fork"
 """The field of the `config` of a fork's head that holds its changes."""
@@ -28,11 +29,9 @@ OWN_FIELDS: Final = (
 
 def held_units(head: Fields) -> int:
     """Return how many units, from the first on, were held in the log with this head."""
-    config, parent = head.get("config"), head.get("parent")
-    fork = config.get(FORK) if isinstance(config, Mapping) else None
-    is_held = isinstance(fork, Mapping) and fork.get(IS_HELD) is True
-    unit = parent.get("unit") if isinstance(parent, Mapping) else None
-    return unit if is_held and isinstance(unit, int) else 0
+    is_held = below(below(head, "config"), FORK).get(IS_HELD) is True
+    unit = typed(below(head, "parent"), "unit", int)
+    return unit if is_held and unit is not None else 0
 
 
 def hold(recorded: UnitResult, forced: UnitResult) -> UnitResult:

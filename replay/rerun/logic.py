@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Final
 
@@ -37,6 +37,7 @@ from recorder.mend.recover import RECOVERED, is_lost
 from recorder.read.scan import Damage
 from runtime.session.journal import fin_fields
 
+from ..shared.fields import below, typed
 from .difference import Difference, first_difference, show
 from .report import Divergence, Kind, Maker, ReplayReport
 from .words import Step, cause_of, describe, name_of, show_effect
@@ -173,15 +174,13 @@ class Replayer:
 
     def _take_head(self, record: Record) -> None:
         self._head = record
-        software, schema = record.fields.get("software"), record.fields.get("schema")
-        made = software.get("antiphon") if isinstance(software, Mapping) else None
-        machine = schema.get("machine") if isinstance(schema, Mapping) else None
+        schema = below(record.fields, "schema")
+        machine = typed(schema, "machine", int)
         self._recorded_by = Maker(
-            software=made if isinstance(made, str) else "",
-            schema=machine if isinstance(machine, int) else HERE.schema,
+            software=typed(below(record.fields, "software"), "antiphon", str) or "",
+            schema=HERE.schema if machine is None else machine,
         )
-        snapshot = schema.get("snapshot") if isinstance(schema, Mapping) else None
-        self._has_our_states = snapshot == SNAPSHOT
+        self._has_our_states = schema.get("snapshot") == SNAPSHOT
 
     def _is_newer(self, record: Record) -> bool:
         """Note the session's behaviour version; stop if this machine does not know it."""
@@ -209,8 +208,7 @@ class Replayer:
         return self._last
 
     def _compare_head(self, head: Record, opened: ev.ConnectionOpened) -> None:
-        config = head.fields.get("config")
-        said = {**(config if isinstance(config, Mapping) else {}), **head.fields}
+        said = {**below(head.fields, "config"), **head.fields}
         came_out: dict[str, Value] = {
             "recording_id": opened.recording_id,
             "seed": opened.seed,

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 import attrs
-from cattrs import Converter
+from cattrs import unstructure
 
 from protocol.values.limits import NS_PER_S
 
@@ -22,7 +22,6 @@ EXIT_CODES: Final[Mapping[Result, int]] = MappingProxyType(
     {"identical": 0, "not_comparable": 3, "diverged": 1, "damaged": 2, "unreadable": 2}
 )
 """The exit code of each verdict, from the best to the worst."""
-_CONVERTER: Final = Converter()
 
 
 @attrs.frozen(kw_only=True)
@@ -103,6 +102,6 @@ def to_json(outcome: Outcome) -> dict[str, object]:
     if outcome.error is not None:
         body["error"] = outcome.error
     if outcome.report is not None:
-        body |= _CONVERTER.unstructure(outcome.report)
-        body["divergence"] = _CONVERTER.unstructure(outcome.divergence)
+        body |= unstructure(outcome.report)
+        body["divergence"] = unstructure(outcome.divergence)
     return body

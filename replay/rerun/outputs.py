@@ -13,7 +13,8 @@ Rounding could have turned a *near-tie*; a model that computes something else is
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 import attrs
 import numpy as np
@@ -26,23 +27,27 @@ from runtime.model.backends.forcing import Choice, ForcedResult
 
 from .difference import Difference, first_difference, show
 
-UNIT_FIELDS: Final = (
-    *("input_hash", "is_listen", "decided_ids", "fed_ids", "codec_ids", "kv_length"),
-    *("text", "pcm", "end_of_turn", "cut", "vision_slices", "vision_tokens"),
-)
+Output = TypeVar("Output", bound=attrs.AttrsInstance)
+
+OUTPUT_FIELDS: Final[Mapping[type, tuple[str, ...]]] = {
+    Opened: ("prompt_length", "fed_ids"),
+    UnitResult: (
+        *("input_hash", "is_listen", "decided_ids", "fed_ids", "codec_ids", "kv_length"),
+        *("text", "pcm", "end_of_turn", "cut", "vision_slices", "vision_tokens"),
+    ),
+    Finalized: ("kv_length", "fed_ids"),
+    Prefill: ("input_hash", "fed_ids", "input_tokens"),
+    TurnChunk: ("step", "token_ids", "codec_ids", "text", "pcm"),
+    TurnResult: (
+        *("logits_hash", "margin", "generated_tokens", "codec_ids", "kv_length"),
+        *("text", "pcm", "reason", "cut"),
+    ),
+    ChunkResult: (
+        *("input_hash", "fed_ids", "logits_hash", "margin", "token_ids", "prompt_tokens"),
+        *("generated_tokens", "kv_length", "text", "reason"),
+    ),
+}
 """In the order of comparison: the first that differs is nearest to the cause."""
-OPENED_FIELDS: Final = ("prompt_length", "fed_ids")
-FINALIZED_FIELDS: Final = ("kv_length", "fed_ids")
-PREFILL_FIELDS: Final = ("input_hash", "fed_ids", "input_tokens")
-HEARD_FIELDS: Final = (
-    *("input_hash", "fed_ids", "logits_hash", "margin", "token_ids", "prompt_tokens"),
-    *("generated_tokens", "kv_length", "text", "reason"),
-)
-CHUNK_FIELDS: Final = ("step", "token_ids", "codec_ids", "text", "pcm")
-TURN_FIELDS: Final = (
-    *("logits_hash", "margin", "generated_tokens", "codec_ids", "kv_length"),
-    *("text", "pcm", "reason", "cut"),
-)
 
 NEAR_TIE_MARGIN: Final = 0.05
 """Logits; used at a temperature of 0: half precision changes the embedded model's by about this."""
@@ -54,21 +59,26 @@ up to 5 apart. Weights changed by half turned 240, most of them further away.
 """
 
 
-def compare_units(recorded: UnitResult, new: UnitResult) -> Difference | None:
-    """Find the first difference between two results of a unit."""
-    return _compare(recorded, new, UNIT_FIELDS)
+def compare_outputs(recorded: Output, new: Output) -> Difference | None:
+    """Find the first difference between two outputs of a class of `OUTPUT_FIELDS`."""
+    for name in OUTPUT_FIELDS[type(recorded)]:
+        found = output_difference(getattr(recorded, name), getattr(new, name), name)
+        if found is not None:
+            return found
+    return None
 
 
 def compare_forced(
     recorded: UnitResult, forced: ForcedResult
 ) -> tuple[Difference | None, Choice | None]:
     """Find the first difference of a forced result from a unit's, with its decision if any."""
-    found = compare_units(recorded, forced.result)
+    found = compare_outputs(recorded, forced.result)
     if not forced.choices:
         return found, None
     choice = forced.choices[0]
     name = "decided_ids" if choice.stage == "llm" else "codec_ids"
-    if found is not None and UNIT_FIELDS.index(_root(found.path)) < UNIT_FIELDS.index(name):
+    order = OUTPUT_FIELDS[UnitResult]
+    if found is not None and order.index(_root(found.path)) < order.index(name):
         return found, None
     path = f"{name}[{choice.step}]"
     parted = Difference(path=path, recorded=show(choice.recorded), came_out=show(choice.own))
@@ -85,36 +95,6 @@ def is_near_tie(choice: Choice) -> bool | None:
 
 def _root(path: str) -> str:
     return path.partition("[")[0].partition(".")[0]
-
-
-def compare_openings(recorded: Opened, new: Opened) -> Difference | None:
-    """Find the first difference between two openings."""
-    return _compare(recorded, new, OPENED_FIELDS)
-
-
-def compare_finalized(recorded: Finalized, new: Finalized) -> Difference | None:
-    """Find the first difference between two finalized units."""
-    return _compare(recorded, new, FINALIZED_FIELDS)
-
-
-def compare_prefills(recorded: Prefill, new: Prefill) -> Difference | None:
-    """Find the first difference between two prefilled conversations."""
-    return _compare(recorded, new, PREFILL_FIELDS)
-
-
-def compare_chunks(recorded: TurnChunk, new: TurnChunk) -> Difference | None:
-    """Find the first difference between two pieces of an answer."""
-    return _compare(recorded, new, CHUNK_FIELDS)
-
-
-def compare_heard(recorded: ChunkResult, new: ChunkResult) -> Difference | None:
-    """Find the first difference between two results of a chunk."""
-    return _compare(recorded, new, HEARD_FIELDS)
-
-
-def compare_turns(recorded: TurnResult, new: TurnResult) -> Difference | None:
-    """Find the first difference between two ends of an answer."""
-    return _compare(recorded, new, TURN_FIELDS)
 
 
 def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:
@@ -155,16 +135,6 @@ def snr_db(recorded: bytes, new: bytes) -> float | None:
     if not (np.isfinite(power) and np.isfinite(noise) and power > 0 and noise > 0):
         return None
     return round(10 * float(np.log10(power / noise)), 1)
-
-
-def _compare(
-    recorded: attrs.AttrsInstance, new: attrs.AttrsInstance, names: tuple[str, ...]
-) -> Difference | None:
-    for name in names:
-        found = output_difference(getattr(recorded, name), getattr(new, name), name)
-        if found is not None:
-            return found
-    return None
 
 
 def _plain(value: Value | Cut) -> Value:

@@ -4,14 +4,13 @@
 
 The effects, state hashes and `fin` are this machine's, so the new log verifies and logic-replays,
 whatever was changed in its events; those that could not happen are ignored by the machine.
-`RemakeError` names an event that it refuses. A session that has not ended is closed as broken off,
-unless its log is to stay open. A file appears only when it is complete. It keeps one block in
-memory.
+`RemakeError` names an event that it refuses. A session that has not ended is closed as broken off.
+It keeps one block in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +23,6 @@ from recorder.format.compression import Compressor
 from recorder.format.mapping import SCHEMA, Hashes, event_record
 from recorder.format.records import Fields, Record
 from recorder.write.disk import LocalDisk
-from recorder.write.files import new_file
 from recorder.write.logfile import LogFile
 from runtime.session.journal import fin_fields, step_records
 
@@ -89,39 +87,6 @@ class Remaker:
 def head_record(fields: Fields) -> Record:
     """Make the `session` record of a log whose other records are made here."""
     return Record(kind="session", seq=0, at_ns=0, fields={**fields, "schema": SCHEMA})
-
-
-def remake(
-    path: Path,
-    head: Fields,
-    events: Iterable[ev.Event],
-    *,
-    is_open: bool = False,
-    is_durable: bool = True,
-) -> int:
-    """Write the log of a session that is made of events; return the number of events.
-
-    Args:
-        head: the fields of its `session` record.
-        events: from `ConnectionOpened` on, in order.
-        is_open: the log has no `fin`, as that of a session which still runs.
-        is_durable: return only once it is on the device.
-
-    No file is left by `RemakeError` (the machine refuses an event), `RecordInvalid` (a value cannot
-    be stored) or `OSError` (the disk refused, or the file exists).
-    """
-    remaker = Remaker()
-
-    def records() -> Iterator[Record]:
-        yield head_record(head)
-        for event in events:
-            yield from remaker.step(event).records
-        if not is_open:
-            yield remaker.end()
-
-    with new_file(path) as part:
-        write(part, records(), is_durable=is_durable)
-    return remaker.events
 
 
 def write(path: Path, records: Iterable[Record], *, is_durable: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Common parts of the commands on logs: opening them, errors and JSON.
+"""Common parts of the commands on logs: opening them, errors, text and JSON.
 
 Results are on stdout, as text or as one JSON object with stable keys; an error is one line on
 stderr, never a traceback. The exit code tells them apart.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import NoReturn
 
 import click
+from rich.console import Console, RenderableType
 
 from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
@@ -24,18 +26,9 @@ from recorder.read.scan import Damage
 
 from .progress import Watch, unwatched, watched
 
-HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""The settings of every command."""
 
-
-class LogUnusableError(click.ClickException):
-    """A log that cannot be read."""
-
-    exit_code = 2
-
-
-class OutputUnwritableError(click.ClickException):
-    """A file that cannot be written."""
+class UnusableError(click.ClickException):
+    """A log, a folder or a store that cannot be read, or a file that cannot be written."""
 
     exit_code = 2
 
@@ -54,22 +47,28 @@ def refuse_log_as_output(output: Path, logs: Iterable[Path]) -> None:
 
 
 @contextmanager
-def opened_log(log: Path) -> Iterator[LogReader]:
-    """Open a log, and close it; raises `LogUnusableError`."""
+def reading(log: Path, *also: type[Exception]) -> Iterator[None]:
+    """Raise the errors of a log that cannot be read, and those of `also`, as `UnusableError`."""
+    errors: tuple[type[Exception], ...] = (OSError, RecorderError, *also)
     try:
+        yield
+    except errors as error:
+        raise UnusableError(complaint(error, log)) from error
+
+
+@contextmanager
+def opened_log(log: Path) -> Iterator[LogReader]:
+    """Open a log, and close it; raises `UnusableError`."""
+    with reading(log):
         reader = LogReader(log)
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(complaint(error, log)) from error
     with reader:
         yield reader
 
 
 def records_of(log: Path, reader: LogReader, watch: Watch = unwatched) -> Iterator[Record | Damage]:
-    """The items of an opened log; raises `LogUnusableError`."""
-    try:
+    """The items of an opened log; raises `UnusableError`."""
+    with reading(log):
         yield from watched(reader, watch)
-    except (OSError, RecorderError) as error:
-        raise LogUnusableError(complaint(error, log)) from error
 
 
 def complaint(error: Exception, file: Path) -> str:
@@ -85,13 +84,33 @@ def reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def unwritable(error: Exception, output: Path) -> OutputUnwritableError:
+def unwritable(error: Exception, output: Path) -> UnusableError:
     """The error of a command that has `--force`, for an unwritable file."""
     is_there = isinstance(error, FileExistsError) and output.is_file()
     hint = ": --force replaces it" if is_there else ""
-    return OutputUnwritableError(f"{output}: {reason(error)}{hint}")
+    return UnusableError(f"{output}: {reason(error)}{hint}")
 
 
 def print_json(body: object) -> None:
     """Print a value for scripts; in ASCII, because a log can hold lone surrogates."""
     click.echo(json.dumps(body, indent=2))
+
+
+def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
+    """Print lines and tables; text from a log is not read as markup or colours."""
+    for line in lines:
+        if isinstance(line, str):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(line)
+
+
+def finish(
+    body: object, lines: Iterable[RenderableType], *, as_json: bool, exit_code: int = 0
+) -> NoReturn:
+    """Print the result, as a value for scripts or as text, and exit."""
+    if as_json:
+        print_json(body)
+    else:
+        print_all(Console(), lines)
+    sys.exit(exit_code)

@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from recorder.format.records import Record
-from recorder.keep.store import LocalLog
+from recorder.keep.store import local_log
 from recorder.keep.summary import summarize
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
@@ -85,16 +85,11 @@ def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
 def calls_of(log: Path) -> int:
     """The calls of its model in a log, by its summary; 0 without one."""
     try:
-        status = log.stat()
-        info = LocalLog(
-            recording_id=log.name,
-            path=log,
-            inode=status.st_ino,
-            file_bytes=status.st_size,
-            modified_ns=status.st_mtime_ns,
-        )
-        summary = summarize(info)
+        info = local_log(log.name, log, log.stat())
+        summary = None if info is None else summarize(info)
     except OSError:
+        return 0
+    if summary is None:
         return 0
     return sum(count or 0 for count in (summary.units, summary.turns, summary.chunks))
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -25,7 +27,7 @@ from recorder.keep.store import Logs, Store
 from recorder.write.disk import FILE_MODE
 from recorder.write.files import PART_PREFIX
 
-from .commands import LogUnusableError, reason
+from .commands import UnusableError, complaint, reason
 from .progress import progress
 
 SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -37,12 +39,6 @@ SHOWN_UNITS: Final = ("TB", "GB", "MB", "kB")
 
 _AMOUNT: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([A-Za-z]+)", re.ASCII)
 _MS_PER_S: Final = 1000
-
-
-class FolderUnusableError(click.ClickException):
-    """A folder that cannot be read."""
-
-    exit_code = 2
 
 
 class LogType(click.ParamType[Path]):
@@ -63,9 +59,9 @@ class LogType(click.ParamType[Path]):
         try:
             return _download(find_by_url(text), ctx)
         except StoreError as error:
-            raise LogUnusableError(str(error)) from error
+            raise UnusableError(str(error)) from error
         except OSError as error:
-            raise LogUnusableError(f"{error.filename or text}: {reason(error)}") from error
+            raise UnusableError(f"{error.filename or text}: {reason(error)}") from error
 
 
 def _download(log: StoredLog, ctx: click.Context) -> Path:
@@ -88,15 +84,26 @@ def next_to(log: Path, name: str) -> Path:
 
 
 def logs_at(place: str) -> Logs:
-    """The logs of a folder, or under the URL of an object store; raises `FolderUnusableError`."""
+    """The logs of a folder, or under the URL of an object store; raises `UnusableError`."""
     if not is_url(place):
         if not Path(place).is_dir():
-            raise FolderUnusableError(f"{place}: there is no such folder")
+            raise UnusableError(f"{place}: there is no such folder")
         return Store(Path(place))
     try:
         return RemoteStore.open(place)
     except OSError as error:
-        raise FolderUnusableError(reason(error)) from error
+        raise UnusableError(reason(error)) from error
+
+
+@contextmanager
+def reading_place(place: str) -> Iterator[None]:
+    """Raise the errors of a folder or a store that cannot be read as `UnusableError`."""
+    try:
+        yield
+    except StoreError as error:
+        raise UnusableError(reason(error)) from error
+    except OSError as error:
+        raise UnusableError(complaint(error, Path(place))) from error
 
 
 class SpanType(click.ParamType[float]):

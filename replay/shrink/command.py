@@ -29,7 +29,7 @@ from recorder.write.files import check_new_file, new_file
 
 from ..rerun.remake import RemakeError
 from ..rerun.words import describe
-from ..shared.commands import HELP, complaint, print_json
+from ..shared.commands import UnusableError, complaint, print_json
 from .candidate import Shape, shape_of
 from .shrinker import NoFailureError, Progress, Shrinker
 from .trial import CannotRunError, Trial
@@ -44,22 +44,10 @@ EVENTS_SHOWN: Final = 20
 INTERRUPTED: Final = 128 + signal.SIGINT
 
 
-class DoesNotFailError(click.ClickException):
-    """There is nothing to shrink."""
-
-    exit_code = 1
-
-
 class NothingYetError(click.ClickException):
     """Interrupted before there was a log to write."""
 
     exit_code = INTERRUPTED
-
-
-class CannotShrinkError(click.ClickException):
-    """A file or a command is missing, or unusable."""
-
-    exit_code = 2
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +68,7 @@ class Shrunk:
     elapsed_s: float
 
 
-@click.command("shrink", context_settings=HELP)
+@click.command("shrink")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The small log.")
@@ -138,11 +126,11 @@ def shrink_command(
         check_new_file(output)
         shrunk = _shrink(log, output, trial, runs_max)
     except NoFailureError as error:
-        raise DoesNotFailError(str(error)) from error
+        raise click.ClickException(str(error)) from error
     except CannotRunError as error:
-        raise CannotShrinkError(str(error)) from error
+        raise UnusableError(str(error)) from error
     except (OSError, RecorderError, RemakeError) as error:
-        raise CannotShrinkError(complaint(error, log)) from error
+        raise UnusableError(complaint(error, log)) from error
     _tell(shrunk, as_json=as_json)
     sys.exit(INTERRUPTED if shrunk.was_interrupted else 0)
 
@@ -182,7 +170,7 @@ def _write(best: Path, output: Path, log: Path) -> None:
     except OSError as error:
         kept = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)) / best.name
         best.rename(kept)  # a full disk has room for it where it is
-        raise CannotShrinkError(f"{complaint(error, output)}; it was kept as {kept}") from error
+        raise UnusableError(f"{complaint(error, output)}; it was kept as {kept}") from error
 
 
 @contextmanager

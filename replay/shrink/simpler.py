@@ -14,6 +14,7 @@ import attrs
 from protocol.values import events as ev
 
 from ..redact.client_frames import FrameEditor
+from ..redact.event_fields import without_media
 from ..redact.media import hide_picture, mute
 from ..redact.policy import Kind, Policy, Tally
 from ..story.questions import ANSWERS
@@ -64,12 +65,7 @@ def _result_step(*names: str) -> Step:
 
 def _silence(event: ev.Event) -> ev.Event:
     if isinstance(event, ev.MediaDecoded):
-        return attrs.evolve(
-            event,
-            pcm=mute(event.pcm),
-            pictures=tuple(hide_picture(jpeg, "remove") for jpeg in event.pictures),
-            stacked=tuple(hide_picture(jpeg, "remove") for jpeg in event.stacked),
-        )
+        return without_media(event, lambda jpeg: hide_picture(jpeg, "remove"))
     where = _RESULTS.get(type(event))
     made: Any = None if where is None else getattr(event, where)
     if where is None or not getattr(made, "pcm", b""):

@@ -17,6 +17,7 @@ from recorder.read.scan import Damage
 
 from ..rerun.environment import model_of
 from ..rerun.logic import Replayer
+from ..shared.fields import typed
 from .exchanges import OUTPUTS, Exchange
 from .inspection import Inspection, StateSpan, UtteranceStory
 from .reading import Passage, SessionStory
@@ -84,17 +85,15 @@ class Inspector(SessionStory):
             self._keep(last)
         session, opened, divergence = self.session, self.opened, self.replayer.report().divergence
         ended = session.end_reason if session is not None else None
-        recording_id, seed, wall_ms = (
-            head.get(name) for name in ("recording_id", "seed", "wall_ms")
-        )
+        wall_ms = typed(head, "wall_ms", int)
         return Inspection(
-            recording_id=recording_id if isinstance(recording_id, str) else None,
+            recording_id=typed(head, "recording_id", str),
             session_id=session_id_in(head),
             model=model_of(head),
             mode=opened.mode if opened is not None else None,
             dialect=session.dialect_name if session is not None else None,
-            seed=seed if isinstance(seed, int) else None,
-            wall_ms=wall_ms if isinstance(wall_ms, int) and 0 <= wall_ms <= WALL_MS_MAX else None,
+            seed=typed(head, "seed", int),
+            wall_ms=wall_ms if wall_ms is not None and 0 <= wall_ms <= WALL_MS_MAX else None,
             duration_ns=self.duration_ns,
             states=tuple(self._states),
             frames_received=self.frames_received,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import attrs
-from cattrs import Converter
+from cattrs import unstructure
 
 from protocol.values.state import State
 
@@ -209,7 +209,7 @@ class Inspection:
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """Write an inspection as plain values, for JSON."""
-    plain: dict[str, Any] = _CONVERTER.unstructure(inspection)
+    plain: dict[str, Any] = unstructure(inspection)
     for kind, names in _TOLD.items():
         told = [{"cut": one.get("stopped"), **one} for one in plain[kind]]
         plain[kind] = [{name: one[name] for name in names} for one in told]
@@ -231,4 +231,3 @@ _TOLD: Final[Mapping[str, tuple[str, ...]]] = {
     "errors": ("at_ns", "code", "message"),
 }
 """The fields shown of each."""
-_CONVERTER: Final = Converter()

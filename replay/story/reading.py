@@ -10,7 +10,7 @@ the story of the whole session and one exchange (`exchanges`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import attrs
@@ -31,6 +31,7 @@ from recorder.read.scan import Damage
 
 from ..rerun.logic import Replayer
 from ..rerun.words import Step, show_shortened
+from ..shared.fields import below, typed
 from .absences import Absences
 from .dictated import Dictated
 from .exchanges import Exchange, Exchanges, spoken_ms
@@ -141,11 +142,9 @@ class SessionStory:
         passage = Passage(record=item, step=step)
         match item.kind:
             case "effect":
-                name, ended = item.fields.get("type"), self.exchanges.begin(item)
+                name, ended = typed(item.fields, "type", str), self.exchanges.begin(item)
                 self._spoken_ms += spoken_ms(ended)
-                passage = attrs.evolve(
-                    passage, effect=name if isinstance(name, str) else "", ended=ended
-                )
+                passage = attrs.evolve(passage, effect=name or "", ended=ended)
                 self._take_effect(passage.effect, item)
             case "rx":
                 is_shown = step is not None and any(
@@ -158,9 +157,8 @@ class SessionStory:
             case "mark":
                 self._take_mark(item)
             case "fin":
-                reason = item.fields.get("reason")
-                said = reason if isinstance(reason, str) else None
-                self.end = attrs.evolve(self.end, finished=True, reason=said)
+                reason = typed(item.fields, "reason", str)
+                self.end = attrs.evolve(self.end, finished=True, reason=reason)
             case kind if kind in EVENT_KINDS:
                 event = step.event if step is not None else event_in(item)
                 if event is not None:
@@ -225,10 +223,9 @@ class SessionStory:
         return attrs.evolve(passage, frame=frame)
 
     def _take_mark(self, record: Record) -> None:
-        text, by = record.fields.get("text"), record.fields.get("by")
+        text, by = record.fields.get("text"), typed(record.fields, "by", str)
         if isinstance(text, str):  # other marks are a machine's
-            name = by if isinstance(by, str) else None
-            self.marks.append(Mark(at_ns=record.at_ns, text=text, by=name))
+            self.marks.append(Mark(at_ns=record.at_ns, text=text, by=by))
         elif record.fields == RESTARTED:
             self._restarted_ns = record.at_ns
 
@@ -293,8 +290,7 @@ class SessionStory:
         fields = record.fields
         match name:
             case "OpenBackend":
-                opening = fields.get("opening")
-                self.opening = opening if isinstance(opening, Mapping) else {}
+                self.opening = below(fields, "opening")
             case "Release" if not self._is_over:
                 self.absences.release(is_moving=self._is_moving)
             case "RunChunk":

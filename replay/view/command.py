@@ -15,17 +15,13 @@ from typing import IO, Final
 
 import click
 
-from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
-from recorder.read.reader import LogReader
 from recorder.write.files import new_file
 
 from ..diff.command import read_and_compare
 from ..shared.commands import (
-    HELP,
-    LogUnusableError,
-    complaint,
     opened_log,
+    records_of,
     refuse_log_as_output,
     unwritable,
 )
@@ -39,7 +35,7 @@ STDOUT: Final = "-"
 _PATH: Final = click.Path(path_type=Path)
 
 
-@click.command("view", context_settings=HELP)
+@click.command("view")
 @click.argument("log", type=LogType())
 @click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
@@ -81,10 +77,13 @@ def view_command(
     refuse_log_as_output(target, [each for each in (log, other) if each is not None])
     with opened_log(log) as reader:
         comparison = None if other is None else _compared(log, other)
-        chunks = page_of(reader, replayed=replayed, comparison=comparison)
-        with _written(target, log, is_stdout=is_stdout, force=force) as file:
-            for chunk in _followed(log, reader, chunks):
-                file.write(chunk)
+        with (
+            progress(reader.tail_bytes, "view") as watch,
+            _written(target, log, is_stdout=is_stdout, force=force) as file,
+        ):
+            items = records_of(log, reader, watch)
+            chunks = page_of(reader.head.fields, items, replayed=replayed, comparison=comparison)
+            file.writelines(chunks)
     if is_stdout:
         return
     click.echo(f"{target}: {show_bytes(target.stat().st_size)}")
@@ -106,15 +105,3 @@ def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterat
             yield file
     except OSError as error:
         raise unwritable(error, target) from error
-
-
-def _followed(log: Path, reader: LogReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    left_bytes = reader.tail_bytes
-    with progress(left_bytes, "view") as watch:
-        try:
-            for chunk in chunks:
-                before, left_bytes = left_bytes, reader.tail_bytes
-                watch(before - left_bytes)
-                yield chunk
-        except (OSError, RecorderError) as error:
-            raise LogUnusableError(complaint(error, log)) from error

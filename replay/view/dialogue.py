@@ -86,11 +86,11 @@ class Dialogue:
         """Take a request that `session` took."""
         match request:
             case AppendSound(pcm16=pcm16):
-                heard, parts = self.user.arrive(record.at_ns, to_float32(pcm16))
+                heard, parts = self.user.take(record.at_ns, to_float32(pcm16), is_captured=True)
                 self._dictated.hear(len(pcm16) // SAMPLE16_BYTES, heard.end_ns, session)
                 return parts
             case Append(pcm=pcm, frames=frames):
-                heard, parts = self.user.arrive(record.at_ns, pcm)
+                heard, parts = self.user.take(record.at_ns, pcm, is_captured=True)
                 self._positions.heard(len(pcm) // SAMPLE_BYTES, heard.begin_ns)
                 return [*parts, *(self.pictures.take(record.at_ns, jpeg) for jpeg in frames)]
             case See(jpeg=jpeg):
@@ -107,7 +107,7 @@ class Dialogue:
         parts: list[Part] = []
         for sound in content:
             if isinstance(sound, AudioPart) and not sound.is_wav and sound.rate_hz == INPUT_RATE_HZ:
-                parts += self.user.queue(record.at_ns, sound.data)[1]
+                parts += self.user.take(record.at_ns, sound.data)[1]
         return parts
 
     def decoded(self, event: ev.MediaDecoded) -> list[Part]:
@@ -115,7 +115,7 @@ class Dialogue:
         parts: list[Part] = []
         if event.pcm and (name := digest(event.pcm)) not in self._sounds:
             self._sounds.add(name)
-            _, parts = self.user.queue(self._asked_ns, event.pcm)
+            _, parts = self.user.take(self._asked_ns, event.pcm)
         new = (jpeg for jpeg in event.pictures if not self.pictures.has(jpeg))
         return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
 
@@ -132,7 +132,7 @@ class Dialogue:
     def end(self) -> list[Part]:
         """Give the rest."""
         self._let_go()
-        return [*self.user.end(), *self.model.end()]
+        return [*self.user.flush(), *self.model.flush()]
 
     def _take(self, record: Record, message: ms.ServerMessage) -> list[Part]:
         at_ns = record.at_ns
@@ -168,7 +168,7 @@ class Dialogue:
         self._hold(record.at_ns, record.seq, turn, text)
         if not pcm:
             return []
-        heard, parts = self.model.queue(record.at_ns, pcm)
+        heard, parts = self.model.take(record.at_ns, pcm)
         self._let_go(heard)
         return parts
 

@@ -1,6 +1,6 @@
 """The page as one file: the plain files of `page/`, and the session's data, in one HTML.
 
-    for chunk in page_of(reader): file.write(chunk)
+    for chunk in page_of(reader.head.fields, reader): file.write(chunk)
 
 - The file makes no requests. Its policy (`PAGE_CSP`, in the file as well) allows its own script and
   style by their hashes, and sound and pictures that it makes itself; nothing else.
@@ -17,12 +17,13 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from recorder.read.reader import LogReader
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
 
 from .findings import Comparison
 from .parts import Part
@@ -56,18 +57,22 @@ _PARTS: Final = "<!-- parts -->"
 
 
 def page_of(
-    reader: LogReader, *, replayed: bool = False, comparison: Comparison | None = None
+    head: Fields,
+    items: Iterable[Record | Damage],
+    *,
+    replayed: bool = False,
+    comparison: Comparison | None = None,
 ) -> Iterator[bytes]:
     """Write a session as a page, while its log is read from its start; yield parts in UTF-8.
 
-    If `replayed`, findings of logic replay are shown even if there are none. `OSError`: the log
-    cannot be read any further.
+    `head` holds the fields of the log's `session` record, `items` its records in order and its
+    damage. If `replayed`, findings of logic replay are shown even if there are none. `OSError`: the
+    log cannot be read any further.
     """
-    head = reader.head.fields
     before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX]).split(_PARTS)
     yield before.encode()
     narrator = Narrator()
-    for item in reader:
+    for item in items:
         yield from map(_block, narrator.tell(item))
     yield from map(_block, narrator.conclude(head, replayed=replayed, comparison=comparison))
     yield after.encode()

@@ -70,17 +70,6 @@ class Track:
         """When the sound queued so far will have been heard."""
         return time_of(self._voice, self._line.end)
 
-    def arrive(self, at_ns: int, pcm: bytes) -> tuple[Heard, list[Part]]:
-        """Take sound that was heard before it came; see `queue`."""
-        return self._take(at_ns, pcm, is_captured=True)
-
-    def queue(self, at_ns: int, pcm: bytes) -> tuple[Heard, list[Part]]:
-        """Queue float32 LE mono at the voice's rate, heard at `at_ns` at the earliest.
-
-        Returns when it is heard, and the pieces that are complete by then.
-        """
-        return self._take(at_ns, pcm, is_captured=False)
-
     def stop(self, at_ns: int) -> list[Part]:
         """Stop queued sound; give the pieces that are complete with that."""
         if self.end_ns <= at_ns or not self._held_samples:
@@ -89,13 +78,16 @@ class Track:
         samples = np.concatenate(self._held)[:kept]
         self._kept_samples -= self._held_samples - len(samples)
         self._held, self._held_samples = [samples], len(samples)
-        return self._cut_off()
+        return self.flush()
 
-    def end(self) -> list[Part]:
-        """Give the rest."""
-        return self._cut_off()
+    def take(
+        self, at_ns: int, pcm: bytes, *, is_captured: bool = False
+    ) -> tuple[Heard, list[Part]]:
+        """Take float32 LE mono at the voice's rate, heard at `at_ns` at the earliest.
 
-    def _take(self, at_ns: int, pcm: bytes, *, is_captured: bool) -> tuple[Heard, list[Part]]:
+        Sound that `is_captured` was heard before it came. Returns when it is heard, and the pieces
+        that are complete by then.
+        """
         samples = np.frombuffer(pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES], "<f4")
         if self._kept_samples + len(samples) > VOICE_S_MAX * self._rate_hz:
             self.left_out_s += len(samples) / self._rate_hz
@@ -106,7 +98,7 @@ class Track:
         gap = begin - before + self._line.moved
         goes_on = self._held_samples or len(self._lead)
         if gap > JITTER_MS * self._rate_hz // 1000 or not goes_on:
-            parts += self._cut_off()
+            parts += self.flush()
             self._begin = begin
         else:
             self._begin -= self._line.moved
@@ -131,7 +123,8 @@ class Track:
     def _is_heard(self, sample: int, now_ns: int) -> bool:
         return self._voice == "user" or time_of(self._voice, sample) <= now_ns
 
-    def _cut_off(self) -> list[Part]:
+    def flush(self) -> list[Part]:
+        """Give the pieces of all that is held."""
         samples = np.concatenate([self._lead[:0], *self._held])
         size = PIECE_S * self._rate_hz
         starts = range(0, len(samples), size)

@@ -21,6 +21,7 @@ from protocol.values import events as ev
 from recorder.format.records import Fields, Record, Value
 from recorder.read.scan import Damage
 
+from ..shared.fields import typed
 from ..story.inspect import Inspector
 from ..story.inspection import to_json
 from ..story.reading import Passage
@@ -74,7 +75,6 @@ class Narrator(Inspector):
         divergence = self.replayer.report().divergence
         found = [] if divergence is None else [finding_of(divergence)]
         found += comparison.findings if comparison is not None else ()
-        said = self.opening.get("instructions")
         story: dict[str, Json] = {
             **{name: plain(value) for name, value in told.items() if name not in _RESHAPED},
             "units": [plain_fields(it) | self._places.get(it["index"], {}) for it in told["units"]],
@@ -96,7 +96,7 @@ class Narrator(Inspector):
             "compared": None
             if comparison is None
             else {"name": plain(comparison.name), "differences": len(comparison.findings)},
-            "instructions": plain(said if isinstance(said, str) else None),
+            "instructions": plain(typed(self.opening, "instructions", str)),
             "context_tokens": self.opened.limits.context_tokens if self.opened else None,
             "pictures_left_out": self.dialogue.pictures.left_out,
             "sound_left_out_s": self.dialogue.user.left_out_s + self.dialogue.model.left_out_s,

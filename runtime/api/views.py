@@ -6,7 +6,7 @@ temporary folder (`TMPDIR`), and disappears with the page, even if the server is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
@@ -19,8 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from recorder.format.records import Fields, Record
 from recorder.keep.store import LogInfo
 from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
 
 from ..settings.bounds import MIB
 from .files import send_file
@@ -47,7 +49,7 @@ _SANDBOX: Final = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads
 class Viewer:
     """Shows a log as one HTML page in parts, UTF-8, under a `Content-Security-Policy`."""
 
-    page_of: Callable[[LogReader], Iterator[bytes]]
+    page_of: Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
     policy: str
 
 
@@ -76,7 +78,7 @@ class Views:
             with self._making.take(request):
                 viewer = await in_thread(self._load_viewer)
                 with await in_thread(lambda: LogReader(info.open())) as reader:
-                    pieces = viewer.page_of(reader)
+                    pieces = viewer.page_of(reader.head.fields, reader)
                     # A step at a time, so that it can be cancelled.
                     while await in_thread(partial(page.take_from, pieces)):
                         pass

@@ -196,7 +196,7 @@ def test_a_wrong_copy_of_the_head_is_put_right() -> None:
     file.create()
     list(file.write([RECORDS[0]]))
     other = Record(kind="session", seq=0, at_ns=0, fields={**SESSION, "seed": 2})
-    file._head = b"".join(RecordEncoder().encode(other).pieces)
+    file._chain._head = b"".join(RecordEncoder().encode(other).pieces)
     list(file.write(RECORDS[1:3]))
     list(file.write([record("fin", 3, reason="closed")]))
     log = disk.data()

@@ -23,7 +23,7 @@ from replay.rerun import environment
 from replay.rerun.environment import Loading, loading_of, mismatches, model_of
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
-from replay.rerun.outputs import compare_units, snr_db
+from replay.rerun.outputs import compare_outputs, snr_db
 from replay.rerun.report import FullReport, Mismatch
 from replay.rerun.verdicts import ModelUnavailableError
 from runtime.model.backends.base import BackendError, BackendInfo
@@ -474,10 +474,10 @@ def test_says_where_sound_differs() -> None:
     pcm = tone(1, 2, samples=240)
     one = UnitResult(index=0, is_listen=False, pcm=pcm)
     other = attrs.evolve(one, pcm=pcm[:401] + b"\x99" + pcm[402:])
-    found = compare_units(one, other)
+    found = compare_outputs(one, other)
     assert found is not None
     assert found.path == "pcm[100]"
-    shorter = compare_units(one, attrs.evolve(one, pcm=pcm[:400]))
+    shorter = compare_outputs(one, attrs.evolve(one, pcm=pcm[:400]))
     assert shorter is not None
     assert shorter.path == "pcm[100]"
-    assert compare_units(one, attrs.evolve(one)) is None
+    assert compare_outputs(one, attrs.evolve(one)) is None

@@ -13,11 +13,12 @@ from protocol.values.model import Unit
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from replay.fork.values import Change
-from replay.library.text import full_lines, print_all
+from replay.library.text import full_lines
 from replay.rerun.full import replay_fully
 from replay.rerun.held import held_units
 from replay.rerun.logic import replay
 from replay.rerun.report import FullReport
+from replay.shared.commands import print_all
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
 from tests.helpers import on_virtual_time

@@ -14,8 +14,8 @@ from recorder.format.records import Record
 from recorder.read.reader import read
 from recorder.read.verify import verify
 from replay.rerun.logic import replay
-from replay.rerun.remake import RemakeError, remake
-from tests.answering import play, write_events
+from replay.rerun.remake import RemakeError
+from tests.answering import play, remake, write_events
 from tests.golden import FOLDER
 from tests.helpers import append_frame, close_frame, init_frame
 from tests.replay.test_logs import HEAD, OPENED

@@ -16,10 +16,10 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from replay.rerun.folder import replay_log
-from replay.rerun.remake import remake
 from replay.shrink.asked import Asked
 from replay.shrink.simpler import STEPS
 from runtime.cli import main
+from tests.answering import remake
 
 LOGS: Final = Path(__file__).parents[2] / "fixtures" / "logs"
 NAMES: Final = sorted(path.name for path in LOGS.glob("v1-transcription*.session.zst"))

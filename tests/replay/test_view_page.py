@@ -46,7 +46,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def write_page(log: Path, folder: Path, **also: Any) -> Path:
     path = folder / f"{log.name.split('.')[0]}.html"
     with LogReader(log) as reader, path.open("wb") as file:
-        file.writelines(page_of(reader, **also))
+        file.writelines(page_of(reader.head.fields, reader, **also))
     return path
 
 

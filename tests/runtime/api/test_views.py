@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import anyio
 import attrs
 import pytest
 
-from recorder.read.reader import LogReader
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
 from runtime.access.keys import ANYONE, Key
 from runtime.access.middleware import PRINCIPAL
 from runtime.api import views
@@ -69,7 +70,7 @@ class Shop:
         viewer = Viewer(page_of=self._page_of, policy="default-src 'none'")
         self._app = make_app(lambda: "ready", Recordings(folder, lambda: viewer).routes())
 
-    def _page_of(self, _: LogReader) -> Iterator[bytes]:
+    def _page_of(self, _head: Fields, _items: Iterable[Record | Damage]) -> Iterator[bytes]:
         anyio.from_thread.run_sync(self.begun.release)
         anyio.from_thread.run(self.goes_on.wait)
         yield from [b"x" * self._piece_bytes] * PIECES
