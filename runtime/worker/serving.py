@@ -30,16 +30,12 @@ _LEFT: Final = (LinkLeft, anyio.EndOfStream, anyio.BrokenResourceError)
 """A health check connects and leaves, every few seconds."""
 
 
-class Lost(Exception):  # noqa: N818 - names say what happened
-    """The worker cannot serve any more; the text says why."""
-
-
 @attrs.define(eq=False, kw_only=True)
 class Worker:
     """Serves one backend; `tasks` are its calls and links, whose scope it cancels at its end.
 
     `token`: shared with gateways; empty for none. `tls`: makes the context of a new connection.
-    `lost`: why it ended by itself, or empty.
+    `lost_because`: why it ended by itself, or empty.
     """
 
     backend: Backend
