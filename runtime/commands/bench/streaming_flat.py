@@ -25,7 +25,8 @@ from ...model.backends.minicpmo.model import DuplexModel
 from ...model.backends.minicpmo.transcript import Transcript
 from ...model.backends.minicpmo.work import Compute, Feed, Work, alone
 from .material import Speech
-from .streaming_material import Phrase, StreamingBenchError, quiet
+from .output import BenchError
+from .streaming_material import Phrase, quiet
 
 PARTS: Final = 10
 """Of the stream: its minutes, if it lasts ten."""
@@ -122,7 +123,7 @@ def make_stream(phrases: Sequence[Phrase], seconds: int) -> Speech:
 def measure_flat(model: DuplexModel, phrases: Sequence[Phrase], seconds: int) -> FlatResult:
     """Run at least `PARTS` seconds in the first slot, empty before and after.
 
-    `StreamingBenchError` if the model's context has no room for a stream.
+    `BenchError` if the model's context has no room for a stream.
     """
     speech = make_stream(phrases, max(1, seconds // PARTS))
     transcript = model.transcript(slot=0)
@@ -132,7 +133,7 @@ def measure_flat(model: DuplexModel, phrases: Sequence[Phrase], seconds: int) ->
         transcript.release()
     if not heard:
         limit = model.info.context_limit
-        raise StreamingBenchError(f"a context of {limit} tokens has no room for a stream")
+        raise BenchError(f"a context of {limit} tokens has no room for a stream")
     return _sum_up(heard, seconds)
 
 
