@@ -18,8 +18,8 @@ from replay.rerun.full_turns import TurnReplay
 from runtime.model.backends.base import BackendError, Chats, ContextFull
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.vocoder import Sounding as Vocode
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak, Work
-from runtime.model.backends.minicpmo.work import Sound as Vocode
 from runtime.model.engine.backend import EngineBackend, EngineTurn
 from tests import random_model
 from tests.random_model import opening, picture, sound, unit

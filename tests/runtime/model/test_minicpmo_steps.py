@@ -34,7 +34,7 @@ from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.parts import fuse_norms
 from runtime.model.backends.minicpmo.steps import Step, Stepper, batches
-from runtime.model.backends.minicpmo.work import Feed, Hear, Recall, See, Speak
+from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
 from tests import gpu
 from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.flash import flash_on_cpu, forward, unread
@@ -175,8 +175,7 @@ def test_codes_and_sound_go_the_same_way(machines: tuple[Machine, Machine]) -> N
         for one, other in zip(plain, stepped, strict=True):
             assert_near(one, other)
         hears = [
-            Hear(hearing=Hearing(mel=noise(80, 104, seed=step + slot), slot=slot, units=step))
-            for slot in (0, 2)
+            Hearing(mel=noise(80, 104, seed=step + slot), slot=slot, units=step) for slot in (0, 2)
         ]
         plain, stepped = (machine.compute(hears) for machine in machines)
         for one, other in zip(plain, stepped, strict=True):
@@ -288,7 +287,7 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, cache_of: 
                 assert (hidden.dtype, logits.dtype) == (dtype, torch.float32)
     for request in (
         See(picture=torch.zeros(3, 448, 448)),
-        Hear(hearing=Hearing(mel=torch.zeros(80, 104), slot=0, units=3)),
+        Hearing(mel=torch.zeros(80, 104), slot=0, units=3),
         Recall(pcm=torch.zeros(16_000)),
     ):
         (rows,) = machine.compute([request])
@@ -451,10 +450,7 @@ def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None
             (own,) = machine.compute([work])
             assert torch.equal(own.hidden, fed.hidden)
             assert torch.equal(own.logits.whole(), fed.logits.whole())
-    hears = [
-        Hear(hearing=Hearing(mel=noise(80, 104, seed=slot), slot=slot, units=1))
-        for slot in range(SLOTS)
-    ]
+    hears = [Hearing(mel=noise(80, 104, seed=slot), slot=slot, units=1) for slot in range(SLOTS)]
     for hear, heard in zip(hears, machine.compute(hears), strict=True):
         assert torch.equal(machine.compute([hear])[0], heard)
 

@@ -35,7 +35,7 @@ from .mel import MelCarry
 from .prompt import BLOCK, EMBEDDED
 from .sampling import draws
 from .tokens import Tokens
-from .work import Fed, Feed, Hear, See, Steps
+from .work import Fed, Feed, See, Steps
 
 Emit = Callable[[Sampled], None]
 Phase = Literal["open", "failed", "released"]
@@ -169,7 +169,7 @@ class Anchor:
         mel, self._mel = parts.front_end.next_frames(pcm, self._mel)
         units = 0 if self._heard == parts.config.audio.units else self._heard
         self._heard = units + 1
-        heard: Tensor = yield Hear(hearing=Hearing(mel=mel, slot=self._slot, units=units))
+        heard: Tensor = yield Hearing(mel=mel, slot=self._slot, units=units)
         return heard
 
     def _feed(self, rows: Tensor) -> Steps[Fed]:
