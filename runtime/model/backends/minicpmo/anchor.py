@@ -12,9 +12,8 @@ Rules, besides those of `streams`:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from protocol.values.model import Costs
 
-from ..base import BackendError, BackendRefused
+from ..base import BackendRefused
 from ..streams import Anchoring, Extended, FinishReason, Part, Sampled, SamplingParams
 from .anchor_prompt import Ids, Look, Looked, Sight
 from .audio import Hearing
@@ -32,20 +31,22 @@ from .chat_text import TextStream
 from .decide import decide_plain
 from .machine import Machine
 from .mel import MelCarry
-from .prompt import BLOCK, EMBEDDED
+from .prompt import EMBEDDED, feed_blocks
 from .sampling import draws
+from .slot import InSlot
 from .tokens import Tokens
-from .work import Fed, Feed, See, Steps
+from .work import Fed, See, Steps
 
 Emit = Callable[[Sampled], None]
-Phase = Literal["open", "failed", "released"]
 
 
-class Anchor:
+class Anchor(InSlot):
     """One request in one slot, which must be empty; its generators never overlap.
 
     `length`: tokens in the slot; `chunks`: number of chunks answered.
     """
+
+    kind: ClassVar[str] = "request"
 
     def __init__(
         self,
@@ -56,14 +57,12 @@ class Anchor:
         *,
         forbidden: Sequence[int] = (),
     ) -> None:
-        self._machine, self._tokens, self._anchoring = machine, tokens, anchoring
-        self._slot, self._forbidden = slot, tuple(forbidden)
+        super().__init__(machine, tokens, slot, "open")
+        self._anchoring, self._forbidden = anchoring, tuple(forbidden)
         self.length = self.chunks = 0
         self._carried: tuple[int, ...] = ()
         self._mel, self._heard = MelCarry.start(), 0
         self._stream = TextStream(tokens)
-        self._is_interrupted = False
-        self._phase: Phase = "open"
 
     def look(self, prompt: Sequence[Part], params: SamplingParams) -> Looked:
         """Check the next chunk's prompt without changing state; safe from any thread.
@@ -73,7 +72,7 @@ class Anchor:
             BackendRefused: it is malformed, empty, or asks for an id that the model lacks.
             BackendError: called out of order, or the request was cut.
         """
-        self._require_open()
+        self._require("open")
         self._require_uncut()
         for place, index in enumerate(params.stop_token_ids):
             if index >= self._tokens.size:
@@ -97,8 +96,8 @@ class Anchor:
 
         `emit` runs in the thread that drives the generator. A `BackendError` leaves the slot empty.
         """
-        self._require_open()
-        with self._wiped_on_failure():
+        self._require("open")
+        with self._wiped_on_failure(f"chunk {self.chunks}"):
             began = time.perf_counter_ns()
             rows, fed_ids = yield from self._rows(looked)
             first = yield from self._feed(rows)
@@ -133,15 +132,9 @@ class Anchor:
         rest, self._stream = self._stream.end(), TextStream(self._tokens)
         return rest
 
-    def interrupt(self) -> None:
-        """Cut the request for good at its next step; safe from any thread."""
-        self._is_interrupted = True
-
     def release(self) -> None:
         """Wipe the slot; idempotent, and any other call fails afterwards."""
-        if self._phase == "open":
-            self._machine.clear(self._slot)
-        self._phase = "released"
+        super().release()
         self._mel = MelCarry.start()
 
     # -- what a chunk does ----------------------------------------------------------------------
@@ -174,10 +167,8 @@ class Anchor:
 
     def _feed(self, rows: Tensor) -> Steps[Fed]:
         """Feed rows after the slot's content; return the output of the last."""
-        for block in torch.split(rows, BLOCK):
-            self._require_uncut()
-            fed: Fed = yield Feed(slot=self._slot, start=self.length, rows=block)
-            self.length += len(block)
+        fed = yield from feed_blocks(self._slot, self.length, rows, self._require_uncut)
+        self.length += len(rows)
         return fed
 
     def _sample(
@@ -235,24 +226,3 @@ class Anchor:
         if count == params.max_tokens:
             return "length"
         return "context_full" if self.length == self._machine.config.context_limit else None
-
-    # -- order ----------------------------------------------------------------------------------
-
-    @contextmanager
-    def _wiped_on_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.release()
-            self._phase = "failed"
-            if isinstance(error, BackendError):
-                raise
-            raise BackendError(f"chunk {self.chunks} failed: {error}") from error
-
-    def _require_open(self) -> None:
-        if self._phase != "open":
-            raise BackendError(f"call out of order: the request is {self._phase}")
-
-    def _require_uncut(self) -> None:
-        if self._is_interrupted:
-            raise BackendError("the request was cut")

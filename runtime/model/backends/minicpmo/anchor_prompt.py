@@ -20,10 +20,9 @@ from protocol.values.turn import Picture, Sound, Text
 
 from ..base import BackendRefused, ContextFull
 from ..streams import Part
-from .chat_prompt import slicing
 from .config import ModelConfig
-from .slices import read_jpeg
-from .sound import read_pcm
+from .slices import Slicing, read_jpeg
+from .sound import samples_of
 from .tokens import Tokens
 
 
@@ -122,10 +121,7 @@ class Look:
                 f"of {UNIT_SAMPLES}"
             )
         self._take(len(pcm) // UNIT_BYTES * self.config.audio.embeddings)
-        try:
-            samples = torch.from_numpy(read_pcm(pcm))
-        except ValueError as error:
-            raise BackendRefused(f"prompt[{place}].pcm: {error}") from error
+        samples = samples_of(pcm, f"prompt[{place}].pcm")
         for second in torch.split(samples, UNIT_SAMPLES):
             yield Second(pcm=second)
 
@@ -134,7 +130,7 @@ class Look:
             check_jpeg,  # Here: it needs libraries that the model does not.
         )
 
-        path, cutter = f"prompt[{place}].jpeg", slicing(self.config)
+        path, cutter = f"prompt[{place}].jpeg", Slicing.of(self.config.vision)
         try:
             width, height = check_jpeg(path, jpeg)
         except FieldError as error:

@@ -235,19 +235,13 @@ class _Writer:
             script.marks(ids.tts_bos)
 
 
-def slicing(config: ModelConfig) -> Slicing:
-    """How a model slices pictures."""
-    vision = config.vision
-    return Slicing(resolution=vision.scale_resolution, patch=vision.patch_size)
-
-
 def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tuple[int, int]:
     """Columns and rows of a picture's slices, from its header; 0 and 0 if it stays whole."""
     try:
         width, height = jpeg_size(jpeg)
     except ValueError as error:
         raise BackendError(f"picture {place} cannot be decoded") from error
-    return slicing(config).grid(width, height, slices_max) or (0, 0)
+    return Slicing.of(config.vision).grid(width, height, slices_max) or (0, 0)
 
 
 def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:

@@ -11,8 +11,6 @@ again. An interrupt before its unit begins waits for it, since the caller believ
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final, Literal
 
 import attrs
@@ -29,14 +27,15 @@ from protocol.values.model import (
     UnitResult,
 )
 
-from ..base import BackendError, BackendRefused, ContextFull
+from ..base import BackendError, ContextFull
 from ..forcing import Forced, ForcedResult, require_recorded
 from .decide import fed_max
 from .machine import Machine
-from .prompt import Prefilled, prefill
+from .prompt import MALFORMED, Prefilled, prefill
 from .rebuild import ToldUnit, WaitingRows
 from .slices import Slicing, read_jpeg
-from .sound import read_pcm
+from .slot import failing
+from .sound import samples_of
 from .state import SessionState, Span, Speech
 from .teacher import Teacher
 from .tokens import Tokens
@@ -58,25 +57,13 @@ Phase = Literal["new", "ready", "ran", "failed", "told", "lost", "released"]
 """`told`: rows of a rebuild wait to be fed."""
 
 
-@contextmanager
-def _failing(unit: Unit) -> Iterator[None]:
-    """Make any other exception a `BackendError` of the unit."""
-    try:
-        yield
-    except BackendError:
-        raise
-    except Exception as error:
-        raise BackendError(f"unit {unit.index} failed: {error}") from error
-
-
 class ModelSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
         self._machine, self._tokens, self._opening = machine, tokens, opening
         self._slot = slot
-        vision = machine.config.vision
-        self._slicing = Slicing(resolution=vision.scale_resolution, patch=vision.patch_size)
+        self._slicing = Slicing.of(machine.config.vision)
         self._setting: Setting
         self._state: SessionState
         self._before: SessionState
@@ -100,10 +87,7 @@ class ModelSession:
             raise
 
     def _open(self) -> Steps[Opened]:
-        try:
-            reference = read_pcm(self._opening.voice.tts_pcm)
-        except ValueError as error:
-            raise BackendRefused(f"malformed reference audio: {error}") from error
+        reference = samples_of(self._opening.voice.tts_pcm, MALFORMED).numpy()
         vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
         self._setting = Setting(
             parts=self._machine.parts,
@@ -180,7 +164,7 @@ class ModelSession:
             teacher=teacher,
             is_mute=is_mute,
         )
-        with _failing(unit):
+        with failing(f"unit {unit.index}"):
             result = yield from run.run()
         self._state, self._terminator, self._phase = run.state, run.terminator, "ran"
         return result
@@ -279,7 +263,7 @@ class ModelSession:
             is_mute=True,
             recorded=recorded.decided_ids,
         )
-        with _failing(unit):
+        with failing(f"unit {unit.index}"):
             yield from run.tell()
         made = attrs.evolve(
             recorded,
