@@ -117,7 +117,7 @@ class VirtualRun:
             steps = client.session.finalize(index, interrupted=False)
             self._add(steps, self._now_ns() + DUE_S * NS, finalized)
 
-        steps = client.session.unit(self._load.unit(number, index), [], None)
+        steps = client.session.unit(self._load.unit(number, index), None)
         self._add(steps, began_ns + DUE_S * NS, answered)
 
 

@@ -80,8 +80,7 @@ class Driven:
     def add(self, *prompt: Part, how: SamplingParams | None = None) -> Extended:
         """Extend it."""
         asked = how or params()
-        looked = self.anchor.look(prompt, asked)
-        return alone(self.anchor.extend(looked, asked, self.steps.append), self._compute)
+        return alone(self.anchor.extend(prompt, asked, self.steps.append), self._compute)
 
     def _compute(self, works: Sequence[Work]) -> list[Any]:
         self.fed += [(work.start, len(work.rows)) for work in works if isinstance(work, Feed)]

@@ -205,7 +205,7 @@ def test_speech_goes_on_where_the_decoder_starts_over(tmp_path: Path) -> None:
 def whole(turn: ChatTurn, chunks: list[TurnChunk]) -> Any:
     """A turn from first to last, as one generator."""
     for place in range(turn.measure()):
-        yield from turn.see(place, turn.look(place))
+        yield from turn.see(place)
     yield from turn.prefill()
     result = yield from turn.generate(chunks.append)
     turn.release()
@@ -239,7 +239,7 @@ def test_a_turn_is_the_same_alone_and_in_company(model: DuplexModel) -> None:
     for index in range(3):
         for number, session in enumerate(sessions):
             second: Unit = unit(index, number)
-            add(session.unit(second, [], None), 1e9, done.append)
+            add(session.unit(second, None), 1e9, done.append)
         while len(done) < 3 * (index + 1):
             scheduler.turn(0)
         for session in sessions:
@@ -288,7 +288,7 @@ def test_a_released_turn_leaves_nothing_behind(model: DuplexModel) -> None:
     """What one client said would lie in memory while another is served (B8)."""
     turn = model.chat(ask(*everything(1)), slot=2)
     for place in range(turn.measure()):
-        alone(turn.see(place, turn.look(place)), model.compute)
+        alone(turn.see(place), model.compute)
     alone(turn.prefill(), model.compute)
     alone(turn.generate(lambda _: None), model.compute)
     assert not wiped(model, 2)

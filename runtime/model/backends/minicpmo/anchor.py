@@ -91,8 +91,12 @@ class Anchor(InSlot):
             raise BackendRefused(f"chunk {self.chunks} is empty: there is nothing to compute")
         return looked
 
-    def extend(self, looked: Looked, params: SamplingParams, emit: Emit) -> Steps[Extended]:
-        """Compute the chunk that `look` checked, and answer it; see `AnchorSession.extend`.
+    def extend(self, prompt: Sequence[Part], params: SamplingParams, emit: Emit) -> Steps[Extended]:
+        """Look at the next chunk; then `answer` it; see `AnchorSession.extend`."""
+        return self.answer(self.look(prompt, params), params, emit)
+
+    def answer(self, looked: Looked, params: SamplingParams, emit: Emit) -> Steps[Extended]:
+        """Compute the chunk that `look` checked, and answer it.
 
         `emit` runs in the thread that drives the generator. A `BackendError` leaves the slot empty.
         """

@@ -104,8 +104,11 @@ class ChatTurn(InSlot):
             raise BackendError(f"picture {place} cannot be decoded") from error
         return Slicing.of(self._machine.config.vision).cut(pixels, self._turn.max_slice_nums)
 
-    def see(self, place: int, slices: list[Tensor]) -> Steps[None]:
-        """Encode a picture's slices; after a `BackendError` the slot is empty."""
+    def see(self, place: int) -> Steps[None]:
+        """Look at a picture, then encode its slices; where encoding fails the slot is empty."""
+        return self._see(place, self.look(place))
+
+    def _see(self, place: int, slices: list[Tensor]) -> Steps[None]:
         self._require("measured")
         with self._wiped_on_failure(f"a picture of {self._name}"):
             for index, picture in enumerate(slices):

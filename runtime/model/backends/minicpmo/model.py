@@ -205,7 +205,7 @@ class DuplexModel:
         session = self.chat(turn, slot=self._free())
         try:
             for place in range(session.measure()):
-                alone(session.see(place, session.look(place)), self.compute)
+                alone(session.see(place), self.compute)
             prefill = alone(session.prefill(), self.compute)
             return prefill, chunks, alone(session.generate(chunks.append, cut), self.compute)
         finally:
@@ -244,8 +244,7 @@ class BlockingSession:
 
     def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Run `ModelSession.unit`."""
-        steps = self._session.unit(unit, self._session.look(unit), cut)
-        return alone(steps, self._model.compute)
+        return alone(self._session.unit(unit, cut), self._model.compute)
 
     def interrupt(self, index: int) -> None:
         """Run `ModelSession.interrupt`."""

@@ -113,22 +113,25 @@ class ModelSession:
             raise BackendError(f"unit {unit.index} has a frame that cannot be decoded") from error
         return [self._slicing.cut(frame, unit.max_slice_nums) for frame in pixels]
 
-    def unit(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> Steps[UnitResult]:
-        """Prefill and generate one unit, with `look`'s pictures; see `BackendSession.run_unit`.
+    def unit(self, unit: Unit, cut: Cut | None) -> Steps[UnitResult]:
+        """Look at a unit; then prefill and generate it; see `BackendSession.run_unit`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, or
         was called out of order.
         """
-        return (yield from self._unit(unit, pictures, cut, None))
+        return self._unit(unit, self.look(unit), cut, None)
 
-    def forced_unit(
-        self, unit: Unit, pictures: Pictures, cut: Cut | None, forced: Forced
-    ) -> Steps[ForcedResult]:
-        """Prefill and generate one unit as it was recorded; see `unit` and `Forces.run_forced`.
+    def forced_unit(self, unit: Unit, cut: Cut | None, forced: Forced) -> Steps[ForcedResult]:
+        """Look at a unit; then run it as it was recorded; see `unit` and `Forces.run_forced`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, was
         called out of order, or the model lacks an id.
         """
+        return self._forced_unit(unit, self.look(unit), cut, forced)
+
+    def _forced_unit(
+        self, unit: Unit, pictures: Pictures, cut: Cut | None, forced: Forced
+    ) -> Steps[ForcedResult]:
         teacher = Teacher(forced, self._machine.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)
         return ForcedResult(result=result, choices=tuple(teacher.choices))
@@ -211,13 +214,16 @@ class ModelSession:
         window = self._opening.config.sliding_window
         self._state = yield from slide(self._machine, self._tokens, self._slot, self._state, window)
 
-    def rebuild(
-        self, past: PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
-    ) -> Steps[Finalized]:
-        """Feed a past unit and its finalize, with `look`'s pictures; see `Rebuilds.rebuild`.
+    def rebuild(self, past: PastUnit, *, exact: bool, is_last: bool) -> Steps[Finalized]:
+        """Look at a past unit; then feed it and its finalize; see `Rebuilds.rebuild`.
 
         Unless `exact`, units without speech wait to be fed together, at most until one `is_last`.
         """
+        return self._rebuild(past, self.look(past.unit), exact=exact, is_last=is_last)
+
+    def _rebuild(
+        self, past: PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
+    ) -> Steps[Finalized]:
         if self._phase == "told":
             self._phase = "ready"
         self._require("ready")
