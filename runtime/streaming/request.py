@@ -219,7 +219,7 @@ class Request:
         self, lease: Lease, first: Waiting, receive: MemoryObjectReceiveStream[Waiting]
     ) -> None:
         """Answer the chunks on a slot, and leave it clean."""
-        backend = self._slots.backend_of(lease)
+        backend = self._slots.workers.backend_of(lease)
         if not isinstance(backend, Streams):
             raise BackendRefused(f"model {backend.info.name} takes no streaming input")
         try:

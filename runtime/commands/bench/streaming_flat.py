@@ -17,6 +17,7 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
+from protocol.values.limits import NS_PER_MS
 from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.transcript import Chunk, ChunkResult
 
@@ -34,7 +35,6 @@ PAUSE_SAMPLES: Final = 2 * INPUT_RATE_HZ
 """Quiet between phrases: with less, ten minutes of text would not fit into `tiny`'s context."""
 WARM_CHUNKS: Final = 3
 """Of an earlier utterance: first runs are slow."""
-NS_PER_MS: Final = 1_000_000
 
 
 @attrs.frozen(kw_only=True)

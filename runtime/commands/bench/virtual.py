@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from typing import Any, Final
+from typing import Any
 
+from protocol.values.limits import NS_PER_S
 from protocol.values.model import Finalized, UnitResult
 
 from ...model.engine.backend import BATCH_MAX
@@ -19,8 +20,6 @@ from ...model.engine.scheduler import BACKGROUND, Scheduler, Task
 from ...model.engine.stepped import SteppedModel, SteppedSession
 from .engine import BEHIND_S, DUE_S, Answer, Case, EngineRun, Load, sum_up_run
 from .material import MS
-
-NS: Final = 1_000_000_000
 
 
 class _Client:
@@ -58,7 +57,7 @@ class VirtualRun:
         turns, answered = tally.turns, tally.answers
         began_ns, began_cpu_ns = self._now_ns(), time.thread_time_ns()
         due = [
-            (began_ns + index * NS + int(self._case.late(number) * NS), number)
+            (began_ns + index * NS_PER_S + int(self._case.late(number) * NS_PER_S), number)
             for number in range(count)
             for index in range(self._load.seconds)
         ]
@@ -99,7 +98,7 @@ class VirtualRun:
             return
         due_ns, index = client.due_ns.popleft()
         began_ns = self._now_ns()
-        if began_ns - due_ns > BEHIND_S * NS:
+        if began_ns - due_ns > BEHIND_S * NS_PER_S:
             client.is_lost = True
             return
         client.is_busy = True
@@ -108,17 +107,17 @@ class VirtualRun:
             answered_ns = self._now_ns()
 
             def finalized(_: Finalized) -> None:
-                after_ms = (self._now_ns() - due_ns) * MS / NS
-                answered_ms = (answered_ns - due_ns) * MS / NS
+                after_ms = (self._now_ns() - due_ns) * MS / NS_PER_S
+                answered_ms = (answered_ns - due_ns) * MS / NS_PER_S
                 self.answers.append(Answer.of(result, answered_ms, after_ms))
                 client.is_busy = False
                 self._begin(number)
 
             steps = client.session.finalize(index, interrupted=False)
-            self._add(steps, self._now_ns() + DUE_S * NS, finalized)
+            self._add(steps, self._now_ns() + DUE_S * NS_PER_S, finalized)
 
         steps = client.session.unit(self._load.unit(number, index), None)
-        self._add(steps, began_ns + DUE_S * NS, answered)
+        self._add(steps, began_ns + DUE_S * NS_PER_S, answered)
 
 
 def run_virtual(model: SteppedModel, load: Load, case: Case) -> EngineRun:
