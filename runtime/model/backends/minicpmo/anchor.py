@@ -24,9 +24,10 @@ from protocol.values.model import Costs
 
 from ..base import BackendRefused
 from ..streams import Anchoring, Extended, FinishReason, Part, Sampled, SamplingParams
-from .anchor_prompt import Ids, Look, Looked, Sight
+from .anchor_prompt import Look, Looked
 from .audio import Hearing
 from .candidates import Candidates
+from .chat_prompt import Words
 from .chat_text import TextStream
 from .decide import decide_plain
 from .machine import Machine
@@ -147,16 +148,16 @@ class Anchor(InSlot):
         """Compute the rows of a prompt, (T, width), and their ids."""
         embed = self._machine.parts.embed
         rows, fed = list[Tensor](), list[int]()
-        for piece in (Ids(ids=self._carried), *looked.pieces):
+        for piece in (Words(ids=self._carried), *looked.pieces):
             self._require_uncut()
-            if isinstance(piece, Ids):
+            if isinstance(piece, Words):
                 rows.append(embed(piece.ids))
                 fed += piece.ids
                 continue
-            if isinstance(piece, Sight):
-                rows.append((yield See(picture=piece.picture)))  # (64, width)
+            if isinstance(piece, See):
+                rows.append((yield piece))  # (64, width)
             else:
-                rows.append((yield from self._hear(piece.pcm)))  # (10, width)
+                rows.append((yield from self._hear(piece)))  # (10, width)
             fed += [EMBEDDED] * len(rows[-1])
         assert len(fed) == looked.rows + len(self._carried), (len(fed), looked.rows)
         return torch.cat(rows), tuple(fed)

@@ -17,7 +17,7 @@ import attrs
 from transformers import LlamaConfig, Qwen3Config, SiglipVisionConfig, WhisperConfig
 
 from .attention import ATTENTION
-from .preprocessor import PREPROCESSOR, check_preprocessor
+from .preprocessor import PREPROCESSOR, check_preprocessor, check_values
 
 UNIT_FRAMES: Final = 50
 """Audio frames a second after the convolutions; the encoder pools them to embeddings."""
@@ -171,11 +171,7 @@ CONTEXT_LIMIT: Final = 8192
 
 def _check(raw: Mapping[str, Any], path: str, defaults: Mapping[str, Any]) -> None:
     """Refuse unsupported values; keys without a default are supported when absent."""
-    for key, wanted in REQUIRED[path].items():
-        found = raw.get(key, defaults.get(key, wanted))
-        if found != wanted:
-            where = "" if key in raw else " by default"
-            raise ValueError(f"{path}.{key} is {found!r}{where}; only {wanted!r} is supported")
+    check_values(raw, path, REQUIRED[path], defaults, "only {!r} is supported")
 
 
 def _section(

@@ -22,11 +22,29 @@ PICTURE_DEFAULTS: Final[Mapping[str, Any]] = {
 """Defaults of the published `MiniCPMVImageProcessor`; its other defaults equal this code's."""
 
 
+def check_values(
+    raw: Mapping[str, Any],
+    path: str,
+    wanted: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    reason: str,
+) -> None:
+    """Check values of a file; an absent one without a default is as wanted.
+
+    `ValueError` names the first that differs, by `path`, and the wanted one in `reason`.
+    """
+    for key, value in wanted.items():
+        found = raw.get(key, defaults.get(key, value))
+        if found != value:
+            where = "" if key in raw else " by default"
+            raise ValueError(f"{path}.{key} is {found!r}{where}; {reason.format(value)}")
+
+
 def check_preprocessor(
     raw: Mapping[str, Any], *, scale_resolution: int, patch_size: int, queries: int, mel_bins: int
 ) -> None:
     """Check a parsed `preprocessor_config.json`; `ValueError` names a value that differs."""
-    computed: Mapping[str, Any] = {
+    computed = {
         "image_processor_type": "MiniCPMVImageProcessor",
         "scale_resolution": scale_resolution,
         "patch_size": patch_size,
@@ -40,10 +58,4 @@ def check_preprocessor(
         "hop_length": HOP,
         "dither": 0.0,
     }
-    for key, wanted in computed.items():
-        found = raw.get(key, PICTURE_DEFAULTS.get(key, wanted))
-        if found != wanted:
-            where = "" if key in raw else " by default"
-            raise ValueError(
-                f"preprocessor_config.{key} is {found!r}{where}; {wanted!r} is computed"
-            )
+    check_values(raw, "preprocessor_config", computed, PICTURE_DEFAULTS, "{!r} is computed")
