@@ -9,7 +9,7 @@ depends on other load: a core serves 1000 / `busy_ms` sessions. `virtual` runs o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import anyio
 import attrs
@@ -17,8 +17,7 @@ import numpy as np
 
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
 
-from ...model.backends.base import Backend
-from ...model.engine.engine import Engine
+from ...model.engine.backend import EngineBackend
 from .material import MS, Arrival, Speech, Times, sum_up
 from .output import BenchError
 
@@ -38,15 +37,6 @@ NEAR: Final = 8
 INSTRUCTIONS: Final = "Answer what you hear."
 OFFSET_S: Final = 3
 """Offset in seconds of each session's input to the one before."""
-
-
-class EngineBench(Backend, Protocol):
-    """A backend that runs on an engine of its own."""
-
-    @property
-    def engine(self) -> Engine:
-        """The engine."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -145,7 +135,7 @@ class Answer:
         )
 
 
-async def run_engine(backend: EngineBench, load: Load, case: Case) -> EngineRun:
+async def run_engine(backend: EngineBackend, load: Load, case: Case) -> EngineRun:
     """Have sessions request units, and measure; the backend needs a slot for each session."""
     answers: list[Answer] = []
     opened = [await backend.open(load.opening(n), slot=n) for n in range(case.sessions)]

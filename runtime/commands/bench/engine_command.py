@@ -11,6 +11,7 @@ import orjson
 from rich.console import Console
 
 from ...model.backends.base import BackendError
+from ...model.engine.backend import BATCH_MAX, EngineBackend
 from ...model.models import (
     ModelUnknownError,
     ModelUnusableError,
@@ -25,7 +26,6 @@ from .engine import (
     MODES,
     Case,
     Doing,
-    EngineBench,
     EngineRun,
     Load,
     Mode,
@@ -254,9 +254,7 @@ def bench(
     return runs, served
 
 
-def _backend(model: DuplexModel, mode: Mode) -> EngineBench:
-    from ...model.engine.backend import BATCH_MAX, EngineBackend
-
+def _backend(model: DuplexModel, mode: Mode) -> EngineBackend:
     return EngineBackend(model, batch_max=BATCH_MAX if mode == "batched" else 1)
 
 
