@@ -22,7 +22,7 @@ from anyio.streams.tls import TLSStream
 from ..link.errors import LinkError, LinkLeft
 from ..link.hello import Wire, greet_gateway
 from ..link.limits import HELLO_WAIT_S, LINKS_MAX
-from ..model.backends.base import Backend, BackendError, BackendGone, Closes
+from ..model.backends.base import Backend, BackendError, BackendGone
 from .gateway import GatewayLink
 
 _logger = logging.getLogger("antiphon.worker")
@@ -131,9 +131,3 @@ class Worker:
         except Exception:  # A bug of ours costs this connection, and no other.
             _logger.exception("a connection could not be greeted")
         return None
-
-
-async def close(backend: Backend) -> None:
-    """Free the backend's resources, at the worker's end."""
-    if isinstance(backend, Closes):
-        await backend.aclose()
