@@ -46,7 +46,7 @@ def alone(model: DuplexModel) -> Alone:
 
     def answer(turn: Turn, cut: int | None = None) -> tuple[list[TurnChunk], TurnResult]:
         if (turn, cut) not in known:
-            known[turn, cut] = model.answer(turn, cut=cut)[1:]
+            known[turn, cut] = random_model.answer(model, turn, cut=cut)[1:]
         return known[turn, cut]
 
     return answer
