@@ -215,15 +215,7 @@ def test_streaming_input_is_answered_the_same(case: Case, params: SamplingParams
     number, tokens = float(case.draws[1]), case.tokens
 
     def rule(logits: Candidates) -> int:
-        return decide_plain(
-            logits,
-            number,
-            tokens.size,
-            tokens.forbidden,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-        )
+        return decide_plain(logits, number, tokens.size, tokens.forbidden, params)
 
     case.check(rule)
 

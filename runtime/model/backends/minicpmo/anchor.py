@@ -204,15 +204,7 @@ class Anchor(InSlot):
 
     def _decide(self, fed: Fed, draw: float, params: SamplingParams) -> int:
         def rule(logits: Candidates) -> int:
-            return decide_plain(
-                logits,
-                draw,
-                self._tokens.size,
-                self._forbidden,
-                temperature=params.temperature,
-                top_k=params.top_k,
-                top_p=params.top_p,
-            )
+            return decide_plain(logits, draw, self._tokens.size, self._forbidden, params)
 
         return fed.logits.settle(rule)
 
