@@ -74,7 +74,7 @@ class Bench:
         self, name: str, decoder: Decoder, kind: type[Any], width: int, lengths: tuple[int, ...]
     ) -> None:
         """Hold rows of many sessions to rows by themselves, and time both."""
-        plain, store = attrs.evolve(decoder, steps=None, means=Means()), decoder.store
+        plain, store = attrs.evolve(decoder, steps=None, means=Means()), decoder.network.store
         slots = self.machine.slots
         for length in lengths:
             top = min(8000, store.capacity) - length

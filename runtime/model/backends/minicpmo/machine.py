@@ -23,6 +23,7 @@ from .device import fetch, send, telling_lost
 from .flash import can_attend
 from .parts import Parts
 from .plan import StoreShape, stores
+from .steps import Network
 from .token_logits import Shortlists, rows_on_host
 from .vocoder import Pcm, Sounding, Vocoder
 from .work import Fed, Feed, Recall, See, Speak, Work
@@ -66,8 +67,9 @@ class Machine:
         self.means = means
         # A token; the end of a unit; a unit without pictures.
         lengths = (1, 2, 1 + UNIT_FRAMES // parts.config.audio.pool)
-        self._llm = make_decoder(parts.llm.model, parts.llm.lm_head, self.llm, means, lengths)
-        self._tts = make_decoder(parts.tts.model, parts.tts.logits, self.tts, means, (1,))
+        llm = Network(parts.llm.model, parts.llm.lm_head, self.llm)
+        tts = Network(parts.tts.model, parts.tts.logits, self.tts)
+        self._llm, self._tts = make_decoder(llm, means, lengths), make_decoder(tts, means, (1,))
 
     def _store(self, shape: StoreShape) -> KvSlots:
         weight = self.parts.llm.lm_head.weight
