@@ -32,9 +32,9 @@ from protocol.values.modes import Mode
 from runtime.media.audio import read_wav
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import Call, ScriptedBackend
-from runtime.model.backends.scripted_random import random_script
 from tests.golden_stage import without_loss
 from tests.helpers import Peer, World, base64, init_frame, on_virtual_time, world
+from tests.random_scripts import random_script
 from tests.strategies import jpeg_header, wav
 
 if TYPE_CHECKING:

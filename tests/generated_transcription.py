@@ -14,9 +14,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from runtime.model.backends.scripted import Call, ScriptedBackend
-from runtime.model.backends.scripted_random import random_hearing
 from tests.generated import IDENTITIES_A_WORLD, Dice, SeededDice, pick
 from tests.helpers import Peer, append_sound, on_virtual_time, world
+from tests.random_scripts import random_hearing
 
 ACTIONS_MAX: Final = 30
 SAMPLES_MAX: Final = 12 * 16_000

@@ -22,7 +22,7 @@ from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.decoder import Decoder, Means
 from runtime.model.backends.minicpmo.full import full_config, random_model
 from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.work import Feed, Hear, See, Speak
+from runtime.model.backends.minicpmo.work import Feed, See, Speak
 
 TINY: Final = Path(__file__).parents[1] / "fixtures" / "tiny"
 SESSIONS: Final = (1, 3, 16, 33, 48, 64)
@@ -74,7 +74,7 @@ class Bench:
         self, name: str, decoder: Decoder, kind: type[Any], width: int, lengths: tuple[int, ...]
     ) -> None:
         """Hold rows of many sessions to rows by themselves, and time both."""
-        plain, store = attrs.evolve(decoder, steps=None, means=Means()), decoder.store
+        plain, store = attrs.evolve(decoder, steps=None, means=Means()), decoder.network.store
         slots = self.machine.slots
         for length in lengths:
             top = min(8000, store.capacity) - length
@@ -97,7 +97,7 @@ class Bench:
         bands = self.machine.config.audio.num_mel_bins
         for count in (count for count in (1, 16, 64) if count <= self.machine.slots):
             hears = [
-                Hear(hearing=Hearing(mel=torch.randn(bands, MEL_FRAMES), slot=slot, units=20))
+                Hearing(mel=torch.randn(bands, MEL_FRAMES), slot=slot, units=20)
                 for slot in range(count)
             ]
             self.clock(f"sound of {count}", lambda works=hears: self.machine.compute(works), 3)

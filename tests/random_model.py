@@ -24,11 +24,13 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
+from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.model import VOCODER, BlockingSession, DuplexModel
 from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.tokens import NAMES, Tokens
+from runtime.model.backends.minicpmo.work import alone
 
 Config = dict[str, Any]
 
@@ -261,3 +263,18 @@ def facts(result: UnitResult) -> tuple[object, ...]:
     """All of a result but its costs, which no two runs share; equal only where all bits are."""
     names = (field for field in UnitResult.__attrs_attrs__ if field.name != "costs")
     return tuple(getattr(result, field.name) for field in names)
+
+
+def answer(
+    model: DuplexModel, turn: Turn, cut: int | None = None
+) -> tuple[Prefill, list[TurnChunk], TurnResult]:
+    """Answer a chat turn in the first slot, unbatched, stopping before token `cut` if given."""
+    chunks: list[TurnChunk] = []
+    session = model.chat(turn, slot=0)
+    try:
+        for place in range(session.measure()):
+            alone(session.see(place), model.compute)
+        prefill = alone(session.prefill(), model.compute)
+        return prefill, chunks, alone(session.generate(chunks.append, cut), model.compute)
+    finally:
+        session.release()

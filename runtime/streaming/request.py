@@ -67,16 +67,7 @@ class Request:
         self._anchor: AnchorSession | None = None
         self._pace, self._recut = Pace(), Recut()
         self._chunks, self._is_owed, self._held = 0, False, ""
-        self._last = StreamingOutput(
-            request_id=anchoring.request_id,
-            chunk=0,
-            token_ids=(),
-            text="",
-            finish_reason=None,
-            computed_tokens=0,
-            prompt_tokens=0,
-            kv_length=0,
-        )
+        self._last = StreamingOutput(request_id=anchoring.request_id)
         self._outputs: deque[StreamingOutput] = deque()
         self._error: Exception | None = None
         self._over, self._changed = anyio.Event(), anyio.Event()
@@ -219,7 +210,7 @@ class Request:
         self, lease: Lease, first: Waiting, receive: MemoryObjectReceiveStream[Waiting]
     ) -> None:
         """Answer the chunks on a slot, and leave it clean."""
-        backend = self._slots.backend_of(lease)
+        backend = self._slots.workers.backend_of(lease)
         if not isinstance(backend, Streams):
             raise BackendRefused(f"model {backend.info.name} takes no streaming input")
         try:

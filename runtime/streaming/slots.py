@@ -13,7 +13,7 @@ from protocol.values.errors import ErrorCode
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import Mode
 
-from ..model.backends.base import Backend, BackendRefused
+from ..model.backends.base import BackendRefused
 from ..slots.admission import Admission, Refused
 from ..slots.pool import Lease
 from ..slots.workers import Workers
@@ -74,10 +74,6 @@ class Slots:
         for error in errors:
             raise error
         return leases[0]
-
-    def backend_of(self, lease: Lease) -> Backend:
-        """The backend of a lease."""
-        return self.workers.backend_of(lease)
 
     def give_back(self, lease: Lease, *, condemned: bool = False) -> None:
         """Free a clean slot; `condemned`: its worker hangs or is lost."""

@@ -102,11 +102,11 @@ class StreamingOutput:
     """
 
     request_id: str
-    chunk: int
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason | Literal["abort"] | None
-    computed_tokens: int
-    prompt_tokens: int
-    kv_length: int
+    chunk: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: FinishReason | Literal["abort"] | None = None
+    computed_tokens: int = 0
+    prompt_tokens: int = 0
+    kv_length: int = 0
     finished: bool = False

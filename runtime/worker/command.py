@@ -17,7 +17,7 @@ from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 
 from ..link.address import TcpAddress, UnixAddress, WorkerAddress, read_address
 from ..link.hello import read_token
-from ..model.backends.base import Backend, BackendError
+from ..model.backends.base import Backend, BackendError, Closes
 from ..model.models import (
     ModelUnknownError,
     check_model,
@@ -27,7 +27,7 @@ from ..model.models import (
 from ..net.tls import Certificate, CertificateError
 from ..settings.bounds import DEVICES, DTYPES
 from ..telemetry.logs import configure
-from .serving import Worker, close
+from .serving import Worker
 
 SOCKET_MODE: Final = 0o600
 """Only the worker's own user can connect; a Unix socket has no other lock."""
@@ -118,7 +118,7 @@ def worker_command(
     if until_stdin_ends:
         threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
-        address, token = read_address(listen), _token(token_file)
+        address, token = read_address(listen), read_token(token_file) if token_file else ""
         check_model(model)
         certificate = _certificate(tls_cert, tls_key)
     except (ValueError, ModelUnknownError, CertificateError) as error:
@@ -144,10 +144,6 @@ def worker_command(
     if lost:
         raise click.ClickException(f"the model is lost: {lost}")
     click.echo("stopped")
-
-
-def _token(file: Path | None) -> str:
-    return "" if file is None else read_token(file)
 
 
 def _certificate(cert: Path | None, key: Path | None) -> Certificate | None:
@@ -196,8 +192,8 @@ async def _serve(
     finally:
         if isinstance(address, UnixAddress):
             address.path.unlink(missing_ok=True)
-        if backend is not None:
-            await close(backend)
+        if isinstance(backend, Closes):
+            await backend.aclose()
     if failure is not None:
         raise failure
     return "" if worker is None else worker.lost_because

@@ -22,7 +22,7 @@ from anyio.streams.tls import TLSStream
 from ..link.errors import LinkError, LinkLeft
 from ..link.hello import Wire, greet_gateway
 from ..link.limits import HELLO_WAIT_S, LINKS_MAX
-from ..model.backends.base import Backend, BackendError, BackendGone, Closes
+from ..model.backends.base import Backend, BackendError, BackendGone
 from .gateway import GatewayLink
 
 _logger = logging.getLogger("antiphon.worker")
@@ -30,16 +30,12 @@ _LEFT: Final = (LinkLeft, anyio.EndOfStream, anyio.BrokenResourceError)
 """A health check connects and leaves, every few seconds."""
 
 
-class Lost(Exception):  # noqa: N818 - names say what happened
-    """The worker cannot serve any more; the text says why."""
-
-
 @attrs.define(eq=False, kw_only=True)
 class Worker:
     """Serves one backend; `tasks` are its calls and links, whose scope it cancels at its end.
 
     `token`: shared with gateways; empty for none. `tls`: makes the context of a new connection.
-    `lost`: why it ended by itself, or empty.
+    `lost_because`: why it ended by itself, or empty.
     """
 
     backend: Backend
@@ -135,9 +131,3 @@ class Worker:
         except Exception:  # A bug of ours costs this connection, and no other.
             _logger.exception("a connection could not be greeted")
         return None
-
-
-async def close(backend: Backend) -> None:
-    """Free the backend's resources, at the worker's end."""
-    if isinstance(backend, Closes):
-        await backend.aclose()

@@ -8,26 +8,25 @@ sessions with one, a replay with real time, recording with a simpler format; see
 from __future__ import annotations
 
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import attrs
 import click
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from ...model.models import MODELS
+from .. import interrupts
 from ..server_process import served
 from .engine_command import engine_command
-from .material import Times, load_speech, machine_facts
-from .output import measured, print_found, tell
+from .material import Arrival, Times, load_speech, machine_facts
+from .output import machine_line, print_found, table, tell
 from .recording import RecordingResult, measure_recording
 from .recording_formats import FormatName
 from .replay import ReplayResult, measure_replay
 from .streaming_command import streaming_command
-from .units import Arrival, UnitsResult, measure_units
+from .units import UnitsResult, measure_units
 
 SESSIONS_MANY: Final = 8
 RUNS: Final[tuple[tuple[int, Arrival], ...]] = (
@@ -86,7 +85,7 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
     """
     if ctx.invoked_subcommand is not None:
         return
-    print_found(measured(partial(_run, model, seconds)), _show, as_json=as_json)
+    print_found(interrupts.run(_run, model, seconds), _show, as_json=as_json)
 
 
 bench_command.add_command(engine_command)
@@ -143,7 +142,7 @@ def _ratio(many: UnitsResult, one: UnitsResult) -> dict[str, float]:
 
 
 def _show(console: Console, found: Bench) -> None:
-    facts = ", ".join(f"{name} {value}" for name, value in found.machine.items())
+    facts = machine_line(found.machine)
     console.print(f"{found.model} model, {found.seconds} s of {found.speech} a session; {facts}\n")
     console.print("A unit, p50 / p99 in ms", _units_table(found))
     replay = found.replay
@@ -151,16 +150,6 @@ def _show(console: Console, found: Bench) -> None:
     console.print(_replay_table(replay))
     console.print("Recording a unit", _recording_table(found.recording))
     console.print("The same at full speed, in other formats", _formats_table(found.recording))
-
-
-def _table(columns: list[str], rows: list[tuple[str, ...]]) -> Table:
-    table = Table(box=SIMPLE)
-    table.add_column("", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _both(times: Times | None) -> str:
@@ -188,7 +177,7 @@ def _units_table(found: Bench) -> Table:
         ("  of them spoken", *(f"{run.speaking_share:.0%}" for run in runs)),
     ]
     names = [f"{run.sessions} {run.arrival}" if run.sessions > 1 else "1 session" for run in runs]
-    return _table(names, rows)
+    return table(["", *names], rows)
 
 
 def _replay_table(replay: ReplayResult) -> Table:
@@ -196,7 +185,7 @@ def _replay_table(replay: ReplayResult) -> Table:
         ("the replay", f"{replay.elapsed_ms:.0f}", f"{replay.times_real_time:.0f}"),
         ("with a process", f"{replay.process_ms:.0f}", f"{replay.times_real_time_process:.0f}"),
     ]
-    return _table(["ms", "times real time"], rows)
+    return table(["", "ms", "times real time"], rows)
 
 
 def _recording_table(found: RecordingResult) -> Table:
@@ -208,7 +197,7 @@ def _recording_table(found: RecordingResult) -> Table:
         ("send waits, ms", "", *(_both(paced.send_wait) for paced in found.paced)),
     ]
     paced = [f"{each.sessions} a second" for each in found.paced]
-    return _table(["full speed", *paced], rows)
+    return table(["", "full speed", *paced], rows)
 
 
 def _formats_table(found: RecordingResult) -> Table:
@@ -223,7 +212,7 @@ def _formats_table(found: RecordingResult) -> Table:
         ("  the log's relative to it", "1", *(f"{each.of_cost:.2f}" for each in formats)),
         ("keeps every byte", "yes", *("yes" if it.keeps_every_byte else "no" for it in formats)),
     ]
-    return _table(["log", *(FORMAT_NAMES[each.name] for each in formats)], rows)
+    return table(["", "log", *(FORMAT_NAMES[each.name] for each in formats)], rows)
 
 
 def _sizes(found: RecordingResult) -> list[int]:

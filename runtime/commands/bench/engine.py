@@ -9,21 +9,19 @@ depends on other load: a core serves 1000 / `busy_ms` sessions. `virtual` runs o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import anyio
 import attrs
-import click
 import numpy as np
 
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
 
-from ...model.backends.base import Backend
-from ...model.engine.engine import Engine
-from .material import MS, Speech, Times, sum_up
+from ...model.engine.backend import EngineBackend
+from .material import MS, Arrival, Speech, Times, sum_up
+from .output import BenchError
 
 Mode = Literal["batched", "single"]
-Arrival = Literal["together", "spread"]
 Doing = Literal["speaking", "listening"]
 
 MODES: Final[tuple[Mode, ...]] = ("batched", "single")
@@ -39,15 +37,6 @@ NEAR: Final = 8
 INSTRUCTIONS: Final = "Answer what you hear."
 OFFSET_S: Final = 3
 """Offset in seconds of each session's input to the one before."""
-
-
-class EngineBench(Backend, Protocol):
-    """A backend that runs on an engine of its own."""
-
-    @property
-    def engine(self) -> Engine:
-        """The engine."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -81,11 +70,23 @@ class Load:
 
 
 @attrs.frozen(kw_only=True)
-class EngineRun:
+class Case:
+    """What is run: how requests are computed, when units are due, and the number of sessions."""
+
+    mode: Mode
+    arrival: Arrival
+    sessions: int
+
+    def late(self, number: int) -> float:
+        """How much later in its second a session's unit is due than the first one's, in seconds."""
+        return number / self.sessions if self.arrival == "spread" else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class EngineRun(Case):
     """The results of one run.
 
     Attributes:
-        arrival: units are due all at once, or spread over the second.
         missed: units answered more than a second late, or never.
         latency: from due to answered.
         latency_finalized: from due to finalized: a client's wait if answers were sent after it.
@@ -95,9 +96,6 @@ class EngineRun:
         busy_ms: CPU time of the engine's thread per unit.
     """
 
-    mode: Mode
-    arrival: Arrival
-    sessions: int
     units: int
     missed: int
     latency: Times
@@ -137,19 +135,16 @@ class Answer:
         )
 
 
-async def run_engine(
-    backend: EngineBench, load: Load, *, mode: Mode, arrival: Arrival, sessions: int
-) -> EngineRun:
+async def run_engine(backend: EngineBackend, load: Load, case: Case) -> EngineRun:
     """Have sessions request units, and measure; the backend needs a slot for each session."""
     answers: list[Answer] = []
-    opened = [await backend.open(load.opening(n), slot=n) for n in range(sessions)]
+    opened = [await backend.open(load.opening(n), slot=n) for n in range(case.sessions)]
     before = backend.engine.statistics
     began_s = anyio.current_time() + LEAD_S
 
     async def ask(number: int) -> None:
-        late_s = number / sessions if arrival == "spread" else 0.0
         for index in range(load.seconds):
-            due_s = began_s + late_s + index
+            due_s = began_s + case.late(number) + index
             await anyio.sleep_until(due_s)
             if anyio.current_time() - due_s > BEHIND_S:
                 return
@@ -160,43 +155,32 @@ async def run_engine(
             answers.append(Answer.of(result, (answered_s - due_s) * MS, (finalized_s - due_s) * MS))
 
     async with anyio.create_task_group() as tasks:
-        for number in range(sessions):
+        for number in range(case.sessions):
             tasks.start_soon(ask, number)
     after = backend.engine.statistics
     for session in opened:
         await session.release()
     turns = max(1, after.turns - before.turns)
     return sum_up_run(
+        case,
         answers,
-        mode=mode,
-        arrival=arrival,
-        sessions=sessions,
-        units=sessions * load.seconds,
+        units=case.sessions * load.seconds,
         cpu_ns=after.cpu_ns - before.cpu_ns,
         batch_mean=(after.answers - before.answers) / turns,
     )
 
 
 def sum_up_run(
-    answers: Sequence[Answer],
-    *,
-    mode: Mode,
-    arrival: Arrival,
-    sessions: int,
-    units: int,
-    cpu_ns: int,
-    batch_mean: float,
+    case: Case, answers: Sequence[Answer], *, units: int, cpu_ns: int, batch_mean: float
 ) -> EngineRun:
     """Sum up the units of a run; see `EngineRun` for the arguments."""
     if not answers:
-        raise click.ClickException("no unit was answered")
+        raise BenchError("no unit was answered")
     in_time = sum(answer.answered_ms <= DUE_S * MS for answer in answers)
     stages = np.median([answer.stages_us for answer in answers], axis=0) / MS
     names = ("prefill", "llm", "tts", "token2wav")
     return EngineRun(
-        mode=mode,
-        arrival=arrival,
-        sessions=sessions,
+        **attrs.asdict(case),
         units=units,
         missed=units - in_time,
         latency=sum_up([answer.answered_ms for answer in answers]),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 import click
 import orjson
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from ...model.backends.base import BackendError
+from ...model.engine.backend import BATCH_MAX, EngineBackend
 from ...model.models import (
     ModelUnknownError,
     ModelUnusableError,
@@ -26,9 +24,8 @@ from ...settings.bounds import DEVICES, DTYPES
 from .. import interrupts
 from .engine import (
     MODES,
-    Arrival,
+    Case,
     Doing,
-    EngineBench,
     EngineRun,
     Load,
     Mode,
@@ -37,8 +34,8 @@ from .engine import (
     judge,
     run_engine,
 )
-from .material import load_speech, machine_facts
-from .output import print_found, tell
+from .material import Arrival, load_speech, machine_facts
+from .output import BenchError, machine_line, print_found, table, tell
 from .rebuilt import Rebuilt, run_rebuilt
 from .virtual import run_virtual
 
@@ -182,7 +179,7 @@ def engine_command(
         if deterministic:
             require_deterministic(model, loaded.info)
     except (ModelUnknownError, ModelUnusableError, BackendError) as error:
-        raise click.ClickException(str(error)) from error
+        raise BenchError(str(error)) from error
     runs, served = bench(loaded, load, sessions, clock)
     rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.machine.llm.keys
@@ -212,7 +209,7 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
         device = pick_device("cuda", prefer_cuda=True)
     except DeviceError as error:
         text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
-        raise click.ClickException(text) from error
+        raise BenchError(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
     slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
     return random_model(config, tiny_path(), slots=slots, device=device, dtype=what, exact=exact)
@@ -230,17 +227,15 @@ def bench(
 ) -> tuple[list[EngineRun], list[Served]]:
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
 
-    def measure(mode: Mode, arrival: Arrival, sessions: int, what: Load = load) -> EngineRun:
+    def measure(case: Case, what: Load = load) -> EngineRun:
         if clock == "cpu":
-            return run_virtual(model, what, mode=mode, arrival=arrival, sessions=sessions)
-        backend = _backend(model, mode)
-        running = partial(run_engine, mode=mode, arrival=arrival, sessions=sessions)
-        return interrupts.run(running, backend, what)
+            return run_virtual(model, what, case)
+        return interrupts.run(run_engine, _backend(model, case.mode), what, case)
 
     runs: list[EngineRun] = []
     served: list[Served] = []
     say("warming up")
-    measure("batched", "spread", 1, attrs.evolve(load, seconds=1))
+    measure(Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1))
     for arrival in ARRIVALS:
         searches = {mode: Search(counts, model.info.slots) for mode in MODES}
         mine: list[EngineRun] = []
@@ -249,7 +244,7 @@ def bench(
                 count = search.next_count()
                 if count is None:
                     continue
-                run = measure(mode, arrival, count)
+                run = measure(Case(mode=mode, arrival=arrival, sessions=count))
                 verdict = "served" if run.is_served else "not served"
                 say(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
                 search.note(count, is_served=run.is_served)
@@ -259,9 +254,7 @@ def bench(
     return runs, served
 
 
-def _backend(model: DuplexModel, mode: Mode) -> EngineBench:
-    from ...model.engine.backend import BATCH_MAX, EngineBackend
-
+def _backend(model: DuplexModel, mode: Mode) -> EngineBackend:
     return EngineBackend(model, batch_max=BATCH_MAX if mode == "batched" else 1)
 
 
@@ -290,20 +283,15 @@ def full_facts(
 
 
 def _show(console: Console, found: EngineBenchResult) -> None:
-    facts = ", ".join(f"{name} {value}" for name, value in found.machine.items())
     where = f"{found.device}, {found.dtype}, {found.attention}"
     console.print(
         f"{found.model} on {where}, {found.doing}, {found.seconds} units a session, "
         f"by the {found.clock} clock"
     )
-    console.print(facts, "\n", highlight=False)
-    table = Table(box=SIMPLE)
-    for name in ("sessions", "due", "way"):
-        table.add_column(name)
-    for name in ("p50 ms", "p99 ms", "finalized p50", "missed", "batch", "CPU ms a unit"):
-        table.add_column(name, justify="right")
-    for run in found.runs:
-        table.add_row(
+    console.print(machine_line(found.machine), "\n", highlight=False)
+    figures = ("p50 ms", "p99 ms", "finalized p50", "missed", "batch", "CPU ms a unit")
+    rows = [
+        (
             str(run.sessions),
             run.arrival,
             run.mode,
@@ -314,7 +302,9 @@ def _show(console: Console, found: EngineBenchResult) -> None:
             f"{run.batch_mean:.1f}",
             f"{run.busy_ms:.1f}",
         )
-    console.print(table)
+        for run in found.runs
+    ]
+    console.print(table(("sessions", "due", "way", *figures), rows, left=3, whole=0))
     for each in found.served:
         at_least = "at least " if each.is_bounded else ""
         console.print(

@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 import numpy as np
@@ -29,6 +29,8 @@ JPEG_BYTES: Final = 20_000
 """A camera's picture of this size at a usual quality; the synthetic one comes close to it."""
 MS: Final = 1000.0
 
+Arrival = Literal["together", "spread"]
+"""Sessions' units are due all at once, or spread over the second."""
 _Samples = NDArray[np.float32]
 
 

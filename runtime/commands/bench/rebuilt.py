@@ -13,8 +13,8 @@ import attrs
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import PAST_UNITS_MAX, PastUnit
 
-from ...model.backends.base import Rebuilds
-from .engine import EngineBench, Load
+from ...model.engine.backend import EngineBackend
+from .engine import Load
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +34,7 @@ class Rebuilt:
     voiced: float
 
 
-async def run_rebuilt(backend: EngineBench, load: Load) -> Rebuilt:
+async def run_rebuilt(backend: EngineBackend, load: Load) -> Rebuilt:
     """Run a session, and rebuild it in each way; the backend is idle otherwise."""
     past = await _past(backend, load)
     voiced = [attrs.evolve(one, is_voiced=True) for one in past[:-1]]
@@ -46,7 +46,7 @@ async def run_rebuilt(backend: EngineBench, load: Load) -> Rebuilt:
     )
 
 
-async def _past(backend: EngineBench, load: Load) -> list[PastUnit]:
+async def _past(backend: EngineBackend, load: Load) -> list[PastUnit]:
     session, past = await backend.open(load.opening(0), slot=0), []
     for index in range(load.seconds + 1):
         unit = load.unit(0, index)
@@ -60,10 +60,9 @@ async def _past(backend: EngineBench, load: Load) -> list[PastUnit]:
 
 
 async def _speed(
-    backend: EngineBench, load: Load, past: Sequence[PastUnit], *, exact: bool
+    backend: EngineBackend, load: Load, past: Sequence[PastUnit], *, exact: bool
 ) -> float:
     session = await backend.open(load.opening(0), slot=0)
-    assert isinstance(session, Rebuilds)
     began_ns = backend.engine.statistics.cpu_ns
     for begin in range(0, len(past), PAST_UNITS_MAX):
         await session.rebuild(past[begin : begin + PAST_UNITS_MAX], exact=exact)

@@ -16,7 +16,7 @@ import attrs
 import orjson
 
 from ..server_process import RUN
-from .units import BenchError
+from .output import BenchError
 
 RUNS: Final = 3
 """The median counts."""

@@ -28,11 +28,11 @@ from ...client.errors import ClientError, SessionClosedError
 from ...client.sdk import transcribe
 from ...client.transcription import TranscriptionSession
 from .material import MS
+from .output import BenchError
 from .streaming_material import (
     PIECE_SAMPLES,
     Find,
     Phrase,
-    StreamingBenchError,
     Utterance,
     make_utterance,
 )
@@ -135,7 +135,7 @@ async def measure_live(
 ) -> LiveResult:
     """Say phrases, at least one, to a server in sequence, and measure their words.
 
-    `find` returns the delta of each word. `StreamingBenchError` if the session fails or ends early.
+    `find` returns the delta of each word. `BenchError` if the session fails or ends early.
     """
     told: list[Told] = []
     try:
@@ -144,7 +144,7 @@ async def measure_live(
                 tell(f"phrase {place + 1} of {len(phrases)}: {phrase.text}")
                 told.append(await _say(session, make_utterance(phrase, place)))
     except ClientError as error:
-        raise StreamingBenchError(f"the session failed: {error}") from error
+        raise BenchError(f"the session failed: {error}") from error
     return sum_up_live(told, find)
 
 
@@ -172,13 +172,13 @@ async def _say(session: TranscriptionSession, utterance: Utterance) -> Told:
             tasks.start_soon(send)
             try:
                 deltas = await _read(session)
-            except (ClientError, StreamingBenchError) as error:
+            except (ClientError, BenchError) as error:
                 failures.append(error)  # Not raised in the nursery, which would wrap it in a group.
                 tasks.cancel_scope.cancel()
     if failures:
         raise failures[0]
     if waiting.cancelled_caught:
-        raise StreamingBenchError(f"an utterance was not answered within {ANSWER_WAIT_S:g} s")
+        raise BenchError(f"an utterance was not answered within {ANSWER_WAIT_S:g} s")
     return Told(utterance=utterance, sent_s=tuple(sent_s), closed_s=closed_s, deltas=tuple(deltas))
 
 
@@ -191,7 +191,7 @@ async def _read(session: TranscriptionSession) -> list[tuple[str, float]]:
             case TranscriptDone():
                 return deltas
             case ErrorReport(message=message, code=code):
-                raise StreamingBenchError(f"the server reported an error: {message} ({code})")
+                raise BenchError(f"the server reported an error: {message} ({code})")
     raise AssertionError("a session that is over raises")
 
 

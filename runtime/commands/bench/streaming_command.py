@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import click
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from ...model.backends.base import BackendError
 from ...model.models import ModelUnknownError, ModelUnusableError, load_checkpoint
+from .. import interrupts
 from ..server_process import served
 from .material import machine_facts
-from .output import measured, print_found, tell
+from .output import BenchError, machine_line, print_found, table, tell
 from .streaming import LiveResult, Spread, measure_live
 from .streaming_material import (
     Find,
     Phrase,
-    StreamingBenchError,
     find_seconds,
     find_words,
     load_phrases,
@@ -85,7 +83,7 @@ def streaming_command(*, as_json: bool, model: str, phrases: int, seconds: int) 
     holds it. Then ten minutes go only through the model. It takes about two minutes, on a machine
     that does nothing else meanwhile.
     """
-    print_found(measured(partial(_run, model, phrases, seconds)), show, as_json=as_json)
+    print_found(interrupts.run(_run, model, phrases, seconds), show, as_json=as_json)
 
 
 async def _run(model: str, count: int, seconds: int) -> StreamingResult:
@@ -110,10 +108,10 @@ def _measure_flat(name: str, phrases: Sequence[Phrase], seconds: int) -> FlatRes
     try:
         model = load_checkpoint(name, 1, slots_max=1, device=None, dtype=None)
     except (ModelUnknownError, ModelUnusableError, BackendError) as error:
-        raise StreamingBenchError(str(error)) from error
+        raise BenchError(str(error)) from error
     if "transcription" not in model.info.modes:
         text = 'does not transcribe: its config.json has no "transcribes": true'
-        raise StreamingBenchError(f"model {name} {text}")
+        raise BenchError(f"model {name} {text}")
     tell(f"a stream of {seconds} s, without a server")
     return measure_flat(model, phrases, seconds)
 
@@ -123,8 +121,7 @@ def _measure_flat(name: str, phrases: Sequence[Phrase], seconds: int) -> FlatRes
 
 def show(console: Console, found: StreamingResult) -> None:
     """Print tables."""
-    facts = ", ".join(f"{name} {value}" for name, value in found.machine.items())
-    console.print(f"{found.model} model; {facts}\n")
+    console.print(f"{found.model} model; {machine_line(found.machine)}\n")
     live = found.live
     console.print(f"{live.words} words in {live.utterances} phrases, ms", _delays(live))
     if live.wait_share is not None:
@@ -139,27 +136,27 @@ def show(console: Console, found: StreamingResult) -> None:
 
 
 def _delays(live: LiveResult) -> Table:
-    table = _table("", "words", "p50", "p90", "p99", "max")
-    rows: tuple[tuple[str, Spread | None], ...] = (
+    columns = ("", "words", "p50", "p90", "p99", "max")
+    spreads: tuple[tuple[str, Spread | None], ...] = (
         ("from a word's end to its delta", live.delay),
         ("  until its second was full", live.wait),
         ("  from a second's last byte", live.server),
     )
-    for name, times in rows:
-        if times is None:
-            table.add_row(name, "0", "-", "-", "-", "-")
-            continue
-        figures = (times.p50_ms, times.p90_ms, times.p99_ms, times.max_ms)
-        table.add_row(name, str(times.count), *(f"{each:.0f}" for each in figures))
-    return table
+    rows = [(name, *_figures(times)) for name, times in spreads]
+    return table(columns, rows, whole=len(columns))
+
+
+def _figures(times: Spread | None) -> tuple[str, ...]:
+    if times is None:
+        return ("0", "-", "-", "-", "-")
+    figures = (times.p50_ms, times.p90_ms, times.p99_ms, times.max_ms)
+    return (str(times.count), *(f"{each:.0f}" for each in figures))
 
 
 def _show_flat(console: Console, flat: FlatResult) -> None:
-    table = _table(
-        "part", "seconds", "CPU ms a second", "a step", "tokens computed", "its own", "held"
-    )
-    for number, part in enumerate(flat.parts, 1):
-        table.add_row(
+    columns = "part", "seconds", "CPU ms a second", "a step", "tokens computed", "its own", "held"
+    rows = [
+        (
             str(number),
             str(part.chunks),
             f"{part.cpu_ms:.2f}",
@@ -168,18 +165,13 @@ def _show_flat(console: Console, flat: FlatResult) -> None:
             str(part.own),
             str(part.kv_length),
         )
-    console.print(f"One stream of {flat.seconds} s, by its tenths", table)
+        for number, part in enumerate(flat.parts, 1)
+    ]
+    shown = table(columns, rows, whole=len(columns))
+    console.print(f"One stream of {flat.seconds} s, by its tenths", shown)
     if not flat.is_whole:
         console.print("The model's context was full before the stream's end")
     console.print(
         f"The last part in terms of the first: CPU a second {flat.last_of_first:.2f}, "
         f"a step {flat.last_of_first_step:.2f}; {flat.computed_again} tokens computed again"
     )
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=SIMPLE)
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table

@@ -17,6 +17,7 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
+from protocol.values.limits import NS_PER_MS
 from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.transcript import Chunk, ChunkResult
 
@@ -25,7 +26,8 @@ from ...model.backends.minicpmo.model import DuplexModel
 from ...model.backends.minicpmo.transcript import Transcript
 from ...model.backends.minicpmo.work import Compute, Feed, Work, alone
 from .material import Speech
-from .streaming_material import Phrase, StreamingBenchError, quiet
+from .output import BenchError
+from .streaming_material import Phrase, quiet
 
 PARTS: Final = 10
 """Of the stream: its minutes, if it lasts ten."""
@@ -33,7 +35,6 @@ PAUSE_SAMPLES: Final = 2 * INPUT_RATE_HZ
 """Quiet between phrases: with less, ten minutes of text would not fit into `tiny`'s context."""
 WARM_CHUNKS: Final = 3
 """Of an earlier utterance: first runs are slow."""
-NS_PER_MS: Final = 1_000_000
 
 
 @attrs.frozen(kw_only=True)
@@ -122,7 +123,7 @@ def make_stream(phrases: Sequence[Phrase], seconds: int) -> Speech:
 def measure_flat(model: DuplexModel, phrases: Sequence[Phrase], seconds: int) -> FlatResult:
     """Run at least `PARTS` seconds in the first slot, empty before and after.
 
-    `StreamingBenchError` if the model's context has no room for a stream.
+    `BenchError` if the model's context has no room for a stream.
     """
     speech = make_stream(phrases, max(1, seconds // PARTS))
     transcript = model.transcript(slot=0)
@@ -132,7 +133,7 @@ def measure_flat(model: DuplexModel, phrases: Sequence[Phrase], seconds: int) ->
         transcript.release()
     if not heard:
         limit = model.info.context_limit
-        raise StreamingBenchError(f"a context of {limit} tokens has no room for a stream")
+        raise BenchError(f"a context of {limit} tokens has no room for a stream")
     return _sum_up(heard, seconds)
 
 

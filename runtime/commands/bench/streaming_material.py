@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-import click
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +24,7 @@ from protocol.values.model import INPUT_RATE_HZ
 
 from ...media.audio import read_wav
 from .material import FIXTURES
+from .output import BenchError
 
 HELDOUT: Final = FIXTURES / "heldout"
 ROOM_DB: Final = -62.0
@@ -40,10 +40,6 @@ WORD: Final = re.compile(r"[\w']+")
 _Samples = NDArray[np.float32]
 Arrivals = list[int | None]
 """Each word's delta index; None if it never came."""
-
-
-class StreamingBenchError(click.ClickException):
-    """The bench cannot run, or a server failed; the text gives the reason in one line."""
 
 
 @attrs.frozen(kw_only=True)
@@ -88,12 +84,12 @@ class Utterance:
 
 
 def load_phrases(count: int, folder: Path = HELDOUT) -> list[Phrase]:
-    """Read held-out phrases, evenly out of all, or `StreamingBenchError`; repeated if too few."""
+    """Read held-out phrases, evenly out of all, or `BenchError`; repeated if too few."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except OSError as error:
         text = "bench streaming needs fixtures/speech/heldout, which only the source tree has"
-        raise StreamingBenchError(text) from error
+        raise BenchError(text) from error
     known = [each for each in manifest["renderings"] if each["answer"]]
     if count <= len(known):
         chosen = [known[place * len(known) // count] for place in range(count)]

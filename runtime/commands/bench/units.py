@@ -10,21 +10,19 @@ server's own `wall_clock_ms` runs from the unit's start to its result.
 from __future__ import annotations
 
 import time
-from typing import Final, Literal
+from typing import Final
 
 import anyio
 import attrs
-import click
 
 from protocol.values.messages import Created, ErrorReport, Listen, QueueDone, Speech
 from protocol.values.requests import Append, Init
 
 from ...client.errors import ClientError
 from ...client.session import ClientSession, connect
+from .material import Arrival, Times, shown_frame, sum_up
 from .material import Speech as Said
-from .material import Times, shown_frame, sum_up
-
-Arrival = Literal["spread", "together"]
+from .output import BenchError
 
 INSTRUCTIONS: Final = "Answer what you hear and see."
 SESSIONS_WAIT_S: Final = 60.0
@@ -33,10 +31,6 @@ ANSWERS_WAIT_S: Final = 10.0
 """For the remaining answers after the last unit; then it counts as unanswered."""
 OFFSET_S: Final = 3
 """Offset in seconds of each client's speech to the one before."""
-
-
-class BenchError(click.ClickException):
-    """The bench cannot continue; the text gives the reason in one line."""
 
 
 @attrs.frozen(kw_only=True)

@@ -10,17 +10,16 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from typing import Any, Final
+from typing import Any
 
+from protocol.values.limits import NS_PER_S
 from protocol.values.model import Finalized, UnitResult
 
 from ...model.engine.backend import BATCH_MAX
 from ...model.engine.scheduler import BACKGROUND, Scheduler, Task
 from ...model.engine.stepped import SteppedModel, SteppedSession
-from .engine import BEHIND_S, DUE_S, Answer, Arrival, EngineRun, Load, Mode, sum_up_run
+from .engine import BEHIND_S, DUE_S, Answer, Case, EngineRun, Load, sum_up_run
 from .material import MS
-
-NS: Final = 1_000_000_000
 
 
 class _Client:
@@ -34,19 +33,21 @@ class _Client:
 class VirtualRun:
     """One run, on the model's first slots; see the module's docstring."""
 
-    def __init__(self, model: SteppedModel, load: Load, *, mode: Mode, sessions: int) -> None:
-        self._load = load
-        self._scheduler = Scheduler(model.compute, batch_max=BATCH_MAX if mode == "batched" else 1)
+    def __init__(self, model: SteppedModel, load: Load, case: Case) -> None:
+        self._load, self._case = load, case
+        batch_max = BATCH_MAX if case.mode == "batched" else 1
+        self._scheduler = Scheduler(model.compute, batch_max=batch_max)
         self._leaps_ns = -time.thread_time_ns()
         self._clients = [
-            _Client(model.session(load.opening(number), slot=number)) for number in range(sessions)
+            _Client(model.session(load.opening(number), slot=number))
+            for number in range(case.sessions)
         ]
         self.answers: list[Answer] = []
 
     def _now_ns(self) -> int:
         return time.thread_time_ns() + self._leaps_ns
 
-    def run(self, mode: Mode, arrival: Arrival) -> EngineRun:
+    def run(self) -> EngineRun:
         """Open the sessions, have all units computed, and sum up."""
         for client in self._clients:
             self._add(client.session.open(), BACKGROUND, lambda _: None)
@@ -56,7 +57,7 @@ class VirtualRun:
         turns, answered = tally.turns, tally.answers
         began_ns, began_cpu_ns = self._now_ns(), time.thread_time_ns()
         due = [
-            (began_ns + (index * NS + (number * NS // count if arrival == "spread" else 0)), number)
+            (began_ns + index * NS_PER_S + int(self._case.late(number) * NS_PER_S), number)
             for number in range(count)
             for index in range(self._load.seconds)
         ]
@@ -76,10 +77,8 @@ class VirtualRun:
         for client in self._clients:
             client.session.release()
         return sum_up_run(
+            self._case,
             self.answers,
-            mode=mode,
-            arrival=arrival,
-            sessions=count,
             units=count * self._load.seconds,
             cpu_ns=cpu_ns,
             batch_mean=(tally.answers - answered) / max(1, tally.turns - turns),
@@ -99,7 +98,7 @@ class VirtualRun:
             return
         due_ns, index = client.due_ns.popleft()
         began_ns = self._now_ns()
-        if began_ns - due_ns > BEHIND_S * NS:
+        if began_ns - due_ns > BEHIND_S * NS_PER_S:
             client.is_lost = True
             return
         client.is_busy = True
@@ -108,21 +107,19 @@ class VirtualRun:
             answered_ns = self._now_ns()
 
             def finalized(_: Finalized) -> None:
-                after_ms = (self._now_ns() - due_ns) * MS / NS
-                answered_ms = (answered_ns - due_ns) * MS / NS
+                after_ms = (self._now_ns() - due_ns) * MS / NS_PER_S
+                answered_ms = (answered_ns - due_ns) * MS / NS_PER_S
                 self.answers.append(Answer.of(result, answered_ms, after_ms))
                 client.is_busy = False
                 self._begin(number)
 
             steps = client.session.finalize(index, interrupted=False)
-            self._add(steps, self._now_ns() + DUE_S * NS, finalized)
+            self._add(steps, self._now_ns() + DUE_S * NS_PER_S, finalized)
 
-        steps = client.session.unit(self._load.unit(number, index), [], None)
-        self._add(steps, began_ns + DUE_S * NS, answered)
+        steps = client.session.unit(self._load.unit(number, index), None)
+        self._add(steps, began_ns + DUE_S * NS_PER_S, answered)
 
 
-def run_virtual(
-    model: SteppedModel, load: Load, *, mode: Mode, arrival: Arrival, sessions: int
-) -> EngineRun:
+def run_virtual(model: SteppedModel, load: Load, case: Case) -> EngineRun:
     """Have sessions request units, on this thread's CPU clock; the model must be unused."""
-    return VirtualRun(model, load, mode=mode, sessions=sessions).run(mode, arrival)
+    return VirtualRun(model, load, case).run()

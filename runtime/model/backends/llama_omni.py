@@ -37,7 +37,7 @@ from .llama_omni_chat import LlamaOmniTurn
 from .llama_omni_http import Address, request
 from .llama_omni_link import Link, Pong
 from .llama_omni_question import refuse_what_it_lacks
-from .llama_omni_wire import FULL_DUPLEX, append_message, init_message, read_event
+from .llama_omni_wire import FULL_DUPLEX, US_PER_S, append_message, init_message, read_event
 
 OPEN_WAIT_S: Final = 6.0
 """With connecting and closing below `CLEANUP_WAIT_S`: an opening that hangs fails before its
@@ -50,7 +50,6 @@ HEALTH_WAIT_S: Final = 5.0
 """`/health` waits for no model."""
 CONTEXT_TOKENS_MAX: Final = 40_960
 """The language model's maximum; the server's own limit is smaller, and unknown here."""
-US_PER_S: Final = 1_000_000
 
 _log = logging.getLogger("antiphon.model")
 

@@ -22,11 +22,11 @@ import attrs
 
 from protocol.values.digest import digest
 from protocol.values.limits import TURN_WAIT_S
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.values.turn import Prefill, StopReason, Turn, TurnChunk, TurnResult
 
 from . import llama_omni_wire as wire
 from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone
+from .llama_omni_answer import SECOND_BYTES
 from .llama_omni_channel import Channel, gone, told
 from .llama_omni_http import Address
 from .llama_omni_link import Link, Pong
@@ -38,10 +38,8 @@ PIECE_WAIT_S: Final = 60.0
 """The server waits up to 3 s for its own sound; a slow one takes longer per word."""
 ANSWER_S_MAX: Final = 1800.0
 """8192 tokens, the maximum of a request, at 5 a second."""
-SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 SPEECH_BYTES_MAX: Final = 1800 * SECOND_BYTES
 """Speech as long as an answer may take."""
-US_PER_S: Final = 1_000_000
 _Said = wire.Listen | wire.Text | wire.Audio | wire.Done
 
 
@@ -245,4 +243,4 @@ class LlamaOmniTurn:
 
 
 def _us_since(began_s: float) -> int:
-    return round((anyio.current_time() - began_s) * US_PER_S)
+    return round((anyio.current_time() - began_s) * wire.US_PER_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -32,6 +32,7 @@ ANSWER_CHARS_MAX: Final = 131_072
 """A turn's whole text: 8192 tokens, the maximum of a request, of 16 characters each."""
 ID_CHARS_MAX: Final = 128
 """Servers' ids have 12 to 40 characters."""
+US_PER_S: Final = 1_000_000
 MS_MAX: Final = 3_600_000.0
 """A cost above an hour is implausible."""
 TOKENS_MAX: Final = 2**31 - 1
@@ -71,39 +72,38 @@ class Created:
 
 
 @attrs.frozen(kw_only=True)
-class Listen:
-    """The model listens: for this second, or after its text in it."""
+class Response:
+    """A part of an answer."""
 
     response_id: str | None = None
     metrics: Metrics = Metrics()
 
 
 @attrs.frozen(kw_only=True)
-class Text:
+class Listen(Response):
+    """The model listens: for this second, or after its text in it."""
+
+
+@attrs.frozen(kw_only=True)
+class Text(Response):
     """A piece of text."""
 
     text: str
-    response_id: str | None = None
-    metrics: Metrics = Metrics()
 
 
 @attrs.frozen(kw_only=True)
-class Audio:
+class Audio(Response):
     """A piece of speech: float32 LE, 24 kHz mono, any number of samples."""
 
     pcm: bytes
-    response_id: str | None = None
-    metrics: Metrics = Metrics()
 
 
 @attrs.frozen(kw_only=True)
-class Done:
+class Done(Response):
     """The end of a response; `text` is the whole response, or empty; `reason` is why it ended."""
 
     text: str = ""
     reason: str = ""
-    response_id: str | None = None
-    metrics: Metrics = Metrics()
 
 
 @attrs.frozen(kw_only=True)
@@ -188,26 +188,25 @@ def _read_delta(fields: Fields) -> Listen | Text | Audio:
 
 
 def _read_listen(fields: Fields) -> Listen:
-    return Listen(response_id=_response_id(fields), metrics=_metrics(fields))
+    return Listen(**_response(fields))
 
 
 def _read_text(fields: Fields) -> Text:
     name = _payload_name(fields, "text")
     text = fields.required(name, lambda value: value.text(TEXT_CHARS_MAX))
-    return Text(text=text, response_id=_response_id(fields), metrics=_metrics(fields))
+    return Text(text=text, **_response(fields))
 
 
 def _read_audio(fields: Fields) -> Audio:
     pcm = fields.required(_payload_name(fields, "audio"), _read_pcm)
-    return Audio(pcm=pcm, response_id=_response_id(fields), metrics=_metrics(fields))
+    return Audio(pcm=pcm, **_response(fields))
 
 
 def _read_done(fields: Fields) -> Done:
     return Done(
         text=fields.optional("text", lambda value: value.text(ANSWER_CHARS_MAX), ""),
         reason=fields.optional("reason", Value.text, ""),
-        response_id=_response_id(fields),
-        metrics=_metrics(fields),
+        **_response(fields),
     )
 
 
@@ -219,8 +218,10 @@ def _payload_name(fields: Fields, name: str) -> str:
     return "delta" if not fields.has(name) and fields.has("delta") else name
 
 
-def _response_id(fields: Fields) -> str | None:
-    return fields.optional("response_id", _read_id, None)
+def _response(fields: Fields) -> dict[str, Any]:
+    """The attributes of any `Response`."""
+    response_id = fields.optional("response_id", _read_id, None)
+    return {"response_id": response_id, "metrics": _metrics(fields)}
 
 
 def _metrics(fields: Fields) -> Metrics:

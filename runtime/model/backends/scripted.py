@@ -34,13 +34,13 @@ from protocol.values.model import (
 )
 from protocol.values.turn import Turn
 
-from .base import BackendError, BackendGone, BackendInfo, ContextFull
+from .base import BackendInfo, ContextFull
 from .forcing import Forced, ForcedResult, require_recorded
 from .scripted_chat import ChatScript, ScriptedTurn, default_answer
 from .scripted_hearing import HearingScript, ScriptedTranscript, default_hearing
 from .scripted_ids import CHUNK_EOS_ID, LISTEN_ID, TOKEN_CHARS, UNIT_END_ID, force, speech_ids
-from .scripted_rules import Rules
-from .scripted_tone import tone
+from .scripted_rules import FAULTS, US_PER_S, Fault, Rules
+from .scripted_tone import CODE_SAMPLES, tone
 
 SLOTS: Final = 4
 """Enough for a demonstration; a script costs nothing."""
@@ -52,11 +52,6 @@ PREFILL_TOKENS: Final = 11
 FRAME_TOKENS: Final = 64
 """Embeddings of a frame, without its two markers; frames are not sliced here."""
 FINALIZE_TOKENS: Final = 2
-CODE_SAMPLES: Final = 960
-US_PER_S: Final = 1_000_000
-
-Fault = Literal["fail", "context_full", "gone", "hang"]
-"""An error, a refusal, a lost worker, or a call that never returns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -351,8 +346,7 @@ async def _perform(call: Call, name: str) -> None:
     if call.fault == "hang":
         await anyio.sleep_forever()
     if call.fault is not None:
-        errors = {"fail": BackendError, "context_full": ContextFull, "gone": BackendGone}
-        raise errors[call.fault](f"the script says so ({name}: {call.fault})")
+        raise FAULTS[call.fault](f"the script says so ({name}: {call.fault})")
 
 
 def _result(

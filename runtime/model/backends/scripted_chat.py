@@ -17,21 +17,19 @@ from protocol.values.digest import digest
 from protocol.values.model import Costs
 from protocol.values.turn import Message, Picture, Prefill, Sound, Text, Turn, TurnChunk, TurnResult
 
-from .base import BackendError, BackendGone, ContextFull
-from .scripted_rules import Rules
-from .scripted_tone import tone
+from .base import BackendError, ContextFull
+from .scripted_ids import TOKEN_CHARS
+from .scripted_rules import FAULTS, US_PER_S, Fault, Rules
+from .scripted_tone import CODE_SAMPLES, tone
 
 MESSAGE_TOKENS: Final = 5
 """`<|im_start|>`, the role, its line break, `<|im_end|>` and another line break (model.md)."""
-TOKEN_CHARS: Final = 4
 PICTURE_TOKENS: Final = 66
 SOUND_BYTES_PER_TOKEN: Final = 6_400
 """A tenth of a second of float32 at 16 kHz."""
-CODE_SAMPLES: Final = 960
 TAIL_SAMPLES: Final = 2_400
 POLL_S: Final = 0.1
 """Interval of a prefill's checks for a cut; a real one checks once a block."""
-US_PER_S: Final = 1_000_000
 SHOWN_CHARS: Final = 64
 
 
@@ -47,7 +45,7 @@ class Answer:
     prefill_s: float = 0.02
     token_s: float = 0.01
     samples: int = 4_800
-    fault: Literal["fail", "context_full", "gone", "hang"] | None = None
+    fault: Fault | None = None
     fault_at: int = 0
 
 
@@ -166,9 +164,8 @@ class ScriptedTurn:
         return tone(step, self._turn.seed, samples=samples)
 
     def _fail_at(self, step: int) -> None:
-        if self._answer.fault in {"fail", "gone"} and self._answer.fault_at == step:
-            error = BackendGone if self._answer.fault == "gone" else BackendError
-            raise error(f"turn {self._turn.index}: the script says so")
+        if self._answer.fault in ("fail", "gone") and self._answer.fault_at == step:
+            raise FAULTS[self._answer.fault](f"turn {self._turn.index}: the script says so")
 
     @contextmanager
     def _call(self, name: str, due: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ counted as a model's. Chunks out of order break a rule, as in the other scripts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 
 import anyio
 import attrs
@@ -18,9 +18,9 @@ from protocol.values.digest import digest
 from protocol.values.model import UNIT_BYTES, Costs
 from protocol.values.transcript import Chunk, ChunkResult
 
-from .base import BackendError, BackendGone, ContextFull
+from .base import ContextFull
 from .scripted_ids import CHUNK_EOS_ID, TOKEN_CHARS
-from .scripted_rules import Rules
+from .scripted_rules import FAULTS, US_PER_S, Fault, Rules
 from .scripted_tone import draw
 
 INSTRUCTION_TOKENS: Final = 12
@@ -32,7 +32,6 @@ TOKENS_MAX: Final = 32
 LOUD_RMS: Final = 0.01
 """-40 dB: quieter seconds are silence."""
 WORDS: Final = ("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "heron")
-US_PER_S: Final = 1_000_000
 
 
 @attrs.frozen(kw_only=True)
@@ -41,7 +40,7 @@ class Heard:
 
     text: str = ""
     takes_s: float = 0.02
-    fault: Literal["fail", "context_full", "gone", "hang"] | None = None
+    fault: Fault | None = None
 
 
 HearingScript = Callable[[Chunk], Heard]
@@ -81,8 +80,7 @@ class ScriptedTranscript:
         if heard.fault == "hang":
             await anyio.sleep_forever()
         if heard.fault is not None:
-            error = BackendGone if heard.fault == "gone" else BackendError
-            raise error(f"chunk {chunk.index}: the script says so")
+            raise FAULTS[heard.fault](f"chunk {chunk.index}: the script says so")
         return self.write(chunk, heard)
 
     def take(self, chunk: Chunk) -> Heard:

@@ -1,13 +1,24 @@
-"""The rules to which one backend's scripts hold their callers: slots, context, order of calls.
+"""A script's faults, and the rules to which it holds its callers: slots, context, order of calls.
 
 A broken rule of ARCHITECTURE.md is an `AssertionError`, kept for callers that swallow it.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Final, Literal, NoReturn
 
 import attrs
+
+from .base import BackendError, BackendGone, ContextFull
+
+US_PER_S: Final = 1_000_000
+Fault = Literal["fail", "context_full", "gone", "hang"]
+"""An error, a refusal, a lost worker, or a call that never returns."""
+FAULTS: Final[dict[Fault, type[BackendError]]] = {
+    "fail": BackendError,
+    "context_full": ContextFull,
+    "gone": BackendGone,
+}
 
 
 @attrs.frozen

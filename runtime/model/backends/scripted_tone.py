@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from protocol.values.digest import digest
 from protocol.values.model import OUTPUT_RATE_HZ
+
+CODE_SAMPLES: Final = 960
+"""Of a speech code, 40 ms (model.md)."""
 
 
 def tone(index: int, seed: int, *, samples: int) -> bytes:

@@ -14,9 +14,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import anyio
 import attrs
@@ -48,13 +48,9 @@ from .scheduler import BACKGROUND
 from .stepped import (
     Stepped,
     SteppedAnchor,
-    SteppedChats,
-    SteppedForces,
     SteppedModel,
-    SteppedRebuilds,
     SteppedSession,
     SteppedStreams,
-    SteppedTranscribes,
     SteppedTranscript,
     SteppedTurn,
 )
@@ -91,9 +87,7 @@ class EngineBackend:
 
     async def chat(self, turn: Turn, *, slot: int) -> EngineTurn:
         """Take a chat turn; `BackendError` if the model does not chat."""
-        self._check(slot)
-        if not isinstance(self._model, SteppedChats):
-            raise BackendError(f"model {self.info.name} does not chat")
+        self._check(slot, "chat", "does not chat")
         return EngineTurn(self._model.chat(turn, slot=slot), self._calls)
 
     async def anchor(self, anchoring: Anchoring, *, slot: int) -> EngineAnchor:
@@ -107,20 +101,20 @@ class EngineBackend:
 
     async def transcribe(self, *, slot: int) -> EngineTranscript:
         """Take a transcription; `BackendError` if the model does not transcribe."""
-        self._check(slot)
-        model = self._model
-        if "transcription" not in self.info.modes or not isinstance(model, SteppedTranscribes):
-            raise BackendError(f"model {self.info.name} does not transcribe")
-        return EngineTranscript(model.transcript(slot=slot), self._calls)
+        self._check(slot, "transcription", "does not transcribe")
+        return EngineTranscript(self._model.transcript(slot=slot), self._calls)
 
     def _streams(self) -> SteppedStreams:
         if not isinstance(self._model, SteppedStreams):
             raise BackendError(f"model {self.info.name} takes no streaming input")
         return self._model
 
-    def _check(self, slot: int) -> None:
+    def _check(self, slot: int, mode: str = "", lacks: str = "") -> None:
+        """Check a slot, and if given that the model has a mode, else `lacks` says it in words."""
         if not 0 <= slot < self.info.slots:
             raise LocalProtocolError(f"slot {slot} of {self.info.slots}")
+        if mode and mode not in self.info.modes:
+            raise BackendError(f"model {self.info.name} {lacks}")
 
 
 Held = TypeVar("Held", bound=Stepped)
@@ -149,21 +143,11 @@ class EngineSession(_OnEngine[SteppedSession]):
 
     async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Prefill and generate one unit."""
-
-        def steps() -> Generator[Any, Any, UnitResult]:
-            return self.stepped.unit(unit, self.stepped.look(unit), cut)
-
-        return await self._calls.call("run_unit", steps)
+        return await self._calls.call("run_unit", partial(self.stepped.unit, unit, cut))
 
     async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
-        """Prefill and generate one unit as recorded; `BackendError` without forced decoding."""
-        stepped = self.stepped
-        if not isinstance(stepped, SteppedForces):
-            raise BackendError(f"model {self._calls.info.name} cannot be forced")
-
-        def steps() -> Generator[Any, Any, ForcedResult]:
-            return stepped.forced_unit(unit, stepped.look(unit), cut, forced)
-
+        """Prefill and generate one unit as recorded."""
+        steps = partial(self.stepped.forced_unit, unit, cut, forced)
         return await self._calls.call("run_forced", steps)
 
     def interrupt(self, index: int) -> None:
@@ -172,9 +156,8 @@ class EngineSession(_OnEngine[SteppedSession]):
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
-        return await self._calls.call(
-            "finalize", lambda: self.stepped.finalize(index, interrupted=interrupted)
-        )
+        steps = partial(self.stepped.finalize, index, interrupted=interrupted)
+        return await self._calls.call("finalize", steps)
 
     async def rollback(self, index: int) -> None:
         """Undo the failed unit."""
@@ -184,17 +167,12 @@ class EngineSession(_OnEngine[SteppedSession]):
         """Feed past units, unit by unit in the background; `BackendError` if the model cannot."""
         if not 1 <= len(past) <= PAST_UNITS_MAX:
             raise LocalProtocolError(f"{len(past)} past units, not 1 to {PAST_UNITS_MAX}")
-        stepped = self.stepped
-        if not isinstance(stepped, SteppedRebuilds):
+        if not self._calls.info.can_rebuild:
             raise BackendError(f"model {self._calls.info.name} cannot be rebuilt")
-
-        def steps(each: PastUnit) -> Generator[Any, Any, Finalized]:
-            pictures = stepped.look(each.unit)
-            return stepped.rebuild(each, pictures, exact=exact, is_last=each is past[-1])
-
-        for each in past[:-1]:
-            await self._calls.call("rebuild", partial(steps, each), due_ns=BACKGROUND)
-        return await self._calls.call("rebuild", partial(steps, past[-1]), due_ns=BACKGROUND)
+        for each in past:
+            steps = partial(self.stepped.rebuild, each, exact=exact, is_last=each is past[-1])
+            finalized = await self._calls.call("rebuild", steps, due_ns=BACKGROUND)
+        return finalized
 
 
 @attrs.define(eq=False)
@@ -204,22 +182,15 @@ class EngineTurn(_OnEngine[SteppedTurn]):
     async def prefill(self) -> Prefill:
         """Feed the conversation; pictures are encoded one by one."""
         stepped, calls = self.stepped, self._calls
-
-        def look(place: int) -> Generator[Any, Any, None]:
-            return stepped.see(place, stepped.look(place))
-
         for place in range(await calls.work("measure", stepped.measure)):
-            await calls.call("see", partial(look, place), due_ns=BACKGROUND)
+            await calls.call("see", partial(stepped.see, place), due_ns=BACKGROUND)
         return await calls.call("prefill", stepped.prefill, due_ns=BACKGROUND)
 
     async def generate(
         self, emit: Callable[[TurnChunk], None], cut: int | None = None
     ) -> TurnResult:
         """Answer the turn."""
-
-        def steps(put: Callable[[TurnChunk], None]) -> Generator[Any, Any, TurnResult]:
-            return self.stepped.generate(put, cut)
-
+        steps = partial(self.stepped.generate, cut=cut)
         return await self._calls.tell("generate", steps, emit, self.interrupt)
 
     def interrupt(self) -> None:
@@ -240,11 +211,7 @@ class EngineAnchor(_OnEngine[SteppedAnchor]):
         due_s: float | None = None,
     ) -> Extended:
         """Extend the cumulative prompt and sample after it."""
-        stepped = self.stepped
-
-        def steps(put: Callable[[Sampled], None]) -> Generator[Any, Any, Extended]:
-            return stepped.extend(stepped.look(prompt, params), params, put)
-
+        steps = partial(self.stepped.extend, prompt, params)
         due_ns = BACKGROUND if due_s is None else due_s * NS_PER_S
         return await self._calls.tell("extend", steps, emit, self.interrupt, due_ns=due_ns)
 
@@ -263,6 +230,5 @@ class EngineTranscript(_OnEngine[SteppedTranscript]):
         """Transcribe a second of an utterance."""
         now_s = anyio.current_time()
         due_s = self._pace.due_s(now_s, CHUNK_S) - now_s
-        return await self._calls.call(
-            "run_chunk", lambda: self.stepped.chunk(chunk), due_ns=due_s * NS_PER_S
-        )
+        steps = partial(self.stepped.chunk, chunk)
+        return await self._calls.call("run_chunk", steps, due_ns=due_s * NS_PER_S)

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from ..backends.base import BackendGone
-from .scheduler import Scheduler, Task
+from .scheduler import Scheduler, Tally, Task
 
 Result = TypeVar("Result")
 
@@ -30,27 +30,6 @@ IDLE_S: Final = 1.0
 """Idle time after which the thread ends: more than the pause between two units."""
 EXIT_WAIT_S: Final = 2.0
 """Computing at process exit takes at most a second, unless it hangs."""
-
-
-@attrs.frozen(kw_only=True)
-class EngineStatistics:
-    """Counts since the engine was made.
-
-    Attributes:
-        tasks: generators run to their end.
-        missed: tasks that ended after their deadline.
-        turns: batches computed.
-        answers: requests answered; divided by `turns`, the mean batch.
-        largest: requests in the largest batch.
-        cpu_ns: CPU time of the engine's thread.
-    """
-
-    tasks: int
-    missed: int
-    turns: int
-    answers: int
-    largest: int
-    cpu_ns: int
 
 
 class Engine:
@@ -68,18 +47,12 @@ class Engine:
         self._inbox: Inbox = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_running = self._is_stopped = False
-        self._tasks = self._missed = self._cpu_ns = 0
+        self._tally = self._scheduler.tally
 
     @property
-    def statistics(self) -> EngineStatistics:
-        """Counts so far."""
-        tally = self._scheduler.tally
-        return EngineStatistics(
-            tasks=self._tasks,
-            missed=self._missed,
-            cpu_ns=self._cpu_ns,
-            **attrs.asdict(tally, recurse=False),
-        )
+    def statistics(self) -> Tally:
+        """A copy of the counts so far."""
+        return attrs.evolve(self._tally)
 
     def submit(self, steps: Generator[Any, Any, Result], *, due_ns: float) -> Future[Result]:
         """Run a generator in the engine's thread, due in `due_ns` or `BACKGROUND`.
@@ -94,8 +67,8 @@ class Engine:
         deadline = self._clock() + due_ns
 
         def done(result: Any, error: Exception | None) -> None:
-            self._tasks += 1
-            self._missed += self._clock() > deadline
+            self._tally.tasks += 1
+            self._tally.missed += self._clock() > deadline
             if error is None:
                 future.set_result(result)
             else:
@@ -152,7 +125,8 @@ class Engine:
             self._scheduler.turn(self._clock())
             self._take_all()
             now_ns = time.thread_time_ns()
-            self._cpu_ns, spent_ns = self._cpu_ns + now_ns - spent_ns, now_ns
+            self._tally.cpu_ns += now_ns - spent_ns
+            spent_ns = now_ns
 
     def _take_all(self) -> None:
         while (task := self._next()) is not None:

@@ -60,11 +60,23 @@ class Task:
 
 @attrs.define(kw_only=True)
 class Tally:
-    """Batches and requests answered, and the largest batch."""
+    """Counts of an engine since it was made.
+
+    Attributes:
+        turns: batches computed.
+        answers: requests answered; divided by `turns`, the mean batch.
+        largest: requests in the largest batch.
+        tasks: generators run to their end.
+        missed: tasks that ended after their deadline.
+        cpu_ns: CPU time of the engine's thread.
+    """
 
     turns: int = 0
     answers: int = 0
     largest: int = 0
+    tasks: int = 0
+    missed: int = 0
+    cpu_ns: int = 0
 
 
 class Scheduler:

@@ -1,9 +1,10 @@
 """The interface of a model on the engine: its calls are generators of requests.
 
-The protocols cover sessions, and optionally chat turns, streaming requests and transcriptions. A
-generator yields a request, is sent the answer, and continues until it returns; the engine runs
-those of all sessions together. Calls run only in the engine's thread, unless marked as thread-safe.
-Semantics are those of `runtime.model.backends`.
+The protocols cover sessions, chat turns, streaming requests and transcriptions; the model's `info`
+says which of them it has. A generator yields a request, is sent the answer, and continues until it
+returns; the engine runs those of all sessions together. Calls run only in the engine's thread,
+unless marked as thread-safe. A call that makes a generator is thread-safe: first it prepares
+pictures and prompts, without changing anything. Semantics are those of `runtime.model.backends`.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ class SteppedSession(Stepped, Protocol):
         """Prefill the prompt; on failure, the slot is left empty."""
         ...
 
-    def look(self, unit: Unit) -> Any:
-        """Prepare a unit's pictures; thread-safe, changes nothing."""
+    def unit(self, unit: Unit, cut: Cut | None) -> Generator[Any, Any, UnitResult]:
+        """Prefill and generate one unit."""
         ...
 
-    def unit(self, unit: Unit, pictures: Any, cut: Cut | None) -> Generator[Any, Any, UnitResult]:
-        """Prefill and generate one unit."""
+    def forced_unit(
+        self, unit: Unit, cut: Cut | None, forced: Forced
+    ) -> Generator[Any, Any, ForcedResult]:
+        """Prefill and generate one unit as it was recorded."""
         ...
 
     def interrupt(self, index: int) -> None:
@@ -60,51 +63,10 @@ class SteppedSession(Stepped, Protocol):
         """Restore the state before unit `index`."""
         ...
 
-
-@runtime_checkable
-class SteppedForces(Protocol):
-    """A stepped session with forced decoding."""
-
-    def look(self, unit: Unit) -> Any:
-        """See `SteppedSession.look`."""
-        ...
-
-    def forced_unit(
-        self, unit: Unit, pictures: Any, cut: Cut | None, forced: Forced
-    ) -> Generator[Any, Any, ForcedResult]:
-        """Prefill and generate one unit as it was recorded."""
-        ...
-
-
-@runtime_checkable
-class SteppedRebuilds(Protocol):
-    """A stepped session that can be brought to the state of another one's past."""
-
-    def look(self, unit: Unit) -> Any:
-        """See `SteppedSession.look`."""
-        ...
-
     def rebuild(
-        self, past: PastUnit, pictures: Any, *, exact: bool, is_last: bool
+        self, past: PastUnit, *, exact: bool, is_last: bool
     ) -> Generator[Any, Any, Finalized]:
         """Feed a past unit and its finalize; unless `exact`, it may wait until one `is_last`."""
-        ...
-
-
-class SteppedModel(Protocol):
-    """A model that opens sessions and answers requests in batches."""
-
-    @property
-    def info(self) -> BackendInfo:
-        """Its metadata; constant while it runs."""
-        ...
-
-    def compute(self, works: Any) -> list[Any]:
-        """Answer requests of one bucket, in their order."""
-        ...
-
-    def session(self, opening: Opening, *, slot: int) -> SteppedSession:
-        """Open a session in an empty slot."""
         ...
 
 
@@ -115,12 +77,8 @@ class SteppedTurn(Stepped, Protocol):
         """Lay the conversation out; return the number of its pictures. Thread-safe."""
         ...
 
-    def look(self, place: int) -> Any:
-        """Prepare a picture, unless the turn is cut; thread-safe, changes nothing."""
-        ...
-
-    def see(self, place: int, slices: Any) -> Generator[Any, Any, None]:
-        """Encode the picture that `look` prepared."""
+    def see(self, place: int) -> Generator[Any, Any, None]:
+        """Encode a picture, unless the turn is cut."""
         ...
 
     def prefill(self) -> Generator[Any, Any, Prefill]:
@@ -138,24 +96,11 @@ class SteppedTurn(Stepped, Protocol):
         ...
 
 
-@runtime_checkable
-class SteppedChats(Protocol):
-    """A stepped model that answers chat turns."""
-
-    def chat(self, turn: Turn, *, slot: int) -> SteppedTurn:
-        """Begin a turn in an empty slot."""
-        ...
-
-
 class SteppedAnchor(Stepped, Protocol):
     """One streaming request."""
 
-    def look(self, prompt: Sequence[Part], params: SamplingParams) -> Any:
-        """Prepare the next chunk; thread-safe, changes nothing."""
-        ...
-
     def extend(
-        self, looked: Any, params: SamplingParams, emit: Callable[[Sampled], None]
+        self, prompt: Sequence[Part], params: SamplingParams, emit: Callable[[Sampled], None]
     ) -> Generator[Any, Any, Extended]:
         """Compute a chunk and answer it; `emit` gets each token, in the driving thread."""
         ...
@@ -186,9 +131,25 @@ class SteppedTranscript(Stepped, Protocol):
         ...
 
 
-@runtime_checkable
-class SteppedTranscribes(Protocol):
-    """A stepped model that transcribes, if its `info.modes` says so."""
+class SteppedModel(Protocol):
+    """A model that answers requests in batches; `info` says which calls it has."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """Its metadata; constant while it runs."""
+        ...
+
+    def compute(self, works: Any) -> list[Any]:
+        """Answer requests of one bucket, in their order."""
+        ...
+
+    def session(self, opening: Opening, *, slot: int) -> SteppedSession:
+        """Open a session in an empty slot."""
+        ...
+
+    def chat(self, turn: Turn, *, slot: int) -> SteppedTurn:
+        """Begin a turn in an empty slot."""
+        ...
 
     def transcript(self, *, slot: int) -> SteppedTranscript:
         """Begin a transcription in an empty slot."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -13,8 +12,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from runtime.commands import interrupts
 from runtime.commands.bench.material import machine_facts
-from runtime.commands.bench.output import measured, print_found, tell
+from runtime.commands.bench.output import print_found, tell
 from tests.bench.gateway.child import GatewayBenchError
 from tests.bench.gateway.material import PATTERNS, Plan, make_plan
 from tests.bench.gateway.measure import GatewayResult, Run, measure_gateway
@@ -60,7 +60,7 @@ def gateway_command(*, as_json: bool, rounds: int, sessions: int, names: tuple[s
         text = "the bench needs uvloop, for its yardstick: pip install uvloop"
         raise GatewayBenchError(text)
     plan = make_plan(names, sessions)
-    print_found(measured(partial(_run, rounds, plan)), show, as_json=as_json)
+    print_found(interrupts.run(_run, rounds, plan), show, as_json=as_json)
 
 
 async def _run(rounds: int, plan: Plan) -> GatewayResult:

@@ -77,7 +77,7 @@ def ask(
         chunks, session = list[TurnChunk](), model.chat(turn, slot=slot)
         try:
             for picture in range(session.measure()):
-                yield from session.see(picture, session.look(picture))
+                yield from session.see(picture)
             yield from session.prefill()
             return chunks, (yield from session.generate(chunks.append))
         finally:

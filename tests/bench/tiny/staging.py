@@ -126,6 +126,7 @@ class Player:
             seed=seed,
         )
         self._session = model.session(opening, slot=slot)
+        self._look, self._session.look = self._session.look, self._look_once
         self._index = -1
         self._looked: dict[tuple[bytes, ...], Pictures] = {}
         self._seen: dict[int, Tensor] = {}
@@ -137,11 +138,15 @@ class Player:
             yield from session.open()
         self._index += 1
         unit = Unit(index=self._index, pcm=second.astype("<f4").tobytes(), frames=frames)
-        if frames not in self._looked:
-            self._looked[frames] = session.look(unit)
-        result = yield from self._seeing_once(session.unit(unit, self._looked[frames], None))
+        result = yield from self._seeing_once(session.unit(unit, None))
         yield from session.finalize(self._index, interrupted=False)
         return result
+
+    def _look_once(self, unit: Unit) -> Pictures:
+        """Look at frames that were not looked at before."""
+        if unit.frames not in self._looked:
+            self._looked[unit.frames] = self._look(unit)
+        return self._looked[unit.frames]
 
     def _seeing_once(self, steps: Steps[Result]) -> Steps[Result]:
         """Answer a slice that was seen before from memory."""

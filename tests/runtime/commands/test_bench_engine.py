@@ -18,7 +18,6 @@ from runtime.commands.bench import engine_command
 from runtime.commands.bench.engine import (
     MODES,
     NEAR,
-    Arrival,
     Doing,
     EngineRun,
     Load,
@@ -35,7 +34,7 @@ from runtime.commands.bench.engine_command import (
     bench,
     full_facts,
 )
-from runtime.commands.bench.material import Times, load_speech
+from runtime.commands.bench.material import Arrival, Times, load_speech
 from runtime.model.backends.minicpmo.config import read_config
 from runtime.model.backends.minicpmo.full import SPEAKING_TOKENS, floor_ms, random_model
 from runtime.model.backends.minicpmo.model import DuplexModel

@@ -21,6 +21,7 @@ from protocol.values.model import INPUT_RATE_HZ
 from runtime.cli import main
 from runtime.commands.bench.command import bench_command
 from runtime.commands.bench.material import machine_facts
+from runtime.commands.bench.output import BenchError
 from runtime.commands.bench.streaming import (
     PIECES_A_SECOND,
     LiveResult,
@@ -39,7 +40,6 @@ from runtime.commands.bench.streaming_material import (
     TAIL_SAMPLES,
     Phrase,
     SpokenWord,
-    StreamingBenchError,
     Utterance,
     find_seconds,
     find_words,
@@ -153,7 +153,7 @@ def test_a_context_without_room_is_one_line(tmp_path: Path) -> None:
     """Somebody reads a traceback where a sentence would do."""
     small = {"max_position_embeddings": 64}
     model = random_model.load(tmp_path, random_model.SMALL, small, slots=1)
-    with pytest.raises(StreamingBenchError, match="64 tokens has no room"):
+    with pytest.raises(BenchError, match="64 tokens has no room"):
         measure_flat(model, load_phrases(1), PARTS)
 
 
@@ -195,7 +195,7 @@ def test_a_session_that_fails_is_one_line(tmp_path: Path) -> None:
         async with served("scripted", tmp_path) as url:
             await measure_live(url, "nobody", load_phrases(1), find_words)
 
-    with pytest.raises(StreamingBenchError, match="nobody"):
+    with pytest.raises(BenchError, match="nobody"):
         anyio.run(run, backend="trio")
 
 
@@ -245,7 +245,7 @@ def test_phrases_are_taken_evenly() -> None:
 
 def test_without_the_fixtures_it_says_so(tmp_path: Path) -> None:
     """An installed package ends in a traceback."""
-    with pytest.raises(StreamingBenchError, match="source tree"):
+    with pytest.raises(BenchError, match="source tree"):
         load_phrases(1, tmp_path)
     assert (HELDOUT / "manifest.json").is_file()
 

@@ -107,14 +107,16 @@ class FakeSession:
         yield from self._ask(f"open {self.slot}")
         return self.opened
 
-    def look(self, unit: Unit) -> str:
+    def _look(self, unit: Unit) -> None:
         assert threading.current_thread() is not threading.main_thread()
         if unit.frames:
             raise self._model.error or AssertionError("no error was set")
-        return "seen"
 
-    def unit(self, unit: Unit, pictures: str, cut: Cut | None) -> Generator[Ask, str, UnitResult]:
-        assert pictures == "seen"
+    def unit(self, unit: Unit, cut: Cut | None) -> Generator[Ask, str, UnitResult]:
+        self._look(unit)
+        return self._unit(unit, cut)
+
+    def _unit(self, unit: Unit, cut: Cut | None) -> Generator[Ask, str, UnitResult]:
         yield from self._ask(f"unit {unit.index}")
         if self._interrupted == unit.index:
             cut = Cut(stage="llm", step=0)

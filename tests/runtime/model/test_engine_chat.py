@@ -18,8 +18,8 @@ from replay.rerun.full_turns import TurnReplay
 from runtime.model.backends.base import BackendError, Chats, ContextFull
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.vocoder import Sounding as Vocode
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak, Work
-from runtime.model.backends.minicpmo.work import Sound as Vocode
 from runtime.model.engine.backend import EngineBackend, EngineTurn
 from tests import random_model
 from tests.random_model import opening, picture, sound, unit
@@ -46,7 +46,7 @@ def alone(model: DuplexModel) -> Alone:
 
     def answer(turn: Turn, cut: int | None = None) -> tuple[list[TurnChunk], TurnResult]:
         if (turn, cut) not in known:
-            known[turn, cut] = model.answer(turn, cut=cut)[1:]
+            known[turn, cut] = random_model.answer(model, turn, cut=cut)[1:]
         return known[turn, cut]
 
     return answer

@@ -150,7 +150,7 @@ def fail_once(session: ModelSession, second: Second) -> Steps[None]:
         unit = attrs.evolve(unit, frames=(*unit.frames, BROKEN))
     with suppress(BackendError):  # Where it would fail later than the unit ends, it only runs.
         yield from passing(
-            session.unit(unit, session.look(unit), None),
+            session.unit(unit, None),
             lambda number, work: Poisoned(work) if number == second.fail_at else work,
         )
     session.rollback(unit.index)
@@ -165,7 +165,7 @@ def run_live(session: ModelSession, second: Second) -> Steps[Any]:
             session.interrupt(unit.index)
         return work
 
-    return passing(session.unit(unit, session.look(unit), None), each)
+    return passing(session.unit(unit, None), each)
 
 
 def life(
@@ -190,7 +190,7 @@ def life(
         index = second.unit.index
         due(second.due_ms)
         if cuts is not None:
-            steps = session.unit(second.unit, session.look(second.unit), cuts.get(index))
+            steps = session.unit(second.unit, cuts.get(index))
         else:
             if second.is_broken or second.fail_at is not None:
                 yield from fail_once(session, second)

@@ -74,7 +74,8 @@ def test_requests_of_one_bucket_are_answered_together() -> None:
     scheduler = run(desk, *(desk.ask(ask) for ask in asks))
     assert desk.batches == [["x", "y", "w"], ["z"]]
     assert desk.results == {"x": ["X"], "y": ["Y"], "z": ["Z"], "w": ["W"]}
-    assert attrs.astuple(scheduler.tally) == (2, 4, 3)
+    tally = scheduler.tally
+    assert (tally.turns, tally.answers, tally.largest) == (2, 4, 3)
 
 
 def test_a_batch_has_its_bound_and_the_nearest_deadlines() -> None:

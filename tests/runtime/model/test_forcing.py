@@ -65,7 +65,7 @@ def run_forced(
     session, made = model.session(what, slot=0), []
     alone(session.open(), model.compute)
     for each, result in zip(units(), recorded, strict=True):
-        steps = session.forced_unit(each, session.look(each), result.cut, Forced.of(result))
+        steps = session.forced_unit(each, result.cut, Forced.of(result))
         made.append(alone(steps, model.compute))
         finalize = session.finalize(each.index, interrupted=result.cut is not None)
         alone(finalize, model.compute)
@@ -130,7 +130,7 @@ def test_ids_that_are_none_fail_as_a_call(model: DuplexModel) -> None:
         broken = [attrs.evolve(recorded[0], decided_ids=ids), *recorded[1:]]
         session = model.session(opening(SEED), slot=0)
         alone(session.open(), model.compute)
-        steps = session.forced_unit(units()[0], (), None, Forced.of(broken[0]))
+        steps = session.forced_unit(units()[0], None, Forced.of(broken[0]))
         with pytest.raises(BackendError, match="unit 0 failed"):
             alone(steps, model.compute)
         session.release()

@@ -17,7 +17,8 @@ from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import unit as unit_module
 from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
 from runtime.model.backends.minicpmo.tokens import ControlIds
-from runtime.model.backends.minicpmo.work import Sound, Speak, Work
+from runtime.model.backends.minicpmo.vocoder import Sounding
+from runtime.model.backends.minicpmo.work import Speak, Work
 from tests import random_model
 from tests.random_model import Open, facts, opening, picture, sound, unit
 
@@ -154,7 +155,7 @@ def test_rollback_restores_the_start_exactly(start: Open) -> None:
     assert rows == straight
 
 
-@pytest.mark.parametrize("kind", [Speak, Sound])
+@pytest.mark.parametrize("kind", [Speak, Sounding])
 def test_a_failed_unit_is_rolled_back(
     model: DuplexModel, start: Open, monkeypatch: pytest.MonkeyPatch, kind: type[Work]
 ) -> None:

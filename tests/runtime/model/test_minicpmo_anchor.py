@@ -18,9 +18,10 @@ from protocol.values.model import Costs
 from protocol.values.turn import Picture, Sound, Text
 from runtime.model.backends.base import BackendError, BackendRefused, ContextFull
 from runtime.model.backends.minicpmo.anchor import Anchor
+from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.work import Feed, Hear, See, Work, alone
+from runtime.model.backends.minicpmo.work import Feed, See, Work, alone
 from runtime.model.backends.streams import (
     Anchoring,
     Extended,
@@ -79,8 +80,7 @@ class Driven:
     def add(self, *prompt: Part, how: SamplingParams | None = None) -> Extended:
         """Extend it."""
         asked = how or params()
-        looked = self.anchor.look(prompt, asked)
-        return alone(self.anchor.extend(looked, asked, self.steps.append), self._compute)
+        return alone(self.anchor.extend(prompt, asked, self.steps.append), self._compute)
 
     def _compute(self, works: Sequence[Work]) -> list[Any]:
         self.fed += [(work.start, len(work.rows)) for work in works if isinstance(work, Feed)]
@@ -410,7 +410,7 @@ def test_the_context_ends_amid_an_answer(model: DuplexModel, length: int, tokens
 EVERYTHING = (Picture(jpeg=picture(1)), Sound(pcm=sound(1)), Text(text="the fox"))
 
 
-@pytest.mark.parametrize("kind", [See, Hear, Feed])
+@pytest.mark.parametrize("kind", [See, Hearing, Feed])
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "failed"])
 def test_a_chunk_that_is_cut_or_fails_leaves_the_slot_empty(
     model: DuplexModel, kind: type[Work], is_cut: bool, monkeypatch: pytest.MonkeyPatch

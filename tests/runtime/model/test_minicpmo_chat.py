@@ -36,7 +36,7 @@ from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Feed, Speak, Work, alone
 from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
 from tests import random_model
-from tests.random_model import SMALL, opening, picture, sound, unit
+from tests.random_model import SMALL, answer, opening, picture, sound, unit
 
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny"
 SECOND_BYTES = 16_000 * 4
@@ -107,7 +107,7 @@ def everything(number: int) -> tuple[Message, ...]:
 
 def test_pieces_join_to_the_answer(model: DuplexModel) -> None:
     """A client that streams would show another text than one that does not."""
-    _, chunks, result = model.answer(ask())
+    _, chunks, result = answer(model, ask())
     assert result.text
     assert "".join(chunk.text for chunk in chunks) == result.text
     assert [chunk.step for chunk in chunks] == list(range(len(chunks)))
@@ -117,7 +117,7 @@ def test_pieces_join_to_the_answer(model: DuplexModel) -> None:
 
 def test_text_goes_ahead_of_its_speech(model: DuplexModel) -> None:
     """A client would hear words before it reads them."""
-    _, chunks, result = model.answer(ask(max_new_tokens=25))
+    _, chunks, result = answer(model, ask(max_new_tokens=25))
     pending = 0
     for chunk in chunks:
         pending += len(chunk.token_ids)
@@ -131,7 +131,7 @@ def test_text_goes_ahead_of_its_speech(model: DuplexModel) -> None:
 
 def test_it_stops_at_the_most_tokens_asked_for(model: DuplexModel) -> None:
     """Who asks for a short answer would get a long one."""
-    filled, _, result = model.answer(ask(max_new_tokens=7, speech=None))
+    filled, _, result = answer(model, ask(max_new_tokens=7, speech=None))
     assert (result.reason, result.generated_tokens) == ("length", 7)
     assert result.kv_length == filled.input_tokens + 7
 
@@ -140,7 +140,7 @@ def test_it_stops_where_the_context_ends(tmp_path: Path) -> None:
     """The model would overrun its memory in mid-answer."""
     small = random_model.load(tmp_path, SMALL, slots=1)
     long = ask(said("user", "x" * 210), speech=None, max_new_tokens=500, length_penalty=10.0)
-    filled, _, result = small.answer(long)
+    filled, _, result = answer(small, long)
     assert result.reason == "length"
     assert result.kv_length == 256
     assert result.generated_tokens == 256 - filled.input_tokens
@@ -150,16 +150,16 @@ def test_it_goes_on_to_the_fewest_tokens_asked_for(model: DuplexModel) -> None:
     """`min_new_tokens` would be believed to be in force."""
     short = ask(speech=None, length_penalty=0.1, temperature=0)
     long = ask(speech=None, length_penalty=0.1, temperature=0, min_new_tokens=9)
-    _, _, result = model.answer(short)
+    _, _, result = answer(model, short)
     assert result.generated_tokens < 9
-    _, _, result = model.answer(long)
+    _, _, result = answer(model, long)
     assert result.generated_tokens >= 9
 
 
 def test_an_ending_is_counted_but_not_fed(model: DuplexModel) -> None:
     """Token counts would not be those of the documents, or an ending would be shown as text."""
     ends = ask(speech=None, length_penalty=0.1, temperature=0)
-    filled, chunks, result = model.answer(ends)
+    filled, chunks, result = answer(model, ends)
     fed = sum(len(chunk.token_ids) for chunk in chunks)
     assert result.reason == "turn_end"
     assert result.generated_tokens == fed + 1
@@ -170,9 +170,9 @@ def test_without_a_voice_the_words_are_the_same(
     model: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that lost its voice would answer otherwise, or not at all."""
-    aloud = model.answer(ask())[2]
+    aloud = answer(model, ask())[2]
     monkeypatch.setattr(model.machine, "vocoder", None)
-    _, chunks, result = model.answer(ask())
+    _, chunks, result = answer(model, ask())
     assert result.text == aloud.text
     assert not result.pcm
     assert not any(chunk.pcm or chunk.codec_ids for chunk in chunks)
@@ -180,10 +180,10 @@ def test_without_a_voice_the_words_are_the_same(
 
 def test_the_draws_are_keyed_by_seed_and_turn(model: DuplexModel) -> None:
     """An answer could not be given again, or two turns of a session would be alike by chance."""
-    first = facts(*model.answer(ask())[1:])
-    assert facts(*model.answer(ask())[1:]) == first
+    first = facts(*answer(model, ask())[1:])
+    assert facts(*answer(model, ask())[1:]) == first
     texts = [
-        model.answer(ask(speech=None, **key))[2].text
+        answer(model, ask(speech=None, **key))[2].text
         for key in ({}, {"seed": 4}, {"index": 1}, {"seed": 4, "index": 1})
     ]
     assert len(set(texts)) == 4
@@ -192,7 +192,7 @@ def test_the_draws_are_keyed_by_seed_and_turn(model: DuplexModel) -> None:
 def test_speech_goes_on_where_the_decoder_starts_over(tmp_path: Path) -> None:
     """A long answer would stop the speech decoder at the end of its slot."""
     small = random_model.load(tmp_path, SMALL, slots=1)
-    _, chunks, result = small.answer(ask(max_new_tokens=45))
+    _, chunks, result = answer(small, ask(max_new_tokens=45))
     assert result.reason == "length"
     codes = [code for chunk in chunks for code in chunk.codec_ids] + list(result.codec_ids)
     assert len(codes) > 0
@@ -205,7 +205,7 @@ def test_speech_goes_on_where_the_decoder_starts_over(tmp_path: Path) -> None:
 def whole(turn: ChatTurn, chunks: list[TurnChunk]) -> Any:
     """A turn from first to last, as one generator."""
     for place in range(turn.measure()):
-        yield from turn.see(place, turn.look(place))
+        yield from turn.see(place)
     yield from turn.prefill()
     result = yield from turn.generate(chunks.append)
     turn.release()
@@ -217,7 +217,7 @@ def test_a_turn_is_the_same_alone_and_in_company(model: DuplexModel) -> None:
     short = said("user", "the lazy dog")  # Two prompts of one length meet in a batch.
     asked = [everything(0), everything(1), (short,), (short,)]
     turns = [ask(*asked[n], seed=n, max_new_tokens=15 + n) for n in range(4)]
-    expected = [facts(*model.answer(turn)[1:]) for turn in turns]
+    expected = [facts(*answer(model, turn)[1:]) for turn in turns]
     chunks: list[list[TurnChunk]] = [[] for _ in turns]
     done: list[Any] = []
     scheduler = Scheduler(model.compute, batch_max=16)
@@ -239,7 +239,7 @@ def test_a_turn_is_the_same_alone_and_in_company(model: DuplexModel) -> None:
     for index in range(3):
         for number, session in enumerate(sessions):
             second: Unit = unit(index, number)
-            add(session.unit(second, [], None), 1e9, done.append)
+            add(session.unit(second, None), 1e9, done.append)
         while len(done) < 3 * (index + 1):
             scheduler.turn(0)
         for session in sessions:
@@ -275,7 +275,7 @@ def test_a_cut_is_made_again_where_it_was(model: DuplexModel, at: int) -> None:
     assert result.cut is not None
     assert at <= result.cut <= at + 1
     assert not result.pcm
-    _, again, repeated = model.answer(ask(), cut=result.cut)
+    _, again, repeated = answer(model, ask(), cut=result.cut)
     assert facts(again, repeated) == facts(chunks, result)
 
 
@@ -288,7 +288,7 @@ def test_a_released_turn_leaves_nothing_behind(model: DuplexModel) -> None:
     """What one client said would lie in memory while another is served (B8)."""
     turn = model.chat(ask(*everything(1)), slot=2)
     for place in range(turn.measure()):
-        alone(turn.see(place, turn.look(place)), model.compute)
+        alone(turn.see(place), model.compute)
     alone(turn.prefill(), model.compute)
     alone(turn.generate(lambda _: None), model.compute)
     assert not wiped(model, 2)
@@ -341,7 +341,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_fed(model: DuplexModel)
 def test_broken_media_is_an_error_of_the_turn(model: DuplexModel, content: Content) -> None:
     """A client's broken file would look like a fault of the server."""
     with pytest.raises(BackendError, match=r"cannot be decoded|malformed"):
-        model.answer(ask(said("user", content)))
+        answer(model, ask(said("user", content)))
 
 
 # -- the rules of deciding ------------------------------------------------------------------------
@@ -440,10 +440,10 @@ def test_ten_tokens_are_spoken_together(
 
     monkeypatch.setattr(chat_voice, "CODES_MAX", 30)
     monkeypatch.setattr(chat_voice.Mouth, "say", noted)
-    model.answer(ask(max_new_tokens=23))
+    answer(model, ask(max_new_tokens=23))
     assert spoken == [(10, False), (10, False), (3, True)]
     spoken.clear()
-    model.answer(ask(max_new_tokens=20))
+    answer(model, ask(max_new_tokens=20))
     assert spoken == [(10, False), (10, True)]
 
 

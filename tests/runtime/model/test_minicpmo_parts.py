@@ -22,7 +22,7 @@ from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.slices import Slicing
 from runtime.model.backends.minicpmo.tts import CODES_A_UNIT
 from runtime.model.backends.minicpmo.vision import places_2d
-from runtime.model.backends.minicpmo.work import Feed, Hear, See, Speak
+from runtime.model.backends.minicpmo.work import Feed, See, Speak
 from tests import random_model
 from tests.random_model import FEW_UNITS, SLIDING
 
@@ -207,7 +207,7 @@ def test_the_encoder_streams_what_it_was_trained_on(machine: Machine, parts: Par
     rows = []
     for index, mel in enumerate(frames):
         hearing = Hearing(mel=mel, slot=1, units=index % 7)
-        (heard,) = machine.compute([Hear(hearing=hearing)])
+        (heard,) = machine.compute([hearing])
         assert heard.shape == (10, 192)
         rows.append(heard)
     with torch.inference_mode():
@@ -221,8 +221,8 @@ def test_units_heard_together_have_the_bits_of_one_alone(machine: Machine) -> No
         Hearing(mel=noise(80, 102 if slot == 0 else 104, seed=slot), slot=slot, units=slot)
         for slot in range(3)
     ]
-    alone = [machine.compute([Hear(hearing=hearing)])[0] for hearing in hearings]
-    together = machine.compute([Hear(hearing=hearing) for hearing in hearings])
+    alone = [machine.compute([hearing])[0] for hearing in hearings]
+    together = machine.compute(hearings)
     assert all(map(torch.equal, together, alone))
 
 

@@ -37,7 +37,7 @@ from runtime.model.backends.minicpmo.work import alone
 from runtime.model.backends.streams import SamplingParams
 from tests import random_model
 from tests.bench.tiny.staging import known_phrases, play, stage_phrase
-from tests.random_model import opening
+from tests.random_model import answer, opening
 from tests.runtime.model.test_forcing import record, run_forced
 from tests.runtime.model.test_minicpmo_chat import TINY, ask, facts, said
 
@@ -215,15 +215,7 @@ def test_streaming_input_is_answered_the_same(case: Case, params: SamplingParams
     number, tokens = float(case.draws[1]), case.tokens
 
     def rule(logits: Candidates) -> int:
-        return decide_plain(
-            logits,
-            number,
-            tokens.size,
-            tokens.forbidden,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-        )
+        return decide_plain(logits, number, tokens.size, tokens.forbidden, params)
 
     case.check(rule)
 
@@ -401,7 +393,7 @@ def answered(model: DuplexModel, seed: int) -> tuple[object, ...]:
     """An answer of chat, by its default settings and by others."""
     turn = ask(said("user", "What do you see?"), seed=seed)
     plain = attrs.evolve(turn, config=ChatConfig(max_new_tokens=40))
-    facts_of = (model.answer(one) for one in (turn, plain))
+    facts_of = (answer(model, one) for one in (turn, plain))
     return tuple(facts(chunks, result) for _, chunks, result in facts_of)
 
 

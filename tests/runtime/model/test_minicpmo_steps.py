@@ -33,8 +33,8 @@ from runtime.model.backends.minicpmo.flash import SpanCache
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.parts import fuse_norms
-from runtime.model.backends.minicpmo.steps import Step, Stepper, batches
-from runtime.model.backends.minicpmo.work import Feed, Hear, Recall, See, Speak
+from runtime.model.backends.minicpmo.steps import Network, Step, Stepper, batches
+from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
 from tests import gpu
 from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.flash import flash_on_cpu, forward, unread
@@ -175,8 +175,7 @@ def test_codes_and_sound_go_the_same_way(machines: tuple[Machine, Machine]) -> N
         for one, other in zip(plain, stepped, strict=True):
             assert_near(one, other)
         hears = [
-            Hear(hearing=Hearing(mel=noise(80, 104, seed=step + slot), slot=slot, units=step))
-            for slot in (0, 2)
+            Hearing(mel=noise(80, 104, seed=step + slot), slot=slot, units=step) for slot in (0, 2)
         ]
         plain, stepped = (machine.compute(hears) for machine in machines)
         for one, other in zip(plain, stepped, strict=True):
@@ -237,11 +236,11 @@ class Capturing(TorchDispatchMode):
 def test_a_step_can_be_captured(model: DuplexModel, length: int) -> None:
     """A GPU would refuse it, and every server with one would launch kernel by kernel."""
     parts, machine = model.machine.parts, model.machine
-    for decoder, head, store in (
-        (parts.llm.model, parts.llm.lm_head, machine.llm),
-        (parts.tts.model, parts.tts.logits, machine.tts),
+    for network in (
+        Network(parts.llm.model, parts.llm.lm_head, machine.llm),
+        Network(parts.tts.model, parts.tts.logits, machine.tts),
     ):
-        step = Step(decoder, head, store, 2, length)
+        step = Step(network, 2, length)
         with torch.inference_mode(), flash_on_cpu(unread), Capturing() as capturing:
             step.compute()
         assert capturing.calls > 50
@@ -280,7 +279,7 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, cache_of: 
     feeds = [Feed(slot=slot, start=9, rows=parts.embed(range(13))) for slot in (0, 1)]
     speaks = [Speak(slot=2, start=0, rows=parts.tts.opening([(3, parts.embed((1,))[0])]))]
     for plain, work in ((machine._llm, feeds), (machine._tts, speaks)):
-        step = Step(plain.model, plain.head, plain.store, 2, 1)
+        step = Step(plain.network, 2, 1)
         with torch.inference_mode():
             with Elsewhere():
                 stepped = step.compute()
@@ -288,7 +287,7 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, cache_of: 
                 assert (hidden.dtype, logits.dtype) == (dtype, torch.float32)
     for request in (
         See(picture=torch.zeros(3, 448, 448)),
-        Hear(hearing=Hearing(mel=torch.zeros(80, 104), slot=0, units=3)),
+        Hearing(mel=torch.zeros(80, 104), slot=0, units=3),
         Recall(pcm=torch.zeros(16_000)),
     ):
         (rows,) = machine.compute([request])
@@ -371,10 +370,10 @@ def test_a_log_tells_how_each_decoder_attends(
     """A replay would take a speech decoder that fell back for one that did not."""
     parts, made = model.machine.parts, Stepper.__init__
 
-    def tokens_alone(self: Stepper, decoder: Any, *args: Any) -> None:
-        if decoder is not parts.llm.model:
+    def tokens_alone(self: Stepper, network: Network, *args: Any) -> None:
+        if network.model is not parts.llm.model:
             raise RuntimeError("no memory for it")
-        made(self, decoder, *args)
+        made(self, network, *args)
 
     monkeypatch.setattr(Stepper, "__init__", tokens_alone)
     machine = Machine(parts, None, SLOTS, means=MEANS)
@@ -451,10 +450,7 @@ def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None
             (own,) = machine.compute([work])
             assert torch.equal(own.hidden, fed.hidden)
             assert torch.equal(own.logits.whole(), fed.logits.whole())
-    hears = [
-        Hear(hearing=Hearing(mel=noise(80, 104, seed=slot), slot=slot, units=1))
-        for slot in range(SLOTS)
-    ]
+    hears = [Hearing(mel=noise(80, 104, seed=slot), slot=slot, units=1) for slot in range(SLOTS)]
     for hear, heard in zip(hears, machine.compute(hears), strict=True):
         assert torch.equal(machine.compute([hear])[0], heard)
 
@@ -486,7 +482,7 @@ def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Decoder
         return logits + more[what] * 1e-3
 
     store = Machine(parts, None, slots).llm
-    return make_decoder(parts.llm.model, head, store, EXACT, (1, 2))
+    return make_decoder(Network(parts.llm.model, head, store), EXACT, (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 from protocol.values.model import SlidingWindow
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import window
+from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
 from runtime.model.backends.minicpmo.state import Layout, SessionState, Span
 from runtime.model.backends.minicpmo.window import MARKER, PREVIOUS_TOKENS, rotate, slide
-from runtime.model.backends.minicpmo.work import Feed, Hear, Work, alone
+from runtime.model.backends.minicpmo.work import Feed, Work, alone
 from tests import random_model
 from tests.random_model import facts, opening, picture, unit
 
@@ -285,7 +286,7 @@ def test_rollback_is_exact_where_starting_over_failed_midway(
 
     def compute(works: list[Work]) -> list[Any]:
         answers = machine.compute(works)
-        if isinstance(works[0], Hear):
+        if isinstance(works[0], Hearing):
             raise RuntimeError("the device failed")
         return answers
 
@@ -328,7 +329,7 @@ def test_the_encoder_forgets_after_twenty_nine_units(model: DuplexModel, machine
     compute = machine.compute
 
     def watched(works: list[Work]) -> list[Any]:
-        starts.extend(work.hearing.units for work in works if isinstance(work, Hear))
+        starts.extend(work.units for work in works if isinstance(work, Hearing))
         return compute(works)
 
     session = model.open(opening(3, force_listen_count=100))

@@ -96,8 +96,7 @@ def rebuild(session: ModelSession, past: Sequence[PastUnit], *, exact: bool) -> 
     """Feed a past in calls of as many units as one call may have."""
     for place, each in enumerate(past, 1):
         is_last = place == len(past) or place % PAST_UNITS_MAX == 0
-        pictures = session.look(each.unit)
-        yield from session.rebuild(each, pictures, exact=exact, is_last=is_last)
+        yield from session.rebuild(each, exact=exact, is_last=is_last)
 
 
 def go_on(
@@ -354,5 +353,5 @@ def test_a_damaged_past_is_refused(
         with pytest.raises(BackendError, match=f"unit {place}\\b"):
             on_its_own(other, run_to_the_end(session, rebuild(session, broken, exact=exact)))
         with pytest.raises(BackendError, match="out of order"):
-            on_its_own(other, session.unit(unit(99), (), None))
+            on_its_own(other, session.unit(unit(99), None))
         session.release()

@@ -263,9 +263,8 @@ class RebuiltFake(FakeSession):
     """A session of the fake model whose past units are two requests each."""
 
     def rebuild(
-        self, past: PastUnit, pictures: str, *, exact: bool, is_last: bool
+        self, past: PastUnit, *, exact: bool, is_last: bool
     ) -> Generator[Ask, str, Finalized]:
-        assert pictures == "seen"
         yield from self._ask(f"past {past.unit.index}, exact {exact}")
         yield from self._ask(f"past {past.unit.index}, last {is_last}")
         return Finalized(index=past.unit.index, kv_length=20)
@@ -273,6 +272,10 @@ class RebuiltFake(FakeSession):
 
 class RebuiltFakeModel(FakeModel):
     """The fake model with such sessions; it computes one request at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = attrs.evolve(self.info, can_rebuild=True)
 
     def session(self, opening: Opening, *, slot: int) -> FakeSession:
         return RebuiltFake(self, opening.instructions, slot)

@@ -35,7 +35,7 @@ from runtime.model.backends.scripted import (
     default_script,
     tone,
 )
-from runtime.model.backends.scripted_random import random_script
+from tests.random_scripts import random_script
 
 Value = TypeVar("Value")
 

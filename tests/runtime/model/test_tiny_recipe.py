@@ -42,6 +42,7 @@ from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Speak
 from tests.bench.tiny.score_chat import UNKNOWN as ADMITTED
 from tests.bench.tiny.staging import known_phrases, read_manifest, stage_phrase
+from tests.random_model import answer
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "fixtures" / "tiny"
@@ -328,7 +329,7 @@ def test_chat_is_laid_out_as_the_engine_feeds_it(model: DuplexModel, lesson: Les
     for asked in turns(lesson.world, 12):
         laid = chat_batches.lay(lesson, asked)
         prompt = len(laid.ids) - len(laid.answer)
-        fed = model.answer(attrs.evolve(asked.turn, max_slice_nums=1), cut=0)[0].fed_ids
+        fed = answer(model, attrs.evolve(asked.turn, max_slice_nums=1), cut=0)[0].fed_ids
         assert [min(index, 0) or index for index in fed] == [
             -1 if index < 0 else index for index in laid.ids[:prompt]
         ]

@@ -12,9 +12,8 @@ Rules, besides those of `streams`:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,29 +22,32 @@ from torch import Tensor
 
 from protocol.values.model import Costs
 
-from ..base import BackendError, BackendRefused
+from ..base import BackendRefused
 from ..streams import Anchoring, Extended, FinishReason, Part, Sampled, SamplingParams
-from .anchor_prompt import Ids, Look, Looked, Sight
+from .anchor_prompt import Look, Looked
 from .audio import Hearing
 from .candidates import Candidates
+from .chat_prompt import Words
 from .chat_text import TextStream
 from .decide import decide_plain
 from .machine import Machine
 from .mel import MelCarry
-from .prompt import BLOCK, EMBEDDED
+from .prompt import EMBEDDED, feed_blocks
 from .sampling import draws
+from .slot import InSlot
 from .tokens import Tokens
-from .work import Fed, Feed, Hear, See, Steps
+from .work import Fed, See, Steps
 
 Emit = Callable[[Sampled], None]
-Phase = Literal["open", "failed", "released"]
 
 
-class Anchor:
+class Anchor(InSlot):
     """One request in one slot, which must be empty; its generators never overlap.
 
     `length`: tokens in the slot; `chunks`: number of chunks answered.
     """
+
+    kind: ClassVar[str] = "request"
 
     def __init__(
         self,
@@ -56,14 +58,12 @@ class Anchor:
         *,
         forbidden: Sequence[int] = (),
     ) -> None:
-        self._machine, self._tokens, self._anchoring = machine, tokens, anchoring
-        self._slot, self._forbidden = slot, tuple(forbidden)
+        super().__init__(machine, tokens, slot, "open")
+        self._anchoring, self._forbidden = anchoring, tuple(forbidden)
         self.length = self.chunks = 0
         self._carried: tuple[int, ...] = ()
         self._mel, self._heard = MelCarry.start(), 0
         self._stream = TextStream(tokens)
-        self._is_interrupted = False
-        self._phase: Phase = "open"
 
     def look(self, prompt: Sequence[Part], params: SamplingParams) -> Looked:
         """Check the next chunk's prompt without changing state; safe from any thread.
@@ -73,7 +73,7 @@ class Anchor:
             BackendRefused: it is malformed, empty, or asks for an id that the model lacks.
             BackendError: called out of order, or the request was cut.
         """
-        self._require_open()
+        self._require("open")
         self._require_uncut()
         for place, index in enumerate(params.stop_token_ids):
             if index >= self._tokens.size:
@@ -92,13 +92,17 @@ class Anchor:
             raise BackendRefused(f"chunk {self.chunks} is empty: there is nothing to compute")
         return looked
 
-    def extend(self, looked: Looked, params: SamplingParams, emit: Emit) -> Steps[Extended]:
-        """Compute the chunk that `look` checked, and answer it; see `AnchorSession.extend`.
+    def extend(self, prompt: Sequence[Part], params: SamplingParams, emit: Emit) -> Steps[Extended]:
+        """Look at the next chunk; then `answer` it; see `AnchorSession.extend`."""
+        return self.answer(self.look(prompt, params), params, emit)
+
+    def answer(self, looked: Looked, params: SamplingParams, emit: Emit) -> Steps[Extended]:
+        """Compute the chunk that `look` checked, and answer it.
 
         `emit` runs in the thread that drives the generator. A `BackendError` leaves the slot empty.
         """
-        self._require_open()
-        with self._wiped_on_failure():
+        self._require("open")
+        with self._wiped_on_failure(f"chunk {self.chunks}"):
             began = time.perf_counter_ns()
             rows, fed_ids = yield from self._rows(looked)
             first = yield from self._feed(rows)
@@ -133,15 +137,9 @@ class Anchor:
         rest, self._stream = self._stream.end(), TextStream(self._tokens)
         return rest
 
-    def interrupt(self) -> None:
-        """Cut the request for good at its next step; safe from any thread."""
-        self._is_interrupted = True
-
     def release(self) -> None:
         """Wipe the slot; idempotent, and any other call fails afterwards."""
-        if self._phase == "open":
-            self._machine.clear(self._slot)
-        self._phase = "released"
+        super().release()
         self._mel = MelCarry.start()
 
     # -- what a chunk does ----------------------------------------------------------------------
@@ -150,16 +148,16 @@ class Anchor:
         """Compute the rows of a prompt, (T, width), and their ids."""
         embed = self._machine.parts.embed
         rows, fed = list[Tensor](), list[int]()
-        for piece in (Ids(ids=self._carried), *looked.pieces):
+        for piece in (Words(ids=self._carried), *looked.pieces):
             self._require_uncut()
-            if isinstance(piece, Ids):
+            if isinstance(piece, Words):
                 rows.append(embed(piece.ids))
                 fed += piece.ids
                 continue
-            if isinstance(piece, Sight):
-                rows.append((yield See(picture=piece.picture)))  # (64, width)
+            if isinstance(piece, See):
+                rows.append((yield piece))  # (64, width)
             else:
-                rows.append((yield from self._hear(piece.pcm)))  # (10, width)
+                rows.append((yield from self._hear(piece)))  # (10, width)
             fed += [EMBEDDED] * len(rows[-1])
         assert len(fed) == looked.rows + len(self._carried), (len(fed), looked.rows)
         return torch.cat(rows), tuple(fed)
@@ -169,15 +167,13 @@ class Anchor:
         mel, self._mel = parts.front_end.next_frames(pcm, self._mel)
         units = 0 if self._heard == parts.config.audio.units else self._heard
         self._heard = units + 1
-        heard: Tensor = yield Hear(hearing=Hearing(mel=mel, slot=self._slot, units=units))
+        heard: Tensor = yield Hearing(mel=mel, slot=self._slot, units=units)
         return heard
 
     def _feed(self, rows: Tensor) -> Steps[Fed]:
         """Feed rows after the slot's content; return the output of the last."""
-        for block in torch.split(rows, BLOCK):
-            self._require_uncut()
-            fed: Fed = yield Feed(slot=self._slot, start=self.length, rows=block)
-            self.length += len(block)
+        fed = yield from feed_blocks(self._slot, self.length, rows, self._require_uncut)
+        self.length += len(rows)
         return fed
 
     def _sample(
@@ -208,15 +204,7 @@ class Anchor:
 
     def _decide(self, fed: Fed, draw: float, params: SamplingParams) -> int:
         def rule(logits: Candidates) -> int:
-            return decide_plain(
-                logits,
-                draw,
-                self._tokens.size,
-                self._forbidden,
-                temperature=params.temperature,
-                top_k=params.top_k,
-                top_p=params.top_p,
-            )
+            return decide_plain(logits, draw, self._tokens.size, self._forbidden, params)
 
         return fed.logits.settle(rule)
 
@@ -235,24 +223,3 @@ class Anchor:
         if count == params.max_tokens:
             return "length"
         return "context_full" if self.length == self._machine.config.context_limit else None
-
-    # -- order ----------------------------------------------------------------------------------
-
-    @contextmanager
-    def _wiped_on_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.release()
-            self._phase = "failed"
-            if isinstance(error, BackendError):
-                raise
-            raise BackendError(f"chunk {self.chunks} failed: {error}") from error
-
-    def _require_open(self) -> None:
-        if self._phase != "open":
-            raise BackendError(f"call out of order: the request is {self._phase}")
-
-    def _require_uncut(self) -> None:
-        if self._is_interrupted:
-            raise BackendError("the request was cut")

@@ -20,35 +20,15 @@ from protocol.values.turn import Picture, Sound, Text
 
 from ..base import BackendRefused, ContextFull
 from ..streams import Part
-from .chat_prompt import slicing
+from .chat_prompt import Words
 from .config import ModelConfig
-from .slices import read_jpeg
-from .sound import read_pcm
+from .slices import Slicing, read_jpeg
+from .sound import samples_of
 from .tokens import Tokens
+from .work import See
 
-
-@attrs.frozen(kw_only=True)
-class Ids:
-    """Ids to be fed."""
-
-    ids: tuple[int, ...]
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Sight:
-    """A slice of a picture, (3, h, w) in [-1, 1], fed as embeddings."""
-
-    picture: Tensor
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Second:
-    """A second of sound, (16000,), fed as embeddings."""
-
-    pcm: Tensor
-
-
-Piece = Ids | Sight | Second
+Piece = Words | See | Tensor
+"""Ids, the request for a slice of a picture, or a second of sound, (16000,)."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -99,42 +79,38 @@ class Look:
                 f"{self.config.context_limit} are free"
             )
 
-    def _text(self, text: str) -> Ids:
+    def _text(self, text: str) -> Words:
         if len(text) > CHAT_TEXT_CHARS_MAX:  # Not worth encoding: no context could hold it.
             raise ContextFull(f"the text has {len(text)} characters, over {CHAT_TEXT_CHARS_MAX}")
         ids = tuple(self.tokens.encode(text))
         self._take(len(ids))
-        return Ids(ids=ids)
+        return Words(ids=ids)
 
-    def _ids(self, place: int, ids: tuple[int, ...]) -> Ids:
+    def _ids(self, place: int, ids: tuple[int, ...]) -> Words:
         self._take(len(ids))
         for at, index in enumerate(ids):
             if not 0 <= index < self.tokens.size:
                 raise BackendRefused(
                     f"prompt[{place}].ids[{at}] is {index}, not below {self.tokens.size}"
                 )
-        return Ids(ids=ids)
+        return Words(ids=ids)
 
-    def _sound(self, place: int, pcm: bytes) -> Iterator[Second]:
+    def _sound(self, place: int, pcm: bytes) -> Iterator[Tensor]:
         if not pcm or len(pcm) % UNIT_BYTES:
             raise BackendRefused(
                 f"prompt[{place}].pcm has {len(pcm) / SAMPLE_BYTES:g} samples, not whole seconds "
                 f"of {UNIT_SAMPLES}"
             )
         self._take(len(pcm) // UNIT_BYTES * self.config.audio.embeddings)
-        try:
-            samples = torch.from_numpy(read_pcm(pcm))
-        except ValueError as error:
-            raise BackendRefused(f"prompt[{place}].pcm: {error}") from error
-        for second in torch.split(samples, UNIT_SAMPLES):
-            yield Second(pcm=second)
+        samples = samples_of(pcm, f"prompt[{place}].pcm")
+        yield from torch.split(samples, UNIT_SAMPLES)
 
     def _picture(self, place: int, jpeg: bytes) -> Iterator[Piece]:
         from protocol.wire.media import (
             check_jpeg,  # Here: it needs libraries that the model does not.
         )
 
-        path, cutter = f"prompt[{place}].jpeg", slicing(self.config)
+        path, cutter = f"prompt[{place}].jpeg", Slicing.of(self.config.vision)
         try:
             width, height = check_jpeg(path, jpeg)
         except FieldError as error:
@@ -148,4 +124,4 @@ class Look:
         ids = self.tokens.ids
         for index, picture in enumerate(cutter.cut(pixels, self.slices_max)):
             begin, end = (ids.slice_, ids.slice_end) if index else (ids.image, ids.image_end)
-            yield from (Ids(ids=(begin,)), Sight(picture=picture), Ids(ids=(end,)))
+            yield from (Words(ids=(begin,)), See(picture=picture), Words(ids=(end,)))

@@ -9,6 +9,7 @@ dropped entirely (model.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import attrs
 import torch
@@ -72,7 +73,7 @@ class AudioLayer(nn.Module):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Hearing:
-    """One unit's frames of one session.
+    """One unit's frames of one session: a request, answered by their embeddings, (10, width).
 
     Attributes:
         mel: (bands, 102) for the first unit of a session, else (bands, 104).
@@ -82,6 +83,9 @@ class Hearing:
     mel: Tensor
     slot: int
     units: int
+
+    stage: ClassVar[int] = 1
+    bucket: ClassVar[str] = "hear"
 
 
 class AudioEncoder(nn.Module):

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,16 +24,15 @@ from protocol.values.turn import Picture, Prefill, Sound, Text, Turn, TurnResult
 
 from ..base import BackendError, ContextFull
 from .chat_answer import Answer, Emit
-from .chat_prompt import Clip, Prompt, Slice, Words, lay_out, slicing
+from .chat_prompt import Clip, Prompt, Slice, Words, lay_out
 from .chat_voice import Mouth
 from .machine import Machine
-from .prompt import BLOCK, EMBEDDED
-from .slices import read_jpeg
-from .sound import read_pcm
+from .prompt import EMBEDDED, feed_blocks
+from .slices import Slicing, read_jpeg
+from .slot import InSlot
+from .sound import samples_of
 from .tokens import Tokens
-from .work import Fed, Feed, Recall, See, Steps
-
-Phase = Literal["new", "measured", "ready", "ran", "failed", "released"]
+from .work import Fed, Recall, See, Steps
 
 
 def turn_hash(turn: Turn) -> str:
@@ -62,17 +60,18 @@ def turn_hash(turn: Turn) -> str:
     return digest.hexdigest()
 
 
-class ChatTurn:
+class ChatTurn(InSlot):
     """One turn in one slot, which must be empty; its calls never overlap."""
 
+    kind: ClassVar[str] = "turn"
+
     def __init__(self, machine: Machine, tokens: Tokens, turn: Turn, slot: int) -> None:
-        self._machine, self._tokens, self._turn, self._slot = machine, tokens, turn, slot
+        super().__init__(machine, tokens, slot, "new")
+        self._turn, self._name = turn, f"turn {turn.index}"
         self._prompt: Prompt
         self._seen: dict[tuple[int, int], Tensor] = {}
         self._first: Fed
         self._length = 0
-        self._is_interrupted = False
-        self._phase: Phase = "new"
         self._began_ns = 0
 
     def measure(self) -> int:
@@ -87,7 +86,7 @@ class ChatTurn:
         self._prompt = lay_out(config, self._tokens, self._turn)
         if self._prompt.length + 1 > config.context_limit:
             raise ContextFull(
-                f"turn {self._turn.index} has {self._prompt.length} tokens, "
+                f"{self._name} has {self._prompt.length} tokens, "
                 f"more than {config.context_limit - 1}"
             )
         self._phase = "measured"
@@ -103,12 +102,15 @@ class ChatTurn:
             pixels = read_jpeg(self._prompt.pictures[place])
         except ValueError as error:
             raise BackendError(f"picture {place} cannot be decoded") from error
-        return slicing(self._machine.config).cut(pixels, self._turn.max_slice_nums)
+        return Slicing.of(self._machine.config.vision).cut(pixels, self._turn.max_slice_nums)
 
-    def see(self, place: int, slices: list[Tensor]) -> Steps[None]:
-        """Encode a picture's slices; after a `BackendError` the slot is empty."""
+    def see(self, place: int) -> Steps[None]:
+        """Look at a picture, then encode its slices; where encoding fails the slot is empty."""
+        return self._see(place, self.look(place))
+
+    def _see(self, place: int, slices: list[Tensor]) -> Steps[None]:
         self._require("measured")
-        with self._wiped_on_failure("a picture"):
+        with self._wiped_on_failure(f"a picture of {self._name}"):
             for index, picture in enumerate(slices):
                 self._require_uncut()
                 self._seen[place, index] = yield See(picture=picture)  # (64, width)
@@ -116,7 +118,7 @@ class ChatTurn:
     def prefill(self) -> Steps[Prefill]:
         """Feed the conversation, after all pictures; after a `BackendError` the slot is empty."""
         self._require("measured")
-        with self._wiped_on_failure("prefill"):
+        with self._wiped_on_failure(f"prefill of {self._name}"):
             return (yield from self._prefill())
 
     def _prefill(self) -> Steps[Prefill]:
@@ -135,10 +137,8 @@ class ChatTurn:
                     fed += [EMBEDDED] * len(rows[-1])
         assert len(fed) == self._prompt.length, (len(fed), self._prompt.length)
         self._seen.clear()
-        for block in torch.split(torch.cat(rows), BLOCK):
-            self._require_uncut()
-            self._first = yield Feed(slot=self._slot, start=self._length, rows=block)
-            self._length += len(block)
+        self._first = yield from feed_blocks(self._slot, 0, torch.cat(rows), self._require_uncut)
+        self._length = self._prompt.length
         self._require_uncut()
         self._phase = "ready"
         return Prefill(
@@ -160,7 +160,7 @@ class ChatTurn:
         def stop(step: int) -> bool:
             return self._is_interrupted if cut is None else step == cut
 
-        with self._wiped_on_failure("the answer"):
+        with self._wiped_on_failure(f"the answer of {self._name}"):
             answer = Answer(
                 machine=self._machine,
                 tokens=self._tokens,
@@ -193,42 +193,14 @@ class ChatTurn:
             key=(self._turn.seed, self._turn.index),
         )
 
-    def interrupt(self) -> None:
-        """Cut the turn at its next step, or before its next token; safe from any thread."""
-        self._is_interrupted = True
-
     def release(self) -> None:
         """Wipe the slot; idempotent, and any other call fails afterwards."""
-        if self._phase not in ("failed", "released"):
-            self._machine.clear(self._slot)
-            self._seen.clear()
-            for name in ("_prompt", "_first"):
-                self.__dict__.pop(name, None)
-        self._phase = "released"
-
-    @contextmanager
-    def _wiped_on_failure(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.release()
-            self._phase = "failed"
-            if isinstance(error, BackendError):
-                raise
-            raise BackendError(f"{what} of turn {self._turn.index} failed: {error}") from error
-
-    def _require_uncut(self) -> None:
-        if self._is_interrupted:
-            raise BackendError("the turn was cut")
-
-    def _require(self, phase: Phase) -> None:
-        if self._phase != phase:
-            raise BackendError(f"call out of order: the turn is {self._phase}, not {phase}")
+        super().release()
+        self._seen.clear()
+        for name in ("_prompt", "_first"):
+            self.__dict__.pop(name, None)
 
 
 def _samples(pcm: bytes) -> Tensor:
     """Convert PCM to samples, (samples,); malformed sound is a `BackendError`."""
-    try:
-        return torch.from_numpy(read_pcm(pcm))
-    except ValueError as error:
-        raise BackendError(f"malformed sound: {error}") from error
+    return samples_of(pcm, "malformed sound", BackendError)

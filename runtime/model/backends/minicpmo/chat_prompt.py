@@ -133,16 +133,21 @@ def clips(pcm: bytes, audio: AudioConfig) -> Iterator[Clip]:
         yield Clip(pcm=piece, count=-(-frames // 2) // audio.pool)
 
 
-class _Script:
+@attrs.define
+class _Writer:
     """A prompt under construction; adjacent texts are encoded together."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens, self._text = tokens, ""
-        self._ids: list[int] = []
-        self._pieces: list[Piece] = []
+    tokens: Tokens
+    config: ModelConfig
+    turn: Turn
+    numbered: bool
+    pictures: list[bytes] = attrs.field(factory=list)
+    _waiting: str = ""
+    _ids: list[int] = attrs.field(factory=list)
+    _pieces: list[Piece] = attrs.field(factory=list)
 
     def text(self, text: str) -> None:
-        self._text += text
+        self._waiting += text
 
     def marks(self, *marks: int | None) -> None:
         """Add the control tokens that exist."""
@@ -156,8 +161,8 @@ class _Script:
         self._pieces += pieces
 
     def _encode(self) -> None:
-        self._ids += self._tokens.encode(self._text) if self._text else []
-        self._text = ""
+        self._ids += self.tokens.encode(self._waiting) if self._waiting else []
+        self._waiting = ""
 
     def _close(self) -> None:
         self._encode()
@@ -169,76 +174,55 @@ class _Script:
         self._close()
         return tuple(self._pieces)
 
-
-@attrs.define
-class _Writer:
-    tokens: Tokens
-    config: ModelConfig
-    turn: Turn
-    script: _Script
-    numbered: bool
-    pictures: list[bytes] = attrs.field(factory=list)
-
     def message(self, message: Message) -> None:
-        ids, script = self.tokens.ids, self.script
-        script.marks(ids.im_start)
-        script.text(f"{message.role}\n")
+        ids = self.tokens.ids
+        self.marks(ids.im_start)
+        self.text(f"{message.role}\n")
         is_answer = message.role == "assistant"
         content = without_thoughts(message.content) if is_answer else message.content
         for index, part in enumerate(content):
-            script.text("\n" if index and not self.turn.omni else "")
+            self.text("\n" if index and not self.turn.omni else "")
             if isinstance(part, Text):
-                script.text(part.text)
+                self.text(part.text)
             elif isinstance(part, Picture):
                 self._picture(part.jpeg)
             else:
-                script.marks(ids.audio_start)
-                script.media(*clips(part.pcm, self.config.audio))
-                script.marks(ids.audio_end)
-        script.marks(ids.im_end)
-        script.text("\n")
+                self.marks(ids.audio_start)
+                self.media(*clips(part.pcm, self.config.audio))
+                self.marks(ids.audio_end)
+        self.marks(ids.im_end)
+        self.text("\n")
 
     def _picture(self, jpeg: bytes) -> None:
-        ids, chat, script, place = (
-            self.tokens.ids,
-            self.tokens.chat,
-            self.script,
-            len(self.pictures),
-        )
+        ids, chat, place = self.tokens.ids, self.tokens.chat, len(self.pictures)
         self.pictures.append(jpeg)
         if self.numbered:
-            script.marks(chat.image_id)
-            script.text(str(place))
-            script.marks(chat.image_id_end)
-        script.marks(ids.image)
-        script.media(Slice(picture=place, index=0))
-        script.marks(ids.image_end)
+            self.marks(chat.image_id)
+            self.text(str(place))
+            self.marks(chat.image_id_end)
+        self.marks(ids.image)
+        self.media(Slice(picture=place, index=0))
+        self.marks(ids.image_end)
         columns, rows = _grid(self.config, jpeg, place, self.turn.max_slice_nums)
         for row in range(rows):
-            script.text("\n" if row else "")
+            self.text("\n" if row else "")
             for column in range(columns):
-                script.marks(ids.slice_)
-                script.media(Slice(picture=place, index=1 + row * columns + column))
-                script.marks(ids.slice_end)
+                self.marks(ids.slice_)
+                self.media(Slice(picture=place, index=1 + row * columns + column))
+                self.marks(ids.slice_end)
 
     def ask(self, *, aloud: bool) -> None:
         """Add the generation prompt."""
-        ids, chat, script = self.tokens.ids, self.tokens.chat, self.script
-        script.marks(ids.im_start)
-        script.text("assistant\n")
+        ids, chat = self.tokens.ids, self.tokens.chat
+        self.marks(ids.im_start)
+        self.text("assistant\n")
         if not self.turn.thinking and chat.think is not None:
-            script.marks(chat.think)
-            script.text("\n\n")
-            script.marks(chat.think_end)
-            script.text("\n\n")
+            self.marks(chat.think)
+            self.text("\n\n")
+            self.marks(chat.think_end)
+            self.text("\n\n")
         if aloud:
-            script.marks(ids.tts_bos)
-
-
-def slicing(config: ModelConfig) -> Slicing:
-    """How a model slices pictures."""
-    vision = config.vision
-    return Slicing(resolution=vision.scale_resolution, patch=vision.patch_size)
+            self.marks(ids.tts_bos)
 
 
 def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tuple[int, int]:
@@ -247,7 +231,7 @@ def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tupl
         width, height = jpeg_size(jpeg)
     except ValueError as error:
         raise BackendError(f"picture {place} cannot be decoded") from error
-    return slicing(config).grid(width, height, slices_max) or (0, 0)
+    return Slicing.of(config.vision).grid(width, height, slices_max) or (0, 0)
 
 
 def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
@@ -260,14 +244,13 @@ def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
         tokens=tokens,
         config=config,
         turn=turn,
-        script=_Script(tokens),
         numbered=turn.use_image_id and has_numbers and several,
     )
     for message in messages:
         writer.message(message)
     heard = any(isinstance(part, Sound) for part in parts)
     writer.ask(aloud=turn.speech is not None or heard or turn.tts_template)
-    pieces = writer.script.pieces()
+    pieces = writer.pieces()
     length = sum(rows_of(piece, config) for piece in pieces)
     return Prompt(pieces=pieces, pictures=tuple(writer.pictures), length=length)
 

@@ -14,7 +14,6 @@ from typing import Final
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, cat
 
 from .decide import decide_chat_code
@@ -22,8 +21,8 @@ from .parts import Parts
 from .sampling import draws
 from .token_logits import numbers_of
 from .tts import CODES_A_UNIT
-from .vocoder import LOOKAHEAD, Sounding, Vocoder, Voicing
-from .work import Sound, Speak, Steps
+from .vocoder import LOOKAHEAD, Vocoder, Voicing
+from .work import Speak, Steps
 
 TEXT_A_CHUNK: Final = 10
 """Text tokens spoken together, as in the published model's training."""
@@ -116,19 +115,12 @@ class Mouth:
     def _sound(self, tell: Tell, *, last: bool) -> Steps[bool]:
         began = time.perf_counter_ns()
         codes, self.sounded = tuple(self.codes[self.sounded :]), len(self.codes)
-        portions, waiting = self.voicing.portions(codes, last=last)
-        state, sound = self.voicing.state, [np.zeros(0, np.float32)]
-        for index, portion in enumerate(portions):
-            if self.is_cut():
-                return False
-            flush = last and index == len(portions) - 1
-            sounding = Sounding(codes=portion, state=state, last=flush, voice=self.voice)
-            pcm: NDArray[np.float32]
-            pcm, state = yield Sound(sounding=sounding)
-            sound.append(pcm)
-        self.voicing = Voicing(buffer=waiting, state=state)
+        spoken = yield from self.voicing.sound(codes, self.voice, last=last, is_cut=self.is_cut)
+        if spoken is None:
+            return False
+        sound, self.voicing = spoken
         self.vocoder_ns += time.perf_counter_ns() - began
         if self.is_cut():
             return False
-        tell(np.concatenate(sound).astype("<f4").tobytes(), codes)
+        tell(np.concatenate([np.zeros(0, np.float32), *sound]).astype("<f4").tobytes(), codes)
         return True

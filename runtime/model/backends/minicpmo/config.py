@@ -3,6 +3,9 @@
 The top level is a Qwen3 config; `vision_config`, `audio_config` and `tts_config` hold the towers.
 Unsupported values are refused by name, so a file of another version never loads partially. Absent
 values take the published class's defaults. Keys without effect (`architectures`, ...) are ignored.
+
+Slicing follows `config.json`, mel frames follow `mel`; but the published code follows the folder's
+`preprocessor_config.json`, so a different one belongs to another model.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from typing import Any, Final
 import attrs
 from transformers import LlamaConfig, Qwen3Config, SiglipVisionConfig, WhisperConfig
 
+from protocol.values.model import INPUT_RATE_HZ
+
 from .attention import ATTENTION
-from .preprocessor import PREPROCESSOR, check_preprocessor
+from .mel import FFT, HOP
 
 UNIT_FRAMES: Final = 50
 """Audio frames a second after the convolutions; the encoder pools them to embeddings."""
@@ -48,6 +53,11 @@ REQUIRED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )
 """The only supported values; any other is another architecture."""
+PREPROCESSOR: Final = "preprocessor_config.json"
+PICTURE_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"image_feature_size": 64, "patch_size": 14, "scale_resolution": 448}
+)
+"""Defaults of the published `MiniCPMVImageProcessor`; its other defaults equal this code's."""
 VERSION: Final = "4.5"
 """Of the published model; a text or a number in its file."""
 TTS_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
@@ -169,13 +179,27 @@ CONTEXT_LIMIT: Final = 8192
 """A duplex session's context (000, `context_full`)."""
 
 
-def _check(raw: Mapping[str, Any], path: str, defaults: Mapping[str, Any]) -> None:
-    """Refuse unsupported values; keys without a default are supported when absent."""
-    for key, wanted in REQUIRED[path].items():
-        found = raw.get(key, defaults.get(key, wanted))
-        if found != wanted:
+def _check_values(
+    raw: Mapping[str, Any],
+    path: str,
+    wanted: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    reason: str,
+) -> None:
+    """Check values of a file; an absent one without a default is as wanted.
+
+    `ValueError` names the first that differs, by `path`, and the wanted one in `reason`.
+    """
+    for key, value in wanted.items():
+        found = raw.get(key, defaults.get(key, value))
+        if found != value:
             where = "" if key in raw else " by default"
-            raise ValueError(f"{path}.{key} is {found!r}{where}; only {wanted!r} is supported")
+            raise ValueError(f"{path}.{key} is {found!r}{where}; {reason.format(value)}")
+
+
+def _check(raw: Mapping[str, Any], path: str, defaults: Mapping[str, Any]) -> None:
+    """Refuse unsupported values."""
+    _check_values(raw, path, REQUIRED[path], defaults, "only {!r} is supported")
 
 
 def _section(
@@ -299,14 +323,27 @@ def load_config(path: Path) -> ModelConfig:
     """
     config = read_config(_read(path), path.parent.name)
     if (beside := path.parent / PREPROCESSOR).exists():
-        check_preprocessor(
-            _read(beside),
-            scale_resolution=config.vision.scale_resolution,
-            patch_size=config.vision.patch_size,
-            queries=config.vision.queries,
-            mel_bins=config.audio.num_mel_bins,
-        )
+        _check_preprocessor(_read(beside), config)
     return config
+
+
+def _check_preprocessor(raw: Mapping[str, Any], config: ModelConfig) -> None:
+    """Check a parsed `preprocessor_config.json`; `ValueError` names a value that differs."""
+    computed = {
+        "image_processor_type": "MiniCPMVImageProcessor",
+        "scale_resolution": config.vision.scale_resolution,
+        "patch_size": config.vision.patch_size,
+        "image_feature_size": config.vision.queries,
+        "slice_mode": True,
+        "norm_mean": [0.5, 0.5, 0.5],
+        "norm_std": [0.5, 0.5, 0.5],
+        "feature_size": config.audio.num_mel_bins,
+        "sampling_rate": INPUT_RATE_HZ,
+        "n_fft": FFT,
+        "hop_length": HOP,
+        "dither": 0.0,
+    }
+    _check_values(raw, "preprocessor_config", computed, PICTURE_DEFAULTS, "{!r} is computed")
 
 
 def _read(path: Path) -> Mapping[str, Any]:

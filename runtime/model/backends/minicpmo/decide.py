@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from protocol.values.model import DuplexConfig
 from protocol.values.turn import ChatConfig
 
+from ..streams import SamplingParams
 from .candidates import Candidates
 from .sampling import choose, choose_gap, untempered, untempered_gap, untempered_room
 from .tokens import Tokens
@@ -184,14 +185,7 @@ def _lowered(logits: Logits, penalty: float) -> Logits:
 
 
 def decide_plain(
-    logits: Candidates,
-    draw: float,
-    size: int,
-    forbidden: Sequence[int],
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
+    logits: Candidates, draw: float, size: int, forbidden: Sequence[int], params: SamplingParams
 ) -> int:
     """Choose the next token of a streaming request: no penalties, no scaling.
 
@@ -200,10 +194,9 @@ def decide_plain(
         draw: in [0, 1).
         size: one more than the tokenizer's highest id.
         forbidden: ids that are never chosen.
-        temperature: 0 takes the most likely token.
-        top_k: candidates kept; 0 keeps all.
-        top_p: mass kept, above 0.
+        params: its temperature, `top_k` and `top_p`.
     """
+    temperature, top_k, top_p = params.temperature, params.top_k, params.top_p
     logits.forbid(forbidden)
     logits.forbid_from(size)
     if temperature > 0 and not top_k and top_p == 1:  # No sort, the slowest part, is needed.

@@ -11,17 +11,17 @@ session. Exactness is tested when steps are made; if it fails, each step has one
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .attention import CacheOf, KvSlots, Row, SlotCache
+from .attention import CacheOf, Row, SlotCache
 from .flash import SpanCache
-from .steps import Stepper, batches
+from .steps import Network, Stepper, batches
 from .work import Feed, Speak
 
 ROWS_MIN: Final = 16
@@ -70,13 +70,10 @@ def means_on(device: torch.device, slots: int, *, exact: bool) -> Means:
 class Decoder:
     """A decoder with its KV cache.
 
-    `model`: stock, without its head. `head`: last hidden states to logits, (B, width) -> (B, ids).
     `steps`: runs the most frequent lengths; None: no captured steps.
     """
 
-    model: nn.Module
-    head: Callable[[Tensor], Tensor]
-    store: KvSlots
+    network: Network
     means: Means
     steps: Stepper | None
 
@@ -93,36 +90,29 @@ class Decoder:
         x = _padded(torch.stack([work.rows for work in works]), -(-self.means.rows_min // count))
         starts = torch.tensor([work.start for work in works] + [0] * (len(x) - len(works)))
         positions = (starts[:, None] + torch.arange(count)).to(x.device)
-        heads = int(self.model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
-        cache = self.means.cache_of(self.store, rows, count, heads // self.store.keys.shape[2])
-        out = self.model(
-            inputs_embeds=x, position_ids=positions, past_key_values=cache, use_cache=True
-        )
+        model, store = self.network.model, self.network.store
+        heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
+        cache = self.means.cache_of(store, rows, count, heads // store.keys.shape[2])
+        out = model(inputs_embeds=x, position_ids=positions, past_key_values=cache, use_cache=True)
         hidden: Tensor = out.last_hidden_state[: len(works), -1]
-        logits = self.head(_padded(hidden, self.means.rows_min)).float()[: len(works)]
+        logits = self.network.head(_padded(hidden, self.means.rows_min)).float()[: len(works)]
         return hidden, logits
 
 
-def make_decoder(
-    model: nn.Module,
-    head: Callable[[Tensor], Tensor],
-    store: KvSlots,
-    means: Means,
-    lengths: Sequence[int],
-) -> Decoder:
+def make_decoder(network: Network, means: Means, lengths: Sequence[int]) -> Decoder:
     """Make a decoder, with steps for `lengths` if possible; all slots must be empty."""
-    name = type(model).__name__
+    name = type(network.model).__name__
     sizes = [means.sizes, (1,)] if means.is_alone else [means.sizes]
     for some in sizes if means.sizes else ():
         try:
             with torch.inference_mode():
-                steps = Stepper(model, head, store, some, lengths)
+                steps = Stepper(network, some, lengths)
                 if not means.is_alone or steps.is_exact():
-                    return Decoder(model, head, store, means, steps)
+                    return Decoder(network, means, steps)
         except Exception:  # Of the driver or a library, of any type.
             _log.exception("no fixed steps for %s: all is launched kernel by kernel", name)
-            if store.keys.is_cuda:
+            if network.store.keys.is_cuda:
                 torch.cuda.synchronize()  # Raises if the GPU is lost to this process.
             break
         _log.warning("steps of %d sessions are not exact for %s", some[-1], name)
-    return Decoder(model, head, store, means, None)
+    return Decoder(network, means, None)

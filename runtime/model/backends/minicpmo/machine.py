@@ -8,7 +8,7 @@ assumption with the loaded weights. On a GPU it does depend, except in exact mod
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -23,9 +23,10 @@ from .device import fetch, send, telling_lost
 from .flash import can_attend
 from .parts import Parts
 from .plan import StoreShape, stores
+from .steps import Network
 from .token_logits import Shortlists, rows_on_host
-from .vocoder import Vocoder
-from .work import Fed, Feed, Hear, Recall, See, Sound, Speak, Work
+from .vocoder import Pcm, Sounding, Vocoder
+from .work import Fed, Feed, Recall, See, Speak, Work
 
 PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
 
@@ -66,8 +67,9 @@ class Machine:
         self.means = means
         # A token; the end of a unit; a unit without pictures.
         lengths = (1, 2, 1 + UNIT_FRAMES // parts.config.audio.pool)
-        self._llm = make_decoder(parts.llm.model, parts.llm.lm_head, self.llm, means, lengths)
-        self._tts = make_decoder(parts.tts.model, parts.tts.logits, self.tts, means, (1,))
+        llm = Network(parts.llm.model, parts.llm.lm_head, self.llm)
+        tts = Network(parts.tts.model, parts.tts.logits, self.tts)
+        self._llm, self._tts = make_decoder(llm, means, lengths), make_decoder(tts, means, (1,))
 
     def _store(self, shape: StoreShape) -> KvSlots:
         weight = self.parts.llm.lm_head.weight
@@ -121,33 +123,28 @@ class Machine:
             return self._llm.steps_take(len(work.rows))
         return isinstance(work, Speak) and self._tts.steps_take(len(work.rows))
 
-    def _answer(self, works: Sequence[Work]) -> list[Any]:
-        first = works[0]
-        if isinstance(first, Feed):
-            return self._feed([work for work in works if isinstance(work, Feed)])
-        if isinstance(first, Speak):
-            return self._speak([work for work in works if isinstance(work, Speak)])
-        if isinstance(first, See):
-            return self._see([work.picture for work in works if isinstance(work, See)])
-        if isinstance(first, Hear):
-            return self._hear([work.hearing for work in works if isinstance(work, Hear)])
-        if isinstance(first, Sound):
-            soundings = [work.sounding for work in works if isinstance(work, Sound)]
-            assert self.vocoder is not None
-            return list(self.vocoder.sound(soundings))
-        return [self._recall(work) for work in works if isinstance(work, Recall)]
+    def _answer(self, works: Sequence[Any]) -> list[Any]:
+        answers: dict[type[Work], Callable[[Sequence[Any]], list[Any]]] = {
+            See: self._see,
+            Hearing: self._hear,
+            Recall: self._recall,
+            Feed: self._feed,
+            Speak: self._speak,
+            Sounding: self._sound,
+        }
+        return answers[type(works[0])](works)
 
-    def _see(self, pictures: Sequence[Tensor]) -> list[Tensor]:
-        sent = send(pictures, self.llm.keys)
+    def _see(self, works: Sequence[See]) -> list[Tensor]:
+        sent = send([work.picture for work in works], self.llm.keys)
         slices = torch.stack(sent) if len(sent) > 1 else sent[0][None]  # (B, 3, h, w)
         patch = self.config.vision.patch_size
         rows, columns = (side // patch for side in slices.shape[2:])
         return list(self.parts.resampler(self.parts.vpm(slices), rows, columns))
 
-    def _recall(self, work: Recall) -> Tensor:
+    def _recall(self, works: Sequence[Recall]) -> list[Tensor]:
+        (work,) = works
         (mel,) = send([self.parts.front_end.clip(work.pcm)], self.llm.keys)
-        heard: Tensor = self.parts.audio_projection_layer(self.parts.apm.reference(mel[None]))
-        return heard[0]
+        return list(self.parts.audio_projection_layer(self.parts.apm.reference(mel[None])))
 
     def _hear(self, hearings: Sequence[Hearing]) -> list[Tensor]:
         mels = send([hearing.mel for hearing in hearings], self.audio.keys)
@@ -162,6 +159,10 @@ class Machine:
 
     def _speak(self, works: Sequence[Speak]) -> list[Tensor]:
         return list(fetch(self._tts.run(works)[1]))
+
+    def _sound(self, works: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
+        assert self.vocoder is not None
+        return self.vocoder.sound(works)
 
     def first_block(self, slot: int) -> Kept:
         """A copy of the first unit in the audio encoder's slot."""

@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
-from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
+from protocol.values.turn import Turn
 
 from ..base import BackendError, BackendInfo
 from ..streams import Anchoring
@@ -194,39 +194,17 @@ class DuplexModel:
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return Transcript(self.machine, self.tokens, slot)
 
-    def answer(
-        self, turn: Turn, cut: int | None = None
-    ) -> tuple[Prefill, list[TurnChunk], TurnResult]:
-        """Answer a chat turn in a free slot, unbatched, stopping before token `cut` if given.
-
-        `ContextFull`: it does not fit; `BackendError`: it failed, or no slot is free.
-        """
-        chunks: list[TurnChunk] = []
-        session = self.chat(turn, slot=self._free())
-        try:
-            for place in range(session.measure()):
-                alone(session.see(place, session.look(place)), self.compute)
-            prefill = alone(session.prefill(), self.compute)
-            return prefill, chunks, alone(session.generate(chunks.append, cut), self.compute)
-        finally:
-            session.release()
-
-    def _free(self) -> int:
-        free = [slot for slot in range(self.info.slots) if slot not in self._taken]
-        if not free:
-            raise BackendError(f"all {self.info.slots} slots are taken")
-        return free[0]
-
     def open(self, opening: Opening) -> BlockingSession:
         """Open a session in a free slot, to be run unbatched.
 
         `ContextFull`: the prompt does not fit; `BackendError`: the reference audio is malformed, or
         no slot is free.
         """
-        slot = self._free()
-        session = BlockingSession(self, opening, slot)
-        self._taken[slot] = session
-        return session
+        for slot in range(self.info.slots):
+            if slot not in self._taken:
+                session = self._taken[slot] = BlockingSession(self, opening, slot)
+                return session
+        raise BackendError(f"all {self.info.slots} slots are taken")
 
     def give_back(self, session: BlockingSession) -> None:
         """Free the slot of a released session; idempotent."""
@@ -244,8 +222,7 @@ class BlockingSession:
 
     def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Run `ModelSession.unit`."""
-        steps = self._session.unit(unit, self._session.look(unit), cut)
-        return alone(steps, self._model.compute)
+        return alone(self._session.unit(unit, cut), self._model.compute)
 
     def interrupt(self, index: int) -> None:
         """Run `ModelSession.interrupt`."""

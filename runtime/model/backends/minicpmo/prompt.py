@@ -7,6 +7,7 @@ which the window `context` inserts earlier text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -17,15 +18,16 @@ from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, Opening
 
 from ..base import BackendRefused, ContextFull
 from .parts import Parts
-from .sound import read_pcm
+from .sound import samples_of
 from .state import Layout
 from .tokens import Tokens
-from .work import Feed, Recall, Steps
+from .work import Fed, Feed, Recall, Steps
 
 BLOCK: Final = 256
 """A long prompt is fed in blocks of this many tokens: bounded memory, and always the same split."""
 EMBEDDED: Final = -1
 """Marks a fed embedding in `fed_ids` (see `Opened`)."""
+MALFORMED: Final = "malformed reference audio"
 REFERENCE_MAX: Final = 30 * INPUT_RATE_HZ
 """Maximum samples of reference audio."""
 
@@ -40,14 +42,22 @@ class Prefilled:
 
 def _reference(pcm: bytes) -> Tensor:
     """Convert reference audio to samples; malformed audio is a `BackendRefused`."""
-    try:
-        samples = read_pcm(pcm)
-    except ValueError as error:
-        raise BackendRefused(f"malformed reference audio: {error}") from error
+    samples = samples_of(pcm, MALFORMED)
     if len(samples) > REFERENCE_MAX:
         given = len(samples)
         raise BackendRefused(f"reference audio has {given} samples, more than {REFERENCE_MAX}")
-    return torch.from_numpy(samples)
+    return samples
+
+
+def feed_blocks(
+    slot: int, start: int, rows: Tensor, check: Callable[[], None] = lambda: None
+) -> Steps[Fed]:
+    """Feed rows (T, width), at least one, in blocks, and `check` before each; the last's output."""
+    for block in torch.split(rows, BLOCK):
+        check()
+        fed: Fed = yield Feed(slot=slot, start=start, rows=block)
+        start += len(block)
+    return fed
 
 
 def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[Prefilled]:
@@ -71,9 +81,7 @@ def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[
         fed += [ids.audio_start, *[EMBEDDED] * len(heard)]
         suffix = (ids.audio_end, ids.im_end)
     rows.append(embed(suffix))
-    start = 0
-    for block in torch.split(torch.cat(rows), BLOCK):
-        yield Feed(slot=slot, start=start, rows=block)
-        start += len(block)
-    layout = Layout(prefix=start - len(suffix), suffix=suffix)
+    whole = torch.cat(rows)
+    yield from feed_blocks(slot, 0, whole)
+    layout = Layout(prefix=len(whole) - len(suffix), suffix=suffix)
     return Prefilled(layout=layout, fed_ids=(*fed, *suffix))

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .prompt import BLOCK
+from .prompt import BLOCK, feed_blocks
 from .token_logits import TokenLogits
 from .unit import UnitRun
-from .work import Fed, Feed, Steps
+from .work import Fed, Steps
 
 _NOT_FED: Final = Fed(
     hidden=torch.zeros(0), logits=TokenLogits(torch.zeros(0, device="cpu"), is_finite=True)
@@ -61,11 +61,7 @@ class WaitingRows:
         if not self.rows:
             return
         rows = torch.cat(self.rows)
-        start = end - len(rows)
-        self.rows = []
-        for block in torch.split(rows, BLOCK):
-            if len(block) < BLOCK and not is_last:
-                self.rows = [block]
-                break
-            yield Feed(slot=self.slot, start=start, rows=block)
-            start += len(block)
+        count = len(rows) if is_last else len(rows) // BLOCK * BLOCK
+        self.rows = [rows[count:]] if count < len(rows) else []
+        if count:
+            yield from feed_blocks(self.slot, end - len(rows), rows[:count])

@@ -11,8 +11,6 @@ again. An interrupt before its unit begins waits for it, since the caller believ
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final, Literal
 
 import attrs
@@ -29,14 +27,15 @@ from protocol.values.model import (
     UnitResult,
 )
 
-from ..base import BackendError, BackendRefused, ContextFull
+from ..base import BackendError, ContextFull
 from ..forcing import Forced, ForcedResult, require_recorded
 from .decide import fed_max
 from .machine import Machine
-from .prompt import Prefilled, prefill
+from .prompt import MALFORMED, Prefilled, prefill
 from .rebuild import ToldUnit, WaitingRows
 from .slices import Slicing, read_jpeg
-from .sound import read_pcm
+from .slot import failing
+from .sound import samples_of
 from .state import SessionState, Span, Speech
 from .teacher import Teacher
 from .tokens import Tokens
@@ -58,25 +57,13 @@ Phase = Literal["new", "ready", "ran", "failed", "told", "lost", "released"]
 """`told`: rows of a rebuild wait to be fed."""
 
 
-@contextmanager
-def _failing(unit: Unit) -> Iterator[None]:
-    """Make any other exception a `BackendError` of the unit."""
-    try:
-        yield
-    except BackendError:
-        raise
-    except Exception as error:
-        raise BackendError(f"unit {unit.index} failed: {error}") from error
-
-
 class ModelSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
         self._machine, self._tokens, self._opening = machine, tokens, opening
         self._slot = slot
-        vision = machine.config.vision
-        self._slicing = Slicing(resolution=vision.scale_resolution, patch=vision.patch_size)
+        self._slicing = Slicing.of(machine.config.vision)
         self._setting: Setting
         self._state: SessionState
         self._before: SessionState
@@ -100,10 +87,7 @@ class ModelSession:
             raise
 
     def _open(self) -> Steps[Opened]:
-        try:
-            reference = read_pcm(self._opening.voice.tts_pcm)
-        except ValueError as error:
-            raise BackendRefused(f"malformed reference audio: {error}") from error
+        reference = samples_of(self._opening.voice.tts_pcm, MALFORMED).numpy()
         vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
         self._setting = Setting(
             parts=self._machine.parts,
@@ -129,22 +113,25 @@ class ModelSession:
             raise BackendError(f"unit {unit.index} has a frame that cannot be decoded") from error
         return [self._slicing.cut(frame, unit.max_slice_nums) for frame in pixels]
 
-    def unit(self, unit: Unit, pictures: Pictures, cut: Cut | None) -> Steps[UnitResult]:
-        """Prefill and generate one unit, with `look`'s pictures; see `BackendSession.run_unit`.
+    def unit(self, unit: Unit, cut: Cut | None) -> Steps[UnitResult]:
+        """Look at a unit; then prefill and generate it; see `BackendSession.run_unit`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, or
         was called out of order.
         """
-        return (yield from self._unit(unit, pictures, cut, None))
+        return self._unit(unit, self.look(unit), cut, None)
 
-    def forced_unit(
-        self, unit: Unit, pictures: Pictures, cut: Cut | None, forced: Forced
-    ) -> Steps[ForcedResult]:
-        """Prefill and generate one unit as it was recorded; see `unit` and `Forces.run_forced`.
+    def forced_unit(self, unit: Unit, cut: Cut | None, forced: Forced) -> Steps[ForcedResult]:
+        """Look at a unit; then run it as it was recorded; see `unit` and `Forces.run_forced`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, was
         called out of order, or the model lacks an id.
         """
+        return self._forced_unit(unit, self.look(unit), cut, forced)
+
+    def _forced_unit(
+        self, unit: Unit, pictures: Pictures, cut: Cut | None, forced: Forced
+    ) -> Steps[ForcedResult]:
         teacher = Teacher(forced, self._machine.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)
         return ForcedResult(result=result, choices=tuple(teacher.choices))
@@ -180,7 +167,7 @@ class ModelSession:
             teacher=teacher,
             is_mute=is_mute,
         )
-        with _failing(unit):
+        with failing(f"unit {unit.index}"):
             result = yield from run.run()
         self._state, self._terminator, self._phase = run.state, run.terminator, "ran"
         return result
@@ -227,13 +214,16 @@ class ModelSession:
         window = self._opening.config.sliding_window
         self._state = yield from slide(self._machine, self._tokens, self._slot, self._state, window)
 
-    def rebuild(
-        self, past: PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
-    ) -> Steps[Finalized]:
-        """Feed a past unit and its finalize, with `look`'s pictures; see `Rebuilds.rebuild`.
+    def rebuild(self, past: PastUnit, *, exact: bool, is_last: bool) -> Steps[Finalized]:
+        """Look at a past unit; then feed it and its finalize; see `Rebuilds.rebuild`.
 
         Unless `exact`, units without speech wait to be fed together, at most until one `is_last`.
         """
+        return self._rebuild(past, self.look(past.unit), exact=exact, is_last=is_last)
+
+    def _rebuild(
+        self, past: PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
+    ) -> Steps[Finalized]:
         if self._phase == "told":
             self._phase = "ready"
         self._require("ready")
@@ -279,7 +269,7 @@ class ModelSession:
             is_mute=True,
             recorded=recorded.decided_ids,
         )
-        with _failing(unit):
+        with failing(f"unit {unit.index}"):
             yield from run.tell()
         made = attrs.evolve(
             recorded,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .config import VisionConfig
 from .resize import Pixels, resize
 
 
@@ -23,6 +24,11 @@ class Slicing:
 
     resolution: int
     patch: int
+
+    @classmethod
+    def of(cls, vision: VisionConfig) -> Slicing:
+        """Return how a model slices pictures."""
+        return cls(resolution=vision.scale_resolution, patch=vision.patch_size)
 
     def grid(self, width: int, height: int, slices_max: int) -> tuple[int, int] | None:
         """Columns and rows of a picture's grid of at most `slices_max` (1 to 9); None: whole."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -32,42 +33,42 @@ def batches(slots: int) -> tuple[int, ...]:
     return (*(size for size in BATCHES if size < slots), slots)
 
 
-class Step:
-    """A forward pass of one size.
+@attrs.frozen(eq=False)
+class Network:
+    """A decoder's parts.
 
-    Args:
-        decoder: a stock model without its head.
+    Attributes:
+        model: stock, without its head.
         head: last hidden states to logits, (B, width) -> (B, ids).
         store: its slots.
-        batch: sessions.
-        length: rows that each session feeds.
     """
 
-    def __init__(
-        self,
-        decoder: nn.Module,
-        head: Callable[[Tensor], Tensor],
-        store: KvSlots,
-        batch: int,
-        length: int,
-    ) -> None:
-        width, like = int(decoder.config.hidden_size), store.keys  # type: ignore[union-attr, arg-type]
+    model: nn.Module
+    head: Callable[[Tensor], Tensor]
+    store: KvSlots
+
+
+class Step:
+    """A forward pass of one size: `batch` sessions, each feeding `length` rows."""
+
+    def __init__(self, network: Network, batch: int, length: int) -> None:
+        self._network, store = network, network.store
+        width, like = int(network.model.config.hidden_size), store.keys  # type: ignore[union-attr, arg-type]
         self.rows = torch.zeros(batch, length, width, dtype=like.dtype, device=like.device)
         self.spans = Spans(store, batch, length)
         self._cache = SpanCache(store, self.spans)
-        self._decoder, self._head = decoder, head
 
     def compute(self) -> Out:
         """Feed the rows."""
         self.spans.take()
-        out = self._decoder(
+        out = self._network.model(
             inputs_embeds=self.rows,
             position_ids=self.spans.places,
             past_key_values=self._cache,
             use_cache=True,
         )
         hidden: Tensor = out.last_hidden_state[:, -1]
-        return hidden, self._head(hidden).float()
+        return hidden, self._network.head(hidden).float()
 
 
 class Replayed:
@@ -101,18 +102,12 @@ class Replayed:
 class Stepper:
     """Feeds a few rows to each of any number of sessions, in steps of fixed sizes and lengths."""
 
-    def __init__(
-        self,
-        decoder: nn.Module,
-        head: Callable[[Tensor], Tensor],
-        store: KvSlots,
-        sizes: Sequence[int],
-        lengths: Sequence[int],
-    ) -> None:
-        self._store, self.sizes, self.lengths = store, tuple(sizes), tuple(lengths)
+    def __init__(self, network: Network, sizes: Sequence[int], lengths: Sequence[int]) -> None:
+        self._store = store = network.store
+        self.sizes, self.lengths = tuple(sizes), tuple(lengths)
         # The largest are captured first, so that the others reuse their memory.
         shapes = [(size, length) for size in self.sizes[::-1] for length in sorted(lengths)[::-1]]
-        self._steps = {shape: Step(decoder, head, store, *shape) for shape in shapes}
+        self._steps = {shape: Step(network, *shape) for shape in shapes}
         self._computed: dict[tuple[int, int], Step | Replayed] = dict(self._steps)
         if store.keys.is_cuda:
             aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -105,7 +105,7 @@ class Transcript:
             texts.append(sampled.text)
 
         self._utterance = None  # Lost, unless it completes and another chunk may follow.
-        done = yield from anchor.extend(looked, params, emit)
+        done = yield from anchor.answer(looked, params, emit)
         utterance.index += 1
         if chunk.is_last:
             texts.append(anchor.rest())

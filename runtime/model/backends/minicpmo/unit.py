@@ -40,8 +40,8 @@ from .teacher import Teacher
 from .token_logits import numbers_of
 from .tokens import Tokens
 from .tts import CODES_A_UNIT
-from .vocoder import LOOKAHEAD, Sounding, Vocoder, Voicing
-from .work import Fed, Feed, Hear, See, Sound, Speak, Steps
+from .vocoder import LOOKAHEAD, Vocoder, Voicing
+from .work import Fed, Feed, See, Speak, Steps
 
 Pictures = Sequence[Sequence[Tensor]]
 """The slices of each frame of a unit, the whole picture first."""
@@ -187,8 +187,7 @@ class UnitRun:
         pcm = torch.from_numpy(read_pcm(self.unit.pcm))  # (16000,)
         mel, carry = parts.front_end.next_frames(pcm, state.mel)
         units = 0 if state.heard == parts.config.audio.units else state.heard
-        hearing = Hearing(mel=mel, slot=self.setting.slot, units=units)
-        heard: Tensor = yield Hear(hearing=hearing)  # (10, width)
+        heard: Tensor = yield Hearing(mel=mel, slot=self.setting.slot, units=units)  # (10, width)
         self.state = state.but(mel=carry, heard=units + 1)
         return heard
 
@@ -310,14 +309,9 @@ class UnitRun:
         assert setting.vocoder is not None
         silence = (setting.vocoder.silent_code,) * LOOKAHEAD
         voicing = speech.voicing or Voicing(buffer=silence)
-        portions, waiting = voicing.portions(self.codes, last=last)
-        state = voicing.state
-        for index, codes in enumerate(portions):
-            flush = last and index == len(portions) - 1
-            sounding = Sounding(codes=codes, state=state, last=flush, voice=setting.voice)
-            pcm, state = yield Sound(sounding=sounding)
-            self.sound.append(pcm)
-        voicing = Voicing(buffer=waiting, state=state)
+        spoken = yield from voicing.sound(self.codes, setting.voice, last=last)
+        assert spoken is not None  # A unit is not cut between portions.
+        self.sound, voicing = spoken
         self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))
 
     def _result(self, first: Fed, *, is_listen: bool, began: int) -> UnitResult:

@@ -8,9 +8,9 @@ codes and advances by 25, so the vocoder sees three codes ahead, and the turn's 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import attrs
 import numpy as np
@@ -31,7 +31,7 @@ NOMINAL_BONUS: Final = 1e-3
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sounding:
-    """Codes to be turned into sound.
+    """Codes to be turned into sound: a request, answered as by `Vocoder.sound`.
 
     Attributes:
         codes: at most 28; unless `last`, the final three are only lookahead.
@@ -44,6 +44,9 @@ class Sounding:
     state: object
     last: bool
     voice: object
+
+    stage: ClassVar[int] = 6
+    bucket: ClassVar[str] = "sound"
 
 
 class Vocoder(Protocol):
@@ -106,6 +109,29 @@ class Voicing:
         if last and waiting:
             return [*portions, waiting], ()
         return portions, waiting
+
+    def sound(
+        self,
+        codes: Sequence[int],
+        voice: object,
+        *,
+        last: bool,
+        is_cut: Callable[[], bool] = bool,
+    ) -> Generator[Sounding, tuple[Pcm, object], tuple[list[Pcm], Voicing] | None]:
+        """Turn the buffer and new codes into sound, a request for each of their `portions`.
+
+        Returns:
+            The sound of each, and what follows; None if `is_cut` before one of them.
+        """
+        portions, waiting = self.portions(codes, last=last)
+        state, sound = self.state, list[Pcm]()
+        for index, portion in enumerate(portions):
+            if is_cut():
+                return None
+            flush = last and index == len(portions) - 1
+            pcm, state = yield Sounding(codes=portion, state=state, last=flush, voice=voice)
+            sound.append(pcm)
+        return sound, Voicing(buffer=waiting, state=state)
 
 
 class PieceVocoder:

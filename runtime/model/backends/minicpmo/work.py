@@ -43,20 +43,6 @@ class See:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Hear:
-    """One unit of sound; the answer is its embeddings, (10, width)."""
-
-    hearing: Hearing
-
-    stage: ClassVar[int] = 1
-
-    @property
-    def bucket(self) -> Hashable:
-        """All units."""
-        return ("hear",)
-
-
-@attrs.frozen(kw_only=True, eq=False)
 class Recall:
     """Reference audio, (samples,), 16 kHz, at most 30 s; answered by (10 a second, width)."""
 
@@ -117,21 +103,7 @@ class Speak:
         return ("tts", len(self.rows))
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Sound:
-    """Codes for the vocoder; the answer is its sound and state (see `Vocoder.sound`)."""
-
-    sounding: Sounding
-
-    stage: ClassVar[int] = 6
-
-    @property
-    def bucket(self) -> Hashable:
-        """All codes."""
-        return ("sound",)
-
-
-Work = See | Hear | Recall | Feed | Speak | Sound
+Work = See | Hearing | Recall | Feed | Speak | Sounding
 Steps = Generator[Work, Any, Result]
 Compute = Callable[[Sequence[Work]], list[Any]]
 """Answers requests of one bucket, in their order."""

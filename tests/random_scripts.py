@@ -1,4 +1,4 @@
-"""Random scripts with every possible outcome, for property tests, decided only by a seed."""
+"""Random scripts with every possible outcome, decided only by a seed; no test itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Final
 
 from protocol.values.model import OUTPUT_RATE_HZ, Unit
 from protocol.values.transcript import Chunk
-
-from .scripted import Call, Fault, Script, Speaks, Step
-from .scripted_hearing import WORDS, Heard, HearingScript
-from .scripted_tone import draw, tone
+from runtime.model.backends.scripted import Call, Fault, Script, Speaks, Step
+from runtime.model.backends.scripted_hearing import WORDS, Heard, HearingScript
+from runtime.model.backends.scripted_tone import draw, tone
 
 _FAULTS: Final[dict[int, Fault]] = {0: "fail", 1: "gone", 2: "hang"}
 _CHUNK_FAULTS: Final[dict[int, Fault]] = {3: "fail", 4: "fail", 5: "context_full", **_FAULTS}
