@@ -20,9 +20,7 @@ from typing import Final
 import attrs
 
 from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
-from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
 from ..values.messages import Closed, ErrorReport, Paused, Response, Resumed, ServerMessage
-from ..values.model import SAMPLE_BYTES, UNIT_SAMPLES
 from ..values.modes import OF_MODE, Mode
 from ..values.openai import OpenAIRequest
 from ..values.requests import (
@@ -58,9 +56,6 @@ from ..values.state import (
 )
 from ..wire.codec import parse_frame
 from ..wire.dialects import DIALECTS, LEGACY_CHAT, LEGACY_DUPLEX, MODES_OF, OPENAI
-
-CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
-"""`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
 
 _OPENAI_REQUESTS: Final = {table.cls: request for request, table in OPENAI.requests("audio")}
 
@@ -291,20 +286,3 @@ class ClientConnection:
         is_over = self._close_sent or self._state is State.CLOSED
         there = Gate.OPEN if self._dialect is OPENAI else gate_of(self._course, self._state)
         self._gate = Gate.CLOSED if is_over else there
-
-
-def split_pcm(pcm: bytes, chunk_samples: int = UNIT_SAMPLES) -> tuple[bytes, ...]:
-    """Cut float32 LE, 16 kHz mono audio of 250 ms or more into pieces for appends.
-
-    Each has `chunk_samples`, the last up to 250 ms more; the server joins them to exact units.
-    `LocalProtocolError` if the audio is too short, or no append may have so many samples.
-    """
-    if not APPEND_SAMPLES_MIN <= chunk_samples <= CHUNK_SAMPLES_MAX:
-        allowed = f"{APPEND_SAMPLES_MIN} to {CHUNK_SAMPLES_MAX}"
-        raise LocalProtocolError(f"chunks of {chunk_samples} samples, allowed is {allowed}")
-    size, size_min = chunk_samples * SAMPLE_BYTES, APPEND_SAMPLES_MIN * SAMPLE_BYTES
-    if len(pcm) < size_min or len(pcm) % SAMPLE_BYTES:
-        raise LocalProtocolError(f"{len(pcm)} bytes of audio, whole samples of 250 ms are needed")
-    starts = range(0, len(pcm) - size_min + 1, size)
-    ends = [*starts[1:], len(pcm)]
-    return tuple(pcm[start:end] for start, end in zip(starts, ends, strict=True))

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocol.machine.client import ClientConnection, split_pcm
+from protocol.machine.client import ClientConnection
 from protocol.values.errors import ErrorCode, FrameError, LocalProtocolError, RemoteProtocolError
-from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX
+from protocol.values.limits import FRAME_BYTES_MAX
 from protocol.values.messages import (
     Closed,
     Created,
@@ -522,28 +521,3 @@ TestRealtime = ClientAgainstTable.TestCase
 TestRealtimeChat = RealtimeChat.TestCase
 TestLegacyDuplex = LegacyDuplex.TestCase
 TestLegacyChat = LegacyChat.TestCase
-
-
-# -- cutting audio ------------------------------------------------------------------------------
-
-
-@given(st.integers(4000, 200_000), st.sampled_from([4000, 16_000, 23_456, 156_000]))
-def test_pieces_are_joined_to_what_was_cut(samples: int, chunk_samples: int) -> None:
-    """Else words are lost at the seams, or an append is refused for its length."""
-    pcm = bytes(4 * samples)
-    pieces = split_pcm(pcm, chunk_samples)
-    lengths = [len(piece) // 4 for piece in pieces]
-    assert b"".join(pieces) == pcm
-    assert all(APPEND_SAMPLES_MIN <= length <= APPEND_SAMPLES_MAX for length in lengths)
-    assert all(length == chunk_samples for length in lengths[:-1])
-    assert lengths[-1] < chunk_samples + APPEND_SAMPLES_MIN
-
-
-@pytest.mark.parametrize(
-    ("pcm", "chunk_samples"),
-    [(bytes(15_996), 16_000), (bytes(64_001), 16_000), (bytes(64_000), 3999), (b"", 160_000)],
-)
-def test_audio_that_cannot_be_cut_is_the_callers_mistake(pcm: bytes, chunk_samples: int) -> None:
-    """Else a caller's short or odd audio is padded or lost without a word."""
-    with pytest.raises(LocalProtocolError):
-        split_pcm(pcm, chunk_samples)
