@@ -20,7 +20,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, ParamSpec, Protocol
+from typing import Final, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
@@ -28,8 +28,22 @@ from protocol.machine.client import ClientConnection
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import ErrorReport, ServerMessage
 from protocol.values.modes import OF_MODE, Mode
-from protocol.values.openai import OpenAIRequest
-from protocol.values.requests import Append, Ask, Init, See
+from protocol.values.requests import (
+    Append,
+    AppendSound,
+    Ask,
+    ChooseModel,
+    ClientMessage,
+    CloseRequest,
+    Commit,
+    Init,
+    Interrupt,
+    Pause,
+    Played,
+    Report,
+    Resume,
+    See,
+)
 from protocol.values.state import Gate
 
 from .errors import (
@@ -41,8 +55,6 @@ from .errors import (
 )
 from .resuming import OnConnection, open_resuming
 from .websocket import open_socket
-
-Asked = ParamSpec("Asked")
 
 REALTIME_PATH: Final = "/v1/realtime"
 """The default endpoint, except in the dialects below, whose address has no mode."""
@@ -90,61 +102,63 @@ class ClientSession:
     # `SessionClosedError` if it is not sent. A cancelled one may leave half a message, and the
     # connection is dropped.
 
+    async def say(self, message: ClientMessage) -> None:
+        """Send any message of the dialect."""
+        with as_client_errors():
+            frame = self.connection.send(message)
+        await self._websocket.send(frame)
+
     async def init(self, init: Init) -> None:
         """Set the session up, after `QueueDone`."""
-        await self._request(self.connection.init, init)
+        await self.say(init)
 
     async def append(self, append: Append) -> None:
         """Send audio, once `can_append`."""
-        await self._request(self.connection.append, append)
+        await self.say(append)
 
     async def see(self, see: See) -> None:
         """Send a frame that goes with the next audio (002)."""
-        await self._request(self.connection.see, see)
+        await self.say(see)
 
     async def pause(self, timeout_s: float | None = None) -> None:
         """Ask for a pause, of so many seconds at most (002)."""
-        await self._request(self.connection.pause, timeout_s)
+        await self.say(Pause(timeout_s=timeout_s))
 
     async def resume(self) -> None:
         """Ask to go on after a pause (002)."""
-        await self._request(self.connection.resume)
+        await self.say(Resume())
 
     async def interrupt(self) -> None:
         """Ask the model to stop speaking (002)."""
-        await self._request(self.connection.interrupt)
+        await self.say(Interrupt())
 
     async def report(self) -> None:
         """Leave a mark in the session's log (002, client_diagnostic)."""
-        await self._request(self.connection.report)
+        await self.say(Report())
 
     async def played(self, played_ms: int) -> None:
         """Tell how much of the speech was played, in milliseconds since the session began."""
-        await self._request(self.connection.played, played_ms)
+        await self.say(Played(played_ms=played_ms))
 
     async def ask(self, ask: Ask) -> None:
         """Ask for a turn of chat."""
-        await self._request(self.connection.ask, ask)
+        await self.say(ask)
 
     async def choose(self, model: str) -> None:
         """Choose the model of a transcription."""
-        await self._request(self.connection.choose, model)
+        await self.say(ChooseModel(model=model))
 
     async def append_sound(self, pcm16: bytes) -> None:
         """Send 16-bit sound to be transcribed."""
-        await self._request(self.connection.append_sound, pcm16)
-
-    async def say(self, message: OpenAIRequest) -> None:
-        """Say what only clients of `openai` can."""
-        await self._request(self.connection.say, message)
+        await self.say(AppendSound(pcm16=pcm16))
 
     async def commit(self, *, final: bool = False) -> None:
         """Have sound transcribed; `final` ends its utterance."""
-        await self._request(self.connection.commit, final=final)
+        await self.say(Commit(final=final))
 
     async def close(self, reason: str | None = None) -> None:
         """Ask for the session's end; the last messages are still to be received."""
-        await self._request(self.connection.close, reason)
+        await self.say(CloseRequest(reason=reason))
 
     async def receive(self) -> ServerMessage | None:
         """Wait for the server's next message; None at the end of a session that ended in order.
@@ -180,13 +194,6 @@ class ClientSession:
     def closed_with(self) -> tuple[int, str]:
         """Code and reason of the close, maybe before the last messages; 1006 without a close."""
         return self._websocket.closed or (ABNORMAL_CLOSURE, "")
-
-    async def _request(
-        self, write: Callable[Asked, str], *args: Asked.args, **more: Asked.kwargs
-    ) -> None:
-        with as_client_errors():
-            frame = write(*args, **more)
-        await self._websocket.send(frame)
 
     def _end(self, closed: SessionClosedError) -> None:
         in_order = self.connection.closed_with is not None  # reported before: nothing new
