@@ -24,8 +24,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import attrs
-
 from protocol.values.digest import digest
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Unit, UnitResult
 
@@ -134,7 +132,7 @@ class Answers:
             input_hash=digest((unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)),
             vision_slices=self._metrics.vision_slices,
             vision_tokens=self._metrics.vision_tokens,
-            costs=attrs.evolve(self._metrics.costs, wall_us=wall_us),
+            costs=self._metrics.costs(wall_us=wall_us),
         )
 
     def _play_out(self, text: str) -> bytes:

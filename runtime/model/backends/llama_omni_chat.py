@@ -22,14 +22,14 @@ import attrs
 
 from protocol.values.digest import digest
 from protocol.values.limits import TURN_WAIT_S
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.values.turn import Prefill, StopReason, Turn, TurnChunk, TurnResult
 
 from . import llama_omni_wire as wire
 from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone
+from .llama_omni_answer import SECOND_BYTES
 from .llama_omni_channel import Channel, gone, told
 from .llama_omni_http import Address
-from .llama_omni_link import Link, Pong
+from .llama_omni_link import Link
 from .llama_omni_question import chat_init_message, question_message
 
 PREFILL_WAIT_S: Final = TURN_WAIT_S - 20.0
@@ -38,7 +38,6 @@ PIECE_WAIT_S: Final = 60.0
 """The server waits up to 3 s for its own sound; a slow one takes longer per word."""
 ANSWER_S_MAX: Final = 1800.0
 """8192 tokens, the maximum of a request, at 5 a second."""
-SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 SPEECH_BYTES_MAX: Final = 1800 * SECOND_BYTES
 """Speech as long as an answer may take."""
 US_PER_S: Final = 1_000_000
@@ -79,7 +78,7 @@ class LlamaOmniTurn:
             index=self._turn.index,
             input_tokens=first.metrics.kv_length or 0,
             input_hash=digest(self._turn.messages),
-            cost_us=first.metrics.costs.prefill_us or _us_since(began_s),
+            cost_us=first.metrics.prefill_us or _us_since(began_s),
         )
 
     async def generate(
@@ -173,10 +172,7 @@ class LlamaOmniTurn:
         come now.
         """
         assert self._channel is not None
-        frame: str | bytes | Pong | None = None
-        while not isinstance(frame, str | bytes):
-            frame = await self._channel.link.receive()
-        event = wire.read_event(frame)
+        event = await self._channel.receive()
         if isinstance(event, wire.Closed):
             raise gone(event)
         if isinstance(event, wire.Created):
@@ -240,7 +236,7 @@ class LlamaOmniTurn:
             generated_tokens=told_tokens,
             kv_length=self._kv_length,
             cut=self._pieces if done is None else None,
-            costs=attrs.evolve(metrics.costs, prefill_us=0, wall_us=wall_us),
+            costs=attrs.evolve(metrics.costs(wall_us=wall_us), prefill_us=0),
         )
 
 
