@@ -27,6 +27,7 @@ from protocol.wire.dialects.resuming import (
     SESSION_RESUMABLE,
 )
 
+from .background import background
 from .errors import (
     ABNORMAL_CLOSURE,
     ClientError,
@@ -266,10 +267,9 @@ class ResumingSocket:
                 skipped = await self._come_back(socket)
                 is_back = True
                 self._on_connection(Reconnected(anyio.current_time() - since, skipped))
-                async with anyio.create_task_group() as tasks:
+                async with background() as tasks:
                     tasks.start_soon(self._send_again)
                     await self._lost.wait()
-                    tasks.cancel_scope.cancel()
         except ClientError as error:
             if not is_back and not may_pass(error):
                 self._give_up(f"the way back failed: {error}")
@@ -312,9 +312,8 @@ async def open_resuming(
     jitter: Callable[[], float],
 ) -> AsyncIterator[ResumingSocket]:
     """Open a WebSocket that comes back; errors as of `websocket.open_socket`."""
-    failure: Exception | None = None
     address = with_query(address, resumable="1")
-    async with open_(address) as first, anyio.create_task_group() as tasks:
+    async with open_(address) as first, background() as tasks:
         socket = ResumingSocket(
             first,
             address=address,
@@ -323,15 +322,9 @@ async def open_resuming(
             on_connection=on_connection,
             jitter=jitter,
         )
-        try:
-            await socket.begin()
-            tasks.start_soon(socket.keep)
-            yield socket
-        except Exception as error:
-            failure = error  # raised below as it is, not in a group
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        await socket.begin()
+        tasks.start_soon(socket.keep)
+        yield socket
 
 
 def with_query(address: str, **values: str) -> str:

@@ -24,6 +24,7 @@ from rich.console import Console
 from protocol.values.modes import Mode
 
 from .. import SOURCE_TREE
+from ..client.background import background
 from ..client.terminal import UnusableError, echo_json
 from ..media.audio import AudioFileError, write_wav
 from ..model.models import MODELS
@@ -157,16 +158,9 @@ def _plan(
 async def _run_unless_interrupted(demo: Demo) -> signal.Signals | None:
     """Run the demo; return the signal that ended it early, or None."""
     came: list[signal.Signals] = []
-    failure: click.ClickException | None = None
-    async with anyio.create_task_group() as tasks:
+    async with background() as tasks:
         tasks.start_soon(_watch_signals, came, tasks.cancel_scope)
-        try:
-            await _run(demo)
-        except click.ClickException as error:  # raised below as it is, not in a group
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        await _run(demo)
     return came[0] if came else None
 
 

@@ -28,6 +28,7 @@ from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDon
 from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
+from ..client.background import background
 from ..client.errors import ClientError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
@@ -180,18 +181,9 @@ async def dictate(
     """
     async with transcribe(url, model=model, key=key, on_connection=shown.connects) as session:
         places = anyio.Semaphore(UTTERANCES_IN_FLIGHT)
-        failure: ClientError | None = None
-        whole = False
-        async with anyio.create_task_group() as tasks:
+        async with background() as tasks:
             tasks.start_soon(partial(_send, session, utterances, places, realtime=realtime))
-            try:
-                whole = await _show(session, len(utterances), shown, places)
-            except ClientError as error:
-                failure = error  # raised as it is, and not within a group
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return whole
+            return await _show(session, len(utterances), shown, places)
 
 
 async def _send(

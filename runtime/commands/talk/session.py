@@ -29,6 +29,7 @@ from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
 from protocol.values.state import Gate
 
+from ...client.background import background
 from ...client.errors import ClientError, SessionClosedError
 from ...client.resuming import Reconnected, Reconnecting
 from ...client.session import ClientSession, connect
@@ -201,7 +202,7 @@ class _Conversation:
 
     async def run(self) -> None:
         """Send and receive until the session is over."""
-        async with anyio.create_task_group() as tasks:
+        async with background() as tasks:
             tasks.start_soon(self._send)
             tasks.start_soon(self._watch_stop)
             try:
@@ -211,7 +212,6 @@ class _Conversation:
                     self._fail(f"the server did not end the session within {CLOSED_WAIT_S:g} s")
             except ClientError as error:
                 self._tally.failure = str(error)
-            tasks.cancel_scope.cancel()
 
     # -- receiving ------------------------------------------------------------------------------
 
