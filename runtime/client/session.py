@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from protocol.machine.client import ClientConnection
 from protocol.values.errors import ADMISSION_ERRORS
-from protocol.values.messages import ErrorReport, ServerMessage
+from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.modes import OF_MODE, Mode
 from protocol.values.requests import (
     Append,
@@ -83,13 +83,15 @@ class FrameSocket(Protocol):
 class ClientSession:
     """One session, from the client's side; `connect` makes and closes it.
 
-    `connection` holds its state: read `gate` and `closed_with`.
+    `connection` holds its state: read `gate` and `closed_with`. `ended` is the server's word on the
+    end, once received.
     """
 
     def __init__(self, websocket: FrameSocket, *, mode: Mode, dialect: str) -> None:
         self._websocket = websocket
         self.connection = ClientConnection(dialect, mode)
         self.dialect = dialect
+        self.ended: Closed | None = None
         self._refusal: ErrorReport | None = None
         self._waiting: list[ServerMessage] = []
 
@@ -177,9 +179,27 @@ class ClientSession:
             with as_client_errors():
                 self._waiting += self.connection.receive(frame)
         message = self._waiting.pop(0)
+        if isinstance(message, Closed):
+            self.ended = message
         if isinstance(message, ErrorReport) and message.code in ADMISSION_ERRORS:
             self._refusal = message
         return message
+
+    async def receive_more(self) -> ServerMessage:
+        """Wait for the server's next message; any end raises, with the reason that it gave.
+
+        Raises as `receive` does.
+        """
+        message = await self.receive()
+        if message is None:
+            code, reason = self.closed_with
+            raise SessionClosedError(code, reason or self.end_reason)
+        return message
+
+    @property
+    def end_reason(self) -> str:
+        """Why the session ended, in the client's words or the server's; empty before."""
+        return "" if self.ended is None else self.ended.client_reason or self.ended.reason
 
     def __aiter__(self) -> ClientSession:
         return self
