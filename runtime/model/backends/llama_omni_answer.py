@@ -55,9 +55,7 @@ class Answers:
         self._is_muted = False
         self._is_sounding = False
         self._listened_id: str | None = None
-        self._text = ""
-        self._is_turn_over = False
-        self._metrics = Metrics()
+        self.begin()
 
     def take_unasked(self, event: RemoteEvent) -> None:
         """Take an event between units: late sound, or the trailing events of a listen.

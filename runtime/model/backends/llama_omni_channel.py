@@ -26,12 +26,17 @@ _log = logging.getLogger("antiphon.model")
 
 
 class Channel:
-    """One session on the server, over an open, unused `link`, which `close` closes."""
+    """One session on the server; `connect` opens its `link`, and `close` closes both."""
 
     def __init__(self, address: Address, link: Link) -> None:
         self.link = link
         self._address = address
         self._remote_id: str | None = None
+
+    @classmethod
+    async def connect(cls, address: Address) -> Channel:
+        """Open the WebSocket of a session; raises as `Link.connect` does."""
+        return cls(address, await Link.connect(address))
 
     async def begin(self, init: str, mode: RemoteMode) -> Created:
         """Send `session.init` and wait for `session.created`, without a time limit.

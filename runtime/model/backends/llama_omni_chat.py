@@ -29,7 +29,6 @@ from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone
 from .llama_omni_answer import SECOND_BYTES
 from .llama_omni_channel import Channel, gone, told
 from .llama_omni_http import Address
-from .llama_omni_link import Link
 from .llama_omni_question import chat_init_message, question_message
 
 PREFILL_WAIT_S: Final = TURN_WAIT_S - 20.0
@@ -146,9 +145,8 @@ class LlamaOmniTurn:
         while True:
             self._is_reached = False
             try:
-                link = await Link.connect(self._address)
+                self._channel = await Channel.connect(self._address)
                 self._is_reached = True
-                self._channel = Channel(self._address, link)
                 await self._channel.begin(chat_init_message(self._turn), wire.TURN_BASED)
             except BackendGone:
                 await self._let_go()
