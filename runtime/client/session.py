@@ -53,7 +53,7 @@ from .errors import (
     SessionRefusedError,
     as_client_errors,
 )
-from .resuming import OnConnection, open_resuming
+from .resuming import OnConnection, ResumingSocket
 from .websocket import open_socket
 
 REALTIME_PATH: Final = "/v1/realtime"
@@ -260,17 +260,17 @@ async def connect(
     frame_bytes_max = OF_MODE[mode].frame_bytes_max
     open_ = partial(open_socket, frame_bytes_max=frame_bytes_max, tls=tls, key=key)
     if not resume:
-        async with open_(address) as socket:
-            yield ClientSession(socket, mode=mode, dialect=dialect)
+        async with open_(address) as plain:
+            yield ClientSession(plain, mode=mode, dialect=dialect)
         return
-    opening = open_resuming(
+    socket = ResumingSocket(
         address,
         open_=open_,
         frame_bytes_max=frame_bytes_max,
         on_connection=on_connection or (lambda _: None),
         jitter=jitter,
     )
-    async with opening as resuming:
+    async with socket.opened() as resuming:
         yield ClientSession(resuming, mode=mode, dialect=dialect)
 
 
