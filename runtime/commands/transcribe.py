@@ -43,23 +43,13 @@ UTTERANCES_IN_FLIGHT: Final = 2
 """One that is heard, and one that waits after it."""
 
 
-class TextTranscript:
+class TextTranscript(terminal.Words):
     """The words on standard output, a line an utterance, and errors on standard error."""
-
-    def __init__(self) -> None:
-        self._is_amid_line = False
 
     def hears(self, delta: TranscriptDelta) -> None:
         """Write the words."""
         self._is_amid_line = True
         click.echo(terminal.clean(delta.text), nl=False)
-
-    def connects(self, change: Reconnecting | Reconnected) -> None:
-        """Write that the connection is lost or back, on a line of its own; the words go on."""
-        if self._is_amid_line:
-            click.echo(err=True)
-        click.echo(terminal.show_connection(change), err=True)
-        self._is_amid_line = False
 
     def ends(self, _done: TranscriptDone) -> None:
         """End the line."""
