@@ -25,7 +25,7 @@ from protocol.values.modes import Mode
 
 from .. import SOURCE_TREE
 from ..client.background import background
-from ..client.terminal import UnusableError, echo_json
+from ..client.terminal import UnusableError, echo_json, json_option
 from ..media.audio import AudioFileError, write_wav
 from ..model.models import MODELS
 from .server_process import RUN, served
@@ -95,7 +95,7 @@ class Check:
 @click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV instead.")
 @click.option("--frame", type=click.Path(path_type=Path), help="Show this JPEG instead.")
 @click.option("--fast", is_flag=True, help="As quickly as the model answers, not in real time.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+@json_option
 def demo_command(
     *,
     model: str,
