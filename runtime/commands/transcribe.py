@@ -183,26 +183,16 @@ async def _send(
     *,
     realtime: bool,
 ) -> None:
-    with suppress(SessionClosedError):  # what is read says why
-        await _send_all(session, utterances, places, realtime=realtime)
-
-
-async def _send_all(
-    session: TranscriptionSession,
-    utterances: Sequence[bytes],
-    places: anyio.Semaphore,
-    *,
-    realtime: bool,
-) -> None:
     due_s = anyio.current_time()
-    for utterance in utterances:
-        await places.acquire()
-        for start in range(0, len(utterance), UNIT_BYTES):
-            await session.append(utterance[start : start + UNIT_BYTES])
-            if realtime:
-                due_s += 1
-                await anyio.sleep_until(due_s)
-        await session.finish()
+    with suppress(SessionClosedError):  # what is read says why
+        for utterance in utterances:
+            await places.acquire()
+            for start in range(0, len(utterance), UNIT_BYTES):
+                await session.append(utterance[start : start + UNIT_BYTES])
+                if realtime:
+                    due_s += 1
+                    await anyio.sleep_until(due_s)
+            await session.finish()
 
 
 async def _show(
