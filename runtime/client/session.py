@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -259,19 +259,17 @@ async def connect(
     address = endpoint(url, mode, dialect)
     frame_bytes_max = OF_MODE[mode].frame_bytes_max
     open_ = partial(open_socket, frame_bytes_max=frame_bytes_max, tls=tls, key=key)
-    if not resume:
-        async with open_(address) as plain:
-            yield ClientSession(plain, mode=mode, dialect=dialect)
-        return
-    socket = ResumingSocket(
-        address,
-        open_=open_,
-        frame_bytes_max=frame_bytes_max,
-        on_connection=on_connection or (lambda _: None),
-        jitter=jitter,
-    )
-    async with socket.opened() as resuming:
-        yield ClientSession(resuming, mode=mode, dialect=dialect)
+    opening: AbstractAsyncContextManager[FrameSocket] = open_(address)
+    if resume:
+        opening = ResumingSocket(
+            address,
+            open_=open_,
+            frame_bytes_max=frame_bytes_max,
+            on_connection=on_connection or (lambda _: None),
+            jitter=jitter,
+        ).opened()
+    async with opening as socket:
+        yield ClientSession(socket, mode=mode, dialect=dialect)
 
 
 def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
