@@ -12,6 +12,7 @@ import pytest
 
 from protocol.machine.client import ClientConnection
 from protocol.values.modes import Mode
+from protocol.values.requests import ChooseModel
 from protocol.values.state import Gate, State
 from tests.transcript_pure import PurePlayer
 from tests.transcript_texts import renew
@@ -53,7 +54,7 @@ def test_our_own_client_reads_a_transcript(transcript: Transcript) -> None:
         if step.kind == "receive":
             client.receive(json.dumps(example(step.value)))
         elif step.kind == "send" and "model" in step.value and client.gate is Gate.UNCHOSEN:
-            client.choose(str(step.value["model"]))
+            client.send(ChooseModel(model=str(step.value["model"])))
     for close in transcript.bodies("close"):
         client.connection_closed(close["code"], close["reason"])
         assert client.state is State.CLOSED

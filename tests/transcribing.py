@@ -14,6 +14,7 @@ from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ServerMessage
+from protocol.values.requests import ChooseModel
 from protocol.values.state import State
 from protocol.values.transcript import ChunkResult
 from tests.helpers import base64
@@ -70,7 +71,7 @@ class Talk:
         text = json.dumps(frame) if isinstance(frame, dict) else frame
         found = self.step(ev.FrameReceived, frame=text)
         if self.session.state is State.ACTIVE and self.client.state is State.CONNECTED:
-            self.client.choose("tiny")  # by whatever frame it was chosen
+            self.client.send(ChooseModel(model="tiny"))  # by whatever frame it was chosen
         return found
 
     def code(self, frame: str | bytes | dict[str, Any]) -> str:

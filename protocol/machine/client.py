@@ -2,7 +2,7 @@
 
     connection = ClientConnection("realtime", "video")
     for message in connection.receive(frame): ...           # until `state` is CONNECTED
-    await socket.send(connection.init(Init(instructions="be brief")))
+    await socket.send(connection.send(Init(instructions="be brief")))
 
 It reads the same tables as the server (`state.TRANSITIONS`, `state.RECEPTION`) and keeps only the
 session's state and how it was closed. A message that the server would refuse for its state is a
@@ -15,31 +15,18 @@ to send are not checked: a test client may send bad ones.
 
 from __future__ import annotations
 
-from typing import Final
-
 import attrs
 
 from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
-from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
 from ..values.messages import Closed, Created, ErrorReport, Paused, Response, Resumed, ServerMessage
-from ..values.model import SAMPLE_BYTES, UNIT_SAMPLES
 from ..values.modes import OF_MODE, Mode
-from ..values.openai import OpenAIRequest
 from ..values.requests import (
     Append,
-    AppendSound,
     Ask,
     ChooseModel,
     ClientMessage,
     CloseRequest,
-    Commit,
     Init,
-    Interrupt,
-    Pause,
-    Played,
-    Report,
-    Request,
-    Resume,
     See,
 )
 from ..values.state import (
@@ -66,11 +53,6 @@ from ..wire.dialects import (
     OPENAI_TRANSCRIPTION,
 )
 
-CHUNK_SAMPLES_MAX: Final = APPEND_SAMPLES_MAX - APPEND_SAMPLES_MIN
-"""`split_pcm` joins a short rest to the chunk before it, which must not outgrow an append."""
-
-_OPENAI_REQUESTS: Final = {table.cls: request for request, table in OPENAI.requests("audio")}
-
 
 class ClientConnection:
     """One client's view of one session.
@@ -80,8 +62,7 @@ class ClientConnection:
         mode: as in the connection's address; in `audio` no video frames are sent.
 
     Raises:
-        LocalProtocolError: the dialect is unknown, or does not have this mode; from each method
-            that makes a frame, the state does not allow it, or the dialect has no such event.
+        LocalProtocolError: the dialect is unknown, or does not have this mode.
     """
 
     def __init__(self, dialect_name: str, mode: Mode) -> None:
@@ -92,6 +73,7 @@ class ClientConnection:
             raise LocalProtocolError(f"no mode={mode} in {dialect_name}")
         self._dialect = DIALECTS[dialect_name]
         self._mode = mode
+        self._requests = {table.cls: request for request, table in self._dialect.requests(mode)}
         self._course = course_of(mode, is_request=self._dialect is LEGACY_CHAT)
         self._state = BEGINNINGS[self._course]
         if self._dialect is OPENAI:  # which hears nothing of the queue
@@ -110,7 +92,7 @@ class ClientConnection:
 
     @property
     def gate(self) -> Gate:
-        """What may be sent now: nothing in CLOSED, which `close` leads to at once (001)."""
+        """What may be sent now: nothing in CLOSED, where a `CloseRequest` leads at once (001)."""
         return self._gate
 
     @property
@@ -120,108 +102,23 @@ class ClientConnection:
 
     # -- sending --------------------------------------------------------------------------------
 
-    def init(self, init: Init) -> str:
-        """Set the session up; returns the frame.
+    def send(self, message: ClientMessage) -> str:
+        """Write a message as the frame to be sent; nothing may follow a `CloseRequest`.
 
-        `LocalProtocolError` before `queue_done`, with an init in progress or accepted, or for an
-        attribute without a field in the dialect.
+        A server answers `ChooseModel` only if it lacks the model, so the session counts as ACTIVE
+        from here.
+
+        `LocalProtocolError`: the state does not allow it, the dialect has no such message in this
+        mode or no field for an attribute, there are frames in mode=audio, or it is too long.
         """
-        frame = self._frame(Request.INIT, init)
-        self._gate = Gate.OPENING
-        return frame
-
-    def append(self, append: Append) -> str:
-        """Send 250 ms to 10 s of audio, with frames; returns the frame.
-
-        `LocalProtocolError` if the session is not ACTIVE, with frames in mode=audio, or for an
-        attribute without a field in the dialect.
-        """
-        if self._mode == "chat":
-            raise LocalProtocolError("no audio flows in mode=chat: it is asked with a turn")
-        if append.frames and self._mode == "audio":
-            raise LocalProtocolError(f"{len(append.frames)} video frames in mode=audio")
-        return self._frame(Request.APPEND, append)
-
-    def ask(self, ask: Ask) -> str:
-        """Ask for a turn of chat with the whole conversation; returns the frame.
-
-        `LocalProtocolError` if it is no chat, a turn is in progress, the session is not ACTIVE (in
-        `legacy-chat`: it was asked before), or for an attribute without a field in the dialect.
-        """
-        if self._mode != "chat":
-            raise LocalProtocolError(f"no turns in mode={self._mode}: audio is appended")
-        is_first = self._course is Course.REQUEST
-        frame = self._frame(Request.INIT if is_first else Request.APPEND, ask)
-        self._gate = Gate.TURN
-        self._is_streamed = ask.streaming
-        return frame
-
-    def choose(self, model: str) -> str:
-        """Choose the model of a transcription; returns the frame.
-
-        The server answers only with `model_not_found`, so the session counts as ACTIVE from here.
-        `LocalProtocolError` before the server's greeting, or if it is no transcription.
-        """
-        frame = self._frame(Request.INIT, ChooseModel(model=model))
-        self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)
-        self._move_gate()
-        return frame
-
-    def append_sound(self, pcm16: bytes) -> str:
-        """Send PCM16 LE, 16 kHz mono, of any length to be transcribed; errors as in `choose`."""
-        return self._frame(Request.APPEND, AppendSound(pcm16=pcm16))
-
-    def commit(self, *, final: bool = False) -> str:
-        """Begin to transcribe; `final`: all of the utterance's sound is sent.
-
-        `LocalProtocolError` as in `choose`, and without a chosen model.
-        """
-        return self._frame(Request.COMMIT, Commit(final=final))
-
-    def say(self, message: OpenAIRequest) -> str:
-        """Say what only clients of `openai` can; returns the frame. Errors as in `append`."""
-        return self._frame(_OPENAI_REQUESTS[type(message)], message)
-
-    def see(self, see: See) -> str:
-        """Send a frame that goes with the next audio (002); errors as in `append`."""
-        if self._mode == "audio":
-            raise LocalProtocolError("1 video frames in mode=audio")
-        return self._frame(Request.SEE, see)
-
-    def pause(self, timeout_s: float | None = None) -> str:
-        """Ask for a pause of at most `timeout_s` seconds; it begins with `Paused` (002)."""
-        return self._frame(Request.PAUSE, Pause(timeout_s=timeout_s))
-
-    def resume(self) -> str:
-        """Ask for the pause's end, which comes with `Resumed` (002)."""
-        return self._frame(Request.RESUME, Resume())
-
-    def interrupt(self) -> str:
-        """Ask the model to stop speaking (002)."""
-        return self._frame(Request.INTERRUPT, Interrupt())
-
-    def report(self) -> str:
-        """Send diagnostics, which are kept in the session's log (002)."""
-        return self._frame(Request.REPORT, Report())
-
-    def played(self, played_ms: int) -> str:
-        """Tell how much of the speech was played, in milliseconds since the session began.
-
-        `LocalProtocolError` before the session is set up, and in a dialect without the event.
-        """
-        return self._frame(Request.PLAYED, Played(played_ms=played_ms))
-
-    def close(self, reason: str | None = None) -> str:
-        """End the session, so that nothing may follow; the server keeps 64 characters of `reason`.
-
-        `LocalProtocolError` if the session is over, or `close` was called before.
-        """
-        frame = self._frame(Request.CLOSE, CloseRequest(reason=reason))
-        self._gate = Gate.CLOSED
-        self._close_sent = True
-        return frame
-
-    def _frame(self, request: Request, message: ClientMessage) -> str:
+        request = self._requests.get(type(message))
+        if request is None:
+            name = type(message).__name__
+            text = f"no frame for {name} in mode={self._mode} of {self._dialect.name}"
+            raise LocalProtocolError(text)
+        frames = _frames_of(message)
+        if frames and self._mode == "audio":
+            raise LocalProtocolError(f"{frames} video frames in mode=audio")
         verdict = judge(self._gate, request)
         if verdict != ACCEPT:
             raise LocalProtocolError(f"{request} in state {self._gate}: it would be {verdict}")
@@ -230,7 +127,20 @@ class ClientConnection:
         if len(frame) > bytes_max:
             text = f"a message of {len(frame)} bytes, at most {bytes_max} are taken"
             raise LocalProtocolError(text)
+        self._follow_sent(message)
         return frame
+
+    def _follow_sent(self, message: ClientMessage) -> None:
+        match message:
+            case Init():
+                self._gate = Gate.OPENING
+            case Ask(streaming=is_streamed):
+                self._gate, self._is_streamed = Gate.TURN, is_streamed
+            case ChooseModel():
+                self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)
+                self._move_gate()
+            case CloseRequest():
+                self._gate, self._close_sent = Gate.CLOSED, True
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -303,18 +213,6 @@ class ClientConnection:
         self._gate = Gate.CLOSED if is_over else there
 
 
-def split_pcm(pcm: bytes, chunk_samples: int = UNIT_SAMPLES) -> tuple[bytes, ...]:
-    """Cut float32 LE, 16 kHz mono audio of 250 ms or more into pieces for appends.
-
-    Each has `chunk_samples`, the last up to 250 ms more; the server joins them to exact units.
-    `LocalProtocolError` if the audio is too short, or no append may have so many samples.
-    """
-    if not APPEND_SAMPLES_MIN <= chunk_samples <= CHUNK_SAMPLES_MAX:
-        allowed = f"{APPEND_SAMPLES_MIN} to {CHUNK_SAMPLES_MAX}"
-        raise LocalProtocolError(f"chunks of {chunk_samples} samples, allowed is {allowed}")
-    size, size_min = chunk_samples * SAMPLE_BYTES, APPEND_SAMPLES_MIN * SAMPLE_BYTES
-    if len(pcm) < size_min or len(pcm) % SAMPLE_BYTES:
-        raise LocalProtocolError(f"{len(pcm)} bytes of audio, whole samples of 250 ms are needed")
-    starts = range(0, len(pcm) - size_min + 1, size)
-    ends = [*starts[1:], len(pcm)]
-    return tuple(pcm[start:end] for start, end in zip(starts, ends, strict=True))
+def _frames_of(message: ClientMessage) -> int:
+    """The number of video frames in a message."""
+    return len(message.frames) if isinstance(message, Append) else int(isinstance(message, See))

@@ -36,7 +36,6 @@ KEY_SHOWN: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
 """Keys that may be shown in a path; any other is a client's text and shown as `?`."""
 
 T = TypeVar("T")
-D = TypeVar("D")
 C = TypeVar("C", bound=str)
 
 
@@ -242,28 +241,16 @@ class Fields:
         self._body = body
         self._asked: set[str] = set()
 
-    def has(self, name: str) -> bool:
-        """Whether a field is present and not null."""
-        self._asked.add(name)
-        return self._body.get(name) is not None
-
     def required(self, name: str, read: Callable[[Value], T]) -> T:
         """Read a field by a method of `Value`, or a function over one.
 
         `FieldError` with `missing_field` if it is absent or null, else as from `read`.
         """
-        if not self.has(name):
+        self._asked.add(name)
+        if self._body.get(name) is None:
             text = f"{self._at(name)}: required field is missing"
             raise FieldError(ErrorCode.MISSING_FIELD, text)
         return read(Value(path=self._at(name), value=self._body[name]))
-
-    def optional(self, name: str, read: Callable[[Value], T], default: D) -> T | D:
-        """Read a field as `required` does, or return `default` if it is absent or null."""
-        return self.required(name, read) if self.has(name) else default
-
-    def optional_child(self, name: str) -> Fields | None:
-        """Read a field that is an object; None if it is absent or null."""
-        return self.optional(name, _as_fields, None)
 
     def refuse_unknown(self) -> None:
         """Raise `FieldError` if a field was not read, null or not."""
@@ -275,9 +262,3 @@ class Fields:
 
     def _unknown(self) -> list[str]:
         return [self._at(name) for name in self._body if name not in self._asked]
-
-
-def _as_fields(value: Value) -> Fields:
-    if not isinstance(value.value, dict):
-        raise invalid(value.path, f"{kind_of(value.value)}, an object is needed")
-    return Fields(value.value, value.path)

@@ -188,7 +188,7 @@ class Judge:
         """A transcription with a chosen model is ACTIVE, without a message of the server."""
         for end in self._ends.values():
             if self._has_chosen and end.gate is Gate.UNCHOSEN:
-                end.choose("")
+                end.send(ChooseModel(model=""))
                 self._state = end.state
 
     # -- the server -----------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import (
-    Closed,
     Created,
     Delta,
     ErrorReport,
@@ -68,7 +67,6 @@ class ChatSession:
         self.created = created
         self._on_queue = on_queue
         self._answer: Answer | None = None
-        self._reason = ""
 
     async def ask(
         self,
@@ -156,12 +154,7 @@ class ChatSession:
 
     async def _receive(self) -> ServerMessage:
         while True:
-            message = await self.raw.receive()
-            if message is None:
-                code, reason = self.raw.closed_with
-                raise SessionClosedError(code, reason or self._reason)
-            if isinstance(message, Closed):
-                self._reason = message.client_reason or message.reason
+            message = await self.raw.receive_more()
             if not isinstance(message, Queued | QueueUpdate):
                 return message
             if self._on_queue is not None:

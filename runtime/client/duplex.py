@@ -50,7 +50,6 @@ class DuplexSession:
         self.created = created
         self._mode = mode
         self._cutter = UnitCutter()
-        self._ended: Closed | None = None
 
     @property
     def held_samples(self) -> int:
@@ -129,8 +128,6 @@ class DuplexSession:
         if message is None:
             raise StopAsyncIteration
         assert isinstance(message, Event), "state.TRANSITIONS has no other in ACTIVE"
-        if isinstance(message, Closed):
-            self._ended = message
         return message
 
     async def leave(self) -> None:
@@ -142,8 +139,8 @@ class DuplexSession:
             await self.raw.append(append)
 
     def _check_open(self) -> None:
-        if self._ended is not None:
-            raise SessionClosedError(CLOSE_NORMAL, self._ended.client_reason or self._ended.reason)
+        if self.raw.ended is not None:
+            raise SessionClosedError(CLOSE_NORMAL, self.raw.end_reason)
 
     def _check(self) -> None:
         self._check_open()

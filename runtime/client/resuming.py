@@ -27,6 +27,7 @@ from protocol.wire.dialects.resuming import (
     SESSION_RESUMABLE,
 )
 
+from .background import background
 from .errors import (
     ABNORMAL_CLOSURE,
     ClientError,
@@ -74,20 +75,19 @@ Open = Callable[[str], AbstractAsyncContextManager[ClientSocket]]
 
 
 class ResumingSocket:
-    """As `session.FrameSocket`; `open_resuming` makes and closes it."""
+    """As `session.FrameSocket`, within the block of `opened`."""
 
     def __init__(
         self,
-        first: ClientSocket,
-        *,
         address: str,
+        *,
         open_: Open,
         frame_bytes_max: int,
         on_connection: OnConnection,
         jitter: Callable[[], float],
     ) -> None:
-        self._current: ClientSocket | None = first
-        self._address = address
+        self._current: ClientSocket | None = None
+        self._address = with_query(address, resumable="1")
         self._open = open_
         self._frame_bytes_max = frame_bytes_max
         self._on_connection = on_connection
@@ -103,6 +103,17 @@ class ResumingSocket:
         self._cause = SessionClosedError(ABNORMAL_CLOSURE, "")
         self._is_over = False
         self._first: str | bytes | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[ResumingSocket]:
+        """Connect, and come back whenever the connection is lost, until the block is left.
+
+        Errors as of `websocket.open_socket`.
+        """
+        async with self._open(self._address) as self._current, background() as tasks:
+            await self._begin(self._current)
+            tasks.start_soon(self._come_back_always)
+            yield self
 
     # -- as a socket ----------------------------------------------------------------------------
 
@@ -202,14 +213,13 @@ class ResumingSocket:
         self._last_seq = seq
         return frame
 
-    async def begin(self) -> None:
+    async def _begin(self, socket: ClientSocket) -> None:
         """Wait for the greeting, so that nothing is sent before it is known how to come back.
 
         A server that knows nothing of this may stay silent, or say something else.
         """
-        assert self._current is not None
         with anyio.move_on_after(FIRST_S):
-            self._first = self._take(await self._current.receive())
+            self._first = self._take(await socket.receive())
 
     def _greeting(self, frame: str | bytes) -> Resumable | None:
         """Read a greeting; None for any other frame."""
@@ -241,8 +251,7 @@ class ResumingSocket:
             self._lost.set()
         await self._connected()
 
-    async def keep(self) -> None:
-        """Come back whenever the connection is lost; `open_resuming` runs it in a task."""
+    async def _come_back_always(self) -> None:
         while not self._is_over:
             await self._lost.wait()
             since = anyio.current_time()
@@ -266,10 +275,9 @@ class ResumingSocket:
                 skipped = await self._come_back(socket)
                 is_back = True
                 self._on_connection(Reconnected(anyio.current_time() - since, skipped))
-                async with anyio.create_task_group() as tasks:
+                async with background() as tasks:
                     tasks.start_soon(self._send_again)
                     await self._lost.wait()
-                    tasks.cancel_scope.cancel()
         except ClientError as error:
             if not is_back and not may_pass(error):
                 self._give_up(f"the way back failed: {error}")
@@ -300,38 +308,6 @@ class ResumingSocket:
         self._cause = SessionClosedError(ABNORMAL_CLOSURE, reason)
         self._is_over = True
         self._back.set()
-
-
-@asynccontextmanager
-async def open_resuming(
-    address: str,
-    *,
-    open_: Open,
-    frame_bytes_max: int,
-    on_connection: OnConnection,
-    jitter: Callable[[], float],
-) -> AsyncIterator[ResumingSocket]:
-    """Open a WebSocket that comes back; errors as of `websocket.open_socket`."""
-    failure: Exception | None = None
-    address = with_query(address, resumable="1")
-    async with open_(address) as first, anyio.create_task_group() as tasks:
-        socket = ResumingSocket(
-            first,
-            address=address,
-            open_=open_,
-            frame_bytes_max=frame_bytes_max,
-            on_connection=on_connection,
-            jitter=jitter,
-        )
-        try:
-            await socket.begin()
-            tasks.start_soon(socket.keep)
-            yield socket
-        except Exception as error:
-            failure = error  # raised below as it is, not in a group
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 def with_query(address: str, **values: str) -> str:

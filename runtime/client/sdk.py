@@ -20,6 +20,7 @@ from contextlib import (
     asynccontextmanager,
     suppress,
 )
+from functools import partial
 from itertools import count
 from typing import Final, Literal, overload
 
@@ -136,21 +137,21 @@ def connect(
         RemoteProtocolError: the server broke the protocol.
         LocalProtocolError: the arguments contradict each other.
     """
-    _check_retries(retries)
-    opening = _Opening(
-        url=url,
+    connecting = partial(
+        connect_raw,
+        url,
         mode=mode,
         dialect=dialect,
-        init=_choose_init(mode, instructions, init),
-        on_queue=on_queue,
-        retries=retries,
-        jitter=jitter,
         tls=tls,
         key=key,
         resume=resume,
         on_connection=on_connection,
+        jitter=jitter,
     )
-    return _chat(opening) if mode == "chat" else _duplex(opening)
+    opening = _Opening(
+        connecting, retries, jitter, _choose_init(mode, instructions, init), on_queue
+    )
+    return _chat(opening) if mode == "chat" else _duplex(opening, mode)
 
 
 @asynccontextmanager
@@ -169,20 +170,18 @@ async def transcribe(
 
     Arguments and `ClientError`s as of `connect`; an unknown model is raised on reading.
     """
-    _check_retries(retries)
-    opening = _Opening(
-        url=url,
+    connecting = partial(
+        connect_raw,
+        url,
         mode="transcription",
         dialect="transcription",
-        init=Init(instructions=""),
-        on_queue=None,
-        retries=retries,
-        jitter=jitter,
         tls=tls,
         key=key,
         resume=resume,
         on_connection=on_connection,
+        jitter=jitter,
     )
+    opening = _Opening(connecting, retries, jitter, Init(instructions=""))
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
@@ -190,17 +189,12 @@ async def transcribe(
         yield TranscriptionSession(raw, created=created)
 
 
-def _check_retries(retries: int) -> None:
-    if not isinstance(retries, int) or not 0 <= retries <= RETRIES_MAX:
-        raise LocalProtocolError(f"retries is {retries!r}, allowed is 0 to {RETRIES_MAX}")
-
-
 @asynccontextmanager
-async def _duplex(opening: _Opening) -> AsyncIterator[DuplexSession]:
+async def _duplex(opening: _Opening, mode: Mode) -> AsyncIterator[DuplexSession]:
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
-        session = DuplexSession(raw, mode=opening.mode, created=created)
+        session = DuplexSession(raw, mode=mode, created=created)
         yield session
         await session.leave()
 
@@ -223,19 +217,18 @@ def _choose_init(mode: Mode, instructions: str | None, init: Init | None) -> Ini
     return chosen
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class _Opening:
-    url: str
-    mode: Mode
-    dialect: Dialect
-    init: Init
-    on_queue: OnQueue | None
-    retries: int
+    connecting: Callable[[], AbstractAsyncContextManager[ClientSession]] = attrs.field(repr=False)
+    retries: int = attrs.field()
     jitter: Callable[[], float]
-    tls: ssl.SSLContext | None
-    key: str | None = attrs.field(repr=False)
-    resume: bool
-    on_connection: OnConnection | None
+    init: Init
+    on_queue: OnQueue | None = None
+
+    @retries.validator
+    def _check_retries(self, _attribute: object, retries: int) -> None:
+        if not isinstance(retries, int) or not 0 <= retries <= RETRIES_MAX:
+            raise LocalProtocolError(f"retries is {retries!r}, allowed is 0 to {RETRIES_MAX}")
 
     async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
         """Open until it succeeds, fails for good, or was tried often enough."""
@@ -255,18 +248,8 @@ class _Opening:
 
     async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
         """Connect and set up; the stack closes it."""
-        connecting = connect_raw(
-            self.url,
-            mode=self.mode,
-            dialect=self.dialect,
-            tls=self.tls,
-            key=self.key,
-            resume=self.resume,
-            on_connection=self.on_connection,
-            jitter=self.jitter,
-        )
-        raw = await stack.enter_async_context(connecting)
-        if self.dialect == "legacy-chat":
+        raw = await stack.enter_async_context(self.connecting())
+        if raw.dialect == "legacy-chat":
             return raw, None  # its only request sets it up
         return raw, await self._set_up(raw)
 

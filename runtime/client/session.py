@@ -18,18 +18,32 @@ from __future__ import annotations
 import random
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Final, ParamSpec, Protocol
+from typing import Final, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
 from protocol.machine.client import ClientConnection
 from protocol.values.errors import ADMISSION_ERRORS
-from protocol.values.messages import ErrorReport, ServerMessage
+from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.modes import OF_MODE, Mode
-from protocol.values.openai import OpenAIRequest
-from protocol.values.requests import Append, Ask, Init, See
+from protocol.values.requests import (
+    Append,
+    AppendSound,
+    Ask,
+    ChooseModel,
+    ClientMessage,
+    CloseRequest,
+    Commit,
+    Init,
+    Interrupt,
+    Pause,
+    Played,
+    Report,
+    Resume,
+    See,
+)
 from protocol.values.state import Gate
 
 from .errors import (
@@ -39,10 +53,8 @@ from .errors import (
     SessionRefusedError,
     as_client_errors,
 )
-from .resuming import OnConnection, open_resuming
+from .resuming import OnConnection, ResumingSocket
 from .websocket import open_socket
-
-Asked = ParamSpec("Asked")
 
 REALTIME_PATH: Final = "/v1/realtime"
 """The default endpoint, except in the dialects below, whose address has no mode."""
@@ -71,13 +83,15 @@ class FrameSocket(Protocol):
 class ClientSession:
     """One session, from the client's side; `connect` makes and closes it.
 
-    `connection` holds its state: read `gate` and `closed_with`.
+    `connection` holds its state: read `gate` and `closed_with`. `ended` is the server's word on the
+    end, once received.
     """
 
     def __init__(self, websocket: FrameSocket, *, mode: Mode, dialect: str) -> None:
         self._websocket = websocket
         self.connection = ClientConnection(dialect, mode)
         self.dialect = dialect
+        self.ended: Closed | None = None
         self._refusal: ErrorReport | None = None
         self._waiting: list[ServerMessage] = []
 
@@ -90,61 +104,63 @@ class ClientSession:
     # `SessionClosedError` if it is not sent. A cancelled one may leave half a message, and the
     # connection is dropped.
 
+    async def say(self, message: ClientMessage) -> None:
+        """Send any message of the dialect."""
+        with as_client_errors():
+            frame = self.connection.send(message)
+        await self._websocket.send(frame)
+
     async def init(self, init: Init) -> None:
         """Set the session up, after `QueueDone`."""
-        await self._request(self.connection.init, init)
+        await self.say(init)
 
     async def append(self, append: Append) -> None:
         """Send audio, once `can_append`."""
-        await self._request(self.connection.append, append)
+        await self.say(append)
 
     async def see(self, see: See) -> None:
         """Send a frame that goes with the next audio (002)."""
-        await self._request(self.connection.see, see)
+        await self.say(see)
 
     async def pause(self, timeout_s: float | None = None) -> None:
         """Ask for a pause, of so many seconds at most (002)."""
-        await self._request(self.connection.pause, timeout_s)
+        await self.say(Pause(timeout_s=timeout_s))
 
     async def resume(self) -> None:
         """Ask to go on after a pause (002)."""
-        await self._request(self.connection.resume)
+        await self.say(Resume())
 
     async def interrupt(self) -> None:
         """Ask the model to stop speaking (002)."""
-        await self._request(self.connection.interrupt)
+        await self.say(Interrupt())
 
     async def report(self) -> None:
         """Leave a mark in the session's log (002, client_diagnostic)."""
-        await self._request(self.connection.report)
+        await self.say(Report())
 
     async def played(self, played_ms: int) -> None:
         """Tell how much of the speech was played, in milliseconds since the session began."""
-        await self._request(self.connection.played, played_ms)
+        await self.say(Played(played_ms=played_ms))
 
     async def ask(self, ask: Ask) -> None:
         """Ask for a turn of chat."""
-        await self._request(self.connection.ask, ask)
+        await self.say(ask)
 
     async def choose(self, model: str) -> None:
         """Choose the model of a transcription."""
-        await self._request(self.connection.choose, model)
+        await self.say(ChooseModel(model=model))
 
     async def append_sound(self, pcm16: bytes) -> None:
         """Send 16-bit sound to be transcribed."""
-        await self._request(self.connection.append_sound, pcm16)
-
-    async def say(self, message: OpenAIRequest) -> None:
-        """Say what only clients of `openai` can."""
-        await self._request(self.connection.say, message)
+        await self.say(AppendSound(pcm16=pcm16))
 
     async def commit(self, *, final: bool = False) -> None:
         """Have sound transcribed; `final` ends its utterance."""
-        await self._request(self.connection.commit, final=final)
+        await self.say(Commit(final=final))
 
     async def close(self, reason: str | None = None) -> None:
         """Ask for the session's end; the last messages are still to be received."""
-        await self._request(self.connection.close, reason)
+        await self.say(CloseRequest(reason=reason))
 
     async def receive(self) -> ServerMessage | None:
         """Wait for the server's next message; None at the end of a session that ended in order.
@@ -163,9 +179,27 @@ class ClientSession:
             with as_client_errors():
                 self._waiting += self.connection.receive(frame)
         message = self._waiting.pop(0)
+        if isinstance(message, Closed):
+            self.ended = message
         if isinstance(message, ErrorReport) and message.code in ADMISSION_ERRORS:
             self._refusal = message
         return message
+
+    async def receive_more(self) -> ServerMessage:
+        """Wait for the server's next message; any end raises, with the reason that it gave.
+
+        Raises as `receive` does.
+        """
+        message = await self.receive()
+        if message is None:
+            code, reason = self.closed_with
+            raise SessionClosedError(code, reason or self.end_reason)
+        return message
+
+    @property
+    def end_reason(self) -> str:
+        """Why the session ended, in the client's words or the server's; empty before."""
+        return "" if self.ended is None else self.ended.client_reason or self.ended.reason
 
     def __aiter__(self) -> ClientSession:
         return self
@@ -180,13 +214,6 @@ class ClientSession:
     def closed_with(self) -> tuple[int, str]:
         """Code and reason of the close, maybe before the last messages; 1006 without a close."""
         return self._websocket.closed or (ABNORMAL_CLOSURE, "")
-
-    async def _request(
-        self, write: Callable[Asked, str], *args: Asked.args, **more: Asked.kwargs
-    ) -> None:
-        with as_client_errors():
-            frame = write(*args, **more)
-        await self._websocket.send(frame)
 
     def _end(self, closed: SessionClosedError) -> None:
         in_order = self.connection.closed_with is not None  # reported before: nothing new
@@ -232,19 +259,17 @@ async def connect(
     address = endpoint(url, mode, dialect)
     frame_bytes_max = OF_MODE[mode].frame_bytes_max
     open_ = partial(open_socket, frame_bytes_max=frame_bytes_max, tls=tls, key=key)
-    if not resume:
-        async with open_(address) as socket:
-            yield ClientSession(socket, mode=mode, dialect=dialect)
-        return
-    opening = open_resuming(
-        address,
-        open_=open_,
-        frame_bytes_max=frame_bytes_max,
-        on_connection=on_connection or (lambda _: None),
-        jitter=jitter,
-    )
-    async with opening as resuming:
-        yield ClientSession(resuming, mode=mode, dialect=dialect)
+    opening: AbstractAsyncContextManager[FrameSocket] = open_(address)
+    if resume:
+        opening = ResumingSocket(
+            address,
+            open_=open_,
+            frame_bytes_max=frame_bytes_max,
+            on_connection=on_connection or (lambda _: None),
+            jitter=jitter,
+        ).opened()
+    async with opening as socket:
+        yield ClientSession(socket, mode=mode, dialect=dialect)
 
 
 def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:

@@ -23,9 +23,9 @@ from typing import Final
 import numpy as np
 
 from protocol.values.errors import ErrorCode
-from protocol.values.messages import Closed, Created, ErrorReport, TranscriptDelta, TranscriptDone
+from protocol.values.messages import Created, ErrorReport, TranscriptDelta, TranscriptDone
 
-from .errors import ReportedError, SessionClosedError
+from .errors import ReportedError
 from .session import ClientSession
 from .units import Samples, to_pcm
 
@@ -45,7 +45,6 @@ class TranscriptionSession:
         self.raw = raw
         self.created = created
         self._is_begun = False
-        self._reason = ""
 
     async def append(self, pcm: Samples) -> None:
         """Send sound of the utterance; the first begins it.
@@ -82,13 +81,8 @@ class TranscriptionSession:
             RemoteProtocolError: the server broke the protocol.
         """
         while True:
-            message = await self.raw.receive()
+            message = await self.raw.receive_more()
             match message:
-                case None:
-                    code, reason = self.raw.closed_with
-                    raise SessionClosedError(code, reason or self._reason)
-                case Closed(reason=reason):
-                    self._reason = reason
                 case ErrorReport(code=code) if code in MODEL_ERRORS:
                     raise ReportedError(message)
                 case TranscriptDelta() | TranscriptDone() | ErrorReport():

@@ -29,6 +29,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
+from .background import background
 from .errors import (
     ABNORMAL_CLOSURE,
     AddressError,
@@ -82,22 +83,18 @@ async def open_socket(
     """
     if key is not None and not re.fullmatch(TOKEN, key):
         raise LocalProtocolError("a key has only letters, digits and -._~+/")  # and is not shown
-    failure: BaseException | None = None
     wait_s = HURRY_WAIT_S
     socket = await _open(address, frame_bytes_max, tls, key)
-    async with anyio.create_task_group() as tasks:
+    async with background() as tasks:
         tasks.start_soon(socket.read)
         try:
             yield socket
             wait_s = CLOSE_WAIT_S
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
-            failure = error  # raised below as it is, not in a group
-            wait_s = CLOSE_WAIT_S if isinstance(error, Exception) else HURRY_WAIT_S
+        except Exception:
+            wait_s = CLOSE_WAIT_S
+            raise
         finally:
             await socket.aclose(wait_s)
-            tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 class ClientSocket:

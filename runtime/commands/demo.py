@@ -24,7 +24,8 @@ from rich.console import Console
 from protocol.values.modes import Mode
 
 from .. import SOURCE_TREE
-from ..client.terminal import UnusableError, echo_json
+from ..client.background import background
+from ..client.terminal import UnusableError, echo_json, json_option
 from ..media.audio import AudioFileError, write_wav
 from ..model.models import MODELS
 from .server_process import RUN, served
@@ -94,7 +95,7 @@ class Check:
 @click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV instead.")
 @click.option("--frame", type=click.Path(path_type=Path), help="Show this JPEG instead.")
 @click.option("--fast", is_flag=True, help="As quickly as the model answers, not in real time.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+@json_option
 def demo_command(
     *,
     model: str,
@@ -157,16 +158,9 @@ def _plan(
 async def _run_unless_interrupted(demo: Demo) -> signal.Signals | None:
     """Run the demo; return the signal that ended it early, or None."""
     came: list[signal.Signals] = []
-    failure: click.ClickException | None = None
-    async with anyio.create_task_group() as tasks:
+    async with background() as tasks:
         tasks.start_soon(_watch_signals, came, tasks.cancel_scope)
-        try:
-            await _run(demo)
-        except click.ClickException as error:  # raised below as it is, not in a group
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        await _run(demo)
     return came[0] if came else None
 
 

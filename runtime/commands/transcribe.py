@@ -28,6 +28,7 @@ from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDon
 from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
+from ..client.background import background
 from ..client.errors import ClientError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
@@ -42,23 +43,13 @@ UTTERANCES_IN_FLIGHT: Final = 2
 """One that is heard, and one that waits after it."""
 
 
-class TextTranscript:
+class TextTranscript(terminal.Words):
     """The words on standard output, a line an utterance, and errors on standard error."""
-
-    def __init__(self) -> None:
-        self._is_amid_line = False
 
     def hears(self, delta: TranscriptDelta) -> None:
         """Write the words."""
         self._is_amid_line = True
         click.echo(terminal.clean(delta.text), nl=False)
-
-    def connects(self, change: Reconnecting | Reconnected) -> None:
-        """Write that the connection is lost or back, on a line of its own; the words go on."""
-        if self._is_amid_line:
-            click.echo(err=True)
-        click.echo(terminal.show_connection(change), err=True)
-        self._is_amid_line = False
 
     def ends(self, _done: TranscriptDone) -> None:
         """End the line."""
@@ -180,18 +171,9 @@ async def dictate(
     """
     async with transcribe(url, model=model, key=key, on_connection=shown.connects) as session:
         places = anyio.Semaphore(UTTERANCES_IN_FLIGHT)
-        failure: ClientError | None = None
-        whole = False
-        async with anyio.create_task_group() as tasks:
+        async with background() as tasks:
             tasks.start_soon(partial(_send, session, utterances, places, realtime=realtime))
-            try:
-                whole = await _show(session, len(utterances), shown, places)
-            except ClientError as error:
-                failure = error  # raised as it is, and not within a group
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return whole
+            return await _show(session, len(utterances), shown, places)
 
 
 async def _send(
@@ -201,26 +183,16 @@ async def _send(
     *,
     realtime: bool,
 ) -> None:
-    with suppress(SessionClosedError):  # what is read says why
-        await _send_all(session, utterances, places, realtime=realtime)
-
-
-async def _send_all(
-    session: TranscriptionSession,
-    utterances: Sequence[bytes],
-    places: anyio.Semaphore,
-    *,
-    realtime: bool,
-) -> None:
     due_s = anyio.current_time()
-    for utterance in utterances:
-        await places.acquire()
-        for start in range(0, len(utterance), UNIT_BYTES):
-            await session.append(utterance[start : start + UNIT_BYTES])
-            if realtime:
-                due_s += 1
-                await anyio.sleep_until(due_s)
-        await session.finish()
+    with suppress(SessionClosedError):  # what is read says why
+        for utterance in utterances:
+            await places.acquire()
+            for start in range(0, len(utterance), UNIT_BYTES):
+                await session.append(utterance[start : start + UNIT_BYTES])
+                if realtime:
+                    due_s += 1
+                    await anyio.sleep_until(due_s)
+            await session.finish()
 
 
 async def _show(

@@ -16,7 +16,6 @@ import itertools
 import logging
 import os
 import secrets
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,13 +29,14 @@ from protocol.values.errors import LocalProtocolError
 from ..link.address import read_address
 from ..link.backend import WorkerBackend, connect
 from ..link.hello import read_token
-from ..model.backends.base import BackendError, BackendGone, BackendRefused
+from ..model.backends.base import BackendError, BackendGone
 from ..settings.settings import Settings
 from ..slots.place import NewPlace, Place
 from ..slots.workers import RETRY_S, RETRY_S_MAX, Workers
 from .isolated import model_options
 from .ray_cluster import Cluster, RayCluster
 from .ray_driver import TLS_AUTHORITY, uses_tls
+from .static import trusting
 
 LOOK_S: Final = 1.0
 """Between two looks at the load, which changes with sessions that begin and end."""
@@ -134,22 +134,13 @@ class OnRay:
         """
         where = await self._cluster.find(number)
         try:
-            return await connect(
-                read_address(where), token=self._token, tls=self._tls(), tasks=self._tasks
-            )
+            tls = trusting(self._ca) if uses_tls(os.environ) else None
+            return await connect(read_address(where), token=self._token, tls=tls, tasks=self._tasks)
         except BackendGone:
             if self._silent.get(number) == where:
                 await self._cluster.end(number, again=True)
             self._silent[number] = where
             raise
-
-    def _tls(self) -> ssl.SSLContext | None:
-        if not uses_tls(os.environ):
-            return None
-        try:
-            return ssl.create_default_context(cafile=self._ca)
-        except (OSError, ValueError) as error:
-            raise BackendRefused(f"{self._ca}: holds no certificates: {error}") from error
 
     async def _add(self, workers: Workers, number: int) -> None:
         """Start a worker and take it in, again and again with a growing pause, until cancelled."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import ssl
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -75,12 +76,18 @@ class Static:
 
     def _tls(self, address: WorkerAddress) -> ssl.SSLContext | None:
         """The context for another machine, or where an authority is named; else None."""
-        if address.is_local and self._ca is None:
-            return None
-        try:
-            return ssl.create_default_context(cafile=self._ca)
-        except (OSError, ValueError) as error:
-            raise BackendRefused(f"{self._ca}: holds no certificates: {error}") from error
+        return None if address.is_local and self._ca is None else trusting(self._ca)
 
     def close(self) -> None:
         """Nothing was made."""
+
+
+def trusting(ca: Path | str | None) -> ssl.SSLContext:
+    """The context for a worker, by the authority in a file; None takes those of the system.
+
+    `BackendRefused`: the file holds no certificates.
+    """
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ValueError) as error:
+        raise BackendRefused(f"{ca}: holds no certificates: {error}") from error

@@ -23,8 +23,8 @@ _AGREED: Final = (
     "can_rebuild",
     "can_speak",
     "deterministic",
-    "fingerprint",
 )
+"""Besides the fingerprint."""
 
 
 class WorkersDifferError(ValueError):
@@ -43,18 +43,13 @@ def short_hash(info: BackendInfo) -> str:
 
 def check_agreement(first: BackendInfo, other: BackendInfo, name: str) -> None:
     """Raise `WorkersDifferError` if the worker called `name` does not agree with the first."""
-    differences = []
-    for value in _AGREED:
-        if value == "fingerprint":
-            ours, theirs = shared(first), shared(other)
-            differences += [
-                f"fingerprint {entry} is {theirs.get(entry)}, not {ours.get(entry)}"
-                for entry in sorted(ours | theirs)
-                if ours.get(entry) != theirs.get(entry)
-            ]
-        elif getattr(first, value) != getattr(other, value):
-            text = f"{value} is {getattr(other, value)}, not {getattr(first, value)}"
-            differences.append(text)
+    values = {name: (getattr(first, name), getattr(other, name)) for name in _AGREED}
+    ours, theirs = shared(first), shared(other)
+    for entry in sorted(ours | theirs):
+        values[f"fingerprint {entry}"] = ours.get(entry), theirs.get(entry)
+    differences = [
+        f"{name} is {its}, not {own}" for name, (own, its) in values.items() if own != its
+    ]
     if differences:
         told = "; ".join(differences[:DIFFERENCES_TOLD])
         if len(differences) > DIFFERENCES_TOLD:

@@ -142,10 +142,6 @@ class Pool:
         if self.is_condemned(lease.worker):
             self._on_withheld()
 
-    def is_out(self, lease: Lease) -> bool:
-        """Whether a lease is still held."""
-        return self._leased.get(lease.generation) == lease
-
     @property
     def leases(self) -> tuple[Lease, ...]:
         """The leases that are out, oldest first."""

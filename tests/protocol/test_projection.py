@@ -21,7 +21,7 @@ from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST
 from protocol.values.messages import Closed, Delta, Listen, Response, ServerMessage, Speech
 from protocol.values.model import Finalized, Opened, UnitResult
-from protocol.values.requests import Append, Ask, ChatMessage, Init, TextPart
+from protocol.values.requests import Append, Ask, ChatMessage, CloseRequest, Init, TextPart
 from protocol.values.state import State
 from protocol.values.turn import Prefill, TurnChunk, TurnResult
 
@@ -129,10 +129,10 @@ def converse(dialect: str, drawn: Sequence[dict[str, Any]], *, forced: int) -> B
     """Hold one conversation; unit `forced` is asked to listen."""
     both = Both(dialect, DUPLEX[dialect], "audio")
     both.step(ev.SlotLeased, lease=1, slot=0)
-    both.say(both.client.init(Init(instructions="be brief")))
+    both.say(both.client.send(Init(instructions="be brief")))
     both.step(ev.BackendOpened, lease=1, opened=Opened(prompt_length=9))
     for number, draw in enumerate(drawn):
-        both.say(both.client.append(Append(pcm=SECOND, force_listen=number == forced)))
+        both.say(both.client.send(Append(pcm=SECOND, force_listen=number == forced)))
         (start,) = both.due(ef.StartUnit)
         index = start.unit.index
         assert start.unit.force_listen == (number == forced)
@@ -153,7 +153,7 @@ def converse(dialect: str, drawn: Sequence[dict[str, Any]], *, forced: int) -> B
         both.step(ev.UnitDone, result=result)
         both.step(ev.FinalizeDone, finalized=Finalized(index=index, kv_length=22 + index))
     if both.session.state is State.ACTIVE:
-        both.say(both.client.close())
+        both.say(both.client.send(CloseRequest()))
     return both
 
 
@@ -186,9 +186,9 @@ def test_a_turn_is_the_same_in_every_dialect(
         both = Both(name, endpoint, "chat")
         both.step(ev.Admitted)
         if endpoint == "realtime":
-            both.say(both.client.init(Init(instructions="")))
+            both.say(both.client.send(Init(instructions="")))
         asked = ChatMessage(role="user", content=(TextPart(text="hello"),))
-        both.say(both.client.ask(Ask(messages=(asked,), streaming=streaming)))
+        both.say(both.client.send(Ask(messages=(asked,), streaming=streaming)))
         both.step(ev.SlotLeased, lease=1, slot=0)
         (start,) = both.due(ef.StartTurn)
         both.step(ev.TurnPrefilled, prefill=Prefill(index=0, input_tokens=11))

@@ -22,6 +22,7 @@ from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import FRAME_BYTES_MAX, NS_PER_S, UTTERANCES_PENDING_MAX
 from protocol.values.messages import QueuePlace, TranscriptDelta, TranscriptDone
 from protocol.values.model import UNIT_BYTES
+from protocol.values.requests import AppendSound, ChooseModel, CloseRequest, Commit
 from protocol.values.state import State
 from tests.helpers import base64
 from tests.transcribing import LIMITS, SECOND, Talk, done_of, ready, result
@@ -476,20 +477,20 @@ def test_the_client_says_nothing_that_would_be_refused() -> None:
     """Our own client commits before it has chosen a model."""
     client = ClientConnection("transcription", "transcription")
     with pytest.raises(LocalProtocolError, match="not_ready"):
-        client.choose("tiny")
+        client.send(ChooseModel(model="tiny"))
     with pytest.raises(LocalProtocolError, match="not_ready"):
-        client.commit()
+        client.send(Commit())
     with pytest.raises(LocalProtocolError, match="not_ready"):
-        client.append_sound(SECOND)
+        client.send(AppendSound(pcm16=SECOND))
     client.receive('{"type":"session.created","id":"s","created":1}')
     with pytest.raises(LocalProtocolError, match="model_not_validated"):
-        client.commit()
-    client.append_sound(SECOND)
-    client.choose("tiny")
+        client.send(Commit())
+    client.send(AppendSound(pcm16=SECOND))
+    client.send(ChooseModel(model="tiny"))
     assert client.state is State.ACTIVE
-    assert json.loads(client.commit(final=True))["final"] is True
+    assert json.loads(client.send(Commit(final=True)))["final"] is True
     with pytest.raises(LocalProtocolError):
-        client.close()
+        client.send(CloseRequest())
     client.receive('{"type":"transcription.delta","delta":"a"}')
     assert client.connection_closed(1000, "idle")
 
@@ -498,8 +499,8 @@ def test_the_client_reads_an_end_as_such() -> None:
     """A client goes on to send to a session that is over."""
     client = ClientConnection("transcription", "transcription")
     client.receive('{"type":"session.created","id":"s","created":1}')
-    client.choose("tiny")
+    client.send(ChooseModel(model="tiny"))
     client.receive('{"type":"error","error":"gone","code":"backend_error"}')
     assert client.state is State.CLOSED
     with pytest.raises(LocalProtocolError):
-        client.commit()
+        client.send(Commit())

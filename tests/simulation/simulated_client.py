@@ -249,7 +249,7 @@ class Client:
         if self._heard_closed:
             self._report(f"the server said {frame[:80]} after its last word")
         if self._has_chosen and self._connection.gate is Gate.UNCHOSEN:
-            self._connection.choose("")  # the hasty say so before they may
+            self._connection.send(rq.ChooseModel(model=""))  # the hasty say so before they may
         try:
             messages = self._connection.receive(frame)
         except RemoteProtocolError as error:

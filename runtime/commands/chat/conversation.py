@@ -45,23 +45,16 @@ class Asking:
     key: str | None = attrs.field(default=None, repr=False)
 
 
-class TextAnswer:
+class TextAnswer(terminal.Words):
     """The words on standard output, and all else on standard error."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._said = ""
-        self._is_amid_line = False
 
     def waits(self, place: QueuePlace) -> None:
         """Write the place in the queue."""
         click.echo(f"in the queue: {terminal.show_place(place)}", err=True)
-
-    def connects(self, change: Reconnecting | Reconnected) -> None:
-        """Write that the connection is lost or back, on a line of its own; the words go on."""
-        if self._is_amid_line:
-            click.echo(err=True)
-        click.echo(terminal.show_connection(change), err=True)
-        self._is_amid_line = False
 
     def hears(self, delta: Delta) -> None:
         """Write the words."""

@@ -31,6 +31,7 @@ PROBE_BYTES_MAX: Final = 2_000_000_000
 HALF_BYTES: Final = 2
 """Of a number in bf16 or fp16, the only formats of a GPU's exact steps."""
 LAYOUT: Final = "the folder must hold a checkpoint in the published layout, whole and unchanged"
+DOWNLOAD: Final = "download the safetensors files again, all of them"
 OPTIONS: Final = "see `antiphon serve --help`"
 
 State = Literal["ok", "note", "problem"]
@@ -145,28 +146,31 @@ class _Visit:
             yield self._where()
             return
         yield Finding(check="folder", state="ok", says=str(self._folder))
-        yield self._read_config()
+        yield from self._usable("config", LAYOUT, self._read_config())
         if self._config is not None:
-            yield from self._weights(self._config)
-            yield self._tokenizer(self._config)
-        yield self._vocoder()
+            weights, tokenizer = self._weights(self._config), self._tokenizer(self._config)
+            yield from self._usable("weights", DOWNLOAD, weights)
+            yield from self._usable("tokenizer", LAYOUT, tokenizer)
+        yield from self._usable("vocoder", LAYOUT, self._vocoder())
         yield self._where()
         if self._config is not None and self._device is not None and self._dtype is not None:
             yield self._plan(self._config, self._device, self._dtype)
             yield self._replay(self._config, self._device, self._dtype)
 
-    def _said(self, error: Exception) -> str:
-        return str(error).removeprefix(f"{self._folder}: ")
-
-    def _read_config(self) -> Finding:
+    def _usable(self, check: str, do: str, looked: Iterator[Finding]) -> Iterator[Finding]:
+        """Look at files, which may be unusable."""
         try:
             with explained(self._folder):
-                with importing():
-                    from ...model.backends.minicpmo.config import load_config
-
-                self._config = load_config(self._folder / "config.json")
+                yield from list(looked)
         except ModelUnusableError as error:
-            return Finding(check="config", state="problem", says=self._said(error), do=LAYOUT)
+            says = str(error).removeprefix(f"{self._folder}: ")
+            yield Finding(check=check, state="problem", says=says, do=do)
+
+    def _read_config(self) -> Iterator[Finding]:
+        with importing():
+            from ...model.backends.minicpmo.config import load_config
+
+        self._config = load_config(self._folder / "config.json")
         llm, audio, tts = self._config.llm, self._config.audio, self._config.tts.llama
         says = (
             f"{self._config.name}: language model {llm.num_hidden_layers} x {llm.hidden_size}, "
@@ -175,19 +179,13 @@ class _Visit:
             f"{audio.d_model}, speech {tts.num_hidden_layers} x {tts.hidden_size}; "
             f"context {self._config.context_limit}"
         )
-        return Finding(check="config", state="ok", says=says)
+        yield Finding(check="config", state="ok", says=says)
 
     def _weights(self, config: ModelConfig) -> Iterator[Finding]:
         from ...model.backends.minicpmo.checkpoint import shapes, survey, weight_files
 
-        try:
-            with explained(self._folder):
-                found = survey(shapes(config), self._folder)
-                size = sum(path.stat().st_size for path in weight_files(self._folder))
-        except ModelUnusableError as error:
-            do = "download the safetensors files again, all of them"
-            yield Finding(check="weights", state="problem", says=self._said(error), do=do)
-            return
+        found = survey(shapes(config), self._folder)
+        size = sum(path.stat().st_size for path in weight_files(self._folder))
         for problem in found.problems:
             do = "config.json and the weights are of different versions: take both from one place"
             yield Finding(check="weights", state="problem", says=problem, do=do)
@@ -195,34 +193,27 @@ class _Visit:
             says = f"{found.tensors} tensors, {_gb(size)} in files; every key known, none missing"
             yield Finding(check="weights", state="ok", says=says)
 
-    def _tokenizer(self, config: ModelConfig) -> Finding:
+    def _tokenizer(self, config: ModelConfig) -> Iterator[Finding]:
         from ...model.backends.minicpmo.model import load_tokens
 
-        try:
-            with explained(self._folder):
-                tokens = load_tokens(self._folder, config)
-        except ModelUnusableError as error:
-            return Finding(check="tokenizer", state="problem", says=self._said(error), do=LAYOUT)
+        tokens = load_tokens(self._folder, config)
         says = f"{tokens.size} ids, all control tokens, {len(tokens.forbidden)} ids never decided"
-        return Finding(check="tokenizer", state="ok", says=says)
+        yield Finding(check="tokenizer", state="ok", says=says)
 
-    def _vocoder(self) -> Finding:
+    def _vocoder(self) -> Iterator[Finding]:
         from ...model.backends.minicpmo.model import VOCODER
         from ...model.backends.minicpmo.voices import PIECES, lacking, load_vocoder
 
         assets = self._folder / VOCODER
-        try:
-            with explained(self._folder):
-                missing = lacking(assets)
-                if (assets / PIECES).exists():
-                    load_vocoder(assets, slots=1)
-        except ModelUnusableError as error:
-            return Finding(check="vocoder", state="problem", says=self._said(error), do=LAYOUT)
+        missing, is_in_pieces = lacking(assets), (assets / PIECES).exists()
+        if is_in_pieces:
+            load_vocoder(assets, slots=1)
         if missing:
             do = "; ".join(missing)
-            return Finding(check="vocoder", state="note", says="no vocoder: text only", do=do)
-        says = "pieces of sound" if (assets / PIECES).exists() else "token2wav, in its own process"
-        return Finding(check="vocoder", state="ok", says=says)
+            yield Finding(check="vocoder", state="note", says="no vocoder: text only", do=do)
+            return
+        says = "pieces of sound" if is_in_pieces else "token2wav, in its own process"
+        yield Finding(check="vocoder", state="ok", says=says)
 
     def _where(self) -> Finding:
         import torch

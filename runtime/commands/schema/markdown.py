@@ -27,7 +27,7 @@ from protocol.wire.schema.example import example, shown
 from protocol.wire.schema.wire import Message, courses, describe
 
 from .document import states
-from .fields import Objects, Row, rows, shared_objects
+from .fields import Objects, rows, shared_objects
 from .notes import CHANNELS, COURSES, DIALECTS, END_CLOSES, ENDS, RULES, Channel
 
 Json = Mapping[str, Any]
@@ -116,9 +116,8 @@ def _dialect(channel: Channel, name: str) -> Iterator[str]:
             if message.sender == sender:
                 yield from _message(message, objects)
     for title, (_, schema) in objects.items():
-        lines = list(rows(schema, sender="server", objects={}))
         yield f"#### The object `{title}` (`{name}`)\n\n{schema.get('description', '')}\n"
-        yield _fields(lines, "server")
+        yield from _fields(schema, "server", {})
 
 
 def _course(messages: tuple[Message, ...], course: Course) -> Iterator[str]:
@@ -154,9 +153,7 @@ def _message(message: Message, objects: Objects) -> Iterator[str]:
     if kinds:
         yield from _kinds(message, objects)
     else:
-        lines = list(rows(message.schema, sender=message.sender, objects=objects))
-        if lines:
-            yield _fields(lines, message.sender)
+        yield from _fields(message.schema, message.sender, objects)
     if message.sender == "client":
         yield _example(example(message.schema))
     elif not kinds:
@@ -176,7 +173,7 @@ def _kinds(message: Message, objects: Objects) -> Iterator[str]:
     shared = {"properties": common, "required": required}
     words = ", ".join(_code(kind["properties"][tag]["const"]) for kind in kinds)
     yield f"`{tag}` says which kind it is: {words}. All of them have:\n"
-    yield _fields(list(rows(shared, sender=message.sender, objects=objects)), message.sender)
+    yield from _fields(shared, message.sender, objects)
     for kind, body in zip(kinds, message.examples, strict=True):
         word = kind["properties"][tag]["const"]
         own = {
@@ -185,17 +182,19 @@ def _kinds(message: Message, objects: Objects) -> Iterator[str]:
             if name not in common and name != tag
         }
         yield f"{_code(word)}: {kind.get('description', '')}\n"
-        lines = list(rows({**kind, "properties": own}, sender=message.sender, objects=objects))
-        if lines:
-            yield _fields(lines, message.sender)
+        yield from _fields({**kind, "properties": own}, message.sender, objects)
         yield _example(shown(body, kind))
 
 
-def _fields(lines: list[Row], sender: str) -> str:
-    if sender == "client":
-        head = ("field", "type", "default", "meaning")
-        return _table(head, [(_code(r.name), r.type, r.default, r.meaning) for r in lines])
-    return _table(("field", "type", "meaning"), [(_code(r.name), r.type, r.meaning) for r in lines])
+def _fields(schema: Json, sender: str, objects: Objects) -> Iterator[str]:
+    """Write the table of an object's fields, if it has any."""
+    columns = ("type", "default", "meaning") if sender == "client" else ("type", "meaning")
+    lines = [
+        (_code(row.name), *(getattr(row, column) for column in columns))
+        for row in rows(schema, sender=sender, objects=objects)
+    ]
+    if lines:
+        yield _table(("field", *columns), lines)
 
 
 def _example(body: Json) -> str:

@@ -24,6 +24,7 @@ from protocol.values.modes import Mode
 from protocol.wire.media import check_jpeg
 
 from ...client import terminal
+from ...client.background import background
 from ...media.audio import AudioFileError, read_wav, write_wav
 from ..interrupts import run
 from .session import Plan, cut_units, talk
@@ -165,10 +166,9 @@ async def _talk(
 ) -> bool:
     """Talk until Ctrl-C, which ends it politely; return whether there was one."""
     stop = anyio.Event()
-    async with anyio.create_task_group() as tasks:
+    async with background() as tasks:
         tasks.start_soon(_watch_interrupts, stop, tasks.cancel_scope)
         await talk(url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally, stop=stop)
-        tasks.cancel_scope.cancel()
     if stop.is_set():
         tally.failure = "interrupted"
     return stop.is_set()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import Final, Protocol
 
 import anyio
@@ -29,7 +30,8 @@ from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
 from protocol.values.state import Gate
 
-from ...client.errors import ClientError, SessionClosedError
+from ...client.background import background
+from ...client.errors import ClientError, ReportedError, SessionClosedError
 from ...client.resuming import Reconnected, Reconnecting
 from ...client.session import ClientSession, connect
 from .tally import UNIT_ID, Happening, Tally
@@ -61,7 +63,7 @@ class Plan:
     silence_s_max: int = 10
     fast: bool = False
 
-    @property
+    @cached_property
     def last_sound(self) -> int:
         """The number of the last second that is not silent, which needs an answer."""
         return max((number for number, unit in enumerate(self.units) if has_sound(unit)), default=0)
@@ -154,7 +156,7 @@ async def converse(
         stop: set by the caller to end the conversation politely before its time.
     """
     await _Conversation(
-        session,
+        session=session,
         plan=plan,
         observer=observer,
         tally=tally,
@@ -166,8 +168,7 @@ async def converse(
 
 def _what_went_wrong(tally: Tally) -> str | None:
     if tally.errors:
-        report = tally.errors[0]
-        return f"the server reported an error: {report.message} ({report.code})"
+        return str(ReportedError(tally.errors[0]))
     if tally.closed is None:
         return "the connection was closed before there was a session"
     if tally.closed.reason != "client":
@@ -175,33 +176,23 @@ def _what_went_wrong(tally: Tally) -> str | None:
     return None
 
 
+@attrs.define(kw_only=True)
 class _Conversation:
     """The two tasks, and the event between them: `_changed` is set again with each message."""
 
-    def __init__(
-        self,
-        session: ClientSession,
-        *,
-        plan: Plan,
-        observer: Observer,
-        tally: Tally,
-        clock: Callable[[], float],
-        stop: anyio.Event,
-    ) -> None:
-        self._session = session
-        self._plan = plan
-        self._observer = observer
-        self._tally = tally
-        self._clock = clock
-        self._stop = stop
-        self._stopped = False
-        self._changed = anyio.Event()
-        self._patience = anyio.CancelScope()
-        self._answer_from = plan.last_sound
+    _session: ClientSession
+    _plan: Plan
+    _observer: Observer
+    _tally: Tally
+    _clock: Callable[[], float]
+    _stop: anyio.Event
+    _stopped: bool = False
+    _changed: anyio.Event = attrs.field(init=False, factory=anyio.Event)
+    _patience: anyio.CancelScope = attrs.field(init=False, factory=anyio.CancelScope)
 
     async def run(self) -> None:
         """Send and receive until the session is over."""
-        async with anyio.create_task_group() as tasks:
+        async with background() as tasks:
             tasks.start_soon(self._send)
             tasks.start_soon(self._watch_stop)
             try:
@@ -211,7 +202,6 @@ class _Conversation:
                     self._fail(f"the server did not end the session within {CLOSED_WAIT_S:g} s")
             except ClientError as error:
                 self._tally.failure = str(error)
-            tasks.cancel_scope.cancel()
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -303,5 +293,5 @@ class _Conversation:
             self._stopped
             or tally.is_hopeless
             or self._session.connection.gate is Gate.CLOSED
-            or (heard_out and listens_again and self._answer_from <= tally.last_speech)
+            or (heard_out and listens_again and self._plan.is_answered(tally))
         )

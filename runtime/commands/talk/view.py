@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 import attrs
@@ -59,14 +58,11 @@ class View(Observer, Protocol):
 
     def __enter__(self) -> Self:
         """Begin to show."""
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Show no more."""
+        return
 
     def end(self, summary: dict[str, object]) -> None:
         """Show the summary, after the last event."""
@@ -77,19 +73,13 @@ def printable(text: str) -> str:
     return clean(text, kept="")
 
 
-class LineView:
+class LineView(View):
     """A line for each event; `listens`: also for each unit that the model listened to."""
 
     def __init__(self, console: Console, *, listens: bool = True) -> None:
         self._console = console
         self._listens = listens
         self._had_sound: bool | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:  # noqa: ARG002
         """Write when the file begins to sound, and when it falls silent."""
@@ -245,14 +235,8 @@ def _gauge(kv_length: int) -> RenderableType:
     return row
 
 
-class JsonView:
+class JsonView(View):
     """One JSON object a line, on standard output: each event, and a `summary` at the end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         """Write that a second of input is being sent."""

@@ -35,7 +35,7 @@ from .llama_omni_answer import Answers
 from .llama_omni_channel import OK, Channel, told
 from .llama_omni_chat import LlamaOmniTurn
 from .llama_omni_http import Address, request
-from .llama_omni_link import Link, Pong
+from .llama_omni_link import Pong
 from .llama_omni_question import refuse_what_it_lacks
 from .llama_omni_wire import FULL_DUPLEX, US_PER_S, append_message, init_message, read_event
 
@@ -92,8 +92,8 @@ class LlamaOmniBackend:
         """Open a session; on failure or cancellation, release it on the server."""
         self._check(slot)
         with told(self._address):
-            link = await Link.connect(self._address)
-            session = LlamaOmniSession(self._address, link)
+            channel = await Channel.connect(self._address)
+            session = LlamaOmniSession(self._address, channel)
             try:
                 await session.begin(opening)
             except BaseException:
@@ -117,14 +117,13 @@ class LlamaOmniBackend:
 
 
 class LlamaOmniSession:
-    """One session on the server (B8), over an open, unused `link`, which it closes."""
+    """One session on the server (B8), over an open, unused `channel`, which it closes."""
 
-    def __init__(self, address: Address, link: Link) -> None:
+    def __init__(self, address: Address, channel: Channel) -> None:
         self.opened = Opened(prompt_length=0)
         self.is_released = False
         self._address = address
-        self._link = link
-        self._channel = Channel(address, link)
+        self._channel = channel
         self._answers = Answers(0)
         self._interrupted_index: int | None = None
         self._over: str | None = None
@@ -152,11 +151,11 @@ class LlamaOmniSession:
             raise BackendError("a remote unit cannot be stopped at a given step")
         started_s = anyio.current_time()
         with self._ending_unless_it_ends(unit.index):
-            for frame in self._link.receive_waiting():
+            for frame in self._channel.link.receive_waiting():
                 self._answers.take_unasked(read_event(frame))
             self._answers.begin()
             with anyio.move_on_after(UNIT_WAIT_S) as patience:
-                await self._link.send(append_message(unit))
+                await self._channel.link.send(append_message(unit))
                 await self._gather(unit.index)
             if patience.cancelled_caught:
                 raise BackendGone(f"expected an answer in {UNIT_WAIT_S:g} s, got none that ends")
@@ -193,9 +192,9 @@ class LlamaOmniSession:
         mark = b"%d" % index
         pinged = False
         while True:
-            frame = await self._link.receive(QUIET_S)
+            frame = await self._channel.link.receive(QUIET_S)
             if frame is None and not pinged:
-                await self._link.ping(mark)
+                await self._channel.link.ping(mark)
                 pinged = True
             elif isinstance(frame, Pong):
                 if frame.payload == mark:

@@ -24,8 +24,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import attrs
-
 from protocol.values.digest import digest
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Unit, UnitResult
 
@@ -57,9 +55,7 @@ class Answers:
         self._is_muted = False
         self._is_sounding = False
         self._listened_id: str | None = None
-        self._text = ""
-        self._is_turn_over = False
-        self._metrics = Metrics()
+        self.begin()
 
     def take_unasked(self, event: RemoteEvent) -> None:
         """Take an event between units: late sound, or the trailing events of a listen.
@@ -134,7 +130,7 @@ class Answers:
             input_hash=digest((unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)),
             vision_slices=self._metrics.vision_slices,
             vision_tokens=self._metrics.vision_tokens,
-            costs=attrs.evolve(self._metrics.costs, wall_us=wall_us),
+            costs=self._metrics.costs(wall_us=wall_us),
         )
 
     def _play_out(self, text: str) -> bytes:

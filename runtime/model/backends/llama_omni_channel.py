@@ -15,7 +15,7 @@ from urllib.parse import quote
 from .base import BackendError, BackendGone
 from .llama_omni_http import Address, request
 from .llama_omni_link import Link, Pong
-from .llama_omni_wire import Closed, Created, RemoteMode, read_event, shown
+from .llama_omni_wire import Closed, Created, RemoteEvent, RemoteMode, read_event, shown
 
 CLOSE_WAIT_S: Final = 6.0
 """The server stops its threads first; with the WebSocket's wait, below `calls.RELEASE_WAIT_S`."""
@@ -26,12 +26,17 @@ _log = logging.getLogger("antiphon.model")
 
 
 class Channel:
-    """One session on the server, over an open, unused `link`, which `close` closes."""
+    """One session on the server; `connect` opens its `link`, and `close` closes both."""
 
     def __init__(self, address: Address, link: Link) -> None:
         self.link = link
         self._address = address
         self._remote_id: str | None = None
+
+    @classmethod
+    async def connect(cls, address: Address) -> Channel:
+        """Open the WebSocket of a session; raises as `Link.connect` does."""
+        return cls(address, await Link.connect(address))
 
     async def begin(self, init: str, mode: RemoteMode) -> Created:
         """Send `session.init` and wait for `session.created`, without a time limit.
@@ -40,13 +45,10 @@ class Channel:
         other answer.
         """
         await self.link.send(init)
-        frame: str | bytes | Pong | None = None
-        while not isinstance(frame, str | bytes):
-            try:
-                frame = await self.link.receive()
-            except BackendGone as error:
-                raise BackendGone(f"{error} before session.created: it may be busy") from None
-        event = read_event(frame)
+        try:
+            event = await self.receive()
+        except BackendGone as error:
+            raise BackendGone(f"{error} before session.created: it may be busy") from None
         if isinstance(event, Closed):
             raise BackendGone(f"expected session.created, got session.closed {shown(event.reason)}")
         if not isinstance(event, Created):
@@ -55,6 +57,16 @@ class Channel:
         if event.mode not in (mode, None):
             raise BackendError(f"expected a session of mode {mode}, got one of {event.mode}")
         return event
+
+    async def receive(self) -> RemoteEvent:
+        """Wait for the server's next event, without a time limit.
+
+        `BackendGone`: the connection has ended; `BackendError`: the event is not valid.
+        """
+        frame: str | bytes | Pong | None = None
+        while not isinstance(frame, str | bytes):
+            frame = await self.link.receive()
+        return read_event(frame)
 
     async def close(self) -> None:
         """Close the session on the server and then the WebSocket; a failure is logged."""

@@ -29,7 +29,6 @@ from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone
 from .llama_omni_answer import SECOND_BYTES
 from .llama_omni_channel import Channel, gone, told
 from .llama_omni_http import Address
-from .llama_omni_link import Link, Pong
 from .llama_omni_question import chat_init_message, question_message
 
 PREFILL_WAIT_S: Final = TURN_WAIT_S - 20.0
@@ -77,7 +76,7 @@ class LlamaOmniTurn:
             index=self._turn.index,
             input_tokens=first.metrics.kv_length or 0,
             input_hash=digest(self._turn.messages),
-            cost_us=first.metrics.costs.prefill_us or _us_since(began_s),
+            cost_us=first.metrics.prefill_us or _us_since(began_s),
         )
 
     async def generate(
@@ -145,9 +144,8 @@ class LlamaOmniTurn:
         while True:
             self._is_reached = False
             try:
-                link = await Link.connect(self._address)
+                self._channel = await Channel.connect(self._address)
                 self._is_reached = True
-                self._channel = Channel(self._address, link)
                 await self._channel.begin(chat_init_message(self._turn), wire.TURN_BASED)
             except BackendGone:
                 await self._let_go()
@@ -171,10 +169,7 @@ class LlamaOmniTurn:
         come now.
         """
         assert self._channel is not None
-        frame: str | bytes | Pong | None = None
-        while not isinstance(frame, str | bytes):
-            frame = await self._channel.link.receive()
-        event = wire.read_event(frame)
+        event = await self._channel.receive()
         if isinstance(event, wire.Closed):
             raise gone(event)
         if isinstance(event, wire.Created):
@@ -238,7 +233,7 @@ class LlamaOmniTurn:
             generated_tokens=told_tokens,
             kv_length=self._kv_length,
             cut=self._pieces if done is None else None,
-            costs=attrs.evolve(metrics.costs, prefill_us=0, wall_us=wall_us),
+            costs=attrs.evolve(metrics.costs(wall_us=wall_us), prefill_us=0),
         )
 
 

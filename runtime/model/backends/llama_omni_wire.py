@@ -9,14 +9,17 @@ put a delta's payload in `delta`; newer ones name it `text` or `audio`. Any othe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import attrs
 
 from protocol.values.errors import ProtocolError
 from protocol.values.model import Costs, DuplexConfig, Opening, Unit
-from protocol.wire.codec import Fields, Value, check_pcm, dump_frame, encode_base64, parse_frame
+from protocol.wire.codec import Fields, Value, dump_frame, encode_base64, parse_frame
+from protocol.wire.field import Field
+from protocol.wire.kinds import SPEECH, TEXT, choice, integer, number, text
+from protocol.wire.table import Object, Table
 
 from .base import BackendError
 
@@ -32,7 +35,6 @@ ANSWER_CHARS_MAX: Final = 131_072
 """A turn's whole text: 8192 tokens, the maximum of a request, of 16 characters each."""
 ID_CHARS_MAX: Final = 128
 """Servers' ids have 12 to 40 characters."""
-US_PER_S: Final = 1_000_000
 MS_MAX: Final = 3_600_000.0
 """A cost above an hour is implausible."""
 TOKENS_MAX: Final = 2**31 - 1
@@ -57,9 +59,24 @@ class Metrics:
 
     kv_length: int | None = None
     tokens: int | None = None
-    costs: Costs = Costs()
+    prefill_us: int = 0
+    generate_us: int = 0
+    llm_us: int = 0
+    tts_us: int = 0
+    token2wav_us: int = 0
     vision_slices: int = 0
     vision_tokens: int = 0
+
+    def costs(self, *, wall_us: int) -> Costs:
+        """The server's costs, and our time for the whole."""
+        return Costs(
+            prefill_us=self.prefill_us,
+            generate_us=self.generate_us,
+            llm_us=self.llm_us,
+            tts_us=self.tts_us,
+            token2wav_us=self.token2wav_us,
+            wall_us=wall_us,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +89,7 @@ class Created:
 
 
 @attrs.frozen(kw_only=True)
-class Response:
+class Answer:
     """A part of an answer."""
 
     response_id: str | None = None
@@ -80,26 +97,26 @@ class Response:
 
 
 @attrs.frozen(kw_only=True)
-class Listen(Response):
+class Listen(Answer):
     """The model listens: for this second, or after its text in it."""
 
 
 @attrs.frozen(kw_only=True)
-class Text(Response):
+class Text(Answer):
     """A piece of text."""
 
     text: str
 
 
 @attrs.frozen(kw_only=True)
-class Audio(Response):
+class Audio(Answer):
     """A piece of speech: float32 LE, 24 kHz mono, any number of samples."""
 
     pcm: bytes
 
 
 @attrs.frozen(kw_only=True)
-class Done(Response):
+class Done(Answer):
     """The end of a response; `text` is the whole response, or empty; `reason` is why it ended."""
 
     text: str = ""
@@ -151,124 +168,71 @@ def _config(config: DuplexConfig) -> dict[str, object]:
 def read_event(frame: str | bytes) -> RemoteEvent:
     """Parse one message; `BackendError` if it is not valid in the protocol."""
     try:
-        fields = Fields(parse_frame(frame))
-        name = fields.required("type", Value.text)
+        body = parse_frame(frame)
+        name = Fields(body).required("type", Value.text)
     except ProtocolError as error:
         raise BackendError(f"expected an event, got a message that is none: {error}") from None
-    read = _READERS.get(name)
-    if read is None:
-        expected = ", ".join(_READERS)
+    tables = _EVENTS.get(name)
+    if tables is None:
+        expected = ", ".join(_EVENTS)
         raise BackendError(f"expected one of {expected}, got the event {shown(name)}")
     try:
-        return read(fields)
+        kind = Fields(body).required("kind", Value.text) if tables is _DELTAS else ""
+        if kind not in tables:
+            expected = ", ".join(tables)
+            raise BackendError(
+                f"expected a delta of kind {expected}, got one of kind {shown(kind)}"
+            )
+        event: RemoteEvent = tables[kind].parse(body)
     except ProtocolError as error:
         raise BackendError(f"expected {name} as the protocol has it, got {error}") from None
+    return event
 
 
-def shown(text: str) -> str:
+def shown(name: str) -> str:
     """Show a name from the server, or only its length if it may be a payload."""
-    return text if NAME.fullmatch(text) else f"a text of {len(text)} characters"
+    return name if NAME.fullmatch(name) else f"a text of {len(name)} characters"
 
 
-def _read_created(fields: Fields) -> Created:
-    return Created(
-        session_id=fields.required("session_id", _read_id),
-        mode=fields.optional("mode", lambda value: value.choice(MODES), None),
-        metrics=_metrics(fields),
-    )
-
-
-def _read_delta(fields: Fields) -> Listen | Text | Audio:
-    kind = fields.required("kind", Value.text)
-    if kind not in _DELTAS:
-        raise BackendError(
-            f"expected a delta of kind {', '.join(_DELTAS)}, got one of kind {shown(kind)}"
-        )
-    return _DELTAS[kind](fields)
-
-
-def _read_listen(fields: Fields) -> Listen:
-    return Listen(**_response(fields))
-
-
-def _read_text(fields: Fields) -> Text:
-    name = _payload_name(fields, "text")
-    text = fields.required(name, lambda value: value.text(TEXT_CHARS_MAX))
-    return Text(text=text, **_response(fields))
-
-
-def _read_audio(fields: Fields) -> Audio:
-    pcm = fields.required(_payload_name(fields, "audio"), _read_pcm)
-    return Audio(pcm=pcm, **_response(fields))
-
-
-def _read_done(fields: Fields) -> Done:
-    return Done(
-        text=fields.optional("text", lambda value: value.text(ANSWER_CHARS_MAX), ""),
-        reason=fields.optional("reason", Value.text, ""),
-        **_response(fields),
-    )
-
-
-def _read_closed(fields: Fields) -> Closed:
-    return Closed(reason=fields.optional("reason", Value.text, ""))
-
-
-def _payload_name(fields: Fields, name: str) -> str:
-    return "delta" if not fields.has(name) and fields.has("delta") else name
-
-
-def _response(fields: Fields) -> dict[str, Any]:
-    """The attributes of any `Response`."""
-    response_id = fields.optional("response_id", _read_id, None)
-    return {"response_id": response_id, "metrics": _metrics(fields)}
-
-
-def _metrics(fields: Fields) -> Metrics:
-    body = fields.optional_child("metrics")
-    if body is None:
-        return Metrics()
-    costs = Costs(
-        prefill_us=_us(body, "prefill_ms"),
-        generate_us=_us(body, "generate_ms"),
-        llm_us=_us(body, "cost_llm_ms"),
-        tts_us=_us(body, "cost_tts_ms"),
-        token2wav_us=_us(body, "cost_token2wav_ms"),
-    )
-    return Metrics(
-        kv_length=body.optional("kv_cache_length", _read_count, None),
-        tokens=body.optional("n_tokens", _read_count, None),
-        costs=costs,
-        vision_slices=body.optional("vision_slices", _read_count, 0),
-        vision_tokens=body.optional("vision_tokens", _read_count, 0),
-    )
-
-
-def _us(body: Fields, name: str) -> int:
-    milliseconds = body.optional(name, lambda value: value.number(0, MS_MAX), 0.0)
-    return round(milliseconds * 1000)
-
-
-def _read_count(value: Value) -> int:
-    return value.integer(0, TOKENS_MAX)
-
-
-def _read_id(value: Value) -> str:
-    return value.text(ID_CHARS_MAX, 1)
-
-
-def _read_pcm(value: Value) -> bytes:
-    return check_pcm(value.path, value.binary(), 0, EVENT_SAMPLES_MAX)
-
-
-_DELTAS: Final[Mapping[str, Callable[[Fields], Listen | Text | Audio]]] = {
-    "listen": _read_listen,
-    "text": _read_text,
-    "audio": _read_audio,
+_COUNT: Final = integer(0, TOKENS_MAX)
+_US: Final = attrs.evolve(
+    number(0, MS_MAX), read=lambda value, _: round(value.number(0, MS_MAX) * 1000)
+)
+"""Milliseconds, read as microseconds."""
+_PCM: Final = attrs.evolve(
+    SPEECH, read=lambda value, _: value.pcm(samples_min=0, samples_max=EVENT_SAMPLES_MAX)
+)
+_ID: Final = text(ID_CHARS_MAX, 1)
+_METRICS: Final = Object(
+    "metrics",
+    (
+        Field("prefill_ms", _US, 0, attr="prefill_us"),
+        Field("generate_ms", _US, 0, attr="generate_us"),
+        Field("cost_llm_ms", _US, 0, attr="llm_us"),
+        Field("cost_tts_ms", _US, 0, attr="tts_us"),
+        Field("cost_token2wav_ms", _US, 0, attr="token2wav_us"),
+        Field("kv_cache_length", _COUNT, None, attr="kv_length"),
+        Field("n_tokens", _COUNT, None, attr="tokens"),
+        Field("vision_slices", _COUNT, 0),
+        Field("vision_tokens", _COUNT, 0),
+    ),
+    attr="metrics",
+)
+_ANSWER: Final = (Field("response_id", _ID, None), _METRICS)
+_DELTAS: Final = {
+    "listen": Table(Listen, *_ANSWER),
+    "text": Table(Text, Field("text", text(TEXT_CHARS_MAX), also=("delta",)), *_ANSWER),
+    "audio": Table(Audio, Field("audio", _PCM, attr="pcm", also=("delta",)), *_ANSWER),
 }
-_READERS: Final[Mapping[str, Callable[[Fields], RemoteEvent]]] = {
-    "session.created": _read_created,
-    "response.output.delta": _read_delta,
-    "response.done": _read_done,
-    "session.closed": _read_closed,
+_REASON: Final = Field("reason", TEXT, "")
+_EVENTS: Final[Mapping[str, Mapping[str, Table]]] = {
+    "session.created": {
+        "": Table(Created, Field("session_id", _ID), Field("mode", choice(MODES), None), _METRICS)
+    },
+    "response.output.delta": _DELTAS,
+    "response.done": {
+        "": Table(Done, Field("text", text(ANSWER_CHARS_MAX), ""), _REASON, *_ANSWER)
+    },
+    "session.closed": {"": Table(Closed, _REASON)},
 }
+"""The server's events, by type and kind; only deltas have kinds."""

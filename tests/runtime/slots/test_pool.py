@@ -43,7 +43,6 @@ def test_lends_a_returned_slot_under_a_new_generation() -> None:
     pool.give_back(first)
     second = pool.lease()
     assert second == Lease(slot=0, generation=2)
-    assert not pool.is_out(first)
     assert pool.leases == (second,)
 
 
