@@ -24,6 +24,7 @@ from protocol.wire.table import Object, Table
 from .base import BackendError
 
 RemoteMode = Literal["full_duplex", "turn_based"]
+US_PER_S: Final = 1_000_000
 FULL_DUPLEX: Final = "full_duplex"
 TURN_BASED: Final = "turn_based"
 MODES: Final[tuple[RemoteMode, ...]] = (FULL_DUPLEX, TURN_BASED)
