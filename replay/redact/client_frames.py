@@ -39,7 +39,7 @@ from protocol.wire.kinds import (
     Holds,
 )
 from protocol.wire.nested import tables_in, walk
-from protocol.wire.table import Table
+from protocol.wire.table import Object, Table
 
 from .media import header_only, hide_picture, hide_video, is_whole, mute, mute_file
 from .policy import Kind, Policy, Side, Tally
@@ -94,8 +94,8 @@ _OPAQUE: Final = frozenset(
     row.name
     for row in _FIELDS
     if row.kind.schema.get("type") == "object" and not tables_in(row.kind)
-)
-"""Not read below: all keys are the client's own."""
+) - {row.name for table in _TABLES for row in walk(table.shape.rows) if isinstance(row, Object)}
+"""Not read below in any dialect: all keys are the client's own."""
 WORDS: Final = frozenset(
     (
         *(word for table in _TABLES for word in table.tag.values()),
