@@ -323,7 +323,9 @@ class SimulatedBackend:
 
     def _hear(self, chunk: Chunk) -> Heard:
         plan, dice = self._plan, self.dice("chunk", chunk.seed, chunk.utterance, chunk.index)
-        number = round(float(np.frombuffer(chunk.pcm, "<f4")[0]) * 32_768) - 1
+        samples = np.frombuffer(chunk.pcm, "<f4")
+        heard = samples[samples != 0]
+        number = round(float(np.median(heard)) * 32_768) - 1 if len(heard) else -1
         fault = self._draw(dice, fail=plan.fails, context_full=plan.full)
         return Heard(
             text=f"<{number}> {chunk.index} " if number >= 0 else "",

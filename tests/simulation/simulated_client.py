@@ -128,6 +128,8 @@ class ClientPlan:
         """Where it connects."""
         if self.dialect == "legacy-duplex":
             return "duplex"
+        if self.dialect == "openai-transcription":
+            return "openai"
         if self.dialect in PIECES:
             return self.dialect
         return "chat" if self.dialect == "legacy-chat" else "realtime"

@@ -43,8 +43,17 @@ async def decode(effect: DecodeMedia, client: MediaClient) -> Decoded:
 TYPES: Final[dict[str, TypeAdapter[Any]]] = {
     "live": TypeAdapter(ServerEvent),
     "openai": TypeAdapter(RealtimeServerEvent),
+    "openai-transcription": TypeAdapter(RealtimeServerEvent),
 }
 """What the server may say, by the types of OpenAI's own package."""
+
+
+def check_event(client: Client, frame: str) -> None:
+    """Report a frame that OpenAI's package cannot read."""
+    try:
+        TYPES[client.plan.dialect].validate_json(frame, strict=True)
+    except ValidationError as error:
+        client._report(f"OpenAI's package cannot read {frame[:200]}: {error}")
 
 
 class PiecesClient(Client):
@@ -53,10 +62,7 @@ class PiecesClient(Client):
     _asked = 0
 
     def _take(self, frame: str) -> None:
-        try:
-            TYPES[self.plan.dialect].validate_json(frame, strict=True)
-        except ValidationError as error:
-            self._report(f"OpenAI's package cannot read {frame[:200]}: {error}")
+        check_event(self, frame)
         super()._take(frame)
 
     @property

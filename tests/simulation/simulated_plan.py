@@ -304,6 +304,8 @@ def _client(dice: Random, number: int, storm_s: float, crowd: bool) -> ClientPla
     dialect, mode = dice.choice(KINDS)
     if dialect == "transcription" and number % 2:
         dialect = "transcription-responses"  # of no draw's own: all else stays as it was drawn
+    elif dialect == "transcription" and number % 4:
+        dialect = "openai-transcription"
     character = dice.choice(CHARACTERS)
     if character == "pausing" and dialect != "legacy-duplex":
         character = "good"

@@ -183,7 +183,7 @@ class WatchedSession:
         self._rules, self._limits = rules, _Limits()
         self._began_ns = int(anyio.current_time() * S)
         self._referee = Referee() if opened.mode in {"video", "audio"} else None
-        self._spelling = Spelling(opened.endpoint)
+        self._spelling = Spelling("realtime" if opened.mode == "transcription" else opened.endpoint)
         self._place, self._asked_ns = (True, 0), 0
         self._lease: Grant | None = None
         self._released_ns: int | None = None
@@ -368,7 +368,9 @@ class WatchedSession:
         sent = [json.loads(effect.frame) for effect in shown if isinstance(effect, ef.Send)]
         may_fail = self.recording_failed or self._rules.may_fail(self.opened)
         is_answer = self._referee is not None and bool(Step(event, shown, sent).outcomes)
-        if self.opened.endpoint == "openai":  # which is not told of a unit that listens
+        if (
+            self.opened.endpoint == "openai" and self.opened.mode == "audio"
+        ):  # which is not told of a unit that listens
             is_answer = isinstance(event, ev.UnitDone)
         self.moves.follow(event, effects, is_answer=is_answer, may_fail=may_fail)
 

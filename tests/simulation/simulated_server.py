@@ -48,6 +48,7 @@ from runtime.slots.workers import REPLACE_WAIT_S, RETRY_S_MAX, Workers
 from tests.helpers import on_virtual_time
 from tests.simulation.simulated_backend import Babble, Fleet
 from tests.simulation.simulated_client import Client, ClientPlan
+from tests.simulation.simulated_dictation import DictationClient
 from tests.simulation.simulated_disk import FaultyDisk, SlowRecorder
 from tests.simulation.simulated_pieces import PiecesClient, decode
 from tests.simulation.simulated_plan import Plan, draw, without_losses
@@ -80,6 +81,7 @@ GOOD: Final[tuple[tuple[str, Mode], ...]] = (
     ("transcription", "transcription"),
     ("live", "audio"),
     ("openai", "audio"),
+    ("openai-transcription", "transcription"),
 )
 """Who comes once faults have stopped."""
 REFUSALS: Final = {
@@ -353,9 +355,11 @@ class Simulation:
         report = partial(self.rules.report, who=f"client {plan.number}")
         link = Link(plan.link, report)
         kind = PiecesClient if plan.endpoint in PIECES else Client
+        if plan.mode == "transcription" and plan.endpoint in PIECES:
+            kind = DictationClient
         if plan.endpoint in PIECES:
             self._fleet.padded.add(plan.number)
-            self.rules.seen[f"clients of {plan.endpoint}"] += 1
+            self.rules.seen[f"clients of {plan.dialect}"] += 1
         client = kind(
             plan,
             self._way(plan, link, tasks) if plan.resumable else link,
