@@ -116,18 +116,19 @@ def test_the_bench_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl here")
     monkeypatch.setattr(bench, "IDLE_S", 0.5)
+    monkeypatch.setattr(bench, "SETTLE_S", 0.3)
     monkeypatch.setattr(bench, "IDLE_WORKERS", (1, 2))
 
     async def run() -> bench.Measured:
-        return await measure(tmp_path, sessions=(1, 2, 4), seconds=2, tell=lambda _: None)
+        return await measure(tmp_path, sessions=(1, 2, 4), seconds=1, tell=lambda _: None)
 
     found = anyio.run(run, backend="trio")
     assert [(it.mode, it.workers, it.sessions) for it in found.runs] == [
         (mode, workers, count) for mode in MODES for workers in (0, 2) for count in (1, 2, 4)
     ]
     for it in found.runs:
-        assert it.units + it.missed == 2 * it.sessions
+        assert it.units + it.missed == it.sessions
         assert it.cpu_us >= it.loop_us > 0
-        assert it.log_bytes > 50_000
+        assert it.log_bytes > 25_000
         assert (it.to_worker_bytes > 64_000) == (it.from_worker_bytes > 96_000) == bool(it.workers)
     assert found.client_bytes["video"][0] > found.client_bytes["audio"][0] > 85_000
