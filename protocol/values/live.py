@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import attrs
 
@@ -181,5 +181,6 @@ class Update:
     ignored: tuple[str, ...] = ()
 
 
-LIVE_ANSWERS: Final = (Muted, Unmuted, UserWords, Updated, Usage, Notice)
+LiveAnswer = Muted | Unmuted | UserWords | Updated | Usage | Notice
+LIVE_ANSWERS: Final = get_args(LiveAnswer)
 """All that only a client of `live` is told."""

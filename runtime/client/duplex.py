@@ -3,8 +3,9 @@
 One task sends and one receives. Sound is cut into units (`units`); a rest waits for more, for
 `flush`, or for `interrupt`. Events are the canonical messages (`protocol.values.messages`) after
 `session.created`: `Listen`, `Speech`, `GoingAway`, `ErrorReport`, `Closed`, and in `legacy-duplex`
-`Paused`, `Resumed` and `Interrupted`. Only `Closed` ends a session; any other end raises. No
-pacing: send a second of a file each second.
+`Paused`, `Resumed` and `Interrupted`; in `live` a second's text and sound are two `Speech`, and
+there are `LiveAnswer`s. Only `Closed` ends a session; any other end raises. No pacing: send a
+second of a file each second.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 import anyio
 
 from protocol.values.errors import CLOSE_NORMAL
+from protocol.values.live import LiveAnswer
 from protocol.values.messages import (
     Closed,
     Created,
@@ -26,15 +28,18 @@ from protocol.values.messages import (
     Speech,
 )
 from protocol.values.modes import Mode
-from protocol.values.requests import Append
+from protocol.values.requests import Append, AppendSound
 from protocol.values.state import Gate
+from protocol.wire.rates import to_pcm16
 
 from .errors import ClientError, LocalProtocolError, SessionClosedError
 from .session import ClientSession
 from .units import Samples, UnitCutter
 from .websocket import CLOSE_WAIT_S
 
-Event = Listen | Speech | Paused | Resumed | Interrupted | GoingAway | ErrorReport | Closed
+Event = (
+    Listen | Speech | Paused | Resumed | Interrupted | GoingAway | ErrorReport | Closed | LiveAnswer
+)
 """The events of a session after its creation."""
 
 
@@ -84,7 +89,7 @@ class DuplexSession:
         Without a request for it in the dialect, held sound is sent with `force_listen`, and with
         silence up to 250 ms.
         """
-        if self.raw.dialect == "legacy-duplex":
+        if self.raw.dialect in ("legacy-duplex", "live"):  # the latter has no message for it
             self._check_open()
             await self.raw.interrupt()
         else:
@@ -136,7 +141,8 @@ class DuplexSession:
 
     async def _send(self, appends: list[Append]) -> None:
         for append in appends:
-            await self.raw.append(append)
+            is_live = self.raw.dialect == "live"
+            await self.raw.say(AppendSound(pcm16=to_pcm16(append.pcm)) if is_live else append)
 
     def _check_open(self) -> None:
         if self.raw.ended is not None:

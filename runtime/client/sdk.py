@@ -28,6 +28,7 @@ import anyio
 import attrs
 
 from protocol.values.errors import ADMISSION_ERRORS
+from protocol.values.live import LiveSettings
 from protocol.values.messages import (
     Created,
     ErrorReport,
@@ -36,6 +37,7 @@ from protocol.values.messages import (
     QueuePlace,
     QueueUpdate,
 )
+from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.modes import Mode
 from protocol.values.requests import Init
 from protocol.values.state import Gate
@@ -54,7 +56,7 @@ from .session import ClientSession
 from .session import connect as connect_raw
 from .transcription import TranscriptionSession
 
-Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "transcription"]
+Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "live"]
 OnQueue = Callable[[QueuePlace], object]
 
 _LOG: Final = logging.getLogger("antiphon.client")
@@ -67,6 +69,7 @@ def connect(
     mode: Literal["audio", "video"],
     dialect: Dialect = ...,
     instructions: str | None = ...,
+    model: str = ...,
     init: Init | None = ...,
     on_queue: OnQueue | None = ...,
     retries: int = ...,
@@ -102,6 +105,7 @@ def connect(
     mode: Mode,
     dialect: Dialect = "realtime",
     instructions: str | None = None,
+    model: str = "",
     init: Init | None = None,
     on_queue: OnQueue | None = None,
     retries: int = RETRIES,
@@ -118,6 +122,7 @@ def connect(
     Args:
         url: such as `ws://127.0.0.1:8006`; a missing path is added.
         instructions: the system prompt of a duplex session; a chat has a system message.
+        model: a name of the server's model, which only `live` asks for.
         init: all that a session can be set up with, instead of `instructions`.
         on_queue: called with each place in the queue.
         retries: 0-100, after temporary failures.
@@ -148,9 +153,8 @@ def connect(
         on_connection=on_connection,
         jitter=jitter,
     )
-    opening = _Opening(
-        connecting, retries, jitter, _choose_init(mode, instructions, init), on_queue
-    )
+    chosen = _choose_init(dialect, mode, instructions, model, init)
+    opening = _Opening(connecting, retries, jitter, chosen, on_queue)
     return _chat(opening) if mode == "chat" else _duplex(opening, mode)
 
 
@@ -208,10 +212,19 @@ async def _chat(opening: _Opening) -> AsyncIterator[ChatSession]:
         await session.leave()
 
 
-def _choose_init(mode: Mode, instructions: str | None, init: Init | None) -> Init:
-    if init is not None and instructions is not None:
-        raise LocalProtocolError("instructions are given twice: as such and in init")
-    chosen = init or Init(instructions=instructions or "", notices=True)
+def _choose_init(
+    dialect: Dialect, mode: Mode, instructions: str | None, model: str, init: Init | None
+) -> Init:
+    is_live = dialect == "live"
+    if init is not None and (instructions is not None or model):
+        raise LocalProtocolError("instructions or model are given twice: as such and in init")
+    if model and not is_live:
+        raise LocalProtocolError(f"no model is asked for in {dialect}")
+    live = LiveSettings(model=model, rate_hz=INPUT_RATE_HZ)
+    if is_live and init is not None:
+        live = attrs.evolve(init.live, coding=live.coding, rate_hz=live.rate_hz)
+    chosen = init or Init(instructions=instructions or "", notices=not is_live)
+    chosen = attrs.evolve(chosen, live=live) if is_live else chosen
     if mode == "chat" and chosen.instructions:
         raise LocalProtocolError("a chat has no instructions: begin it with a system message")
     return chosen

@@ -289,7 +289,9 @@ def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
     path = parts.path if parts.path.strip("/") else REALTIME_PATH
     paths = {"legacy-chat": CHAT_PATH, "live": LIVE_PATH, "openai": REALTIME_PATH}
     paths["legacy-duplex"] = f"{DUPLEX_PATH}/{_label(mode)}"
-    if dialect not in paths:
+    if dialect == "openai-transcription":
+        query.append(("intent", "transcription"))
+    elif dialect not in paths:
         query.append(("mode", mode))
     elif path == REALTIME_PATH:
         path = paths[dialect]

@@ -56,13 +56,19 @@ def heard_all(websocket: ServerConnection) -> list[dict[str, Any]]:
 # -- a session ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", ["realtime", "duplex-v1", "legacy-duplex"])
+@pytest.mark.parametrize("dialect", ["realtime", "duplex-v1", "legacy-duplex", "live"])
 async def test_a_session_from_beginning_to_end(url: str, dialect: Any) -> None:
     """The first example that anybody runs would not work."""
     heard = []
-    connecting = antiphon.connect(url, mode="audio", dialect=dialect, instructions="Be brief.")
+    connecting = antiphon.connect(
+        url,
+        mode="audio",
+        dialect=dialect,
+        instructions="Be brief.",
+        model="scripted" if dialect == "live" else "",
+    )
     async with connecting as session:
-        assert session.created.prompt_length > 0
+        assert session.created.prompt_length > 0 or dialect == "live", "which does not tell it"
         for _ in range(5 * 50 + 10):
             await session.append(np.zeros(320, np.float32))  # 20 ms, as a microphone has it
         assert session.held_samples == 3200
@@ -374,3 +380,26 @@ def test_speech_is_given_as_samples() -> None:
     for message in (said, antiphon.Delta(**names, pcm=at.tobytes())):
         assert (message.samples.dtype, message.samples.tolist()) == (np.float32, [0.5, -0.25])
     assert antiphon.Delta(**names).samples.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dialect": "realtime", "model": "tiny"},
+        {"dialect": "live", "model": "tiny", "init": antiphon.Init(instructions="")},
+    ],
+)
+async def test_a_model_is_asked_for_once_and_where_it_can_be(arguments: Any) -> None:
+    """A client would believe that it talks to another model."""
+    with pytest.raises(LocalProtocolError, match="model"):
+        async with antiphon.connect("ws://127.0.0.1:1", mode="audio", **arguments):
+            pass
+
+
+async def test_live_has_no_interruption(url: str) -> None:
+    """Its server would refuse the message, after the client's sound was lost."""
+    async with antiphon.connect(url, mode="audio", dialect="live", model="scripted") as session:
+        await session.append(np.zeros(1600, np.float32))
+        with pytest.raises(LocalProtocolError, match="Interrupt"):
+            await session.interrupt()
+        assert session.held_samples == 1600
