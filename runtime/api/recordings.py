@@ -10,9 +10,9 @@
 | `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer |
 | `GET /api/sessions/{recording_id}/recording`, `/view` | the log and the page, by session |
 
-A key sees the recordings of its own name, `admin` all; others are a 404. A client's id is checked
-before it is used as a file name; the owner is read from the log. Only an operator removes: a leaked
-key must not destroy its traces.
+The id of a session names its recording too. A key sees the recordings of its own name, `admin` all;
+others are a 404. A client's id is checked before it is used as a file name; the owner is read from
+the log. Only an operator removes: a leaked key must not destroy its traces.
 
 With an object store, the recordings in it are served as those of the folder are, each once.
 
@@ -37,6 +37,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protocol.values.modes import MODES
+from protocol.values.digest import is_session_id, session_id_of
 from recorder.format.format import SUFFIX
 from recorder.keep.index import WITH_STORE_NAME, Index
 from recorder.keep.listing import Listing, Wanted, page_of
@@ -65,6 +66,8 @@ LISTING_REST: Final = 10
 ASKING_MAX: Final = 8
 """Threads that list and find: an object store that hangs must leave others to the server."""
 LISTING_REST_S_MAX: Final = 60.0
+NAMING_MAX: Final = 1
+"""Threads that look for the recording of a session: each looks at all names of the folder."""
 """A list that an object store held up is not for long."""
 STORED_MAX: Final = 12
 """Stored logs that are sent at once: each holds up to a mebibyte, and a thread that waits."""
@@ -100,14 +103,17 @@ class Recordings:
         self._logs: Logs | None = None
         self._listing: Listing | None = None
         if directory is not None:
-            self._logs = logs_of(Store(directory), remote)
+            self._local = Store(directory)
+            self._logs = logs_of(self._local, remote)
             self._listing = Listing(self._logs, Index(directory, WITH_STORE_NAME))
         self._views = None if load_viewer is None else Views(load_viewer)
+        self._has_store = remote is not None
         self._listed: tuple[Summary, ...] = ()
         self._listed_until_s = -1.0
         self._is_listing = anyio.Lock()
         self._asking = anyio.CapacityLimiter(ASKING_MAX)
         self._tails = Places(TAILS_MAX, TAILS_PER_KEY_MAX)
+        self._naming = anyio.CapacityLimiter(NAMING_MAX)
         self._stored = Places(STORED_MAX, STORED_PER_KEY_MAX)
 
     def routes(self) -> list[Route]:
@@ -170,10 +176,23 @@ class Recordings:
         found = await in_thread(partial(self._listing.find, asked), self._asking)
         if found is None or not principal_of(request).may_see(found.summary.owner):
             raise NotHere(asked, "there is no such recording")
+        if found is None and is_session_id(asked):
+            named = await self._recording_of(asked)
+            if named is not None:
+                found = await in_thread(partial(self._listing.find, named), self._asking)
         return found.summary, found.info
 
     async def _remove(self, request: Request) -> Response:
         assert self._logs is not None
+    async def _recording_of(self, session_id: str) -> str | None:
+        """Find the recording of a session; a new one is in the folder before it is in the list."""
+        find = partial(self._local.recording_of, session_id)
+        found = await in_thread(find, self._naming)
+        if found is not None or not self._has_store:
+            return found
+        names = (it.recording_id for it in await self._all())
+        return next((it for it in names if session_id_of(it) == session_id), None)
+
         _, info = await self._found(request)
         require_admin(principal_of(request))
         if not await in_thread(partial(_remove, self._logs, info), self._asking):
