@@ -61,7 +61,7 @@ class Gateway:
     Args:
         settings: the keys that they name are read here.
         recorder: writes the logs; None where nothing is recorded.
-        load_viewer: loads the page of a recording; None for no such page.
+        load_viewer: loads what makes the views of a recording; None for no views.
         remote: the object store of the recordings; None for no store.
 
     Attributes:

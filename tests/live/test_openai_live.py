@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import wave
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 from openai.resources.live.live import LiveConnection
 
 from recorder.read.reader import LogReader
@@ -61,6 +63,16 @@ def say(connection: LiveConnection, pcm16: bytes) -> None:
         connection.send({"type": "session.input_audio.append", "audio": piece})
 
 
+def check_download(client: OpenAI, session_id: str) -> None:
+    """Both voices of a session can be downloaded by the id that its client was told."""
+    content = client.live.sessions.download_recording(session_id).read()
+    with wave.open(BytesIO(content)) as file:
+        assert (file.getnchannels(), file.getsampwidth()) == (2, 2)
+        assert file.getnframes() / file.getframerate() >= SECONDS + AT_ONCE_S
+    with pytest.raises(NotFoundError):
+        client.live.sessions.download_recording(f"sess_{0:012x}")
+
+
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 @pytest.mark.parametrize("rate_hz", RATES_HZ)
 def test_it_talks(server: tuple[LiveServer, Path], tmp_path: Path, rate_hz: int) -> None:
@@ -88,6 +100,7 @@ def test_it_talks(server: tuple[LiveServer, Path], tmp_path: Path, rate_hz: int)
         assert (closed.reason, closed.usage.seconds) == ("close_requested", SECONDS + AT_ONCE_S)
         assert closed.session.id == started.id
     assert "broke" not in live.errors.read_text()
+    check_download(client, started.id)
     (log,) = set(folder.rglob("*.session.zst")) - before
     with LogReader(log) as items:
         assert replay(items).identical

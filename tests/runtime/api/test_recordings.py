@@ -39,6 +39,7 @@ ONE = "/api/recordings/of-bert"
 SESSION = "/api/sessions/of-bert"
 OF_ONE = (ONE, f"{ONE}/log", f"{ONE}/live", f"{ONE}/view")
 OF_ONE += (f"{SESSION}/recording", f"{SESSION}/view")
+OF_ONE += ("/v1/live/sessions/of-bert/content",)
 TRICKS = (
     *("..", "%2e%2e", "..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "a%00b", "a.b", "a" * 65),
     *("../../etc/passwd", "..%5c..", "of-bert.session.zst", "%ff", "elsewhere%2fof-anna", "link"),
@@ -156,6 +157,7 @@ def test_an_id_is_never_a_path(shop: Shop, trick: str, key: str) -> None:
         assert shop.ask(f"/api/recordings/{trick}{path}", key).status == 404
     for path in ("/recording", "/view"):
         assert shop.ask(f"/api/sessions/{trick}{path}", key).status == 404
+    assert shop.ask(f"/v1/live/sessions/{trick}/content", key).status == 404
     assert shop.ask(f"/api/recordings/{trick}", key, "DELETE").status == 404
     assert Store(shop.folder).path("of-bert").exists()
 
