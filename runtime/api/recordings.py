@@ -171,6 +171,13 @@ class Recordings:
             raise NotHere(name, "no session of that name runs")
         await self._found(request)
 
+    async def written(self, recording_id: str) -> LogInfo | None:
+        """The log of a session that runs; None if it is not recorded (any more)."""
+        if self._listing is None:
+            return None
+        found = await in_thread(partial(self._listing.find, recording_id), self._asking)
+        return found.info if found is not None and found.summary.state == "open" else None
+
     async def _found(self, request: Request) -> tuple[Summary, LogInfo]:
         """The recording in the path, if the client may see it."""
         assert self._listing is not None
