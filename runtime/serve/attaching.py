@@ -60,6 +60,8 @@ class Attaching:
         self._recordings = recordings
         self._stall_s = stall_s
         self._places = Places(ATTACHED_MAX, ATTACHED_PER_KEY_MAX)
+        self._attached = 0
+        self._all_left = anyio.Event()
 
     def find(self, name: str, principal: Key) -> SessionStatus | None:
         """The running session of a name, its own or its recording's, if the client may see it."""
@@ -78,10 +80,21 @@ class Attaching:
                 info = await self._log_of(session)
                 from_seq = await in_thread(partial(_next_seq, info))
                 websocket = await request.accept(subprotocol=admitted.subprotocol)
-                await self._carry(websocket, info, from_seq)
+                self._attached += 1
+                try:
+                    await self._carry(websocket, info, from_seq)
+                finally:
+                    self._attached -= 1
+                    self._all_left.set()
         except HTTPException as error:
             headers = tuple((error.headers or {}).items())
             await request.reject(error.status_code, body_of(error), headers)
+
+    async def wait_until_left(self) -> None:
+        """Wait until no client is attached: a session that ends ends its attached clients."""
+        while self._attached:
+            self._all_left = anyio.Event()
+            await self._all_left.wait()
 
     async def _log_of(self, session: SessionStatus) -> LogInfo:
         info = None

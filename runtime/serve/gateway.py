@@ -70,6 +70,7 @@ class Gateway:
         server: None while the model loads.
         has_key: whether a client of this name may still connect.
         sight: the server's telemetry.
+        attached_left: waits until all attached clients have left.
 
     Raises:
         KeyFileError: the keys cannot be read.
@@ -96,6 +97,7 @@ class Gateway:
         self._voices = voices
         self._recordings = Recordings(settings.record_to, load_viewer, remote)
         self._attaching = Attaching(lambda: self.server, self._recordings, stall_s=settings.stall_s)
+        self.attached_left = self._attaching.wait_until_left
         self._uploader = make_uploader(settings, remote)
         self._retainer = make_retainer(settings, self._uploader)
         self._began_s = time.monotonic()

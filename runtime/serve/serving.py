@@ -97,7 +97,7 @@ async def run(
             tasks.start_soon(gateway.watch_keys)
             tasks.start_soon(gateway.keep_recordings)
             tasks.start_soon(gateway.store_recordings)
-            end = End(settings, tasks, on_stopping)
+            end = End(settings, tasks, on_stopping, gateway.attached_left)
             tasks.start_soon(watch_signals, lambda: gateway.server, end)
             placement = placement_of(settings, load, tasks)
             try:

@@ -24,6 +24,7 @@ from tests.requesting import WAIT_S, request
 from tests.runtime.api.test_sideband import TYPES
 
 KEYS: Final = {name: f"antiphon_{name}" for name in ("anna", "bert", "carl", "dora", "root")}
+SLOTS: Final = 4
 SECOND: Final = base64.b64encode(bytes(48_000)).decode()
 SOUND: Final = json.dumps({"type": "session.input_audio.append", "audio": SECOND})
 CLOSE: Final = '{"type": "session.close"}'
@@ -63,6 +64,13 @@ class Shop:
             pass
         return refused.value.response.status_code, json.loads(refused.value.response.body)
 
+    def running(self, key: str, dialect: str) -> Any:
+        """The one session of a key that is not over; others may be ending."""
+        told = request(self.server.address, "/api/sessions", key=KEYS[key], headers={}).said
+        sessions = [it for it in told["sessions"] if it["state"] != "CLOSED"]
+        (found,) = (it for it in sessions if it["dialect"] == dialect)
+        return found
+
     @contextmanager
     def session(self, key: str = "anna", **more: Any) -> Iterator[tuple[ClientConnection, str]]:
         """Have a session that has begun; with its id."""
@@ -100,7 +108,16 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     )
     change_key_file(path, lambda _: keys, create=True)
     folder = tmp_path_factory.mktemp("recordings")
-    options = ("--keys", str(path), "--record", str(folder), "--slots", "8", "--stall-s", "2")
+    options = (
+        "--keys",
+        str(path),
+        "--record",
+        str(folder),
+        "--slots",
+        str(SLOTS),
+        "--stall-s",
+        "2",
+    )
     with live_server(*options) as server:
         yield Shop(server)
         assert "Traceback" not in server.errors.read_text()
@@ -190,8 +207,7 @@ def test_only_a_session_of_live_that_is_recorded_has_it(shop: Shop) -> None:
         assert shop.status_of(name) == unknown
     with shop.connect("realtime?mode=audio") as other:
         until(other, "session.queue_done")
-        told = request(shop.server.address, "/api/sessions", key=KEYS["anna"], headers={}).said
-        (name,) = (it["recording_id"] for it in told["sessions"])
+        name = shop.running("anna", "opening")["recording_id"]
         assert shop.status_of(name) == shop.status_of(session_id_of(name)) == unknown
 
 
@@ -203,6 +219,39 @@ def test_a_server_that_records_nothing_has_none() -> None:
             session.send('{"type": "session.start", "session": {"model": "scripted"}}')
             name = until(session, "session.started")["session"]["id"]
             assert shop.status_of(name, "")[0] == 404
+
+
+def test_a_server_that_ends_tells_its_attached_clients() -> None:
+    """A client would take the end of a session for a network that failed."""
+    with live_server("--drain-s", "0") as server:
+        shop = Shop(server)
+        with shop.connect("live/sessions", "") as session:
+            session.send('{"type": "session.start", "session": {"model": "scripted"}}')
+            name = until(session, "session.started")["session"]["id"]
+            with shop.attach(name, "") as attached:
+                assert server.stop() == 0
+                events, code = rest(attached)
+    assert (events[-1].type, events[-1].reason, code) == ("session.closed", "connection_lost", 1000)
+
+
+def test_one_that_comes_early_hears_the_queue_and_the_beginning(shop: Shop) -> None:
+    """An operator could not see that a client waits for its slot, or would never hear it begin."""
+    with ExitStack() as full:
+        for _ in range(SLOTS):
+            full.enter_context(shop.session("dora"))
+        with shop.connect("live/sessions", "carl") as waiting:
+            until(waiting, "info")
+            name = shop.running("carl", "live")["session_id"]
+            with shop.attach(name, "carl") as attached:
+                full.close()
+                until(waiting, "info")
+                waiting.send('{"type": "session.start", "session": {"model": "scripted"}}')
+                until(waiting, "session.started")
+                waiting.send(CLOSE)
+                events, code = rest(attached)
+    kinds = [it.type for it in events]
+    assert (kinds[-2:], code) == (["session.started", "session.closed"], 1000)
+    assert events[-3].code == "slot_assigned"
 
 
 def test_places_are_few_and_come_back(shop: Shop) -> None:
