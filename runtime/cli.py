@@ -27,7 +27,7 @@ from click.shell_completion import CompletionItem
 from .commands.interrupts import is_interrupt
 
 if TYPE_CHECKING:
-    from .api.views import Viewer
+    from .api.views import Viewer, ViewName
 
 GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
     {
@@ -123,8 +123,10 @@ EXIT_BY_SIGNAL: Final = 128
 """Shells add it to the number of the signal that ended a command."""
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a stdout that cannot be written; errors of a file are reported by its writer."""
-VIEWER: Final = "replay.view.document"
+PAGE: Final = "replay.view.document"
 """The module that shows a recording as a page: `page_of` and `PAGE_CSP`."""
+SOUND: Final = "replay.export.mixer"
+"""The module that makes the WAV of a recording: `wav_of`, `wav_head` and `TooLongError`."""
 
 
 class NotTextError(click.ClickException):
@@ -298,12 +300,20 @@ def main(ctx: click.Context) -> None:
     ctx.obj = load_viewer  # for `serve`: no room of `runtime` may know `replay`
 
 
-def load_viewer() -> Viewer:
-    """Load the page of a recording; called for the first page."""
+def load_viewer(name: ViewName) -> Viewer:
+    """Load what makes a view of a recording; called for the first one."""
     from .api.views import Viewer
 
-    module = import_module(VIEWER)
-    return Viewer(page_of=module.page_of, policy=module.PAGE_CSP)
+    if name == "sound":
+        module = import_module(SOUND)
+        return Viewer(
+            pieces_of=module.wav_of,
+            head_of=module.wav_head,
+            media_type="audio/wav",
+            too_long=(module.TooLongError,),
+        )
+    module = import_module(PAGE)
+    return Viewer(pieces_of=module.page_of, media_type="text/html", policy=module.PAGE_CSP)
 
 
 @click.command("states")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from enum import Enum
@@ -22,6 +23,8 @@ ADDED: Final = "added"
 
 NUMBERS: Final = frozenset({bool, int, float, type(None)})
 """Kinds that are fed as they are written."""
+
+_SESSION_ID: Final = re.compile("sess_[0-9a-f]{12}")
 
 T = TypeVar("T")
 
@@ -50,6 +53,11 @@ def derive_id(prefix: str, recording_id: str, counter: int) -> str:
 def session_id_of(recording_id: str) -> str:
     """Return the session's id, the same in every dialect and in the server's log."""
     return derive_id("sess", recording_id, 0)
+
+
+def is_session_id(text: str) -> bool:
+    """Whether a text could be the id of a session."""
+    return _SESSION_ID.fullmatch(text) is not None
 
 
 def digest(value: object) -> str:

@@ -58,15 +58,17 @@ _FILTERS: Final = {
     (LIVE_RATE_HZ, INPUT_RATE_HZ): _Filter.of(2, 3),
     (LIVE_RATE_HZ, G711_RATE_HZ): _Filter.of(1, 3),
     (G711_RATE_HZ, INPUT_RATE_HZ): _Filter.of(2, 1),
+    (INPUT_RATE_HZ, LIVE_RATE_HZ): _Filter.of(3, 2),
+    (G711_RATE_HZ, LIVE_RATE_HZ): _Filter.of(3, 1),
 }
 
 
 def resample(pcm16: bytes, from_hz: int, to_hz: int) -> bytes:
-    """Resample a block of sound, from 24 kHz to 16 or 8, or from 8 kHz to 16.
+    """Resample a block of sound from one of 24, 16 and 8 kHz to another, but not from 16 to 8.
 
     Args:
         pcm16: signed 16-bit LE mono: `HISTORY_BYTES` from before (zeros at the beginning of the
-            sound), then samples; from 24 kHz a multiple of three.
+            sound), then samples: from 24 kHz a multiple of three, from 16 of two.
 
     Returns:
         float32 LE mono, in [-1, 1].
@@ -83,23 +85,28 @@ def resample(pcm16: bytes, from_hz: int, to_hz: int) -> bytes:
 
 
 class Heard:
-    """A client's sound at the model's rate, piece by piece."""
+    """Sound of a session at another rate, by default a client's at the model's, piece by piece."""
 
-    def __init__(self, rate_hz: int = LIVE_RATE_HZ, coding: Coding = "audio/pcm") -> None:
-        self._rate_hz, self._coding = rate_hz, coding
+    def __init__(
+        self,
+        rate_hz: int = LIVE_RATE_HZ,
+        coding: Coding = "audio/pcm",
+        to_hz: int = INPUT_RATE_HZ,
+    ) -> None:
+        self._rate_hz, self._coding, self._to_hz = rate_hz, coding, to_hz
         self._waiting = bytes(HISTORY_BYTES)
 
     def take(self, data: bytes) -> bytes:
-        """Take a piece of any size; returns float32 LE, 16 kHz mono, as far as it is known."""
+        """Take a piece of any size; returns float32 LE, mono, as far as it is known."""
         pcm16 = expand(data, self._coding)
-        if self._rate_hz == INPUT_RATE_HZ:
+        if self._rate_hz == self._to_hz:
             return to_float32(pcm16)
         self._waiting += pcm16
-        block = _FILTERS[self._rate_hz, INPUT_RATE_HZ].down * SAMPLE16_BYTES
+        block = _FILTERS[self._rate_hz, self._to_hz].down * SAMPLE16_BYTES
         whole = HISTORY_BYTES + (len(self._waiting) - HISTORY_BYTES) // block * block
         if whole == HISTORY_BYTES:
             return b""
-        made = resample(self._waiting[:whole], self._rate_hz, INPUT_RATE_HZ)
+        made = resample(self._waiting[:whole], self._rate_hz, self._to_hz)
         self._waiting = self._waiting[whole - HISTORY_BYTES :]
         return made
 

@@ -15,6 +15,8 @@ from typing import Final, Protocol
 
 import attrs
 
+from protocol.values.digest import session_id_of
+
 from ..format.errors import LogMisuse
 from ..format.format import SUFFIX, is_recording_id
 from ..read.scan import FileSource, OpenSource
@@ -111,6 +113,15 @@ class Store:
         try:
             return local_log(recording_id, path, path.lstat())
         except OSError:
+            return None
+
+    def recording_of(self, session_id: str) -> str | None:
+        """Return the recording of a session, by the names of the logs only; None if missing."""
+        try:
+            with os.scandir(self.directory) as entries:
+                names = (recording_id_in(entry.name) for entry in entries)
+                return next((it for it in names if it and session_id_of(it) == session_id), None)
+        except FileNotFoundError:
             return None
 
     def logs(self) -> tuple[LocalLog, ...]:

@@ -59,6 +59,12 @@ def find_seq(source: Source, seq: int, offsets: Sequence[int] | None = None) -> 
     return _bisect(source, offsets, lambda header: header.first_seq, seq)
 
 
+def next_seq(source: Source) -> int:
+    """Return the `seq` that follows the last complete block; 0 if there is no block."""
+    place = find_seq(source, BEYOND)
+    return 0 if place is None else _header(source, place.offset).next_seq
+
+
 def seq_at_time(source: Source, at_ns: int) -> int:
     """Return the first `seq` at or after `at_ns` (monotonic), or the one after the last."""
     # The block before the first such block may still hold such records at its end.

@@ -8,9 +8,9 @@ seconds after the session's start. Ten minutes of a WAV are 115 MB, written a se
 
 from __future__ import annotations
 
-import wave
+import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
 
 from ..story.placing import RATE_HZ, VOICES, Voice, sample_at
 from .moments import Sound, TooLongError
@@ -28,6 +30,7 @@ STEREO_HZ: Final = 48_000
 CHANNELS: Final = 2
 PCM16_MAX: Final = 32_767
 PCM16_BYTES: Final = 2
+_WAV_HEAD: Final = "<4sI8sIHHIIHH4sI"
 DURATION_S_MAX: Final = 6 * 3600
 """A WAV counts its bytes in 32 bits, 6.2 hours; a log can name any time as its end."""
 
@@ -92,15 +95,35 @@ def write_wav(timeline: Timeline, file: BinaryIO) -> None:
 
     `OSError`: writing failed; `TooLongError`: the session is longer than sound can be written.
     """
+    file.write(wav_head(0))
+    size = sum(file.write(piece) for piece in _pieces_of(timeline))
+    file.seek(0)
+    file.write(wav_head(size))
+
+
+def wav_of(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]:
+    """Make the samples of a WAV of both voices, after `wav_head`, while a log is read.
+
+    `head` holds the fields of the log's `session` record, `items` its records in order and its
+    damage. `OSError`: the log cannot be read any further; `TooLongError`: as in `write_wav`.
+    """
+    return _pieces_of(Timeline(head, items))
+
+
+def wav_head(size: int) -> bytes:
+    """The head of a WAV whose samples have `size` bytes."""
+    frame_bytes = CHANNELS * PCM16_BYTES
+    pcm = (16, 1, CHANNELS, STEREO_HZ, STEREO_HZ * frame_bytes, frame_bytes, 8 * PCM16_BYTES)
+    riff_bytes = size + struct.calcsize(_WAV_HEAD) - 8
+    return struct.pack(_WAV_HEAD, b"RIFF", riff_bytes, b"WAVEfmt ", *pcm, b"data", size)
+
+
+def _pieces_of(timeline: Timeline) -> Iterator[bytes]:
     mixer = Mixer()
-    with wave.open(file, "wb") as sound:
-        sound.setparams((CHANNELS, PCM16_BYTES, STEREO_HZ, 0, "NONE", "not compressed"))
-        for moment in timeline:
-            if isinstance(moment, Sound):
-                for frames in mixer.add(moment):
-                    sound.writeframesraw(frames.tobytes())
-        for frames in mixer.finish(timeline.duration_ns):
-            sound.writeframesraw(frames.tobytes())
+    for moment in timeline:
+        if isinstance(moment, Sound):
+            yield from map(np.ndarray.tobytes, mixer.add(moment))
+    yield from map(np.ndarray.tobytes, mixer.finish(timeline.duration_ns))
 
 
 class _Lane:

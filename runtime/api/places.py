@@ -10,6 +10,7 @@ from typing import Final
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from ..access.keys import Key
 from ..access.middleware import principal_of
 
 RETRY_S: Final = 5
@@ -31,7 +32,11 @@ class Places:
 
     def take(self, request: Request) -> ExitStack:
         """Take a place, given back on leaving the stack; raises `HTTPException` (503) for none."""
-        name = principal_of(request).name or f"@{request.client.host if request.client else ''}"
+        return self.take_for(principal_of(request), request.client.host if request.client else "")
+
+    def take_for(self, principal: Key, host: str) -> ExitStack:
+        """Take a place as `take` does, for the client at an address."""
+        name = principal.name or f"@{host}"
         if self._taken.total() >= self._most or self._taken[name] >= self._most_each:
             headers = {"Retry-After": str(RETRY_S)}
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal, headers)

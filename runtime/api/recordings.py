@@ -9,10 +9,11 @@
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
 | `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer |
 | `GET /api/sessions/{recording_id}/recording`, `/view` | the log and the page, by session |
+| `GET /v1/live/sessions/{recording_id}/content` | a WAV of both voices, as OpenAI's Live API names it |
 
-A key sees the recordings of its own name, `admin` all; others are a 404. A client's id is checked
-before it is used as a file name; the owner is read from the log. Only an operator removes: a leaked
-key must not destroy its traces.
+The id of a session names its recording too. A key sees the recordings of its own name, `admin` all;
+others are a 404. A client's id is checked before it is used as a file name; the owner is read from
+the log. Only an operator removes: a leaked key must not destroy its traces.
 
 With an object store, the recordings in it are served as those of the folder are, each once.
 
@@ -36,6 +37,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from protocol.values.digest import is_session_id, session_id_of
 from protocol.values.modes import MODES
 from recorder.format.format import SUFFIX
 from recorder.keep.index import WITH_STORE_NAME, Index
@@ -64,6 +66,8 @@ LISTING_REST: Final = 10
 """Making lists takes at most a tenth of a thread's time."""
 ASKING_MAX: Final = 8
 """Threads that list and find: an object store that hangs must leave others to the server."""
+NAMING_MAX: Final = 1
+"""Threads that look for the recording of a session: each looks at all names of the folder."""
 LISTING_REST_S_MAX: Final = 60.0
 """A list that an object store held up is not for long."""
 STORED_MAX: Final = 12
@@ -87,7 +91,7 @@ class Recordings:
 
     Args:
         directory: None: nothing is recorded.
-        load_viewer: loads the page of a recording; None for no such page.
+        load_viewer: loads what makes the views of a recording; None for no views.
         remote: the object store that also holds them; None for no store.
     """
 
@@ -100,13 +104,16 @@ class Recordings:
         self._logs: Logs | None = None
         self._listing: Listing | None = None
         if directory is not None:
-            self._logs = logs_of(Store(directory), remote)
+            self._local = Store(directory)
+            self._logs = logs_of(self._local, remote)
             self._listing = Listing(self._logs, Index(directory, WITH_STORE_NAME))
+        self._has_store = remote is not None
         self._views = None if load_viewer is None else Views(load_viewer)
         self._listed: tuple[Summary, ...] = ()
         self._listed_until_s = -1.0
         self._is_listing = anyio.Lock()
         self._asking = anyio.CapacityLimiter(ASKING_MAX)
+        self._naming = anyio.CapacityLimiter(NAMING_MAX)
         self._tails = Places(TAILS_MAX, TAILS_PER_KEY_MAX)
         self._stored = Places(STORED_MAX, STORED_PER_KEY_MAX)
 
@@ -124,6 +131,7 @@ class Recordings:
             Route(f"{one}/view", self._send_view),
             Route("/api/sessions/{recording_id}/recording", self._send_log),
             Route("/api/sessions/{recording_id}/view", self._send_view),
+            Route("/v1/live/sessions/{recording_id}/content", self._send_sound),
         ]
 
     # -- what there is ----------------------------------------------------------------------------
@@ -163,14 +171,34 @@ class Recordings:
             raise NotHere(name, "no session of that name runs")
         await self._found(request)
 
+    async def written(self, recording_id: str) -> LogInfo | None:
+        """The log of a session that runs; None if it is not recorded (any more)."""
+        if self._listing is None:
+            return None
+        found = await in_thread(partial(self._listing.find, recording_id), self._asking)
+        return found.info if found is not None and found.summary.state == "open" else None
+
     async def _found(self, request: Request) -> tuple[Summary, LogInfo]:
         """The recording in the path, if the client may see it."""
         assert self._listing is not None
         asked = request.path_params["recording_id"]
         found = await in_thread(partial(self._listing.find, asked), self._asking)
+        if found is None and is_session_id(asked):
+            named = await self._recording_of(asked)
+            if named is not None:
+                found = await in_thread(partial(self._listing.find, named), self._asking)
         if found is None or not principal_of(request).may_see(found.summary.owner):
             raise NotHere(asked, "there is no such recording")
         return found.summary, found.info
+
+    async def _recording_of(self, session_id: str) -> str | None:
+        """Find the recording of a session; a new one is in the folder before it is in the list."""
+        find = partial(self._local.recording_of, session_id)
+        found = await in_thread(find, self._naming)
+        if found is not None or not self._has_store:
+            return found
+        names = (it.recording_id for it in await self._all())
+        return next((it for it in names if session_id_of(it) == session_id), None)
 
     async def _remove(self, request: Request) -> Response:
         assert self._logs is not None
@@ -219,9 +247,17 @@ class Recordings:
 
     async def _send_view(self, request: Request) -> Response:
         _, info = await self._found(request)
+        return await self._views_here().answer(request, info, "page")
+
+    async def _send_sound(self, request: Request) -> Response:
+        _, info = await self._found(request)
+        headers = {"Content-Disposition": f'attachment; filename="{info.recording_id}.wav"'}
+        return await self._views_here().answer(request, info, "sound", headers)
+
+    def _views_here(self) -> Views:
         if self._views is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server has no viewer")
-        return await self._views.answer(request, info)
+        return self._views
 
 
 def _page(

@@ -12,9 +12,10 @@ log. Memory is bounded by a block of the log and the client's unsent lines. Thre
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import aclosing
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -30,6 +31,10 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 
 from .streaming import Write
+
+P = TypeVar("P", bound=Sized)
+"""A piece of what is sent: bytes or text."""
+Item = Record | Damage
 
 POLL_S: Final = 0.25
 """A block is written at most so long after its first record: more polls find nothing."""
@@ -62,62 +67,95 @@ class Telling:
         name = "" if seq is None else f"id: {seq}\n"
         return f"{name}data: {text}\n\n".encode()
 
+    def lines(self, item: Item) -> tuple[bytes]:
+        """Format a record or damage."""
+        if isinstance(item, Damage):
+            return (self.line({"type": "damage", **attrs.asdict(item)}),)
+        return (self.line(_told(item, self.with_blobs), item.seq),)
+
 
 async def tell(info: LogInfo, telling: Telling, write: Write) -> None:
     """Send a log to its end, or until cancelled; raises `OSError` if it becomes unreadable."""
-    in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
-    tail = _Tail(info, telling)
+    tail = Tail(info, telling.lines, from_seq=telling.from_seq)
     told_s = anyio.current_time()
-    try:
-        while not tail.is_over:
-            piece = await in_thread(tail.read)
+    async with aclosing(follow(tail)) as batches:
+        async for lines in batches:
             now_s = anyio.current_time()
-            if piece is None and now_s - told_s >= ALIVE_S:
-                piece = telling.line({"type": "alive"})
-            if piece:
-                await write(piece)
+            if not lines and now_s - told_s >= ALIVE_S:
+                lines = [telling.line({"type": "alive"})]  # noqa: PLW2901 - sent instead
+            if lines:
+                await write(b"".join(lines))
                 told_s = now_s
-            elif piece is None and not tail.is_over:
+    await write(telling.line({"type": "end", "state": tail.state}))
+
+
+async def follow(tail: Tail[P]) -> AsyncGenerator[list[P]]:
+    """Yield the pieces of a log, a batch at a time, to its end; empty now and then.
+
+    It closes the tail. `OSError`: the log becomes unreadable.
+    """
+    in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
+    try:
+        while tail.state is None:
+            pieces = await in_thread(tail.read)
+            yield pieces or []
+            if pieces is None and tail.state is None:
                 await anyio.sleep(POLL_S)
     finally:
         tail.close()
 
 
-class _Tail:
-    """A log that is sent; used by one thread at a time."""
+class Tail(Generic[P]):
+    """A log while it is written; used by one thread at a time.
 
-    def __init__(self, info: LogInfo, telling: Telling) -> None:
+    Args:
+        pieces_of: makes what is sent of a record or damage; called in a thread.
+        from_seq: the first record.
+
+    Attributes:
+        state: at the log's end, its state in a listing; None before.
+    """
+
+    def __init__(
+        self, info: LogInfo, pieces_of: Callable[[Item], Sequence[P]], *, from_seq: int = 0
+    ) -> None:
         self._info = info
-        self._telling = telling
+        self._pieces_of = pieces_of
+        self._from_seq = from_seq
         self._reader: LogReader | None = None
-        self._items: Iterator[Record | Damage] | None = None
+        self._items: Iterator[Item] | None = None
         self._was_held = True
-        self.is_over = False
+        self.state: State | None = None
 
     def close(self) -> None:
         """Close the log."""
         if self._reader is not None:
             self._reader.close()
 
-    def read(self) -> bytes | None:
-        """The next lines: empty after skipped records, None if nothing is there now."""
+    def read(self) -> list[P] | None:
+        """The next pieces; None if nothing is there now."""
         if self._items is None:
             # Ask whether the log is being written before the read, so that its last records are
             # seen.
             self._was_held = self._is_held()
             self._items = self._begin()
-        lines: list[bytes] = []
+        pieces: list[P] = []
         size = 0
         for _ in range(BATCH_ITEMS):
             item = next(self._items, None)
             if item is None:
                 self._items = None
-                return b"".join(lines) or self._pause()
-            lines.append(self._tell(item))
-            size += len(lines[-1])
-            if size >= BATCH_BYTES or self.is_over:
+                if not pieces:
+                    self._pause()
+                return pieces or None
+            made = self._pieces_of(item)
+            pieces += made
+            size += sum(map(len, made))
+            if isinstance(item, Record) and item.kind == "fin":
+                self.state = "finished"
+            if size >= BATCH_BYTES or self.state is not None:
                 break
-        return b"".join(lines)
+        return pieces
 
     def _is_held(self) -> bool:
         try:
@@ -125,33 +163,24 @@ class _Tail:
         except FileNotFoundError:  # it was removed: the open file can still be read
             return False
 
-    def _begin(self) -> Iterator[Record | Damage]:
+    def _begin(self) -> Iterator[Item]:
         if self._reader is None:
             try:
                 self._reader = LogReader(self._info.open())
             except (Unreadable, FileNotFoundError):  # or its head is not written yet
                 return iter(())
-            if self._telling.from_seq:
-                return self._reader.at(self._telling.from_seq)
+            if self._from_seq:
+                return self._reader.at(self._from_seq)
         return iter(self._reader)
 
-    def _pause(self) -> bytes | None:
-        """At the end of the file: None if the log is being written, else the last line."""
+    def _pause(self) -> None:
+        """At the end of the file: the log is over, unless it is being written."""
         if self._was_held:
-            return None
+            return
         if self._reader is None:
-            return self._end("unreadable")
-        return self._end("finished" if self._reader.is_finished else "crashed")
-
-    def _end(self, state: State) -> bytes:
-        self.is_over = True
-        return self._telling.line({"type": "end", "state": state})
-
-    def _tell(self, item: Record | Damage) -> bytes:
-        if isinstance(item, Damage):
-            return self._telling.line({"type": "damage", **attrs.asdict(item)})
-        line = self._telling.line(_told(item, self._telling.with_blobs), item.seq)
-        return line + self._end("finished") if item.kind == "fin" else line
+            self.state = "unreadable"
+        else:
+            self.state = "finished" if self._reader.is_finished else "crashed"
 
 
 def _told(record: Record, with_blobs: bool) -> dict[str, object]:

@@ -1,18 +1,19 @@
-"""The page of a recording: made whole, then sent from memory or from a file.
+"""The views of a recording, its page and its sound: made whole, then sent from memory or a file.
 
 So making holds a place only as long as it lasts. The file has no name, lies in the system's
-temporary folder (`TMPDIR`), and disappears with the page, even if the server is killed.
+temporary folder (`TMPDIR`), and disappears with the view, even if the server is killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from tempfile import SpooledTemporaryFile
-from typing import Final
+from types import MappingProxyType
+from typing import Final, Literal
 
 import attrs
 from starlette.exceptions import HTTPException
@@ -30,7 +31,8 @@ from .places import Places
 from .threads import in_thread
 
 MAKING_MAX: Final = 2
-"""Making a page keeps a thread busy for seconds, and takes processor time from sessions."""
+"""Views of all kinds: making one keeps a thread busy for seconds, and takes processor time from
+sessions."""
 MAKING_PER_KEY_MAX: Final = 1
 """One client leaves one for the others."""
 HELD_MAX: Final = 16
@@ -38,83 +40,139 @@ HELD_MAX: Final = 16
 HELD_PER_KEY_MAX: Final = 4
 """One slow client leaves most for the others."""
 MEMORY_BYTES_MAX: Final = 2 * MIB
-"""Of a page in memory: a short conversation; 32 MiB for all pages."""
+"""Of a view in memory: a short conversation; 40 MiB for all views."""
 PAGE_BYTES_MAX: Final = 256 * MIB
 """Of a page: an hour with pictures takes less, and a browser would not show more."""
+SOUNDS_MAX: Final = 4
+"""Sounds that are made or sent: together as large as all pages."""
+SOUNDS_PER_KEY_MAX: Final = 2
+"""One slow client leaves some for the others."""
+SOUND_BYTES_MAX: Final = 1024 * MIB
+"""Of a sound: 93 minutes of both voices, and most sessions end after an hour."""
 _SANDBOX: Final = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
 """The page is an origin of its own: a log's content cannot act on this server."""
 
 
+ViewName = Literal["page", "sound"]
+
+
 @attrs.frozen(kw_only=True)
 class Viewer:
-    """Shows a log as one HTML page in parts, UTF-8, under a `Content-Security-Policy`."""
+    """Makes one view of a log.
 
-    page_of: Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
-    policy: str
+    Attributes:
+        pieces_of: makes the view in pieces, none of them empty, from a log's head and items.
+        head_of: the bytes that stand before the pieces, by the length of all pieces.
+        media_type: of the view.
+        policy: the `Content-Security-Policy` of a page; empty for other views.
+        too_long: raised by `pieces_of` for a session that the format cannot hold; the client gets
+            their text.
+    """
+
+    pieces_of: Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
+    head_of: Callable[[int], bytes] = lambda _: b""
+    media_type: str
+    policy: str = ""
+    too_long: tuple[type[Exception], ...] = ()
 
 
-LoadViewer = Callable[[], Viewer]
-"""Loads the viewer in a thread, for the first page."""
+LoadViewer = Callable[[ViewName], Viewer]
+"""Loads a viewer in a thread, for its first view."""
+
+
+@attrs.frozen
+class Bounds:
+    """Of one kind of view: those that are made or sent at once, and the bytes of each."""
+
+    held_max: int
+    held_per_key_max: int
+    bytes_max: int
+
+
+BOUNDS: Final[Mapping[ViewName, Bounds]] = {
+    "page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
+    "sound": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
+}
 
 
 class Views:
-    """Answers requests with pages; `load_viewer` loads the viewer."""
+    """Answers requests with views; `load_viewer` loads their viewers."""
 
     def __init__(self, load_viewer: LoadViewer) -> None:
         self._load_viewer = load_viewer
         self._making = Places(MAKING_MAX, MAKING_PER_KEY_MAX)
-        self._held = Places(HELD_MAX, HELD_PER_KEY_MAX)
+        self._held = {name: Places(it.held_max, it.held_per_key_max) for name, it in BOUNDS.items()}
 
-    async def answer(self, request: Request, info: LogInfo) -> Response:
-        """Make the page of a log, and an answer that sends it.
+    async def answer(
+        self,
+        request: Request,
+        info: LogInfo,
+        name: ViewName,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Response:
+        """Make a view of a log, and an answer that sends it, with more headers.
 
         `HTTPException`: there is no place (503) or no room (507) now; or the log cannot be read, or
-        its page is too large (422).
+        its view is too large (422).
         """
         with ExitStack() as opening:
-            opening.enter_context(self._held.take(request))
-            page = _Page()
-            opening.callback(page.close)
+            opening.enter_context(self._held[name].take(request))
+            view = _View(name)
+            opening.callback(view.close)
             with self._making.take(request):
-                viewer = await in_thread(self._load_viewer)
+                viewer = await in_thread(partial(self._load_viewer, name))
                 with await in_thread(lambda: LogReader(info.open())) as reader:
-                    pieces = viewer.page_of(reader.head.fields, reader)
+                    pieces = viewer.pieces_of(reader.head.fields, reader)
                     # A step at a time, so that it can be cancelled.
-                    while await in_thread(partial(page.take_from, pieces)):
+                    while await in_thread(partial(view.take_from, pieces, viewer.too_long)):
                         pass
-            headers = {"Content-Security-Policy": f"{viewer.policy}; {_SANDBOX}"}
-            return send_file(request, page, opening, headers, media_type="text/html")
+            view.begin_with(viewer.head_of(view.size))
+            if viewer.policy:
+                headers = {**headers, "Content-Security-Policy": f"{viewer.policy}; {_SANDBOX}"}
+            return send_file(request, view, opening, headers, media_type=viewer.media_type)
 
 
-class _Page:
-    """A page, first written, then sent as a `files.File`. The caller closes it."""
+class _View:
+    """A view, first written, then sent as a `files.File`. The caller closes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: ViewName) -> None:
+        self._name = name
+        self._bytes_max = BOUNDS[name].bytes_max
         self._file = SpooledTemporaryFile(MEMORY_BYTES_MAX)  # noqa: SIM115 - the caller closes it
         self._hash = sha256()
+        self._head = b""
         self.size = 0
         self.etag = ""
 
-    def take_from(self, pieces: Iterator[bytes]) -> bool:
+    def take_from(self, pieces: Iterator[bytes], too_long: tuple[type[Exception], ...]) -> bool:
         """Write the next piece, blocking; False after the last."""
-        piece = next(pieces, b"")
+        try:
+            piece = next(pieces, b"")
+        except too_long as error:
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
         self._hash.update(piece)
         self.size += len(piece)
-        if self.size > PAGE_BYTES_MAX:
-            text = f"its page would have more than {PAGE_BYTES_MAX} bytes; take the log"
+        if self.size > self._bytes_max:
+            text = f"its {self._name} would have more than {self._bytes_max} bytes; take the log"
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, text)
         try:
             self._file.write(piece)
             self._file.flush()
         except OSError:
-            text = "the server has no room for its page now"
+            text = f"the server has no room for its {self._name} now"
             raise HTTPException(HTTPStatus.INSUFFICIENT_STORAGE, text) from None
         self.etag = f'"{self._hash.hexdigest()}"'
         return bool(piece)
 
+    def begin_with(self, head: bytes) -> None:
+        """Put bytes before all that is written."""
+        self._head = head
+        self.size += len(head)
+
     def read(self, start: int, count: int) -> bytes:
-        self._file.seek(start)
-        return self._file.read(count)
+        head = self._head[start : start + count]
+        self._file.seek(max(0, start - len(self._head)))
+        return head + self._file.read(count - len(head))
 
     def close(self) -> None:
         self._file.close()

@@ -114,9 +114,14 @@ async def _upgrade_required(_request: Request) -> Response:
 async def http_error(_request: Request, error: Exception) -> Response:
     """Answer an `HTTPException` with its status and JSON."""
     assert isinstance(error, HTTPException)
+    return json_response(body_of(error), error.status_code, error.headers)
+
+
+def body_of(error: HTTPException) -> bytes:
+    """The JSON body of an `HTTPException`."""
     status = HTTPStatus(error.status_code)
     message = error.detail.lower() if error.detail else status.phrase.lower()
-    return json_response(error_body(status.name.lower(), message), status, error.headers)
+    return error_body(status.name.lower(), message)
 
 
 async def _request_timeout(_request: Request, _error: Exception) -> Response:

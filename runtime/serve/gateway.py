@@ -24,7 +24,7 @@ from protocol.values.modes import MODES, OF_MODE
 from recorder.keep.remote import RemoteStore
 from recorder.write.writer import Recorder
 
-from ..access.gate import Denied, open_gate
+from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
 from ..api.elsewhere import NotHere
@@ -46,10 +46,12 @@ from ..settings.settings import Settings
 from ..slots.place import workers_wanted
 from ..telemetry.setup import Sight, make_sight
 from ..telemetry.watching import ServerStatus
+from .attaching import NO_SESSION as NOT_ATTACHED
+from .attaching import Attaching
 from .coming_back import come_back
 from .gateways import AWAY, NOT_HERE, Gateways, is_relayed
 from .retention import make_retainer
-from .routing import NotServedError, Route, route
+from .routing import NotServedError, Route, attached_to, route
 from .uploading import make_uploader
 
 _LOG: Final = logging.getLogger("antiphon.server")
@@ -61,13 +63,14 @@ class Gateway:
     Args:
         settings: the keys that they name are read here.
         recorder: writes the logs; None where nothing is recorded.
-        load_viewer: loads the page of a recording; None for no such page.
+        load_viewer: loads what makes the views of a recording; None for no views.
         remote: the object store of the recordings; None for no store.
 
     Attributes:
         server: None while the model loads.
         has_key: whether a client of this name may still connect.
         sight: the server's telemetry.
+        attached_left: waits until all attached clients have left.
 
     Raises:
         KeyFileError: the keys cannot be read.
@@ -91,9 +94,10 @@ class Gateway:
         self.has_key = self._gate.has_key
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
-        self._load_viewer = load_viewer
         self._voices = voices
-        self._remote = remote
+        self._recordings = Recordings(settings.record_to, load_viewer, remote)
+        self._attaching = Attaching(lambda: self.server, self._recordings, stall_s=settings.stall_s)
+        self.attached_left = self._attaching.wait_until_left
         self._uploader = make_uploader(settings, remote)
         self._retainer = make_retainer(settings, self._uploader)
         self._began_s = time.monotonic()
@@ -108,9 +112,8 @@ class Gateway:
     def app(self) -> ASGIApp:
         """Make the application for requests other than WebSockets."""
         api = Api(lambda: self.server, self.status, self.sight.metrics, self._models)
-        recordings = Recordings(self._settings.record_to, self._load_viewer, self._remote)
         workers = WorkersApi(lambda: self.server)
-        marks = Marks(lambda: self.server, recordings)
+        marks = Marks(lambda: self.server, self._recordings)
         voices = Voices(self._voices, self._settings.default_voice)
         folder = self._settings.static
         pages = [] if folder is None else [Pages(folder).route()]
@@ -120,7 +123,7 @@ class Gateway:
                 *api.routes(),
                 *workers.routes(),
                 *marks.routes(),
-                *recordings.routes(),
+                *self._recordings.routes(),
                 *voices.routes(),
                 *pages,
             ],
@@ -210,6 +213,10 @@ class Gateway:
             admitted = self._gate.admit_websocket(
                 request.headers, request.subprotocols, secure=request.is_tls
             )
+            attached = attached_to(request.path)
+            if attached is not None:
+                await self._attach(request, admitted, attached)
+                return
             to = route(
                 request.path,
                 request.query,
@@ -251,10 +258,21 @@ class Gateway:
             else:
                 await serve()
 
+    async def _attach(self, request: WebSocketRequest, admitted: Admitted, name: str) -> None:
+        session = self._attaching.find(name, admitted.principal)
+        if session is not None:
+            await self._attaching.serve(request, admitted, session)
+        elif not await self._is_away(request, name):
+            await request.reject(404, error_body("not_found", NOT_ATTACHED))
+
     async def _is_elsewhere(self, request: WebSocketRequest, name: str) -> bool:
         """Whether a client comes back to a session that is not here, and was answered."""
         if self.server is not None and self.server.find(name) is not None:
             return False
+        return await self._is_away(request, name)
+
+    async def _is_away(self, request: WebSocketRequest, name: str) -> bool:
+        """Whether a client asks for what is not here, and was answered by another gateway."""
         if not is_relayed(request.headers):
             return await self._gateways.relay_websocket(request, name)
         is_loading = self.server is None

@@ -9,6 +9,7 @@
 | | `prepared` comes first, and the label may be left out (002) |
 | `/ws/chat` | `legacy-chat` (004) |
 | `/v1/live/sessions` | `live` |
+| `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`attaching`) |
 | `/v1/realtime?model={model}` without a mode, or the subprotocol `realtime` | `openai` |
 | `/v1/realtime?intent=transcription` | `openai-transcription` |
 
@@ -22,6 +23,7 @@ server.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -48,6 +50,7 @@ REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
 CHAT_PATH: Final = "/ws/chat"
 LIVE_PATH: Final = "/v1/live/sessions"
+_ATTACH: Final = re.compile(rf"{LIVE_PATH}/([^/]+)/attach")
 RECORDING_CHARS_MAX: Final = 64
 """A recording's id has 28 characters."""
 AUDIO_LABELS: Final = ("adx_", "audio_duplex")
@@ -103,6 +106,12 @@ class NotServedError(Exception):
     def __init__(self, status: int, code: str, message: str, **details: object) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.details = status, code, message, details
+
+
+def attached_to(path: str) -> str | None:
+    """Return the name of the session to which a client attaches; None for other addresses."""
+    found = _ATTACH.fullmatch(path)
+    return None if found is None else found[1]
 
 
 def route(

@@ -69,7 +69,7 @@ async def run(
 
     Args:
         load: loads a model in a thread; called as `load_backend` is.
-        load_viewer: loads the page of a recording; None for no such page.
+        load_viewer: loads what makes the views of a recording; None for no views.
         on_bound: called with the addresses, before the model is loaded.
         on_ready: called when sessions are taken.
         on_stopping: called when all sessions are over or cut off; no session waits for a thread
@@ -97,7 +97,7 @@ async def run(
             tasks.start_soon(gateway.watch_keys)
             tasks.start_soon(gateway.keep_recordings)
             tasks.start_soon(gateway.store_recordings)
-            end = End(settings, tasks, on_stopping)
+            end = End(settings, tasks, on_stopping, gateway.attached_left)
             tasks.start_soon(watch_signals, lambda: gateway.server, end)
             placement = placement_of(settings, load, tasks)
             try:

@@ -18,14 +18,16 @@ import anyio
 from anyio.abc import TaskGroup
 
 from ..model.backends.base import DeviceLost
-from ..net.connection import CLOSE_FLUSH_S
+from ..net.connection import CLOSE_FLUSH_S, Ready
 from ..session.calls import RELEASE_WAIT_S
-from ..session.journal import FIN_WAIT_S
+from ..session.journal import FIN_WAIT_S, ready_now
 from ..session.server import Server
 from ..settings.settings import Settings
 
 SHUTDOWN_SPARE_S: Final = 10.0
 """Added to the bounds of a session's end, for a busy machine."""
+ATTACHED_WAIT_S: Final = 2.0
+"""Attached clients read the end of a log within `tail.POLL_S`; one that is slow is cut off."""
 CUT_OFF_S: Final = max(RELEASE_WAIT_S, FIN_WAIT_S)
 """The most that cut-off sessions take: slots are released while logs are finished."""
 
@@ -51,10 +53,18 @@ class End:
     """The end of one server: `tasks` are all of its tasks; `on_stopping` is called when it comes.
 
     `patience`: cancelled when sessions are told to end; `cut_by`: the signal that cut sessions off,
-    or None; `lost`: the device whose loss ended the server, or None.
+    or None; `lost`: the device whose loss ended the server, or None; `attached_left` waits until
+    all attached clients have left.
     """
 
-    def __init__(self, settings: Settings, tasks: TaskGroup, on_stopping: OnStopping) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tasks: TaskGroup,
+        on_stopping: OnStopping,
+        attached_left: Ready = ready_now,
+    ) -> None:
+        self.attached_left = attached_left
         self.settings = settings
         self.tasks = tasks
         self.patience = anyio.CancelScope()
@@ -126,4 +136,6 @@ async def shut_down(server: Server, end: End) -> None:
         await server.wait_until_empty()
     if scope.cancelled_caught:
         _logger.error("%d sessions did not end in %g s", server.sessions, wait_s)
+    with anyio.move_on_after(ATTACHED_WAIT_S):
+        await end.attached_left()
     end.come()

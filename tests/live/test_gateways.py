@@ -108,6 +108,26 @@ def test_a_live_session_is_seen_and_marked_from_any_gateway(house: Gateways) -> 
     assert [mark.get("text") for mark in marks] == ["look here"]
 
 
+def test_a_session_of_live_is_attached_to_and_downloaded_from_any_gateway(house: Gateways) -> None:
+    """A client would have to know which server has the session."""
+    here, there = (f"{it.url.removesuffix('/realtime')}/live/sessions" for it in house.servers)
+    with connect(f"{here}?resumable=1") as socket:
+        socket.send('{"type": "session.start", "session": {"model": "scripted"}}')
+        name = hear(socket, "session.started")["session"]["id"]
+        with connect(f"{there}/{name}/attach") as attached:
+            assert "seq" not in hear(attached, "session.started")
+            socket.send('{"type": "session.close"}')
+            assert "seq" in hear(socket, "session.closed")
+            assert "seq" not in hear(attached, "session.closed")
+    found = [get(it, f"/v1/live/sessions/{name}/content") for it in house.servers]
+    assert (found[0][0], found[0][1][:4]) == (200, b"RIFF")
+    assert found[0] == found[1]
+    nowhere = f"{there}/sess_000000000000/attach"
+    with pytest.raises(InvalidStatus) as refused, connect(nowhere):
+        pass
+    assert refused.value.response.status_code == 404
+
+
 def test_what_no_gateway_has_is_said_to_be_nowhere(house: Gateways) -> None:
     """A wrong name was relayed in a circle, or left a client waiting."""
     name = "20261123T000000-000000000000"

@@ -58,6 +58,7 @@ from . import shared
 EVENT: Final = '"event_id":"event_000000000000"'
 """The field of a frame that no session has sent; a session puts its own id there."""
 OUTPUT_AUDIO: Final = "session.output_audio.delta"
+SESSION_STARTED: Final = "session.started"
 INFO: Final = "info"
 QUEUED, ASSIGNED = "session_queued", "slot_assigned"
 INFO_CODES: Final = (QUEUED, ASSIGNED, "nothing_delegated", "time_over", "context_full")
@@ -332,7 +333,7 @@ ANSWERS: Final = (
         EVENT_ID,
         _SESSION,
         _ANSWERED,
-        tag={"type": "session.started"},
+        tag={"type": SESSION_STARTED},
         lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
     ),
     LISTEN,

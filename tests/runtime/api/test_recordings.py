@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from websockets.sync.client import ClientConnection, connect
 
+from protocol.values.digest import session_id_of
 from recorder.format.format import SUFFIX
 from recorder.keep.store import Store
 from recorder.read.reader import read
@@ -38,6 +39,7 @@ ONE = "/api/recordings/of-bert"
 SESSION = "/api/sessions/of-bert"
 OF_ONE = (ONE, f"{ONE}/log", f"{ONE}/live", f"{ONE}/view")
 OF_ONE += (f"{SESSION}/recording", f"{SESSION}/view")
+OF_ONE += ("/v1/live/sessions/of-bert/content",)
 TRICKS = (
     *("..", "%2e%2e", "..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "a%00b", "a.b", "a" * 65),
     *("../../etc/passwd", "..%5c..", "of-bert.session.zst", "%ff", "elsewhere%2fof-anna", "link"),
@@ -155,6 +157,7 @@ def test_an_id_is_never_a_path(shop: Shop, trick: str, key: str) -> None:
         assert shop.ask(f"/api/recordings/{trick}{path}", key).status == 404
     for path in ("/recording", "/view"):
         assert shop.ask(f"/api/sessions/{trick}{path}", key).status == 404
+    assert shop.ask(f"/v1/live/sessions/{trick}/content", key).status == 404
     assert shop.ask(f"/api/recordings/{trick}", key, "DELETE").status == 404
     assert Store(shop.folder).path("of-bert").exists()
 
@@ -226,8 +229,11 @@ def test_a_log_is_handed_out_as_it_is(shop: Shop) -> None:
 def test_a_session_leads_to_its_recording(shop: Shop) -> None:
     """A client that knows its session finds the log and the page of it, also while it runs."""
     data = Store(shop.folder).path("of-bert").read_bytes()
-    answer = shop.ask(f"{SESSION}/recording", "bert")
-    assert (answer.status, answer.body) == (200, data)
+    for name in ("of-bert", session_id_of("of-bert")):
+        answer = shop.ask(f"/api/sessions/{name}/recording", "bert")
+        assert (answer.status, answer.body) == (200, data)
+        assert shop.ask(f"/api/sessions/{name}/recording", "anna").status == 404
+    assert shop.ask(f"/api/sessions/{session_id_of('none')}/recording", "bert").status == 404
     part = shop.ask(f"{SESSION}/recording", "bert", Range="bytes=-10")
     assert (part.status, part.body) == (206, data[-10:])
     outside = shop.ask(f"{SESSION}/recording", "bert", Range=f"bytes={len(data)}-")

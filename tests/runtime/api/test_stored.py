@@ -12,6 +12,7 @@ import attrs
 import pytest
 from starlette.exceptions import HTTPException
 
+from protocol.values.digest import session_id_of
 from recorder.format.format import SUFFIX
 from recorder.keep.remote import MissingError, StoreError
 from recorder.keep.store import Store
@@ -90,6 +91,9 @@ def test_stored_recordings_are_served_as_those_of_the_folder(place: Place, keys:
         assert (whole.status, whole.body) == (200, golden.read_bytes())
         part = shop.ask(f"{one}/log", Range="bytes=1000-1999")
         assert (part.status, part.body) == (206, golden.read_bytes()[1000:2000])
+        session = f"/api/recordings/{session_id_of('video')}"
+        assert shop.ask(session).said == shop.ask(one).said
+        assert shop.ask(session, "anna").status == 404
         known = {"If-None-Match": whole.headers["etag"]}
         assert shop.ask(f"{one}/log", **known).status == 304
         page = shop.ask(f"{one}/view")

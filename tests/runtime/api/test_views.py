@@ -1,8 +1,9 @@
-"""Pages of recordings: who may have one made, and what becomes of those that read slowly."""
+"""Views of recordings: who may have one made, and what becomes of those that read slowly."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,24 @@ from runtime.access.middleware import PRINCIPAL
 from runtime.api import views
 from runtime.api.files import PIECE_BYTES
 from runtime.api.recordings import Recordings
-from runtime.api.views import HELD_MAX, HELD_PER_KEY_MAX, MAKING_MAX, Viewer
+from runtime.api.views import (
+    HELD_MAX,
+    HELD_PER_KEY_MAX,
+    MAKING_MAX,
+    SOUNDS_MAX,
+    SOUNDS_PER_KEY_MAX,
+    Bounds,
+    Viewer,
+)
 from runtime.net.http import make_app
 from tests.recorder.test_listing import write_log
 
 pytestmark = pytest.mark.anyio
 WAIT_S = 20
 PIECES = 40
+PAGE = "/api/recordings/one/view"
+SOUND = "/v1/live/sessions/one/content"
+HEAD = b"RIFF"
 
 
 @attrs.define
@@ -54,8 +66,12 @@ class Visit:
         self.body += message["body"]
 
 
+class TooLongError(Exception):
+    """A session that no sound can hold."""
+
+
 class Shop:
-    """The routes of a folder with one log, whose page is made by a viewer of the test's.
+    """The routes of a folder with one log, whose views are made by viewers of the test's.
 
     Attributes:
         begun: released for each page whose making has begun.
@@ -67,21 +83,43 @@ class Shop:
         self.goes_on = anyio.Event()
         self.goes_on.set()
         self._piece_bytes = piece_bytes
-        viewer = Viewer(page_of=self._page_of, policy="default-src 'none'")
-        self._app = make_app(lambda: "ready", Recordings(folder, lambda: viewer).routes())
+        viewers = {
+            "page": Viewer(
+                pieces_of=self._page_of, media_type="text/html", policy="default-src 'none'"
+            ),
+            "sound": Viewer(
+                pieces_of=self._page_of,
+                head_of=lambda size: HEAD + str(size).encode(),
+                media_type="audio/wav",
+                too_long=(TooLongError,),
+            ),
+        }
+        self.is_too_long = False
+        self._app = make_app(lambda: "ready", Recordings(folder, viewers.__getitem__).routes())
 
     def _page_of(self, _head: Fields, _items: Iterable[Record | Damage]) -> Iterator[bytes]:
         anyio.from_thread.run_sync(self.begun.release)
         anyio.from_thread.run(self.goes_on.wait)
+        if self.is_too_long:
+            raise TooLongError("it goes on for ever")
         yield from [b"x" * self._piece_bytes] * PIECES
 
-    async def ask(self, visit: Visit, key: str, *, host: str = "::1", method: str = "GET") -> None:
+    async def ask(
+        self,
+        visit: Visit,
+        key: str,
+        *,
+        path: str = PAGE,
+        host: str = "::1",
+        method: str = "GET",
+        range_asked: str = "",
+    ) -> None:
         """Answer a client, to the end."""
         who = Key(name=key, scope="admin") if key else ANYONE
-        path = "/api/recordings/one/view"
+        headers = [(b"range", range_asked.encode())] if range_asked else []
         scope = {
             **{"type": "http", "method": method, "path": path, "raw_path": path.encode()},
-            **{"query_string": b"", "headers": [], "client": (host, 1), PRINCIPAL: who},
+            **{"query_string": b"", "headers": headers, "client": (host, 1), PRINCIPAL: who},
         }
         await self._app(scope, visit.receive, visit.send)  # type: ignore[arg-type]
         visit.over.set()
@@ -187,10 +225,12 @@ async def test_a_page_that_is_too_large_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log could be made to fill the disk."""
-    monkeypatch.setattr(views, "PAGE_BYTES_MAX", PIECE_BYTES)
-    refused = await Shop(folder).answer("anna")
-    assert refused.status == 422
-    assert f"more than {PIECE_BYTES} bytes".encode() in refused.body
+    bounds = dict.fromkeys(views.BOUNDS, Bounds(1, 1, PIECE_BYTES))
+    monkeypatch.setattr(views, "BOUNDS", bounds)
+    for path in (PAGE, SOUND):
+        refused = await Shop(folder).answer("anna", path=path)
+        assert refused.status == 422
+        assert f"more than {PIECE_BYTES} bytes".encode() in refused.body
 
 
 async def test_a_page_without_room_is_refused(
@@ -200,3 +240,45 @@ async def test_a_page_without_room_is_refused(
     monkeypatch.setattr("tempfile.tempdir", str(folder / "nowhere"))
     assert (await Shop(folder).answer("anna")).status == 507
     assert (await Shop(folder, piece_bytes=1).answer("anna")).status == 200
+
+
+async def test_a_sound_begins_with_its_length(folder: Path) -> None:
+    """A player would not find the samples, and a download that goes on would be broken."""
+    whole = HEAD + str(PIECES * PIECE_BYTES).encode() + b"x" * (PIECES * PIECE_BYTES)
+    shop = Shop(folder)
+    answer = await shop.answer("anna", path=SOUND)
+    assert (answer.status, bytes(answer.body)) == (200, whole)
+    assert answer.headers["content-type"] == "audio/wav"
+    assert answer.headers["content-disposition"] == 'attachment; filename="one.wav"'
+    assert "content-security-policy" not in answer.headers
+    for start, end in ((0, 2), (2, 9), (9, 40), (40, 50)):
+        part = await shop.answer("anna", path=SOUND, range_asked=f"bytes={start}-{end - 1}")
+        assert (part.status, bytes(part.body)) == (206, whole[start:end])
+
+
+async def test_a_session_that_no_sound_can_hold_is_refused(folder: Path) -> None:
+    """A log that names any time as its end would look like a fault of the server."""
+    shop = Shop(folder)
+    shop.is_too_long = True
+    refused = await shop.answer("anna", path=SOUND)
+    assert refused.status == 422
+    assert b"it goes on for ever" in refused.body
+
+
+async def test_sounds_that_are_held_are_bounded(folder: Path) -> None:
+    """Sounds are large: a few clients that read slowly would fill the disk."""
+    shop = Shop(folder)
+    slow = [Visit() for _ in range(SOUNDS_MAX)]
+    async with anyio.create_task_group() as tasks:
+        for number, visit in enumerate(slow):
+            key = f"key-{number // SOUNDS_PER_KEY_MAX}"
+            tasks.start_soon(partial(shop.ask, visit, key, path=SOUND))
+            await visit.begun.wait()
+            if number == SOUNDS_PER_KEY_MAX - 1:
+                assert (await shop.answer(key, path=SOUND)).status == 503
+        assert (await shop.answer("anna", path=SOUND)).status == 503
+        assert (await shop.answer("anna")).status == 200  # Pages have their own places.
+        slow[0].leaves.set()
+        await slow[0].over.wait()
+        assert (await shop.answer("anna", path=SOUND)).status == 200
+        tasks.cancel_scope.cancel()
