@@ -118,7 +118,7 @@ class Driver:
         self._watcher = watcher
         self._began_ns = clock_ns() - (taken.at_ns + taken.away_ns if taken else 0)
         self._inbox: deque[ev.Event] = deque()
-        self._found: deque[ev.Event] = deque()
+        self._found: list[ev.Event] = []
         self._inbox_bytes = 0
         self._recording_lost = False
         self._arrival = anyio.Event()
@@ -273,7 +273,7 @@ class Driver:
                 continue
             self._arrival = anyio.Event()
             await self._arrival.wait()
-        event = self._found.popleft() if self._found else self._inbox.popleft()
+        event = self._found.pop(0) if self._found else self._inbox.popleft()
         if isinstance(event, ev.FrameReceived):
             if self._inbox:
                 await anyio.lowlevel.checkpoint()  # one client's flood must not starve the others
