@@ -35,6 +35,8 @@ STAGE_BUCKETS_S: Final = (
 """From a finalize on a GPU, some milliseconds, to a unit that takes its whole second."""
 WAIT_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 """At most five units wait, a second each."""
+OVERLAP_BUCKETS_S: Final = (0.8, 2.0)
+"""A knock and its silence last half a second, a word nearly one."""
 QUEUE_BUCKETS_S: Final = (
     *(0.01, 0.1, 1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
 )
@@ -221,6 +223,13 @@ UNIT_STAGE_SECONDS: Final = _spread(
     stage=("prefill", "generate", "llm", "tts", "token2wav", "finalize"),
 )
 INTERRUPTS: Final = _count("interrupts", "Units cut because the client asked for it.", mode=_DUPLEX)
+OVERLAP_SECONDS: Final = _spread(
+    "overlap_seconds",
+    "Speech of users that began while the model spoke, with the silence that ended it: short ones "
+    "are noise.",
+    OVERLAP_BUCKETS_S,
+    mode=_DUPLEX,
+)
 ROLLBACKS: Final = _count(
     "rollbacks",
     "Failed units undone (done), or not (failed: the session ends).",

@@ -15,7 +15,7 @@ from typing import Final
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import MS_PER_S, NS_PER_S
 from protocol.values.model import UnitResult
 
 from . import catalogue as c
@@ -41,6 +41,8 @@ class UnitMeter(CallMeter):
         self._closing: int | None = None  # the unit that is finalized, or undone
         self._barrier_ns = (0, 0)  # from when to when that was, or of the one before
         self._kv_settled = 0
+        self._amid_turn = False  # the model goes on to speak
+        self._overlap_ms: int | None = None  # where speech began that is over the model's
 
     def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
         is_sent = any(isinstance(effect, ef.Send) for effect in effects)
@@ -65,6 +67,11 @@ class UnitMeter(CallMeter):
                 self.kv_tokens = self._kv_settled = event.opened.prompt_length
             case ev.Rebuilt() if self._unanswered and is_sent:
                 self._answer()
+            case ev.SpeechStarted(at_ms=at_ms) if self._amid_turn and not self._ended:
+                self._overlap_ms = at_ms
+            case ev.SpeechStopped(at_ms=at_ms) if self._overlap_ms is not None:
+                self._books.observe(c.OVERLAP_SECONDS, (at_ms - self._overlap_ms) / MS_PER_S)
+                self._overlap_ms = None
             case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():
                 # A client's sound may be resampled first, or missing.
                 self._take_in(effects, session.units_waiting)
@@ -115,6 +122,7 @@ class UnitMeter(CallMeter):
         self._books.observe(c.UNIT_SECONDS, self._since(self._began_ns))
         self._count_costs(result)
         self.kv_tokens = result.kv_length
+        self._amid_turn = not (result.is_listen or result.end_of_turn)
         if self._ended:
             return
         self._unanswered = True

@@ -35,6 +35,7 @@ from tests.generated import (
     play,
     scripted_backend,
 )
+from tests.golden import FOLDER
 from tests.helpers import World, append_frame, base64, close_frame, on_virtual_time
 from tests.simulation.test_simulation import chatty, stream
 from tests.simulation.test_simulation_chat import ask_frame, chunk_frame, prepare_frame
@@ -205,6 +206,15 @@ def test_refusals_are_counted_by_their_code() -> None:
     assert seen.all_of("errors_total") == 1
     assert seen("queue_left_total", mode="video", how="refused") == 1
     assert seen("sessions_ended_total", mode="video", reason="refused") == 1
+
+
+def test_speech_over_the_model_s_is_measured() -> None:
+    """An operator could not tell that noise interrupts the model."""
+    metrics = Metrics()
+    meter_log(FOLDER / "v1-barge-in.session.zst", metrics)
+    seen = Figures(metrics)
+    assert seen("overlap_seconds_count", mode="audio") == 1, "the first speech began in silence"
+    assert seen("overlap_seconds_sum", mode="audio") == 2.5, "two seconds, and half of silence"
 
 
 def test_an_interrupt_is_no_end() -> None:
