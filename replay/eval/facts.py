@@ -37,6 +37,7 @@ class Facts:
         finished: the log has its end.
         damage_count: of the log; with damage the facts have gaps.
         speech_source: who found the user's speech; None except in duplex sessions.
+        input_lead: when sound came that could not have been spoken yet, and by how much.
         late_units, answered_units: late is None if the session could not be stepped to its end.
         decisions: units whose first token was free and has a margin.
         word_delays: of a transcription: when words came, and how long after their sound.
@@ -51,6 +52,7 @@ class Facts:
     damage_count: int
     speech_source: SpeechSource | None
     conversation: Conversation
+    input_lead: tuple[int, int] | None
     errors: int
     dropped_units: int
     late_units: int | None

@@ -76,6 +76,7 @@ class _Gathering:
             damage_count=story.damage_count,
             speech_source=self._user.source if is_talk else None,
             conversation=self._conversation() if is_talk else Conversation(),
+            input_lead=self._user.lead if is_talk else None,
             errors=len(story.errors),
             dropped_units=len(story.drops),
             late_units=units.late if units.is_in_step else None,

@@ -81,7 +81,11 @@ class Places:
 
 
 class UserSpeech:
-    """Collects where the user speaks, from placed sound in its order, and from the log."""
+    """Collects where the user speaks, from placed sound in its order, and from the log.
+
+    `lead` is by how much sound came before it could have been spoken, at most, and the time at
+    which it came; None without sound.
+    """
 
     def __init__(self) -> None:
         self._energy: Final = _Energy()
@@ -92,6 +96,7 @@ class UserSpeech:
         self._open: int | None = None
         self._silence_ms = SPEECH_SILENCE_MS
         self.source: SpeechSource = "energy"
+        self.lead: tuple[int, int] | None = None
 
     def searched(self, fields: Fields, at_ns: int) -> None:
         """Take an effect `DetectSpeech`, from its record."""
@@ -114,6 +119,9 @@ class UserSpeech:
 
     def hear(self, sound: Sound) -> None:
         """Take a sound of the user in its final place."""
+        lead_ns = max(0, sound.end_ns - sound.at_ns)
+        if sound.pcm and (self.lead is None or lead_ns > self.lead[1]):
+            self.lead = (sound.at_ns, lead_ns)
         self._energy.hear(sound)
         self._sounds.append(sound)
 

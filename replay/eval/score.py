@@ -41,7 +41,10 @@ def conversation_scores(talk: Conversation) -> dict[str, Value | None]:
 def service_scores(facts: Facts) -> dict[str, Value | None]:
     """Measure how the server kept up with a duplex session."""
     late, answered = facts.late_units, facts.answered_units
-    found: dict[str, Value | None] = {"near_tie_rate": _ratio(facts.near_ties, facts.decisions)}
+    found: dict[str, Value | None] = {
+        "near_tie_rate": _ratio(facts.near_ties, facts.decisions),
+        "input_lead": None if facts.input_lead is None else Times((facts.input_lead,)),
+    }
     if answered or facts.dropped_units:
         found["dropped_units"] = Total(facts.dropped_units)
     if answered and late is not None:

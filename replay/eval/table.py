@@ -249,6 +249,16 @@ _ROWS: Final = (
         definition=("Seconds of input that were lost because too many waited (B7)."),
     ),
     Measure(
+        name="input_lead",
+        kind="times",
+        unit="s",
+        better="",
+        definition=(
+            "How long before it could have been spoken the user's sound came, at most: 0 with a "
+            "microphone. A client that sends a file ahead is answered earlier by that time."
+        ),
+    ),
+    Measure(
         name="underruns",
         kind="total",
         unit="count",

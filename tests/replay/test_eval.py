@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
@@ -287,6 +288,7 @@ def test_memory_does_not_grow_with_the_sound(folder: Path) -> None:
         held = []
         for count in (10, 40):
             done = evaluate([log] * count, unwatched)
+            gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
             del done
         peak = tracemalloc.get_traced_memory()[1]

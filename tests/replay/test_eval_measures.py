@@ -253,6 +253,17 @@ def test_sound_that_is_cut_ends_where_the_client_stops_it() -> None:
     assert seconds(score(facts)["forced_stop_latency"]) == [(2, 0.5)]
 
 
+def test_a_client_that_sends_ahead_is_seen() -> None:
+    """Answers to a file that is sent early would look quick, and nothing would say why."""
+    for at_s, lead in ((0.25, 0.75), (1, 0), (1.5, 0)):
+        session = Duplex()
+        session.hear(at_s, loud((0.2, 0.9)))
+        session.speak(at_s + 0.125, 0)
+        session.hear(at_s + 1, loud())
+        session.speak(at_s + 1.125, 1)
+        assert seconds(score(session.facts(8))["input_lead"]) == [(at_s, lead)]
+
+
 def test_gaps_within_a_response_are_underruns() -> None:
     """A model that is too slow to speak on would be one that speaks twice."""
     session = Duplex()
