@@ -135,6 +135,7 @@ def _body(facts: Facts) -> Json:
         "duration_s": round(facts.duration_ns / NS_PER_S, DIGITS),
         "finished": facts.finished,
         "speech_source": facts.speech_source,
+        "lost": sorted(facts.lost),
     }
 
 

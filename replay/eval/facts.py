@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from protocol.values.modes import Mode, Work
 
 from .conversation import Conversation
 from .hearing import SpeechSource
+
+Lost = Literal["speech", "words"]
+"""What a redaction took out that measures need: the user's sound, or the model's text."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +41,7 @@ class Facts:
         work: what its mode asks of a model.
         finished: the log has its end.
         damage_count: of the log; with damage the facts have gaps.
+        lost: what is missing for some measures; speech only if the log does not say where it was.
         speech_source: who found the user's speech; None except in duplex sessions.
         input_lead: when sound came that could not have been spoken yet, and by how much.
         late_units, answered_units: late is None if the session could not be stepped to its end.
@@ -50,6 +56,7 @@ class Facts:
     duration_ns: int
     finished: bool
     damage_count: int
+    lost: frozenset[Lost]
     speech_source: SpeechSource | None
     conversation: Conversation
     input_lead: tuple[int, int] | None

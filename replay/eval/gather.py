@@ -26,13 +26,14 @@ from runtime.telemetry.unit_meter import UnitMeter
 
 from ..export.moments import Moment, Note, Sound, Words
 from ..export.timeline import Timeline
+from ..redact.redaction import REDACTED
 from ..shared.fields import below, typed
 from ..story.exchanges import Exchange
 from ..story.placing import JITTER_MS, Voice
 from ..story.reading import Passage
 from .conversation import TICKS_PER_MS, TICKS_PER_SAMPLE, Conversation, Span, Text, joined, ticks_of
-from .facts import Answer, Facts
-from .hearing import UserSpeech
+from .facts import Answer, Facts, Lost
+from .hearing import SpeechSource, UserSpeech
 from .limits import NEAR_TIE_LOGITS, PAUSE_MS, SPEECH_GAP_MS
 
 GAP: Final = SPEECH_GAP_MS * TICKS_PER_MS
@@ -74,6 +75,7 @@ class _Gathering:
             duration_ns=story.duration_ns,
             finished=story.end.finished,
             damage_count=story.damage_count,
+            lost=_lost_in(self._timeline.head) - _SAID[self._user.source],
             speech_source=self._user.source if is_talk else None,
             conversation=self._conversation() if is_talk else Conversation(),
             input_lead=self._user.lead if is_talk else None,
@@ -141,6 +143,30 @@ class _Gathering:
             self._chat.asked(record.at_ns, story.session.counts)
         if self._work == "unit":
             self._units.take(passage, self._timeline)
+
+
+def _lost_in(head: Fields) -> frozenset[Lost]:
+    """Say what redactions took out of a log."""
+    entries = typed(head, REDACTED, list) or typed(head, REDACTED, tuple) or ()
+    removed = [
+        (typed(one, "kind", str), typed(one, "side", str))
+        for entry in entries
+        if isinstance(entry, Mapping) and isinstance(taken := entry.get("removed"), list | tuple)
+        for one in taken
+        if isinstance(one, Mapping)
+    ]
+    return frozenset(lost for lost, kind in _LOST.items() if kind in removed)
+
+
+_LOST: Final[Mapping[Lost, tuple[str, str]]] = {
+    "speech": ("audio", "user"),
+    "words": ("text", "model"),
+}
+_SAID: Final[Mapping[SpeechSource, frozenset[Lost]]] = {
+    "log": frozenset({"speech"}),
+    "energy": frozenset(),
+}
+"""What the log says in its events, whatever was taken out."""
 
 
 class ModelSound:

@@ -6,6 +6,7 @@ Inside are integers only: ticks of sound, nanoseconds of the session's clock, co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from . import benchmark
 from .conversation import Conversation, Span, ns_of
@@ -13,13 +14,20 @@ from .facts import Answer, Facts
 from .measures import Ratio, Scores, Times, Total, Value
 from .turns import BargeIn, Turns
 
+OF_WORDS: Final = ("barge_in_words", "fdb_v1_take_over_rate", "fdb_v1_latency")
+"""Measures that count the model's words."""
+
 
 def score(facts: Facts) -> Scores:
     """Return the measures that mean something in a recording."""
     found: dict[str, Value | None] = {"errors": Total(facts.errors)}
     match facts.work:
         case "unit":
-            found |= conversation_scores(facts.conversation) | service_scores(facts)
+            found |= service_scores(facts)
+            if "speech" not in facts.lost:
+                found |= conversation_scores(facts.conversation)
+            if "words" in facts.lost:
+                found |= dict.fromkeys(OF_WORDS)
         case "turn":
             found |= _chat(facts.answers)
         case "chunk":

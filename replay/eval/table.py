@@ -58,6 +58,11 @@ SETTINGS: Final = (
         f"{_s(YIELD_MS)}."
     ),
     (
+        "In a redacted recording whose user's sound was taken out, and whose server did not search "
+        "it for speech, all measures of turns and overlaps are absent; without the model's text, "
+        "those of words."
+    ),
+    (
         "Times are those of samples. Speech begins and ends with a frame of its detector "
         f"({sd.FRAME_MS} ms with the energy detector); sound that is not sent at 16 kHz is placed "
         "to 2 ms."

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from click.testing import CliRunner
 
 from protocol.values import events as ev
 from protocol.values.model import UnitResult
@@ -15,10 +16,11 @@ from recorder.read.reader import LogReader
 from replay.eval.conversation import TICKS_PER_MS, ns_of
 from replay.eval.gather import gather
 from replay.eval.measures import KINDS, Ratio, Times, Total
-from replay.eval.score import score
+from replay.eval.score import OF_WORDS, score
 from replay.eval.summary import STATISTICS, Summary, percentile
 from replay.eval.table import MEASURES
-from tests.evaluated import NS, Duplex, facts_in, facts_of, loud, measured, spans, talk
+from replay.redact.command import redact_command
+from tests.evaluated import NS, Duplex, facts_in, facts_of, loud, measured, scores_in, spans, talk
 from tests.exported import CHAT, GOLDEN, LOGS
 from tests.replay.test_logs import HEAD, write_log
 from tests.runtime.session.test_barge_in import converse
@@ -345,6 +347,22 @@ def test_a_client_that_sends_nothing_does_not_speak() -> None:
     session.hear(6, loud((0, 0.5)))
     session.speak(6.25, 1)
     assert session.facts(12).conversation.user == spans((0.5, 1), (5, 5.5))
+
+
+@pytest.mark.parametrize("name", ["v1-barge-in", "v1-realtime-spoken"])
+def test_what_a_redaction_took_out_is_not_silence(name: str, tmp_path: Path) -> None:
+    """A user who is no longer heard would be one who said nothing."""
+    log, redacted = GOLDEN / f"{name}{SUFFIX}", tmp_path / f"redacted{SUFFIX}"
+    result = CliRunner().invoke(redact_command, [str(log), "--output", str(redacted)])
+    assert result.exit_code == 0, result.output
+    facts, before, after = facts_in(redacted), scores_in(log), scores_in(redacted)
+    is_searched = name == "v1-barge-in"
+    assert facts.lost == ({"words"} if is_searched else {"speech", "words"})
+    assert all(after[each] == before[each] for each in after.keys() - {"near_tie_rate"})
+    assert ("overlap" in after) is is_searched
+    gone = before.keys() - after.keys()
+    assert gone <= {*OF_WORDS, *(() if is_searched else before.keys())}
+    assert "late_units" in after
 
 
 class _Margins(Duplex):
