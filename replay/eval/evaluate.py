@@ -18,7 +18,7 @@ from recorder.read.reader import LogReader
 
 from ..shared.commands import reason
 from ..shared.progress import Watch, size_of, watched
-from .facts import Facts
+from .facts import Facts, Lost
 from .gather import gather
 from .score import score
 from .summary import (
@@ -44,6 +44,7 @@ class Row:
     Attributes:
         error: why it is not measured, or has gaps; empty otherwise.
         duration_ns: of the session.
+        lost: what redactions took out.
         worst: the worst value of each measure, in its unit.
         body: its measures and what they are of, as plain values.
     """
@@ -52,6 +53,7 @@ class Row:
     result: Result
     error: str = ""
     duration_ns: int = 0
+    lost: frozenset[Lost] = frozenset()
     worst: dict[str, float] = attrs.field(factory=dict)
     body: Json = attrs.field(factory=dict)
 
@@ -107,23 +109,28 @@ def _row(log: Path, watch: Watch, summary: Summary) -> Row:
     try:
         with LogReader(log) as reader:
             facts = gather(reader.head.fields, watched(reader, watch))
+        scores = score(facts)
+        worst = {
+            name: scaled(MEASURES[name], worst_of(MEASURES[name], raw_values(value)))
+            for name, value in scores.items()
+        }
+        measures = scores_json(scores)
     except (OSError, RecorderError) as error:
         watch(size_of(log))
         return Row(log=str(log), result="unreadable", error=reason(error))
-    scores, damage = score(facts), facts.damage_count
+    except OverflowError:  # a forged log: numbers of a server fit
+        return Row(log=str(log), result="unreadable", error="a number in it is too large")
+    damage = facts.damage_count
     if not damage:
         summary.add(str(log), scores)
-    worst = {
-        name: scaled(MEASURES[name], worst_of(MEASURES[name], raw_values(value)))
-        for name, value in scores.items()
-    }
     return Row(
         log=str(log),
         result="damaged" if damage else "measured",
         error=f"damaged, {damage} times: not in the summary" if damage else "",
         duration_ns=facts.duration_ns,
+        lost=facts.lost,
         worst=worst,
-        body=_body(facts) | {"measures": scores_json(scores)},
+        body=_body(facts) | {"measures": measures},
     )
 
 

@@ -45,6 +45,9 @@ def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
     measured = done.count("measured")
     counts = [f"{measured} recording{'s' * (measured != 1)} measured"]
     counts += [f"{n} {result}" for result in ("damaged", "unreadable") if (n := done.count(result))]
+    redacted = sum("speech" in row.lost for row in done.rows)
+    if redacted:
+        yield f"{redacted} redacted: without the user's speech they have no measures of turns"
     yield f"{', '.join(counts)}; {show_span(done.duration_ns // NS_PER_MS)} in all"
 
 

@@ -11,18 +11,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recorder.format.format import SUFFIX
+from recorder.format.records import Record
+from recorder.read.reader import LogReader
 from replay.eval.command import eval_command
 from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse
 from replay.eval.evaluate import evaluate
 from replay.eval.summary import STATISTICS
 from replay.eval.table import MEASURES, SETTINGS
 from replay.eval.text import definition_rows
+from replay.redact.command import redact_command
 from replay.shared.progress import unwatched
 from runtime.commands.server_process import RUN
 from tests.evaluated import Duplex, loud
@@ -138,6 +142,43 @@ def test_a_damaged_log_stops_no_other(folder: Path) -> None:
     assert "measures" not in results["empty"]
     assert results["empty"]["error"]
     assert body["summary"] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "is_too_large"),
+    [("v1-realtime-chat", "generated_tokens", True), ("v1-barge-in", "at_ms", False)],
+)
+def test_a_forged_number_stops_no_other(
+    folder: Path, name: str, field: str, *, is_too_large: bool
+) -> None:
+    """One log of a stranger, and a night's evaluation is lost."""
+    with LogReader(GOLDEN / f"{name}{SUFFIX}") as reader:
+        records = [
+            reader.head,
+            *(it for it in reader if isinstance(it, Record) and it.kind != "fin"),
+        ]
+    forged = [attrs.evolve(it, fields=_forged(it.fields, field)) for it in records]
+    write_log(folder, list({it.seq: it for it in forged}.values())).rename(folder / f"big{SUFFIX}")
+    result = call(folder)
+    assert f"{3 + (not is_too_large)} recordings measured" in result.stdout
+    assert ("too large" in result.stderr) is is_too_large
+    assert result.exit_code == (2 if is_too_large else 0)
+
+
+def _forged(value: Any, field: str) -> Any:
+    if isinstance(value, dict):
+        return {k: 10**400 if k == field else _forged(v, field) for k, v in value.items()}
+    return value
+
+
+def test_redacted_recordings_are_counted(folder: Path) -> None:
+    """Measures would be missing, and nothing would say why."""
+    log, redacted = next(folder.glob("slow*")), folder / f"redacted{SUFFIX}"
+    CliRunner().invoke(redact_command, [str(log), "--output", str(redacted)])
+    result = call(redacted)
+    assert result.exit_code == 0
+    assert "1 redacted: without the user's speech" in result.stdout
+    assert told(redacted)["recordings"][0]["lost"] == ["speech", "words"]
 
 
 def test_nothing_to_measure_is_an_error(tmp_path: Path) -> None:
