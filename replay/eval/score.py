@@ -24,8 +24,10 @@ def score(facts: Facts) -> Scores:
     match facts.work:
         case "unit":
             found |= service_scores(facts)
-            if "speech" not in facts.lost:
-                found |= conversation_scores(facts.conversation)
+            talk = facts.conversation
+            is_written = bool(talk.texts) and not talk.model  # the model has no voice
+            if "speech" not in facts.lost and not is_written:
+                found |= conversation_scores(talk)
             if "words" in facts.lost:
                 found |= dict.fromkeys(OF_WORDS)
         case "turn":

@@ -44,8 +44,9 @@ SETTINGS: Final = (
     ),
     (
         "The model's sound is where a client plays it: from the time it was sent, after earlier "
-        f"sound, until an interruption. Gaps shorter than {_s(SPEECH_GAP_MS)} are part of a "
-        f"voice's stretch, and so are those shorter than {_s(PAUSE_MS)} within a response."
+        "sound, until an interruption, loud or not; of a model that only writes there are no "
+        f"measures of turns. Gaps shorter than {_s(SPEECH_GAP_MS)} are part of a voice's stretch, "
+        f"and so are those shorter than {_s(PAUSE_MS)} within a response."
     ),
     (
         f"A user's turn is speech with pauses shorter than {_s(PAUSE_MS)} in which the model was "

@@ -266,6 +266,16 @@ def test_a_client_that_sends_ahead_is_seen() -> None:
         assert seconds(score(session.facts(8))["input_lead"]) == [(at_s, lead)]
 
 
+def test_a_model_that_only_writes_is_not_silent() -> None:
+    """A session without sound would be one in which no turn is answered."""
+    session = Duplex()
+    session.hear(1, loud((0.2, 0.6)))
+    session.speak(1.5, 0, 0, "yes", ends=True)
+    found = score(session.facts(9))
+    assert "take_over_rate" not in found
+    assert found["late_units"] == Total(0)
+
+
 def test_gaps_within_a_response_are_underruns() -> None:
     """A model that is too slow to speak on would be one that speaks twice."""
     session = Duplex()
