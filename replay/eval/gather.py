@@ -29,7 +29,7 @@ from ..export.timeline import Timeline
 from ..redact.redaction import REDACTED
 from ..shared.fields import below, typed
 from ..story.exchanges import Exchange
-from ..story.placing import JITTER_MS, Voice
+from ..story.placing import JITTER_MS, sample_at
 from ..story.reading import Passage
 from .conversation import TICKS_PER_MS, TICKS_PER_SAMPLE, Conversation, Span, Text, joined, ticks_of
 from .facts import Answer, Facts, Lost
@@ -116,8 +116,8 @@ class _Gathering:
                 self._model.hear(moment)
                 self._chat.heard(moment.at_ns, moment.begin_ns)
             case Words(voice="model", text=text):
-                count = len(text.split())
-                self._texts.append(Text(ticks_of(moment.begin_ns), count))
+                begin = sample_at("model", moment.begin_ns) * TICKS_PER_SAMPLE["model"]
+                self._texts.append(Text(begin, len(text.split())))
                 self._chat.heard(moment.at_ns)
             case Note(kind=kind) if kind in self._notes:
                 self._notes[kind].append(ticks_of(moment.begin_ns))
@@ -179,7 +179,7 @@ class ModelSound:
 
     def hear(self, sound: Sound) -> None:
         """Take a sound in its final place, after all before."""
-        begin, end = (at * TICKS_PER_SAMPLE[_MODEL] for at in (sound.begin, sound.end))
+        begin, end = (at * TICKS_PER_SAMPLE["model"] for at in (sound.begin, sound.end))
         if end == begin:
             return
         response, ended = self._last
@@ -195,9 +195,6 @@ class ModelSound:
     def spans(self) -> tuple[Span, ...]:
         """Return the stretches, once all sound is heard."""
         return joined(self._spans, GAP)
-
-
-_MODEL: Final[Voice] = "model"
 
 
 class _Units:
