@@ -37,8 +37,8 @@ ORDER: Final[Mapping[str, tuple[str, ...]]] = {
         "link", "placement", "worker", "session", "api", "serve", "commands", "cli",
     ),
     "replay": (
-        "shared", "rerun", "story", "library", "export", "redact", "shrink", "play", "diff", "view",
-        "fork", "fuzz", "cli",
+        "shared", "rerun", "story", "library", "export", "redact", "eval", "shrink", "play", "diff",
+        "view", "fork", "fuzz", "cli",
     ),
 }
 """The rooms of each package, from below: each may import those before it."""

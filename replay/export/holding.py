@@ -70,12 +70,20 @@ class Holding:
         """See `Line.settled_ns`."""
         return self._lines[voice].settled_ns(now_ns)
 
-    def sound(self, voice: Voice, at_ns: int, pcm: bytes, *, is_captured: bool = False) -> Sound:
+    def sound(
+        self,
+        voice: Voice,
+        at_ns: int,
+        pcm: bytes,
+        *,
+        is_captured: bool = False,
+        response_id: str = "",
+    ) -> Sound:
         """Hold a sound, placed after its voice's earlier sound; `is_captured` as in `place`."""
         samples = len(pcm) // SAMPLE_BYTES
         line = self._lines[voice]
         begin = line.place(at_ns, samples, is_captured=is_captured)
-        sound = Sound(voice=voice, at_ns=at_ns, begin=begin, pcm=pcm)
+        sound = Sound(voice=voice, at_ns=at_ns, begin=begin, pcm=pcm, response_id=response_id)
         held = self._new(attrs.evolve(sound, pcm=b""), sound.begin_ns, sound.end_ns)
         held.place, held.length = self._pcm_bytes, len(pcm)
         if voice == "user":

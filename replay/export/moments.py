@@ -27,13 +27,15 @@ NAMES: Final[Mapping[Voice, str]] = {"user": "User", "model": "Model"}
 class Sound:
     """A sound that arrived from the user, or was sent to them, at `at_ns`.
 
-    `begin` (from the session's start) and `pcm` (float32 LE, mono) are at the voice's rate.
+    `begin` (from the session's start) and `pcm` (float32 LE, mono) are at the voice's rate;
+    `response_id` is the model's turn.
     """
 
     voice: Voice
     at_ns: int
     begin: int
     pcm: bytes
+    response_id: str = ""
 
     @property
     def end(self) -> int:

@@ -18,7 +18,7 @@ the order in which they begin; memory is bounded, see `holding`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import attrs
@@ -38,12 +38,14 @@ from recorder.read.scan import Damage
 from ..rerun.logic import Replayer
 from ..rerun.words import Step
 from ..story.placing import SETTLED_NS, Positions, Voice
-from ..story.reading import SessionStory
+from ..story.reading import Passage, SessionStory
 from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 
 HOLD_NS: Final = NS_PER_S
 """How long words of an answer wait for their sound: a voice is made a second at a time."""
+
+Watch = Callable[[Passage], None]
 
 _NOTES: Final[dict[type, NoteKind]] = {
     ms.Queued: "queued",
@@ -67,11 +69,15 @@ class Timeline:
     """The moments of one session, to be iterated once.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
-    damage. `duration_ns` is to the end of all that was read so far, sound included.
+    damage; `watch` is called with each record as the story reads it. `duration_ns` is to the end of
+    all that was read so far, sound included.
     """
 
-    def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
+    def __init__(
+        self, head: Fields, items: Iterable[Record | Damage], watch: Watch | None = None
+    ) -> None:
         self.head: Final = head
+        self._watch: Final = watch
         self._replayer: Final = Replayer(go_on=True)
         self.story: Final = SessionStory(self._replayer)
         self.duration_ns = 0
@@ -117,6 +123,8 @@ class Timeline:
             self._note("damage", f"{item.reason}: {item.detail}")
         if passage is None:
             return
+        if self._watch is not None:
+            self._watch(passage)
         fields = passage.record.fields
         self.duration_ns = max(self.duration_ns, self._now_ns)
         if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
@@ -243,7 +251,7 @@ class Timeline:
             self._texts.append(self._words("model", text, response_id))
         if not pcm:
             return
-        sound = self._holding.sound("model", self._now_ns, pcm)
+        sound = self._holding.sound("model", self._now_ns, pcm, response_id=response_id)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
         if self._texts:
             said = "".join(words.text for words in self._texts)

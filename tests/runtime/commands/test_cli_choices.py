@@ -25,6 +25,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "talk": ("ask.wav", "--fast", "--wait-s", "0", "--url", "URL"),
     "chat": ("hello", "--url", "URL"),
     "demo": ("--fast",),
+    "eval": (LOG,),
     "export": (LOG, "--output", "out"),
     "redact": (LOG, "--output", "out.session.zst"),
     "sessions": (".",),

@@ -1,0 +1,1 @@
+"""Measures of recorded conversations, from their logs."""

@@ -1,0 +1,290 @@
+"""Gathers the facts of one recording, in one reading of its log.
+
+The log is told once, by `export.timeline`: its moments have sound and words where they are heard,
+and the story behind them has the events. Units are metered by the server's own meter, so a
+recording has as many late ones as the server counted; that needs the session to be stepped, and
+ends where it cannot be. Memory holds intervals and counts, and no sound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from protocol.values import events as ev
+from protocol.values.model import UnitResult
+from protocol.values.modes import OF_MODE, Work
+from recorder.format.mapping import EVENT_KINDS
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
+from runtime.telemetry import catalogue as c
+from runtime.telemetry.instruments import Books, Instruments
+from runtime.telemetry.unit_meter import UnitMeter
+
+from ..export.moments import Moment, Note, Sound, Words
+from ..export.timeline import Timeline
+from ..redact.redaction import REDACTED
+from ..shared.fields import below, typed
+from ..story.exchanges import Exchange
+from ..story.placing import JITTER_MS, sample_at
+from ..story.reading import Passage
+from .conversation import TICKS_PER_MS, TICKS_PER_SAMPLE, Conversation, Span, Text, joined, ticks_of
+from .facts import Answer, Facts, Lost
+from .hearing import SpeechSource, UserSpeech
+from .limits import NEAR_TIE_LOGITS, PAUSE_MS, SPEECH_GAP_MS
+
+GAP: Final = SPEECH_GAP_MS * TICKS_PER_MS
+PAUSE: Final = PAUSE_MS * TICKS_PER_MS
+JITTER: Final = JITTER_MS * TICKS_PER_MS
+
+
+def gather(head: Fields, items: Iterable[Record | Damage]) -> Facts:
+    """Read a log, given the fields of its `session` record, its records in order, and damage."""
+    return _Gathering(head, items).facts()
+
+
+class _Gathering:
+    def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
+        self._timeline: Final = Timeline(head, items, self._watch)
+        self._story: Final = self._timeline.story
+        self._user: Final = UserSpeech()
+        self._model: Final = ModelSound()
+        self._units: Final = _Units()
+        self._chat: Final = _Chat()
+        self._texts: list[Text] = []
+        self._notes: dict[str, list[int]] = {"force_listen": [], "paused": []}
+        self._word_delays: list[tuple[int, int]] = []
+
+    def facts(self) -> Facts:
+        for moment in self._timeline:
+            self._take(moment)
+        story, units = self._story, self._units
+        if story.exchanges.current is not None:
+            self._chat.ended(story.exchanges.current)
+        work = self._work
+        is_talk = work == "unit"
+        opened, session = story.opened, story.session
+        return Facts(
+            recording_id=typed(self._timeline.head, "recording_id", str),
+            mode=None if opened is None else opened.mode,
+            dialect=None if session is None else session.dialect_name,
+            work=work,
+            duration_ns=story.duration_ns,
+            finished=story.end.finished,
+            damage_count=story.damage_count,
+            lost=_lost_in(self._timeline.head) - _SAID[self._user.source],
+            speech_source=self._user.source if is_talk else None,
+            conversation=self._conversation() if is_talk else Conversation(),
+            input_lead=self._user.lead if is_talk else None,
+            errors=len(story.errors),
+            dropped_units=len(story.drops),
+            late_units=units.late if units.is_in_step else None,
+            answered_units=units.answered,
+            underruns=self._model.underruns,
+            near_ties=units.near_ties,
+            decisions=units.decisions,
+            answers=self._chat.answers() if work == "turn" else (),
+            word_delays=tuple(self._word_delays),
+        )
+
+    @property
+    def _work(self) -> Work:
+        opened = self._story.opened
+        return "unit" if opened is None else OF_MODE[opened.mode].work
+
+    def _conversation(self) -> Conversation:
+        return Conversation(
+            user=self._user.spans(),
+            model=self._model.spans(),
+            texts=tuple(sorted(self._texts, key=lambda text: text.begin)),
+            stops=tuple(self._notes["force_listen"]),
+            pauses=tuple(self._notes["paused"]),
+            end=ticks_of(self._story.duration_ns),
+        )
+
+    # -- as it is told --------------------------------------------------------------------------
+
+    def _take(self, moment: Moment) -> None:
+        match moment:
+            case Sound(voice="user"):
+                self._user.hear(moment)
+                self._user.place(self._story.duration_ns)
+            case Sound():
+                self._model.hear(moment)
+                self._chat.heard(moment.at_ns, moment.begin_ns)
+            case Words(voice="model", text=text):
+                begin = sample_at("model", moment.begin_ns) * TICKS_PER_SAMPLE["model"]
+                self._texts.append(Text(begin, len(text.split())))
+                self._chat.heard(moment.at_ns)
+            case Note(kind=kind) if kind in self._notes:
+                self._notes[kind].append(ticks_of(moment.begin_ns))
+
+    def _watch(self, passage: Passage) -> None:
+        record, story = passage.record, self._story
+        if passage.effect == "DetectSpeech":
+            self._user.searched(record.fields, record.at_ns)
+        match passage.event:
+            case ev.SpeechStarted() | ev.SpeechStopped():
+                self._user.found(passage.event)
+            case ev.UnitDone(result=result):
+                opening = below(story.opening, "config")
+                free = typed(opening, "force_listen_count", int) or 0
+                self._units.decided(result, story.exchanges.current, free)
+            case ev.ChunkDone(at_ns=at_ns, result=result) if result.text:
+                heard_ns = story.dictated.heard_ns
+                if heard_ns:  # else the dialect's sound is not placed
+                    self._word_delays.append((at_ns, max(0, at_ns - heard_ns)))
+        if passage.ended is not None:
+            self._chat.ended(passage.ended)
+        if story.session is not None:
+            self._chat.asked(record.at_ns, story.session.counts)
+        if self._work == "unit":
+            self._units.take(passage, self._timeline)
+
+
+def _lost_in(head: Fields) -> frozenset[Lost]:
+    """Say what redactions took out of a log."""
+    entries = typed(head, REDACTED, list) or typed(head, REDACTED, tuple) or ()
+    removed = [
+        (typed(one, "kind", str), typed(one, "side", str))
+        for entry in entries
+        if isinstance(entry, Mapping) and isinstance(taken := entry.get("removed"), list | tuple)
+        for one in taken
+        if isinstance(one, Mapping)
+    ]
+    return frozenset(lost for lost, kind in _LOST.items() if kind in removed)
+
+
+_LOST: Final[Mapping[Lost, tuple[str, str]]] = {
+    "speech": ("audio", "user"),
+    "words": ("text", "model"),
+}
+_SAID: Final[Mapping[SpeechSource, frozenset[Lost]]] = {
+    "log": frozenset({"speech"}),
+    "energy": frozenset(),
+}
+"""What the log says in its events, whatever was taken out."""
+
+
+class ModelSound:
+    """The stretches of the model's sound; `underruns` counts the gaps within responses."""
+
+    def __init__(self) -> None:
+        self.underruns = 0
+        self._spans: list[Span] = []
+        self._last: tuple[str, int] = ("", 0)
+
+    def hear(self, sound: Sound) -> None:
+        """Take a sound in its final place, after all before."""
+        begin, end = (at * TICKS_PER_SAMPLE["model"] for at in (sound.begin, sound.end))
+        if end == begin:
+            return
+        response, ended = self._last
+        is_same = response != "" and sound.response_id == response
+        self.underruns += is_same and begin - ended > JITTER
+        goes_on = is_same and begin - ended < PAUSE
+        if goes_on:
+            self._spans[-1] = Span(self._spans[-1].begin, end)
+        else:
+            self._spans.append(Span(begin, end))
+        self._last = (sound.response_id, end)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return the stretches, once all sound is heard."""
+        return joined(self._spans, GAP)
+
+
+class _Units:
+    """How the units of a session went; `is_in_step`: all of its events could be stepped."""
+
+    def __init__(self) -> None:
+        self.near_ties = self.decisions = 0
+        self.is_in_step = True
+        self._made: Instruments | None = None
+        self._meter: UnitMeter | None = None
+
+    def decided(self, result: UnitResult, unit: Exchange | None, forced: int) -> None:
+        """Take a result; the first `forced` units of a session have to listen."""
+        is_it = unit is not None and (unit.kind, unit.index) == ("unit", result.index)
+        is_free = is_it and unit is not None and not unit.forced and result.index >= forced
+        if is_free and result.margin > 0:
+            self.decisions += 1
+            self.near_ties += result.margin < NEAR_TIE_LOGITS
+
+    def take(self, passage: Passage, timeline: Timeline) -> None:
+        """Meter an event; it goes on no further once one could not be stepped."""
+        step, session = passage.step, timeline.story.session
+        is_event = passage.record.kind in EVENT_KINDS
+        self.is_in_step = self.is_in_step and (step is not None or not is_event)
+        if step is None or session is None or not self.is_in_step:
+            return
+        if isinstance(step.event, ev.ConnectionOpened):
+            self._made = Instruments()
+            self._meter = UnitMeter(Books(self._made, step.event.mode))
+        if self._meter is not None:
+            self._meter.saw(step.event, step.effects, session)
+
+    @property
+    def late(self) -> int:
+        """Units answered late."""
+        return int(self._sum(c.UNITS_LATE))
+
+    @property
+    def answered(self) -> int:
+        """Units answered."""
+        return int(self._sum(c.UNIT_ANSWER_SECONDS, is_counted=True))
+
+    def _sum(self, metric: c.Metric, *, is_counted: bool = False) -> float:
+        if self._made is None:
+            return 0
+        found = (self._made.series(metric, *labels) for labels in metric.series)
+        return sum(sum(series.counts) if is_counted else series.total for series in found)
+
+
+class _Chat:
+    """The questions of a chat and their answers."""
+
+    def __init__(self) -> None:
+        self._asked: list[Answer] = []
+        self._turns = 0
+        self._heard: list[tuple[int, int | None]] = []
+
+    def asked(self, at_ns: int, counts: Mapping[str, int]) -> None:
+        """Note a question, if the session has counted another one."""
+        turns = counts.get("turns", 0)
+        if turns > self._turns:
+            self._asked.append(Answer(asked_ns=at_ns))
+        self._turns = turns
+
+    def heard(self, at_ns: int, sound_ns: int | None = None) -> None:
+        """Take a piece of an answer: when it was sent, and when its sound was played."""
+        self._heard.append((at_ns, sound_ns))
+
+    def ended(self, turn: Exchange) -> None:
+        """Take a turn that is over."""
+        is_it = turn.kind == "turn" and turn.index < len(self._asked)
+        if is_it and turn.prefilled_ns is not None and turn.done_ns is not None:
+            self._asked[turn.index] = attrs.evolve(
+                self._asked[turn.index],
+                generated_tokens=turn.generated_tokens,
+                generating_ns=turn.done_ns - turn.prefilled_ns,
+            )
+
+    def answers(self) -> tuple[Answer, ...]:
+        """Return the questions in order, each with the pieces that were sent before the next."""
+        found = [*self._asked]
+        asked_ns = [answer.asked_ns for answer in found]
+        for at_ns, sound_ns in sorted(self._heard, key=lambda piece: piece[0]):
+            index = bisect_right(asked_ns, at_ns) - 1
+            if index < 0:
+                continue
+            answer = found[index]
+            if answer.piece_ns is None:
+                answer = attrs.evolve(answer, piece_ns=at_ns)
+            if answer.sound_ns is None and sound_ns is not None:
+                answer = attrs.evolve(answer, sound_ns=sound_ns)
+            found[index] = answer
+        return tuple(found)

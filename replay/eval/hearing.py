@@ -1,0 +1,205 @@
+"""Where the user speaks in a recording: as its log says, else found in its sound.
+
+A server that searched for speech has what it found in the log, by the sample count of the client's
+sound. For other logs the energy detector runs here, with the server's settings. Either count is
+mapped to the place of the sound on the session's clock. Silence that the server put in place of a
+client's has no place; a position in it is the end of the sound before.
+
+After a gap of `SPEECH_GAP_MS` in the client's sound the detector starts again: a client that sends
+nothing does not speak.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from typing import Final, Literal
+
+import attrs
+
+from protocol.values import events as ev
+from protocol.values.effects import DetectSpeech
+from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.wire.rates import to_pcm16
+from recorder.format.records import Fields
+from runtime.media.speech_detector import SpeechDetector
+
+from ..export.moments import Sound
+from ..shared.fields import typed
+from .conversation import TICK_HZ, TICKS_PER_MS, TICKS_PER_SAMPLE, Span, joined
+from .limits import SPEECH_GAP_MS
+
+SpeechSource = Literal["log", "energy"]
+SAMPLE: Final = TICKS_PER_SAMPLE["user"]
+GAP: Final = SPEECH_GAP_MS * TICKS_PER_MS
+KEPT_BACK: Final = 4 * SAMPLE
+"""A resampler keeps back fewer samples until more come."""
+
+
+@attrs.define
+class _Piece:
+    """Sound that lies in one piece by both counts: of the client's own sound, and of the clock."""
+
+    first: int
+    begin: int
+    ticks: int
+
+
+class Places:
+    """Maps a count of a client's sound, in ticks, to the session's clock."""
+
+    def __init__(self) -> None:
+        self._pieces: list[_Piece] = []
+
+    def add(self, first: int, begin: int, ticks: int) -> None:
+        """Take sound after all sound so far: its count, its place and its length."""
+        last = self._pieces[-1] if self._pieces else None
+        if last is not None and last.begin + last.ticks == begin:
+            shift = first - last.first - last.ticks
+            if abs(shift) < KEPT_BACK:
+                last.ticks += ticks
+                return
+        if ticks:
+            self._pieces.append(_Piece(first, begin, ticks))
+
+    @property
+    def end(self) -> int:
+        """Where the last sound ends on the clock."""
+        return self._pieces[-1].begin + self._pieces[-1].ticks if self._pieces else 0
+
+    def span(self, first: int, end: int) -> Span:
+        """Return the place of sound, from `first` until before `end`."""
+        return Span(self._at(first), self._at(end - 1) + 1)
+
+    def _at(self, count: int) -> int:
+        index = bisect_right(self._pieces, count, key=lambda piece: piece.first) - 1
+        if index < 0:
+            return self._pieces[0].begin if self._pieces else 0
+        piece = self._pieces[index]
+        return piece.begin + min(count - piece.first, piece.ticks - 1)
+
+
+class UserSpeech:
+    """Collects where the user speaks, from placed sound in its order, and from the log.
+
+    `lead` is by how much sound came before it could have been spoken, at most, and the time at
+    which it came; None without sound.
+    """
+
+    def __init__(self) -> None:
+        self._energy: Final = _Energy()
+        self._places: Final = Places()
+        self._searched = deque[tuple[int, int]]()
+        self._sounds = deque[Sound]()
+        self._found: list[tuple[int, int]] = []
+        self._open: int | None = None
+        self._silence_ms = SPEECH_SILENCE_MS
+        self.source: SpeechSource = "energy"
+        self.lead: tuple[int, int] | None = None
+
+    def searched(self, fields: Fields, at_ns: int) -> None:
+        """Take an effect `DetectSpeech`, from its record."""
+        at, rate_hz = typed(fields, "at", int), typed(fields, "rate_hz", int)
+        silence_ms = typed(fields, "silence_ms", int)
+        if at is None or not rate_hz:
+            return
+        self.source = "log"
+        self._silence_ms = self._silence_ms if silence_ms is None else silence_ms
+        self._searched.append((at_ns, at * TICK_HZ // rate_hz))
+
+    def found(self, event: ev.SpeechStarted | ev.SpeechStopped) -> None:
+        """Take what the server found."""
+        self.source = "log"
+        if isinstance(event, ev.SpeechStarted):
+            self._open = event.at_ms
+        elif self._open is not None:
+            self._found.append((self._open, event.at_ms - self._silence_ms))
+            self._open = None
+
+    def hear(self, sound: Sound) -> None:
+        """Take a sound of the user in its final place."""
+        lead_ns = max(0, sound.end_ns - sound.at_ns)
+        if sound.pcm and (self.lead is None or lead_ns > self.lead[1]):
+            self.lead = (sound.at_ns, lead_ns)
+        self._energy.hear(sound)
+        self._sounds.append(sound)
+
+    def place(self, now_ns: int | None = None) -> None:
+        """Match sound that came before a time (all, without one) with the searches for speech."""
+        while self._sounds and (now_ns is None or self._sounds[0].at_ns < now_ns):
+            sound = self._sounds.popleft()
+            while self._searched and self._searched[0][0] < sound.at_ns:
+                self._searched.popleft()  # of silence that the client did not send
+            if self._searched and self._searched[0][0] == sound.at_ns:
+                first = self._searched.popleft()[1]
+                begin, end = sound.begin * SAMPLE, sound.end * SAMPLE
+                self._places.add(first, begin, end - begin)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return the stretches of speech, once all sound is heard."""
+        if self.source == "energy":
+            return joined(self._energy.spans(), GAP)
+        self.place()
+        spans = [
+            self._places.span(begin * TICKS_PER_MS, end * TICKS_PER_MS)
+            for begin, end in self._found
+        ]
+        if self._open is not None:
+            begin = self._open * TICKS_PER_MS
+            spans.append(Span(self._places.span(begin, begin + 1).begin, self._places.end))
+        return joined((it for it in spans if it.end > it.begin), GAP)
+
+
+class _Energy:
+    """Runs the energy detector on the user's sound."""
+
+    def __init__(self) -> None:
+        self._places: Final = Places()
+        self._spans: list[tuple[int, int]] = []
+        self._detector = SpeechDetector()
+        self._open: int | None = None
+        self._base = self._samples = 0
+        self._end: int | None = None
+
+    def hear(self, sound: Sound) -> None:
+        count = len(sound.pcm) // SAMPLE_BYTES
+        if not count:
+            return
+        if self._end is not None and (sound.begin - self._end) * SAMPLE >= GAP:
+            self._break_off()
+        self._places.add(self._samples * SAMPLE, sound.begin * SAMPLE, count * SAMPLE)
+        effect = DetectSpeech(
+            at=self._samples - self._base,
+            rate_hz=INPUT_RATE_HZ,
+            data=to_pcm16(sound.pcm),
+            threshold=SPEECH_THRESHOLD,
+            silence_ms=SPEECH_SILENCE_MS,
+            is_speech=self._detector.is_speech,
+        )
+        self._samples, self._end = self._samples + count, sound.end
+        for event in self._detector.detect(effect, sound.end_ns):
+            at = self._base * SAMPLE + event.at_ms * TICKS_PER_MS
+            if isinstance(event, ev.SpeechStarted):
+                self._open = at
+            elif self._open is not None:
+                self._spans.append((self._open, at - SPEECH_SILENCE_MS * TICKS_PER_MS))
+                self._open = None
+
+    def _ended(self) -> int:
+        """Where speech that has not stopped was last heard."""
+        detector = self._detector
+        heard_ms = detector.end_ms - detector.quiet_ms
+        return self._base * SAMPLE + heard_ms * TICKS_PER_MS
+
+    def _break_off(self) -> None:
+        if self._open is not None:
+            self._spans.append((self._open, self._ended()))
+        self._base = self._samples
+        self._detector, self._open = SpeechDetector(), None
+
+    def spans(self) -> list[Span]:
+        found = [*self._spans]
+        if self._open is not None:
+            found.append((self._open, self._ended()))
+        return [self._places.span(begin, end) for begin, end in found]

@@ -1,0 +1,125 @@
+"""An evaluation and the definitions of its measures, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protocol.values.limits import NS_PER_MS
+from recorder.format.format import SUFFIX
+
+from ..shared.recordings import show_span
+from .evaluate import Evaluation, Row
+from .measures import Measure
+from .summary import Json, Statistics
+from .table import MEASURES, SETTINGS
+
+WORST_MAX: Final = 10
+"""Recordings listed below the table; JSON has all."""
+LINE_CHARS: Final = 240
+"""Outside a terminal a row is one line, for `grep`."""
+_BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "": "describes"}
+_COLUMNS: Final = ("measure", "unit", "value", "median", "p90", "worst", "count", "worst in")
+
+
+def console() -> Console:
+    """Return where results are printed: a terminal, or lines that are not folded."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=LINE_CHARS)
+
+
+def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
+    """Write an evaluation for a terminal: the table of its measures, and its worst recordings."""
+    if done.summary:
+        table, unbounded = _table(done, _COLUMNS), terminal.options.update(max_width=LINE_CHARS)
+        has_room = terminal.measure(table, options=unbounded).maximum <= terminal.width
+        yield table if has_room else _table(done, _COLUMNS[:-1])
+        yield ""
+    if done.by is not None:
+        yield from _worst(done, done.by)
+    measured = done.count("measured")
+    counts = [f"{measured} recording{'s' * (measured != 1)} measured"]
+    counts += [f"{n} {result}" for result in ("damaged", "unreadable") if (n := done.count(result))]
+    redacted = sum("speech" in row.lost for row in done.rows)
+    if redacted:
+        yield f"{redacted} redacted: without the user's speech they have no measures of turns"
+    yield f"{', '.join(counts)}; {show_span(done.duration_ns // NS_PER_MS)} in all"
+
+
+def _table(done: Evaluation, columns: tuple[str, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        is_text = name in ("measure", "unit", "worst in")
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
+    for name, found in done.summary.items():
+        table.add_row(*map(Text, _cells(MEASURES[name], found)[: len(columns)]))
+    return table
+
+
+def _cells(measure: Measure, found: Statistics) -> tuple[str, ...]:
+    numbers = (found.value, found.median, found.p90, found.worst)
+    return (
+        measure.name,
+        measure.unit,
+        *(f"{number:.3f}".rstrip("0").rstrip(".") for number in numbers),
+        str(found.count),
+        _short(found.worst_log) if found.worst or measure.better == "higher" else "",
+    )
+
+
+def _short(log: str) -> str:
+    return Path(log).name.removesuffix(SUFFIX)
+
+
+def _worst(done: Evaluation, by: str) -> Iterator[str]:
+    rows = [row for row in done.rows if by in row.worst][:WORST_MAX]
+    if not rows:
+        yield f"no recording has {by}"
+        return
+    yield f"worst first, by {by} ({MEASURES[by].unit}):"
+    yield from (f"  {row.worst[by]:10.3f}  {row.log}" for row in rows)
+    more = sum(by in row.worst for row in done.rows) - len(rows)
+    if more > 0:
+        yield f"  and {more} more: --json"
+
+
+def complaints(done: Evaluation) -> Iterator[str]:
+    """Name the logs that are not in the summary, and why."""
+    rows: list[Row] = sorted(done.rows, key=lambda row: row.log)
+    yield from (f"{row.log}: {row.error}" for row in rows if row.error)
+
+
+def definition_lines() -> Iterator[str]:
+    """Write the table of measures, and what holds for all of them."""
+    for measure in MEASURES.values():
+        yield f"{measure.name} ({measure.unit}, {measure.modes}; {_BETTER[measure.better]})"
+        yield f"  {measure.definition} [{measure.source}]"
+    yield ""
+    yield from SETTINGS
+
+
+def definitions_json() -> Json:
+    """Write the same as plain values."""
+    names = ("unit", "kind", "better", "modes", "definition", "source")
+    return {
+        "measures": {
+            measure.name: {name: getattr(measure, name) for name in names}
+            for measure in MEASURES.values()
+        },
+        "settings": list(SETTINGS),
+    }
+
+
+def definition_rows() -> list[str]:
+    """Write the table of measures in Markdown, without its head."""
+    return [
+        f"| `{it.name}` | {it.unit} | {it.better or '-'} | {it.modes} | {it.definition} | "
+        f"{it.source} |"
+        for it in MEASURES.values()
+    ]
