@@ -18,8 +18,10 @@ from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.modes import Mode
 from protocol.values.openai import (
     CancelResponse,
+    CommitSound,
     Configure,
     CreateItem,
+    InputStep,
     ItemStep,
     Respond,
     TurnDetection,
@@ -74,6 +76,10 @@ class Tap:
 async def _hear(session: ClientSession) -> None:
     async for _ in session:
         pass
+
+
+TRANSCRIBED: Final = ("transcript_done", "transcript_failed")
+"""How the text of an item ends."""
 
 
 async def until(session: ClientSession, kind: type | tuple[type, ...]) -> None:
@@ -174,6 +180,20 @@ async def _transcription(session: ClientSession, rng: random.Random, model: str)
         await until(session, TranscriptDone)
 
 
+async def _dictation(session: ClientSession, rng: random.Random, model: str) -> None:
+    """Say two utterances in pieces, and end each."""
+    await until(session, Created)
+    await session.say(Configure(is_undetected=True))
+    for _ in range(2):
+        for _ in range(UNITS):
+            await session.append_sound(bytes(2 * rng.randint(1, 12_000)))
+            await anyio.sleep(rng.uniform(0, 0.1))
+        await session.say(CommitSound())
+        async for message in session:
+            if isinstance(message, InputStep) and message.kind in TRANSCRIBED:
+                break
+
+
 def _question(text: str) -> Ask:
     return Ask(messages=(ChatMessage(role="user", content=(TextPart(text=text),)),))
 
@@ -190,6 +210,7 @@ KINDS: Final[dict[str, tuple[str, Mode, _Course]]] = {
     "legacy-chat": ("legacy-chat", "chat", _request),
     "transcription": ("transcription", "transcription", _transcription),
     "transcription-responses": ("transcription-responses", "transcription", _transcription),
+    "openai-transcription": ("openai-transcription", "transcription", _dictation),
 }
 
 
