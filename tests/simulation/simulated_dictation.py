@@ -25,13 +25,17 @@ SAMPLES_MIN = 2400
 class DictationClient(Client):
     """A client of `openai-transcription` at work."""
 
+    _item = ""
+
     def _take(self, frame: str) -> None:
         check_event(self, frame)
         super()._take(frame)
 
     def _note(self, message: ServerMessage) -> None:
         match message:
-            case oa.InputStep(kind="transcript_delta", text=text):
+            case oa.InputStep(kind="transcript_delta", text=text, item_id=item_id):
+                if item_id != self._item:  # the one before was cleared
+                    self._item, self._written, self._last = item_id, "", -1
                 self._check(text, b"")
                 self._follow(text)
                 self._written += text
