@@ -2,9 +2,10 @@
 
     python -m tests.soak_clients [--out FOLDER] [--environments FOLDER] [--only NAME]
 
-LiveKit Agents (its Live and its Realtime model, with default arguments), Pipecat (both services),
-the OpenAI Agents SDK and the npm package `openai` (over `ws` and as in a browser) are installed,
-each in an environment of its own. Each asks `tiny` a recorded question and hears the answer, and
+LiveKit Agents (its Live and its Realtime model, with default arguments, and its `STT`), Pipecat
+(both services, and its transcription), the OpenAI Agents SDK and the npm package `openai` (over
+`ws` and as in a browser) are installed, each in an environment of its own. Each asks `tiny` a
+recorded question and hears the answer, or has it write the question down, and
 interrupts the scripted model while it speaks: that its own playback stops is its package's matter,
 and needs the event that is waited for here. What was found goes to `clients.json`, without a date;
 it exits with 1 where a client got no answer, an error, or no word of its interruption.
@@ -42,6 +43,7 @@ RUN_S: Final = 120
 NAMES: Final = ("gpt-live-1", "gpt-realtime")
 """The models that LiveKit asks for by default: further names of ours."""
 DEFAULT: Final = "-"
+QUESTION: Final = "what time is it"
 SOUND_S_MIN: Final = 1.0
 LOUD: Final = 1000
 """A sample of speech."""
@@ -68,7 +70,10 @@ CLIENTS: Final[Mapping[str, Client]] = MappingProxyType(
     {
         "livekit-live": Client("livekit_live.py", _LIVEKIT, ("answer",), DEFAULT),
         "livekit-realtime": Client("livekit_realtime.py", _LIVEKIT, model=DEFAULT),
-        "pipecat": Client("pipecat_both.py", _PIPECAT, ("answer-live", "answer", "interrupt")),
+        "livekit-stt": Client("livekit_stt.py", _LIVEKIT, ("transcribe",)),
+        "pipecat": Client(
+            "pipecat_both.py", _PIPECAT, ("answer-live", "answer", "interrupt", "transcribe")
+        ),
         "agents": Client("agents_realtime.py", ("openai-agents==0.24.0", "numpy")),
         "node": Client("node.mjs", (), ("answer", "answer-browser", "interrupt")),
     }
@@ -169,6 +174,8 @@ def wrong(scene: str, report: Mapping[str, Any]) -> str:
         return "its recording does not replay"
     if scene == "interrupt":
         return "" if report["interrupted_s"] is not None else "it heard of no interruption"
+    if scene == "transcribe":
+        return "" if report["words"] == QUESTION else f"it wrote {report['words']!r}"
     is_answered = report["words"] and report["sound_s"] >= SOUND_S_MIN
     return "" if is_answered else f"no answer: {report['words']!r}, {report['sound_s']} s"
 

@@ -1,6 +1,7 @@
-"""Pipecat, `OpenAILiveLLMService` and `OpenAIRealtimeLLMService`: the scene says which.
+"""Pipecat, `OpenAILiveLLMService`, `OpenAIRealtimeLLMService` and `OpenAIRealtimeSTTService`.
 
-`answer-live` and `answer`, `interrupt`: with a conversation from before, as its examples have.
+The scene says which: `answer-live`; `answer` and `interrupt`; `transcribe`. There is a conversation
+from before, as its examples have.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pipecat.frames.frames import (
     LLMContextFrame,
     LLMTextFrame,
     OutputAudioRawFrame,
+    TranscriptionFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.runner import WorkerRunner
@@ -27,6 +29,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.openai.live.llm import OpenAILiveLLMService
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+from pipecat.services.openai.stt import OpenAIRealtimeSTTService
 
 INTERRUPTED = frozenset({"InterruptionFrame", "ProposedUserStartedSpeakingFrame"})
 
@@ -44,7 +47,7 @@ class Ear(FrameProcessor):
         name = type(frame).__name__
         self._report.events[name] += 1
         match frame:
-            case LLMTextFrame(text=text):
+            case LLMTextFrame(text=text) | TranscriptionFrame(text=text):
                 self._report.words += text
             case OutputAudioRawFrame(audio=audio):
                 self._report.heard(audio)
@@ -62,6 +65,14 @@ def service(scene: str, base: str, model: str) -> Any:
         live = OpenAILiveLLMService
         settings = live.Settings(model=model, system_instruction="Answer briefly.")
         return live(api_key="none", base_url=f"{base}/live/sessions", settings=settings)
+    if scene == "transcribe":
+        written = OpenAIRealtimeSTTService
+        return written(
+            api_key="none",
+            base_url=f"{base}/realtime",
+            turn_detection={"type": "server_vad"},
+            settings=written.Settings(model=model),
+        )
     realtime = OpenAIRealtimeLLMService
     settings = realtime.Settings(model=model, system_instruction="Answer briefly.")
     return realtime(api_key="none", base_url=f"{base}/realtime", settings=settings)
@@ -86,9 +97,10 @@ async def main() -> None:
 
     async def act() -> None:
         await asyncio.sleep(1)
-        said = [{"role": "user", "content": "My name is Ada."}]
-        await worker.queue_frame(LLMContextFrame(context=LLMContext(said)))
-        await asyncio.sleep(1)
+        if scene != "transcribe":
+            said = [{"role": "user", "content": "My name is Ada."}]
+            await worker.queue_frame(LLMContextFrame(context=LLMContext(said)))
+            await asyncio.sleep(1)
         await report.act(scene, send, question)
         await worker.queue_frame(EndFrame())
 
