@@ -15,8 +15,8 @@ from ..shared.commands import UnusableError, print_all, print_json
 from ..shared.progress import progress, size_of
 from ..shared.recordings import LogType
 from . import text
-from .condition import Condition, ConditionError, UnknownValueError, parse
-from .evaluate import Evaluation, evaluate
+from .condition import Condition, ConditionError, judge, parse
+from .evaluate import evaluate
 from .table import MEASURES
 
 
@@ -102,7 +102,7 @@ def eval_command(
         done = evaluate(found, watch, by)
     for complaint in text.complaints(done):
         click.echo(complaint, err=True)
-    met, unknown = _judged(done, conditions)
+    met, unknown = judge(conditions, done.summary)
     exit_code = 1 if met else 2 if unknown or done.has_failures else 0
     if as_json:
         print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
@@ -121,15 +121,3 @@ def _define(*, as_json: bool) -> NoReturn:
     else:
         print_all(text.console(), text.definition_lines())
     sys.exit(0)
-
-
-def _judged(done: Evaluation, conditions: tuple[Condition, ...]) -> tuple[list[str], list[str]]:
-    """Return the conditions that hold, and complaints on those that cannot be judged."""
-    met, unknown = list[str](), list[str]()
-    for condition in conditions:
-        try:
-            if condition.is_met(done.summary):
-                met.append(f"{condition.text} (it is {condition.value(done.summary):g})")
-        except UnknownValueError as error:
-            unknown.append(str(error.args[0]))
-    return met, unknown

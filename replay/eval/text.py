@@ -78,13 +78,13 @@ def _short(log: str) -> str:
 
 
 def _worst(done: Evaluation, by: str) -> Iterator[str]:
-    rows = [row for row in done.rows if by in row.worst][:WORST_MAX]
+    rows = [row for row in done.rows if by in row.own][:WORST_MAX]
     if not rows:
         yield f"no recording has {by}"
         return
     yield f"worst first, by {by} ({MEASURES[by].unit}):"
-    yield from (f"  {row.worst[by]:10.3f}  {row.log}" for row in rows)
-    more = sum(by in row.worst for row in done.rows) - len(rows)
+    yield from (f"  {row.own[by].worst:10.3f}  {row.log}" for row in rows)
+    more = sum(by in row.own for row in done.rows) - len(rows)
     if more > 0:
         yield f"  and {more} more: --json"
 

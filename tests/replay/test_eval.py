@@ -235,7 +235,7 @@ def test_a_condition_that_holds_is_not_hidden_by_a_damaged_log(folder: Path) -> 
         ("", "such as 'take_over_rate < 0.9'"),
         ("take_over_rate", "such as 'take_over_rate < 0.9'"),
         ("take_over_rat < 1", "did you mean take_over_rate?"),
-        ("zzz < 1", "'zzz' is not a measure, see --definitions"),
+        ("zzz < 1", "'zzz' is not a measure, see antiphon eval --definitions"),
         ("errors_p95 > 1", "'errors_p95' is not a measure"),
         ("errors =< 1", "'=<' is not a comparison: < <= > >= == !="),
         ("errors > nan", "'nan' is not a number"),
