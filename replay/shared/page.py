@@ -46,6 +46,19 @@ def escaped(text: str) -> str:
     return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
 
 
+def printable(text: str) -> str:
+    r"""Write what cannot be printed, and backslashes, as escapes such as `\x1b`.
+
+    Two texts stay different. XML cannot hold all characters that names of files can.
+    """
+    return "".join(
+        char
+        if char.isprintable() and char != "\\"
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
 @cache
 def _asset(name: str) -> str:
     return (files(__package__) / name).read_text("utf-8")

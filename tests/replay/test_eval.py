@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import shutil
 import tracemalloc
@@ -169,6 +170,18 @@ def _forged(value: Any, field: str) -> Any:
     if isinstance(value, dict):
         return {k: 10**400 if k == field else _forged(v, field) for k, v in value.items()}
     return value
+
+
+def test_names_that_cannot_be_printed_are_written_as_escapes(folder: Path) -> None:
+    """A file name that is not UTF-8 would end in a traceback, or colour the terminal."""
+    for name in (b"slow\xff", b"slow\x1b[31m"):
+        target = os.fsencode(folder) + b"/" + name + SUFFIX.encode()
+        shutil.copy(folder / f"slow{SUFFIX}", target)
+        Path(os.fsdecode(os.fsencode(folder) + b"/no" + name + SUFFIX.encode())).touch()
+    result = call(folder)
+    assert r"/slow\udcff.session.zst" in result.stdout
+    assert r"/slow\x1b[31m.session.zst" in result.stdout
+    assert r"/noslow\udcff.session.zst: " in result.stderr
 
 
 def test_redacted_recordings_are_counted(folder: Path) -> None:
