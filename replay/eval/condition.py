@@ -53,6 +53,11 @@ class Figure:
             raise UnknownValueError(f"{self.text!r}: no recording has {self.measure}")
         return float(getattr(found[self.measure], self.statistic))
 
+    @property
+    def is_of_recordings(self) -> bool:
+        """Whether single recordings can be judged by it; counts say how much a folder has."""
+        return self.statistic not in {"count", "recordings"}
+
 
 @attrs.frozen(kw_only=True)
 class Condition(Figure):

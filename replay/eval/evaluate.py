@@ -6,7 +6,7 @@ measures are kept, so memory does not grow with what was said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +55,18 @@ class Row:
     lost: frozenset[Lost] = frozenset()
     own: dict[str, Statistics] = attrs.field(factory=dict)
     body: Json = attrs.field(factory=dict)
+
+    @property
+    def measures(self) -> Mapping[str, Json]:
+        """Its measures, as plain values."""
+        found = self.body.get("measures", {})
+        assert isinstance(found, Mapping)
+        return found
+
+    def worst_at_s(self, measure: str) -> float | None:
+        """Return where the worst moment of a measure is; None if it has no single moments."""
+        at_s = self.measures.get(measure, {}).get("worst_at_s")
+        return at_s if isinstance(at_s, float) else None
 
 
 @attrs.frozen(kw_only=True)

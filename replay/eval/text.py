@@ -68,10 +68,15 @@ def _cells(measure: Measure, found: Statistics) -> tuple[str, ...]:
     return (
         measure.name,
         measure.unit,
-        *(f"{number:.3f}".rstrip("0").rstrip(".") for number in numbers),
+        *map(show_number, numbers),
         str(found.count),
-        _short(found.worst_log) if found.worst or measure.better == "higher" else "",
+        _short(found.worst_log) if found.has_worst(measure) else "",
     )
+
+
+def show_number(number: float) -> str:
+    """Write a number with up to three decimals."""
+    return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
 def _short(log: str) -> str:
