@@ -1,13 +1,19 @@
-"""Values of options that name measures."""
+"""Values of options that name measures.
+
+The measures are imported when such an option is given: they take longer to load than a command.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from .condition import Condition, ConditionError, Figure, parse, parse_figure
+if TYPE_CHECKING:
+    from .condition import Condition, Figure
 
 
-class ConditionType(click.ParamType[Condition]):
+class ConditionType(click.ParamType["Condition"]):
     """A condition on measures."""
 
     name = "condition"
@@ -16,13 +22,15 @@ class ConditionType(click.ParamType[Condition]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Condition:
         """Parse a condition such as `take_over_rate < 0.9`."""
+        from .condition import ConditionError, parse
+
         try:
             return parse(str(value))
         except ConditionError as error:
             self.fail(str(error), param, ctx)
 
 
-class FigureType(click.ParamType[Figure]):
+class FigureType(click.ParamType["Figure"]):
     """A measure, or a statistic of one."""
 
     name = "measure"
@@ -31,6 +39,8 @@ class FigureType(click.ParamType[Figure]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Figure:
         """Parse a name such as `response_delay` or `response_delay_p90`."""
+        from .condition import ConditionError, parse_figure
+
         try:
             return parse_figure(str(value))
         except ConditionError as error:

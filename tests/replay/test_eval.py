@@ -22,7 +22,7 @@ from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.eval.command import eval_command
-from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse
+from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse, parse_figure
 from replay.eval.evaluate import evaluate
 from replay.eval.summary import STATISTICS
 from replay.eval.table import MEASURES, SETTINGS
@@ -324,7 +324,11 @@ def test_the_page_has_the_same_definitions() -> None:
 
 def test_the_page_s_commands_are_read() -> None:
     """A reader would copy a condition that does not exist."""
-    conditions = re.findall(r"--fail-if '([^']+)'", PAGE.read_text("utf-8"))
+    conditions = re.findall(r"--(?:fail-if|where) '([^']+)'", PAGE.read_text("utf-8"))
+    figures = re.findall(r"--(?:measure|sort) (\w+)", PAGE.read_text("utf-8"))
+    assert len(figures) > 1
+    for figure in figures:
+        parse_figure(figure)
     assert len(conditions) > 1
     for condition in conditions:
         parse(condition)
