@@ -144,6 +144,28 @@ def test_a_damaged_log_is_named_and_stops_no_other(folder: Path) -> None:
     assert "measured with gaps" in complaints[str(folder / f"v1-damaged-twice{SUFFIX}")]
 
 
+def test_a_log_that_goes_meanwhile_stops_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention removes a log, and the list ends in a traceback."""
+    find = Store.find
+
+    def find_late(self: Store, recording_id: str) -> Any:
+        info = find(self, recording_id)
+        if recording_id == "slow":
+            return None
+        if recording_id == "quick":
+            self.path(recording_id).unlink()
+        return info
+
+    monkeypatch.setattr(Store, "find", find_late)
+    result = call(sessions_command, folder, "--sort", "unanswered")
+    assert result.exit_code == 0
+    assert "slow: it was removed meanwhile" in result.stderr
+    assert f"quick{SUFFIX}: No such file or directory" in result.stderr
+    assert [row.split()[0] for row in result.stdout.splitlines()][1] == "never"
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
