@@ -37,7 +37,7 @@ ORDER: Final[Mapping[str, tuple[str, ...]]] = {
         "link", "placement", "worker", "session", "api", "serve", "commands", "cli",
     ),
     "replay": (
-        "shared", "rerun", "story", "library", "export", "redact", "eval", "shrink", "play", "diff",
+        "shared", "rerun", "story", "export", "redact", "eval", "library", "shrink", "play", "diff",
         "view", "fork", "fuzz", "cli",
     ),
 }

@@ -9,9 +9,9 @@ from typing import Final
 
 from rich.console import RenderableType
 
-from ..library.text import table
 from ..rerun.difference import label, show
 from ..shared.recordings import show_bytes, show_seconds
+from ..shared.tables import table
 from .report import DiffReport, Parting, SessionFacts, Side
 
 ROWS_MAX: Final = 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
 
@@ -15,24 +15,14 @@ from ..shared.commands import UnusableError, print_all, print_json
 from ..shared.progress import progress, size_of
 from ..shared.recordings import LogType
 from . import text
-from .condition import Condition, ConditionError, UnknownValueError, parse
+from .condition import Condition, judge
 from .evaluate import Evaluation, evaluate
+from .options import ConditionType
+from .reports import Reports
 from .table import MEASURES
 
-
-class ConditionType(click.ParamType[Condition]):
-    """A condition on a summary."""
-
-    name = "condition"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Condition:
-        """Parse a condition such as `take_over_rate < 0.9`."""
-        try:
-            return parse(str(value))
-        except ConditionError as error:
-            self.fail(str(error), param, ctx)
+HOLDS: Final = "condition holds: {}"
+_PATH: Final = click.Path(path_type=Path)
 
 
 @click.command("eval")
@@ -42,7 +32,7 @@ class ConditionType(click.ParamType[Condition]):
     "--by",
     type=click.Choice(list(MEASURES)),
     metavar="MEASURE",
-    help="List the recordings that are worst by this measure first.",
+    help="List the recordings that are worst by this measure first, in --html too.",
 )
 @click.option(
     "--fail-if",
@@ -52,6 +42,9 @@ class ConditionType(click.ParamType[Condition]):
     metavar="CONDITION",
     help="Exit with 1 if this holds, such as 'take_over_rate < 0.9'; may be repeated.",
 )
+@click.option("--junit", type=_PATH, help="Also write JUnit XML for CI: a test a recording.")
+@click.option("--html", type=_PATH, help="Also write a page with all measures and recordings.")
+@click.option("--force", is_flag=True, help="Let --junit and --html replace a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval_command(
     *,
@@ -59,6 +52,9 @@ def eval_command(
     definitions: bool,
     by: str | None,
     conditions: tuple[Condition, ...],
+    junit: Path | None,
+    html: Path | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Measure the recorded conversations in LOG or below DIR: what was said, and when.
@@ -74,6 +70,9 @@ def eval_command(
     A condition of --fail-if is a measure, one of < <= > >= == != and a number. It reads VALUE; for
     another column it ends with its name: response_delay_p90, _median, _worst, _count, _recordings.
 
+    In --junit a recording fails by the conditions that its own values meet, those on _count and
+    _recordings left out; the exit code judges the folder.
+
     A log that is damaged or cannot be read is named on stderr, is not in the summary, and stops no
     other.
 
@@ -82,6 +81,8 @@ def eval_command(
       antiphon eval recordings
       antiphon eval recordings --by barge_in_stop_latency
       antiphon eval nightly --fail-if 'take_over_rate < 0.9' --fail-if 'response_delay_p90 > 1.5'
+      antiphon eval nightly --fail-if 'response_delay > 1.5' --junit eval.xml
+      antiphon eval nightly --by talk_over --html nightly/index.html --force
       antiphon eval recordings --json | jq '.recordings[0].measures.response_delay'
       antiphon eval --definitions
 
@@ -89,7 +90,8 @@ def eval_command(
     Exit codes:
       0  measured, and no condition holds
       1  a condition of --fail-if holds
-      2  a log is damaged or cannot be read, or no recording has a condition's measure
+      2  a log is damaged or cannot be read, a file cannot be written, or no recording has a
+         condition's measure
     """  # noqa: D301 - click takes a backspace to keep the lines
     if definitions:
         _define(as_json=as_json)
@@ -98,18 +100,25 @@ def eval_command(
     found = find_logs(logs)
     if not found:
         raise UnusableError(f"{logs[0]}: no *{SUFFIX} in it")
+    reports = Reports(junit=junit, html=html, force=force)
+    reports.check(found)
     with progress(sum(map(size_of, found)), "eval") as watch:
         done = evaluate(found, watch, by)
+    met, unknown = judge(conditions, done.summary)
+    reports.write(done, logs, conditions, [*map(HOLDS.format, met), *unknown])
+    _print(done, met, unknown, as_json=as_json)
+
+
+def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: bool) -> NoReturn:
     for complaint in text.complaints(done):
         click.echo(complaint, err=True)
-    met, unknown = _judged(done, conditions)
     exit_code = 1 if met else 2 if unknown or done.has_failures else 0
     if as_json:
         print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
     else:
         terminal = text.console()
         print_all(terminal, text.lines_of(done, terminal))
-        print_all(terminal, [f"condition holds: {it}" for it in met])
+        print_all(terminal, map(HOLDS.format, met))
     for complaint in unknown:
         click.echo(complaint, err=True)
     sys.exit(exit_code)
@@ -121,15 +130,3 @@ def _define(*, as_json: bool) -> NoReturn:
     else:
         print_all(text.console(), text.definition_lines())
     sys.exit(0)
-
-
-def _judged(done: Evaluation, conditions: tuple[Condition, ...]) -> tuple[list[str], list[str]]:
-    """Return the conditions that hold, and complaints on those that cannot be judged."""
-    met, unknown = list[str](), list[str]()
-    for condition in conditions:
-        try:
-            if condition.is_met(done.summary):
-                met.append(f"{condition.text} (it is {condition.value(done.summary):g})")
-        except UnknownValueError as error:
-            unknown.append(str(error.args[0]))
-    return met, unknown

@@ -1,11 +1,14 @@
-"""Conditions on a summary, such as `take_over_rate < 0.9`: a measure, a comparison, a number."""
+"""Figures, such as `response_delay_p90`, and conditions on them, such as `take_over_rate < 0.9`.
+
+They read the summary of a folder, and also what a single recording has of each measure.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -29,28 +32,39 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.A
 
 
 class ConditionError(ValueError):
-    """A text is not a condition; the message says which part is wrong."""
+    """A text is not a condition or a figure; the message says which part is wrong."""
 
 
 class UnknownValueError(LookupError):
-    """No recording has the measure of a condition."""
+    """No recording has the measure of a figure."""
 
 
 @attrs.frozen(kw_only=True)
-class Condition:
-    """A comparison of a statistic with a number."""
+class Figure:
+    """A statistic of a measure; `text` is how it was asked for."""
 
     text: str
     measure: str
     statistic: str
-    comparison: str
-    number: float
 
     def value(self, found: Mapping[str, Statistics]) -> float:
-        """Return what is compared; raises `UnknownValueError`."""
+        """Return its value; raises `UnknownValueError`."""
         if self.measure not in found:
             raise UnknownValueError(f"{self.text!r}: no recording has {self.measure}")
         return float(getattr(found[self.measure], self.statistic))
+
+    @property
+    def is_of_recordings(self) -> bool:
+        """Whether single recordings can be judged by it; counts say how much a folder has."""
+        return self.statistic not in {"count", "recordings"}
+
+
+@attrs.frozen(kw_only=True)
+class Condition(Figure):
+    """A comparison of a figure with a number."""
+
+    comparison: str
+    number: float
 
     def is_met(self, found: Mapping[str, Statistics]) -> bool:
         """Whether it holds; raises `UnknownValueError`."""
@@ -66,10 +80,7 @@ def parse(text: str) -> Condition:
             " 'take_over_rate < 0.9'"
         )
     name, comparison, number = found.groups()
-    measure, statistic = _named(name)
-    if measure not in MEASURES:
-        hint = nearest(measure, MEASURES).removesuffix(".") or ", see --definitions"
-        raise ConditionError(f"{name!r} is not a measure{hint}")
+    figure = parse_figure(name)
     if comparison not in COMPARISONS:
         known = " ".join(COMPARISONS)
         raise ConditionError(f"{comparison!r} is not a comparison: {known}")
@@ -77,11 +88,35 @@ def parse(text: str) -> Condition:
         raise ConditionError(f"{number!r} is not a number")
     return Condition(
         text=text.strip(),
-        measure=measure,
-        statistic=statistic,
+        measure=figure.measure,
+        statistic=figure.statistic,
         comparison=comparison,
         number=float(number),
     )
+
+
+def parse_figure(name: str) -> Figure:
+    """Read the name of a measure, and of a statistic after it; raises `ConditionError`."""
+    measure, statistic = _named(name)
+    if measure not in MEASURES:
+        near = nearest(measure[:TEXT_CHARS_MAX], MEASURES).removesuffix(".")
+        hint = near or ", see antiphon eval --definitions"
+        raise ConditionError(f"{name[:TEXT_CHARS_MAX]!r} is not a measure{hint}")
+    return Figure(text=name, measure=measure, statistic=statistic)
+
+
+def judge(
+    conditions: Iterable[Condition], found: Mapping[str, Statistics]
+) -> tuple[list[str], list[str]]:
+    """Return the conditions that hold, and complaints on those that cannot be judged."""
+    met, unknown = list[str](), list[str]()
+    for condition in conditions:
+        try:
+            if condition.is_met(found):
+                met.append(f"{condition.text} (it is {condition.value(found):g})")
+        except UnknownValueError as error:
+            unknown.append(str(error.args[0]))
+    return met, unknown
 
 
 def _named(name: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ measures are kept, so memory does not grow with what was said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,22 +15,21 @@ import attrs
 from protocol.values.limits import NS_PER_S
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
+from recorder.read.scan import OpenSource
 
 from ..shared.commands import reason
-from ..shared.progress import Watch, size_of, watched
+from ..shared.progress import Watch, size_of, unwatched, watched
 from .facts import Facts, Lost
 from .gather import gather
+from .measures import Scores
 from .score import score
 from .summary import (
     DIGITS,
     Json,
     Statistics,
     Summary,
-    raw_values,
-    scaled,
     scores_json,
     statistics_json,
-    worst_of,
 )
 from .table import MEASURES
 
@@ -45,7 +44,7 @@ class Row:
         error: why it is not measured, or has gaps; empty otherwise.
         duration_ns: of the session.
         lost: what redactions took out.
-        worst: the worst value of each measure, in its unit.
+        own: its own values of each measure, as if it were the only recording.
         body: its measures and what they are of, as plain values.
     """
 
@@ -54,8 +53,20 @@ class Row:
     error: str = ""
     duration_ns: int = 0
     lost: frozenset[Lost] = frozenset()
-    worst: dict[str, float] = attrs.field(factory=dict)
+    own: dict[str, Statistics] = attrs.field(factory=dict)
     body: Json = attrs.field(factory=dict)
+
+    @property
+    def measures(self) -> Mapping[str, Json]:
+        """Its measures, as plain values."""
+        found = self.body.get("measures", {})
+        assert isinstance(found, Mapping)
+        return found
+
+    def worst_at_s(self, measure: str) -> float | None:
+        """Return where the worst moment of a measure is; None if it has no single moments."""
+        at_s = self.measures.get(measure, {}).get("worst_at_s")
+        return at_s if isinstance(at_s, float) else None
 
 
 @attrs.frozen(kw_only=True)
@@ -98,40 +109,42 @@ def evaluate(logs: Iterable[Path], watch: Watch, by: str | None = None) -> Evalu
     """Measure logs; those that are worst by a measure come first (by default the first of all)."""
     summary, rows = Summary(), list[Row]()
     for log in logs:
-        rows.append(_row(log, watch, summary))
+        row, scores = measure_log(log, str(log), watch)
+        if row.result == "measured":
+            summary.add(row.log, scores)
+        elif row.result == "unreadable":
+            watch(size_of(log))
+        rows.append(row)
     statistics = summary.statistics()
     judging = (name for name in statistics if MEASURES[name].better)
     by = by or next(judging, None)
     return Evaluation(rows=tuple(_worst_first(rows, by)), summary=statistics, by=by)
 
 
-def _row(log: Path, watch: Watch, summary: Summary) -> Row:
+def measure_log(log: Path | OpenSource, name: str, watch: Watch = unwatched) -> tuple[Row, Scores]:
+    """Measure one log, a path or a source, which is closed; `name` is for people."""
+    summary = Summary()
     try:
         with LogReader(log) as reader:
             facts = gather(reader.head.fields, watched(reader, watch))
         scores = score(facts)
-        worst = {
-            name: scaled(MEASURES[name], worst_of(MEASURES[name], raw_values(value)))
-            for name, value in scores.items()
-        }
-        measures = scores_json(scores)
+        summary.add(name, scores)
+        own, measures = summary.statistics(), scores_json(scores)
     except (OSError, RecorderError) as error:
-        watch(size_of(log))
-        return Row(log=str(log), result="unreadable", error=reason(error))
+        return Row(log=name, result="unreadable", error=reason(error)), {}
     except OverflowError:  # a forged log: numbers of a server fit
-        return Row(log=str(log), result="unreadable", error="a number in it is too large")
+        return Row(log=name, result="unreadable", error="a number in it is too large"), {}
     damage = facts.damage_count
-    if not damage:
-        summary.add(str(log), scores)
-    return Row(
-        log=str(log),
+    row = Row(
+        log=name,
         result="damaged" if damage else "measured",
         error=f"damaged, {damage} times: not in the summary" if damage else "",
         duration_ns=facts.duration_ns,
         lost=facts.lost,
-        worst=worst,
+        own=own,
         body=_body(facts) | {"measures": measures},
     )
+    return row, scores
 
 
 def _body(facts: Facts) -> Json:
@@ -150,10 +163,10 @@ def _worst_first(rows: Iterable[Row], by: str | None) -> list[Row]:
     """Sort by a measure, logs without it last; equal ones keep their order."""
     if by is None:
         return [*rows]
-    sign = 1 if MEASURES[by].better == "higher" else -1
+    return sorted(rows, key=lambda row: worst_key(by, row.own[by].worst if by in row.own else None))
 
-    def key(row: Row) -> tuple[bool, float]:
-        value = row.worst.get(by)
-        return value is None, 0 if value is None else sign * value
 
-    return sorted(rows, key=key)
+def worst_key(measure: str, value: float | None) -> tuple[bool, float]:
+    """Return a key that sorts values of a measure, the worst first; None comes last."""
+    sign = 1 if MEASURES[measure].better == "higher" else -1
+    return value is None, 0 if value is None else sign * value

@@ -46,6 +46,10 @@ class Statistics:
     worst: float
     worst_log: str
 
+    def has_worst(self, measure: Measure) -> bool:
+        """Whether it is worth saying where the worst is: not if it is nothing."""
+        return bool(self.worst) or measure.better == "higher"
+
 
 STATISTICS: Final = ("value", "median", "p90", "worst", "count", "recordings")
 """Those that a condition can name."""

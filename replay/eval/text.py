@@ -13,6 +13,7 @@ from rich.text import Text
 from protocol.values.limits import NS_PER_MS
 from recorder.format.format import SUFFIX
 
+from ..shared.page import printable
 from ..shared.recordings import show_span
 from .evaluate import Evaluation, Row
 from .measures import Measure
@@ -67,24 +68,29 @@ def _cells(measure: Measure, found: Statistics) -> tuple[str, ...]:
     return (
         measure.name,
         measure.unit,
-        *(f"{number:.3f}".rstrip("0").rstrip(".") for number in numbers),
+        *map(show_number, numbers),
         str(found.count),
-        _short(found.worst_log) if found.worst or measure.better == "higher" else "",
+        _short(found.worst_log) if found.has_worst(measure) else "",
     )
 
 
+def show_number(number: float) -> str:
+    """Write a number with up to three decimals."""
+    return f"{number:.3f}".rstrip("0").rstrip(".")
+
+
 def _short(log: str) -> str:
-    return Path(log).name.removesuffix(SUFFIX)
+    return printable(Path(log).name.removesuffix(SUFFIX))
 
 
 def _worst(done: Evaluation, by: str) -> Iterator[str]:
-    rows = [row for row in done.rows if by in row.worst][:WORST_MAX]
+    rows = [row for row in done.rows if by in row.own][:WORST_MAX]
     if not rows:
         yield f"no recording has {by}"
         return
     yield f"worst first, by {by} ({MEASURES[by].unit}):"
-    yield from (f"  {row.worst[by]:10.3f}  {row.log}" for row in rows)
-    more = sum(by in row.worst for row in done.rows) - len(rows)
+    yield from (f"  {row.own[by].worst:10.3f}  {printable(row.log)}" for row in rows)
+    more = sum(by in row.own for row in done.rows) - len(rows)
     if more > 0:
         yield f"  and {more} more: --json"
 
@@ -92,7 +98,7 @@ def _worst(done: Evaluation, by: str) -> Iterator[str]:
 def complaints(done: Evaluation) -> Iterator[str]:
     """Name the logs that are not in the summary, and why."""
     rows: list[Row] = sorted(done.rows, key=lambda row: row.log)
-    yield from (f"{row.log}: {row.error}" for row in rows if row.error)
+    yield from (f"{printable(row.log)}: {row.error}" for row in rows if row.error)
 
 
 def definition_lines() -> Iterator[str]:

@@ -26,8 +26,8 @@ from rich.live import Live
 from protocol.wire.dialects import MODES_OF
 from runtime.client.terminal import key_option
 
-from ..library.text import table
 from ..shared.commands import UnusableError, finish, print_json
+from ..shared.tables import table
 from .bytewise import KINDS, fuzz_bytes
 from .campaign import Budget, Campaign, Target, play_again, save
 from .case import Case, TranscriptError, read_case

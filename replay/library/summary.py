@@ -16,7 +16,8 @@ from recorder.format.format import SUFFIX
 from ..rerun.difference import label
 from ..rerun.outcome import EXIT_CODES, Outcome
 from ..rerun.report import Divergence, FullReport
-from .text import speed_text, table
+from ..shared.tables import table
+from .text import speed_text
 
 ROWS_MAX: Final = 60
 """Of a larger folder only failures are listed; --json has all."""

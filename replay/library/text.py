@@ -6,13 +6,10 @@ report fits on a screen however long its session was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from rich.box import SIMPLE
-from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from protocol.values.limits import MS_PER_S, NS_PER_S
 from recorder.read.scan import Damage
@@ -21,6 +18,7 @@ from recorder.read.verify import Report
 from ..rerun.difference import NOTHING, label, show
 from ..rerun.report import Divergence, FullReport, Maker, ReplayReport, UnitDifference
 from ..shared.recordings import show_ms, show_seconds
+from ..shared.tables import table
 from ..story.exchanges import Exchange
 from ..story.inspection import Inspection, UtteranceStory
 from .moved import absence_text, move_text, playback_text
@@ -36,33 +34,6 @@ HASH_CHARS_MIN: Final = 32
 HASH_CHARS_SHOWN: Final = 12
 TEXT_CHARS_MAX: Final = 60
 """Of a unit's text."""
-
-
-def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    overflow: OverflowMethod = "ellipsis",
-    more: str = "",
-    first_chars_min: int | None = None,
-    is_ruled: bool = False,
-) -> RenderableType:
-    """Write a table of plain text; columns whose name begins with `<` stand on the left.
-
-    `overflow` is for text that is too long; `more` is a line below the table. `first_chars_min`:
-    the first column is not made narrower. `is_ruled`: lines stand around the head and the end.
-    """
-    plain = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    made = Table(box=SIMPLE) if is_ruled else plain
-    for at, name in enumerate(columns):
-        justify: JustifyMethod = "left" if name.startswith("<") else "right"
-        chars_min = None if at else first_chars_min
-        made.add_column(
-            name.removeprefix("<"), justify=justify, overflow=overflow, min_width=chars_min
-        )
-    for row in rows:
-        made.add_row(*map(Text, row))
-    return Group(made, Text(more)) if more else made
 
 
 def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]:

@@ -39,11 +39,11 @@ class NotComparableError(click.ClickException):
     exit_code = 3
 
 
-def refuse_log_as_output(output: Path, logs: Iterable[Path]) -> None:
+def refuse_log_as_output(output: Path, logs: Iterable[Path], option: str = "--output") -> None:
     """Refuse a log as output, of which there is no copy, by name or in `logs`: `UsageError`."""
     target = os.path.realpath(output)
     if target.endswith(SUFFIX) or target in map(os.path.realpath, logs):
-        raise click.UsageError(f"--output {output} is a log: it would be overwritten")
+        raise click.UsageError(f"{option} {output} is a log: it would be overwritten")
 
 
 @contextmanager

@@ -35,6 +35,7 @@ BYTES_OF: Final = {
     **{"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
     **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40},
 }
+PAGE_SUFFIX: Final = ".html"
 SHOWN_UNITS: Final = ("TB", "GB", "MB", "kB")
 
 _AMOUNT: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([A-Za-z]+)", re.ASCII)
@@ -81,6 +82,11 @@ def _download(log: StoredLog, ctx: click.Context) -> Path:
 def next_to(log: Path, name: str) -> Path:
     """Where a command writes a file about a log; in this directory if the log was downloaded."""
     return Path(name) if log.parent.name.startswith(PART_PREFIX) else log.with_name(name)
+
+
+def page_next_to(log: Path) -> Path:
+    """Where `antiphon view` writes its page about a log."""
+    return next_to(log, log.name.removesuffix(SUFFIX) + PAGE_SUFFIX)
 
 
 def logs_at(place: str) -> Logs:

@@ -26,11 +26,10 @@ from ..shared.commands import (
     unwritable,
 )
 from ..shared.progress import progress
-from ..shared.recordings import LogType, next_to, show_bytes
+from ..shared.recordings import LogType, page_next_to, show_bytes
 from .document import page_of
 from .findings import Comparison, comparison_of
 
-PAGE_SUFFIX: Final = ".html"
 STDOUT: Final = "-"
 _PATH: Final = click.Path(path_type=Path)
 
@@ -70,7 +69,7 @@ def view_command(
       0  written; a log with damage is shown with gaps
       2  a log cannot be read, or the page cannot be written
     """  # noqa: D301 - click takes a backspace to keep the lines
-    target = output or next_to(log, log.name.removesuffix(SUFFIX) + PAGE_SUFFIX)
+    target = output or page_next_to(log)
     is_stdout = str(target) == STDOUT
     if is_stdout and opens:
         raise click.UsageError("--open needs a file to open, not stdout")

@@ -12,9 +12,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -25,6 +22,7 @@ from typing import Final
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 
+from ..shared.page import escaped, head_of, policy_of, style_with
 from .findings import Comparison
 from .parts import Part
 from .story import Narrator
@@ -84,14 +82,8 @@ def _block(part: Part) -> bytes:
 
 
 def _template(name: str) -> str:
-    shown = html.escape(name).encode("ascii", "xmlcharrefreplace").decode()
-    return (
-        _asset("index.html")
-        .replace("{{policy}}", html.escape(PAGE_CSP))
-        .replace("{{style}}", _asset("style.css"))
-        .replace("{{script}}", _script())
-        .replace("{{name}}", shown)
-    )
+    body = _asset("index.html").replace("{{script}}", _script()).replace("{{name}}", escaped(name))
+    return head_of(name, PAGE_CSP, _style()) + body
 
 
 @cache
@@ -99,22 +91,14 @@ def _asset(name: str) -> str:
     return (files(__package__) / "page" / name).read_text("utf-8")
 
 
+def _style() -> str:
+    return style_with(_asset("style.css"))
+
+
 @cache
 def _script() -> str:
     return "".join(_EXPORT.sub("", _IMPORT.sub("", _asset(name))) for name in SCRIPTS)
 
 
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _policy() -> str:
-    script, style = _hash(_script()), _hash(_asset("style.css"))
-    return (
-        f"default-src 'none'; script-src {script}; style-src {style}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-
-
-PAGE_CSP: Final = _policy()
+PAGE_CSP: Final = policy_of(_style(), _script())
 """The `Content-Security-Policy` of the page, for a server that sends it over HTTP."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import shutil
 import tracemalloc
@@ -21,7 +22,7 @@ from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.eval.command import eval_command
-from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse
+from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse, parse_figure
 from replay.eval.evaluate import evaluate
 from replay.eval.summary import STATISTICS
 from replay.eval.table import MEASURES, SETTINGS
@@ -171,6 +172,18 @@ def _forged(value: Any, field: str) -> Any:
     return value
 
 
+def test_names_that_cannot_be_printed_are_written_as_escapes(folder: Path) -> None:
+    """A file name that is not UTF-8 would end in a traceback, or colour the terminal."""
+    for name in (b"slow\xff", b"slow\x1b[31m"):
+        target = os.fsencode(folder) + b"/" + name + SUFFIX.encode()
+        shutil.copy(folder / f"slow{SUFFIX}", target)
+        Path(os.fsdecode(os.fsencode(folder) + b"/no" + name + SUFFIX.encode())).touch()
+    result = call(folder)
+    assert r"/slow\udcff.session.zst" in result.stdout
+    assert r"/slow\x1b[31m.session.zst" in result.stdout
+    assert r"/noslow\udcff.session.zst: " in result.stderr
+
+
 def test_redacted_recordings_are_counted(folder: Path) -> None:
     """Measures would be missing, and nothing would say why."""
     log, redacted = next(folder.glob("slow*")), folder / f"redacted{SUFFIX}"
@@ -235,7 +248,7 @@ def test_a_condition_that_holds_is_not_hidden_by_a_damaged_log(folder: Path) -> 
         ("", "such as 'take_over_rate < 0.9'"),
         ("take_over_rate", "such as 'take_over_rate < 0.9'"),
         ("take_over_rat < 1", "did you mean take_over_rate?"),
-        ("zzz < 1", "'zzz' is not a measure, see --definitions"),
+        ("zzz < 1", "'zzz' is not a measure, see antiphon eval --definitions"),
         ("errors_p95 > 1", "'errors_p95' is not a measure"),
         ("errors =< 1", "'=<' is not a comparison: < <= > >= == !="),
         ("errors > nan", "'nan' is not a number"),
@@ -311,7 +324,11 @@ def test_the_page_has_the_same_definitions() -> None:
 
 def test_the_page_s_commands_are_read() -> None:
     """A reader would copy a condition that does not exist."""
-    conditions = re.findall(r"--fail-if '([^']+)'", PAGE.read_text("utf-8"))
+    conditions = re.findall(r"--(?:fail-if|where) '([^']+)'", PAGE.read_text("utf-8"))
+    figures = re.findall(r"--(?:measure|sort) (\w+)", PAGE.read_text("utf-8"))
+    assert len(figures) > 1
+    for figure in figures:
+        parse_figure(figure)
     assert len(conditions) > 1
     for condition in conditions:
         parse(condition)
