@@ -21,6 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from types import MethodType
 from typing import Any, Final, Protocol
 
 import anyio
@@ -97,18 +98,6 @@ class Calls:
     _tasks: TaskGroup
     _rebuilds_exactly: bool = True
     _tenure: Tenure | None = attrs.field(default=None, init=False)
-    _methods: Mapping[type, Callable[[Tenure, Any], Awaitable[None]]] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._methods = {
-            ef.OpenBackend: self._open,
-            ef.StartUnit: self._run_unit,
-            ef.StartFinalize: self._finalize,
-            ef.Rollback: self._roll_back,
-            ef.StartTurn: self._run_turn,
-            ef.RunChunk: self._run_chunk,
-            ef.Rebuild: self._rebuild,
-        }
 
     @property
     def lease(self) -> Lease | None:
@@ -150,7 +139,7 @@ class Calls:
                 self._release_slot(condemn=effect.condemn)
             case _:
                 assert self._tenure is not None
-                self._tenure.ask(self._methods[type(effect)], effect)
+                self._tenure.ask(MethodType(_METHODS[type(effect)], self), effect)
 
     def give_up(self) -> None:
         """Cut the call in flight and give the slot back, if there is one."""
@@ -358,3 +347,15 @@ class Calls:
         tenure.ask(release, None, shield=True)  # A server that is cut off would cancel it.
         await tenure.settle()
         return released.is_set()
+
+
+_METHODS: Final[Mapping[type, Callable[[Calls, Tenure, Any], Awaitable[None]]]] = {
+    ef.OpenBackend: Calls._open,
+    ef.StartUnit: Calls._run_unit,
+    ef.StartFinalize: Calls._finalize,
+    ef.Rollback: Calls._roll_back,
+    ef.StartTurn: Calls._run_turn,
+    ef.RunChunk: Calls._run_chunk,
+    ef.Rebuild: Calls._rebuild,
+}
+"""What makes each call."""
