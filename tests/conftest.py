@@ -91,6 +91,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_asked and not is_quick(collection_path) else None
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores, for many tests wait: for a socket, or real time."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 2
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark quick tests, for `-m quick`."""
     for item in items:
