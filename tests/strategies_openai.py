@@ -204,6 +204,20 @@ _added = st.builds(
 )
 
 
+def _settings(
+    session_ids: st.SearchStrategy[str], told: st.SearchStrategy[OpenAISession]
+) -> st.SearchStrategy[Created | Configured]:
+    """What tells the settings in force."""
+    created = st.builds(
+        Created,
+        session_id=session_ids,
+        prompt_length=st.integers(0, 9),
+        recording=st.just("on"),
+        openai=told,
+    )
+    return created | st.builds(Configured, openai=told)
+
+
 def openai_answers(
     speeches: st.SearchStrategy[Speech], session_ids: st.SearchStrategy[str]
 ) -> st.SearchStrategy[ServerMessage]:
@@ -213,14 +227,7 @@ def openai_answers(
     )
     spoken = named.filter(lambda speech: any(to_pcm16(speech.pcm)))
     return st.one_of(
-        st.builds(
-            Created,
-            session_id=session_ids,
-            prompt_length=st.integers(0, 9),
-            recording=st.just("on"),
-            openai=sessions,
-        ),
-        st.builds(Configured, openai=sessions),
+        _settings(session_ids, sessions),
         _inputs,
         _added,
         st.builds(ItemStep, kind=st.just("retrieved"), item=items),
@@ -271,14 +278,7 @@ _dictations = st.builds(
 def dictation_answers(session_ids: st.SearchStrategy[str]) -> st.SearchStrategy[ServerMessage]:
     """Everything that a server can say in `openai-transcription`."""
     return st.one_of(
-        st.builds(
-            Created,
-            session_id=session_ids,
-            prompt_length=st.integers(0, 9),
-            recording=st.just("on"),
-            openai=_dictations,
-        ),
-        st.builds(Configured, openai=_dictations),
+        _settings(session_ids, _dictations),
         _inputs,
         st.builds(
             InputStep,

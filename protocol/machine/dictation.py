@@ -19,9 +19,9 @@ import attrs
 from ..values import effects as ef
 from ..values import events as ev
 from ..values.digest import derive_id
-from ..values.errors import CLOSE_POLICY, ErrorCode
+from ..values.errors import ErrorCode
 from ..values.items import Item, Part
-from ..values.limits import MODEL_CHARS_SHOWN, MS_PER_S
+from ..values.limits import MS_PER_S
 from ..values.messages import Created, ServerMessage, TranscriptDelta, TranscriptDone
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
 from ..values.openai import (
@@ -40,13 +40,18 @@ from ..values.state import Gate, ModelChosen, State
 from ..values.utf8 import Refused
 from ..wire.g711 import expand
 from ..wire.rates import DOWN, HISTORY_BYTES, resample, to_pcm16
-from .event_ids import EventIds, size_refusal
+from .event_ids import (
+    UPDATES_MAX,
+    EventIds,
+    first_settings,
+    is_served,
+    no_model,
+    size_refusal,
+)
 from .transcription import Transcription, Utterance
 
 FOUND_MS_MAX: Final = 2 * MS_PER_S
 """Speech is found so long after its start at most: sound before it is kept for so long."""
-UPDATES_MAX: Final = 16
-"""Changes that are told one by one when the session is there."""
 _SOUND: Final = (Part(kind="input_audio"),)
 
 
@@ -107,20 +112,10 @@ class Dictation(EventIds, Transcription):
 
     def begin(self) -> None:
         """Queue for the slot, with the settings of a client that has said nothing."""
-        limits = self.opened.limits
-        name = self.opened.label or next(iter(limits.models), "")
-        self.told = OpenAISession(
-            id=self.session_id,
-            model=name,
-            transcriber=name,
-            expires_at=self.opened.created_ms // MS_PER_S + limits.session_s,
-            detection=TurnDetection(kind="server_vad"),
-        )
-        if name in limits.models:
+        told, detection = first_settings(self), TurnDetection(kind="server_vad")
+        self.told = attrs.evolve(told, transcriber=told.model, detection=detection)
+        if is_served(self, told.model):
             super().begin()
-        else:
-            text = f"there is no model {name[:MODEL_CHARS_SHOWN]!r} here"
-            self.refuse(ErrorCode.MODEL_NOT_FOUND, text, close_code=CLOSE_POLICY)
 
     def first_slot(self) -> None:
         """Tell the client that the session is there, and take the sound that came early."""
@@ -161,13 +156,14 @@ class Dictation(EventIds, Transcription):
             case Configure(transcriber=str() as name) if name not in limits.models:
                 code = ErrorCode.MODEL_NOT_FOUND
                 path = "$.session.audio.input.transcription.model"
-                text = f"{path}: there is no model {name[:MODEL_CHARS_SHOWN]!r} here"
+                text = f"{path}: {no_model(name)}"
             case AppendSound(pcm16=sound):
                 refused = size_refusal(message, self.told.heard, self._rate_hz)
                 if refused is not None:
                     return refused
                 waiting = self.waiting_bytes + len(self.sound)
-                if waiting + len(expand(sound, self.told.heard)) > limits.sound_bytes:
+                width = 1 if self.told.heard == "audio/pcm" else SAMPLE16_BYTES  # once expanded
+                if waiting + len(sound) * width > limits.sound_bytes:
                     code, most = ErrorCode.BUFFER_FULL, limits.sound_bytes
                     text = f"{waiting} bytes of sound wait, at most {most} may: it is not kept"
         return Refused(code=code, message=text, ignored=ignored) if text else None

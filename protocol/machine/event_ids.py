@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from ..values.digest import derive_id
-from ..values.errors import ErrorCode
-from ..values.limits import APPEND_S_MAX
+from ..values.errors import CLOSE_POLICY, ErrorCode
+from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
 from ..values.messages import ErrorReport, ServerMessage
 from ..values.model import SAMPLE16_BYTES
+from ..values.openai import OpenAISession
 from ..values.requests import AppendSound
 from ..values.sound import Coding
 from ..values.utf8 import Refused
 from ..wire.dialects.live_answers import EVENT
 from .core import Core
+
+UPDATES_MAX: Final = 16
+"""Changes that are told one by one when the session is there: no client sets itself up in more."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -41,3 +47,26 @@ def size_refusal(message: AppendSound, coding: Coding, rate_hz: int) -> Refused 
     elif size > most * width:
         text = f"{size // width} samples, at most {most} are allowed"
     return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"$.audio: {text}") if text else None
+
+
+def first_settings(core: Core) -> OpenAISession:
+    """The settings in the Realtime API of a client that has said nothing but its address."""
+    limits = core.opened.limits
+    return OpenAISession(
+        id=core.session_id,
+        model=core.opened.label or next(iter(limits.models), ""),
+        expires_at=core.opened.created_ms // MS_PER_S + limits.session_s,
+    )
+
+
+def no_model(name: str) -> str:
+    """The words for a model that is not served."""
+    return f"there is no model {name[:MODEL_CHARS_SHOWN]!r} here"
+
+
+def is_served(core: Core, name: str) -> bool:
+    """Whether a session's model is served; one that is not ends the session."""
+    if name in core.opened.limits.models:
+        return True
+    core.refuse(ErrorCode.MODEL_NOT_FOUND, no_model(name), close_code=CLOSE_POLICY)
+    return False

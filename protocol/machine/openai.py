@@ -14,13 +14,11 @@ from typing import Any, Final
 import attrs
 
 from ..values import events as ev
-from ..values.errors import CLOSE_POLICY, ErrorCode
+from ..values.errors import ErrorCode
 from ..values.limits import (
     ANSWER_UNITS,
     FRAMES_MAX,
     INSTRUCTIONS_CHARS_MAX,
-    MODEL_CHARS_SHOWN,
-    MS_PER_S,
     NS_PER_S,
 )
 from ..values.messages import Created, Listen, ServerMessage, Speech
@@ -29,17 +27,15 @@ from ..values.openai import (
     Configure,
     Configured,
     CreateItem,
-    OpenAISession,
     Respond,
 )
 from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, State
 from ..values.utf8 import Refused
 from ..wire.kinds import STOCK_VOICES
+from .event_ids import UPDATES_MAX, first_settings, is_served
 from .hearing import Hearing
 
-UPDATES_MAX: Final = 16
-"""Changes that are told one by one when the session is there: no client sets itself up in more."""
 _EARLY: Final = (Configure, AppendSound, CreateItem)
 """Messages that are taken while the session waits for its slot."""
 
@@ -70,17 +66,9 @@ class OpenAI(Hearing):
 
     def begin(self) -> None:
         """Queue for the slot, with the settings of a client that has said nothing."""
-        created_s = self.opened.created_ms // MS_PER_S
-        self.told = OpenAISession(
-            id=self.session_id,
-            model=self.opened.label or next(iter(self.opened.limits.models), ""),
-            expires_at=created_s + self.opened.limits.session_s,
-        )
-        if self.told.model not in self.opened.limits.models:
-            text = f"there is no model {self.told.model[:MODEL_CHARS_SHOWN]!r} here"
-            self.refuse(ErrorCode.MODEL_NOT_FOUND, text, close_code=CLOSE_POLICY)
-            return
-        super().begin()
+        self.told = first_settings(self)
+        if is_served(self, self.told.model):
+            super().begin()
 
     def refused(self, message: ClientMessage) -> Refused | None:
         """Refuse what needs a slot before there is one, and more text than a prompt may have."""

@@ -448,29 +448,37 @@ class Client:
 
     async def _dictate(self) -> None:
         """Choose a model and say utterances; 003 knows no goodbye, so the server ends it."""
-        dice, plan = self._dice, self.plan
+        plan = self.plan
         if plan.character != "hasty":
             await self._until(lambda: self.has_heard(Created))
         if plan.character == "idle" or self._over:
             return
         if plan.character == "garbage":
             self._say_rubbish()
-        self._say(rq.ChooseModel(model="scripted"))
+        self._choose()
         for number in range(plan.rounds):
             if self._over:
                 return
             if plan.character == "deaf" and number == plan.rounds // 2:
                 self.is_deaf = True
-            if dice.random() < 0.5:
-                self._say(rq.Commit())
-            for samples in (16_000, dice.randrange(1, 20_000))[: 1 + dice.randrange(2)]:
-                self._say(rq.AppendSound(pcm16=tagged(plan.number, samples)))
-            self._say(rq.Commit(final=True))
+            self._say_utterance()
             self._appends += 1
             await anyio.sleep(0 if plan.character in {"hasty", "flooding"} else self._pause_s())
         if plan.character == "good":
             with anyio.move_on_after(ANSWER_S):
                 await self._until(lambda: self.answers >= self._appends)
+
+    def _choose(self) -> None:
+        """Say what a transcription needs before its first utterance."""
+        self._say(rq.ChooseModel(model="scripted"))
+
+    def _say_utterance(self) -> None:
+        dice = self._dice
+        if dice.random() < 0.5:
+            self._say(rq.Commit())
+        for samples in (16_000, dice.randrange(1, 20_000))[: 1 + dice.randrange(2)]:
+            self._say(rq.AppendSound(pcm16=tagged(self.plan.number, samples)))
+        self._say(rq.Commit(final=True))
 
     def _question(self, number: int) -> rq.Ask:
         parts: list[rq.Part] = [rq.TextPart(text=f"<{self.plan.number}> {number}")]

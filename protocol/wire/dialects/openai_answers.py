@@ -263,7 +263,7 @@ TRANSCRIPTS: Final = {
         EVENT_ID,
         _INPUT_ITEM,
         _zero("content_index"),
-        Field("delta", TEXT, attr="text"),
+        Field("delta", TEXT, attr="text", doc="A piece of the transcript."),
         tag={"type": f"{TRANSCRIPTION}.delta"},
         lacks={"kind": "transcript_delta"},
     ),
@@ -272,7 +272,7 @@ TRANSCRIPTS: Final = {
         EVENT_ID,
         _INPUT_ITEM,
         _zero("content_index"),
-        Field("transcript", TEXT, attr="text"),
+        Field("transcript", TEXT, attr="text", doc="The whole transcript."),
         Object(
             "usage",
             (
@@ -306,7 +306,7 @@ FAILED: Final = Table(
         (
             fixed("type", "server_error"),
             Field("code", TEXT, attr="fault", example="inference_error"),
-            Field("message", TEXT, attr="text"),
+            Field("message", TEXT, attr="text", doc="The reason, for people."),
         ),
         doc="Why the model stopped to write it down.",
     ),

@@ -30,7 +30,7 @@ from ..kinds import (
 )
 from ..nested import one
 from ..reading import Reading, as_object
-from ..table import Object, Table
+from ..table import Object, Row, Table
 from . import shared
 from .inputs import PROMPT
 from .live_answers import fixed
@@ -93,8 +93,7 @@ _NO_PROMPT: Final = lacking("there are no stored prompts", {}, type="object", co
 NO_TOOLS: Final = empty("the model has no tools")
 
 
-def format_rows(attr: str) -> tuple[Field, ...]:
-    """The rows of how sound is written."""
+def _format(attr: str) -> tuple[Field, ...]:
     return (
         Field("type", choice(CODINGS), None, attr=attr, omit=True, doc="PCM16, or G.711."),
         Field("rate", integer(24_000, 24_000), None, attr=DROPPED, doc="24000; of audio/pcm."),
@@ -145,10 +144,19 @@ DETECTION: Final = Table(
     ),
     ignored("idle_timeout_ms", "Ignored: the model decides when to speak."),
 )
-TURN_DETECTION: Final = Field(
-    "turn_detection", detection(one(DETECTION)), None, attr="detection", omit=True
-)
-NOISE_REDUCTION: Final = ignored("noise_reduction", "Ignored: not offered here.")
+
+
+def heard_rows(transcription: Row) -> Object:
+    """The settings of the client's sound; those of its transcription differ."""
+    rows = (
+        Object("format", _format("heard"), omit=True, doc="Its form."),
+        Field("turn_detection", detection(one(DETECTION)), None, attr="detection", omit=True),
+        ignored("noise_reduction", "Ignored: not offered here."),
+        transcription,
+    )
+    return Object("input", rows, doc="The client's sound.")
+
+
 _TRANSCRIPTION: Final = Kind(
     read=lambda value, _: as_object(value.value, value.path) is not None,
     write=lambda wanted: {} if wanted else None,
@@ -179,28 +187,21 @@ CONFIGURE: Final = Table(
             Object(
                 "audio",
                 (
-                    Object(
-                        "input",
-                        (
-                            Object("format", format_rows("heard"), omit=True, doc="Its form."),
-                            TURN_DETECTION,
-                            NOISE_REDUCTION,
-                            Field(
-                                "transcription",
-                                _TRANSCRIPTION,
-                                None,
-                                attr="transcribes",
-                                omit=True,
-                                doc="An object, with or without settings: the client wants to be "
-                                "told what it said, if the server has a model for it.",
-                            ),
-                        ),
-                        doc="The client's sound.",
+                    heard_rows(
+                        Field(
+                            "transcription",
+                            _TRANSCRIPTION,
+                            None,
+                            attr="transcribes",
+                            omit=True,
+                            doc="An object, with or without settings: the client wants to be "
+                            "told what it said, if the server has a model for it.",
+                        )
                     ),
                     Object(
                         "output",
                         (
-                            Object("format", format_rows("spoken"), omit=True, doc="Its form."),
+                            Object("format", _format("spoken"), omit=True, doc="Its form."),
                             Field("voice", _VOICE, None, omit=True),
                             Field("speed", number(1, 1), None, attr=DROPPED, doc="Must be 1."),
                         ),
@@ -240,7 +241,7 @@ def nothing(name: str) -> Field:
     return Field(name, kind, (), attr=DROPPED, get=lambda _: [], doc="Empty.")
 
 
-def told_format(attr: str) -> Object:
+def _told_format(attr: str) -> Object:
     """The format of sound; that of G.711 has no rate."""
     kind = Kind(read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000})
     rate = Field(
@@ -255,7 +256,17 @@ def told_format(attr: str) -> Object:
     return Object("format", (Field("type", choice(CODINGS), attr=attr), rate), doc="Of the sound.")
 
 
-TOLD_DETECTION: Final = Field("turn_detection", detection(one(DETECTION)), None, attr="detection")
+def told_heard(transcription: Row) -> Object:
+    """The client's sound as it is in force; its transcription is told in two ways."""
+    rows = (
+        _told_format("heard"),
+        null("noise_reduction"),
+        transcription,
+        Field("turn_detection", detection(one(DETECTION)), None, attr="detection"),
+    )
+    return Object("input", rows, doc="The client's sound.")
+
+
 _TRANSCRIBER: Final = Kind(
     read=lambda *_: None,
     schema={"type": "object", "additionalProperties": {"type": "string"}},
@@ -273,31 +284,22 @@ SESSION: Final = Object(
         Object(
             "audio",
             (
-                Object(
-                    "input",
-                    (
-                        told_format("heard"),
-                        null("noise_reduction"),
-                        Field(
-                            "transcription",
-                            or_null(_TRANSCRIBER),
-                            None,
-                            attr=DROPPED,
-                            get=lambda told: (
-                                {"model": told.openai.transcriber}
-                                if told.openai.transcriber
-                                else None
-                            ),
-                            example={"model": "tiny"},
-                            doc="The model that writes down what the client says.",
+                told_heard(
+                    Field(
+                        "transcription",
+                        or_null(_TRANSCRIBER),
+                        None,
+                        attr=DROPPED,
+                        get=lambda told: (
+                            {"model": told.openai.transcriber} if told.openai.transcriber else None
                         ),
-                        TOLD_DETECTION,
-                    ),
-                    doc="The client's sound.",
+                        example={"model": "tiny"},
+                        doc="The model that writes down what the client says.",
+                    )
                 ),
                 Object(
                     "output",
-                    (told_format("spoken"), Field("voice", TEXT, "", omit=True)),
+                    (_told_format("spoken"), Field("voice", TEXT, "", omit=True)),
                     doc="The model's sound.",
                 ),
             ),

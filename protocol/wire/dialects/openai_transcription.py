@@ -1,7 +1,7 @@
 """A transcription session of `openai`: its settings, and the messages that it shares.
 
 Its client sends `session.update`, sound, `commit` and `clear`. It is told where speech starts and
-stops, the items that are made of it, and their text.
+stops, the items made from that speech, and their text.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ from .openai_requests import REQUESTS as ALL
 from .openai_settings import (
     ANY_EVENT_ID,
     CLOSED,
-    NOISE_REDUCTION,
-    TOLD_DETECTION,
-    TURN_DETECTION,
-    format_rows,
+    heard_rows,
     ignored,
     null,
-    told_format,
+    told_heard,
 )
 
 _NO_HINT: Final = "Without effect: the model writes down what it hears, without hints."
@@ -71,24 +68,17 @@ _CONFIGURE: Final = Table(
             Object(
                 "audio",
                 (
-                    Object(
-                        "input",
-                        (
-                            Object("format", format_rows("heard"), omit=True, doc="Its form."),
-                            TURN_DETECTION,
-                            NOISE_REDUCTION,
-                            Object(
-                                "transcription",
-                                (
-                                    _MODEL,
-                                    *(ignored(name, _NO_HINT) for name in _HINTS),
-                                    *(_plain(name) for name in _PLAIN_HINTS),
-                                ),
-                                omit=True,
-                                doc="The model, and hints for it.",
+                    heard_rows(
+                        Object(
+                            "transcription",
+                            (
+                                _MODEL,
+                                *(ignored(name, _NO_HINT) for name in _HINTS),
+                                *(_plain(name) for name in _PLAIN_HINTS),
                             ),
-                        ),
-                        doc="The client's sound.",
+                            omit=True,
+                            doc="The model, and hints for it.",
+                        )
                     ),
                 ),
                 doc="Sound.",
@@ -130,19 +120,12 @@ _SESSION: Final = Object(
         Object(
             "audio",
             (
-                Object(
-                    "input",
-                    (
-                        told_format("heard"),
-                        null("noise_reduction"),
-                        Object(
-                            "transcription",
-                            (Field("model", TEXT, attr="transcriber", example="tiny"),),
-                            doc="The model that writes down what the client says.",
-                        ),
-                        TOLD_DETECTION,
-                    ),
-                    doc="The client's sound.",
+                told_heard(
+                    Object(
+                        "transcription",
+                        (Field("model", TEXT, attr="transcriber", example="tiny"),),
+                        doc="The model that writes down what the client says.",
+                    )
                 ),
             ),
             doc="Sound.",
