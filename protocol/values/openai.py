@@ -262,8 +262,8 @@ class InputStep:
         kind: what.
         item_id: the item that the sound is, or will be; empty where there is no item.
         at_ms: where, in milliseconds of the client's sound; of speech. Of a transcript how long.
-        text: of a transcript, or why there is none.
-        fault: the same for programs.
+        text: a transcript, or a piece of one; of a failure its reason.
+        fault: the failure's code.
         previous_id: the item before it; None: it is the first one.
     """
 

@@ -92,7 +92,7 @@ class Evaluation:
         return sum(row.duration_ns for row in self.rows if row.result == "measured")
 
     def to_json(self) -> Json:
-        """Write all of it as plain values."""
+        """Write everything as plain values."""
         return {
             "by": self.by,
             "recordings": [

@@ -166,7 +166,7 @@ _SAID: Final[Mapping[SpeechSource, frozenset[Lost]]] = {
     "log": frozenset({"speech"}),
     "energy": frozenset(),
 }
-"""What the log says in its events, whatever was taken out."""
+"""What the events of a redacted log still hold, by where its speech was found."""
 
 
 class ModelSound:

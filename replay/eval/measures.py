@@ -22,7 +22,7 @@ SCALES: Final[Mapping[Unit, float]] = MappingProxyType(
         **{"s": 1 / NS_PER_S, "s/min": 60, "tokens/s": NS_PER_S},
     }
 )
-"""By the unit: a value of it, for 1 of what is counted inside. Times are nanoseconds there."""
+"""By unit: the factor from an internal value to a shown one. Internal times are nanoseconds."""
 
 
 @attrs.frozen(kw_only=True)

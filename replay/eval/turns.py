@@ -1,6 +1,6 @@
 """Who speaks when in a conversation: the user's turns, their answers, and who speaks over whom.
 
-All of it follows from the intervals of both voices; `measures` has the definitions in words.
+Everything follows from the intervals of both voices; `measures` has the definitions in words.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Turns:
         turns: the user's turns.
         barge_ins: backchannels left out.
         user_backchannels: how often the user said a word or two while the model spoke on.
-        model_backchannels: short stretches of the model, all of it while the user speaks.
+        model_backchannels: short stretches of the model, each wholly within the user's speech.
         false_starts: short stretches of the model that begin in the user's silence and end in the
             user's speech.
         early_starts: stretches of the model that begin while the user speaks.

@@ -345,7 +345,7 @@ def test_what_is_not_offered_is_named(kind: str, code: str) -> None:
 
 
 def test_a_conversation_is_opened_elsewhere() -> None:
-    """A client would believe that somebody answers."""
+    """A client would wait for answers that do not come."""
     [error] = Client().say("session.update", session={"type": "realtime"})
     assert error["error"]["code"] == "unsupported"
     assert error["error"]["message"].startswith("$.session.type: ")
