@@ -40,6 +40,7 @@ from tests.golden_scenes import DUPLEX_SCENES
 from tests.golden_stage import Scene, eventful
 from tests.golden_stale import CHANGES, changed
 from tests.golden_states import STATE_SCENES
+from tests.golden_tools import TOOL_SCENES
 from tests.golden_transcription import TRANSCRIPTION_SCENES
 from tests.helpers import on_virtual_time, world
 
@@ -55,6 +56,7 @@ SCENES: dict[str, Scene] = {
     **MOVING_SCENES,
     **RESUMING_SCENES,
     **OPENAI_SCENES,
+    **TOOL_SCENES,
 }
 
 

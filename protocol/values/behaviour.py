@@ -56,6 +56,8 @@ RECORD_ASKED: Final = 2
 """A client may ask not to be recorded, in the message that sets its session up."""
 PLAYBACK: Final = 2
 """A client may report how much of the speech it has played."""
+TOOLS: Final = 2
+"""A turn of chat may offer tools; its conversation may hold calls and results of them."""
 
 NEWEST: Final = 2
 """The behaviour of sessions that begin now."""

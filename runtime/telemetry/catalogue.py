@@ -250,9 +250,9 @@ SESSION_KV_TOKENS: Final = _spread(
 
 TURNS: Final = _count(
     "turns",
-    "Turns of chat begun on the model, by their end: turn_end, length, interrupted, failed, ended "
-    "(the session was over first).",
-    outcome=("turn_end", "length", "interrupted", "failed", "ended"),
+    "Turns of chat begun on the model, by their end: turn_end, tool_calls (it calls tools), "
+    "length, interrupted, failed, ended (the session was over first).",
+    outcome=("turn_end", "tool_calls", "length", "interrupted", "failed", "ended"),
 )
 TURN_STAGE_SECONDS: Final = _spread(
     "turn_stage_seconds",
