@@ -69,9 +69,12 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   | {type: "done", text: string, usage: Usage}} TranscriptEvent `done` ends an utterance
  * @typedef {{type: "delta", text: string, audio: Float32Array}} Delta
  * @typedef {{type: "response", text: string, audio: Float32Array, reason: string,
- *   responseId: string, metrics: Metrics}} Response
+ *   responseId: string, metrics: Metrics, toolCalls: ToolCall[]}} Response `toolCalls` are to be run, and
+ *   their results sent with the next question
+ * @typedef {{id: string, type: "function", function: {name: string, arguments: string}}} ToolCall
  * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
- * @typedef {{role: "system" | "user" | "assistant", content: string | Content[]}} Message
+ * @typedef {{role: "system" | "user" | "assistant" | "tool", content?: string | Content[] | null,
+ *   tool_calls?: ToolCall[], tool_call_id?: string}} Message
  * @typedef {{sessionId: string, recording?: string, recordingId: string,
  *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
  *   transcription is not told of `recording`
@@ -583,10 +586,11 @@ export class ChatSession {
    * @param {boolean | object} [how.speech] whether it is spoken; an object: as on the wire (`tts`)
    * @param {object} [how.generation] how it is generated, as on the wire
    * @param {object} [how.image] how pictures are cut, as on the wire
+   * @param {object[]} [how.tools] what the model may call, as on the wire
    * @param {string} [how.inputId] a name for this turn
    * @returns {Promise<Answer>} to be iterated, or finished
    */
-  async ask(question, { stream = true, speech = false, generation, image, inputId } = {}) {
+  async ask(question, { stream = true, speech = false, generation, image, tools, inputId } = {}) {
     if (this.#answer && !this.#answer.isOver) {
       throw new MisuseError("a question during the answer to another: read that to its end");
     }
@@ -598,6 +602,7 @@ export class ChatSession {
       tts: typeof speech === "object" ? { enabled: true, ...speech } : { enabled: speech },
       ...(generation ? { generation } : {}),
       ...(image ? { image } : {}),
+      ...(tools ? { tools } : {}),
     };
     const name = inputId === undefined ? {} : { input_id: inputId };
     this.#channel.send({ type: "input.append", input, ...name });
@@ -658,6 +663,7 @@ export class Answer {
           reason: event.reason,
           responseId: event.response_id,
           metrics: event.metrics,
+          toolCalls: event.tool_calls ?? [],
         };
         yield this.response;
       } else if (event.type === "error" && !REFUSALS.includes(event.error.code)) {
@@ -763,13 +769,13 @@ function toPcm16(samples) {
 }
 
 /** @param {Message} message @returns {object} with bytes and samples as base64 */
-function encodeMessage({ role, content }) {
-  if (typeof content === "string") return { role, content };
+function encodeMessage({ content, ...message }) {
+  if (!content || typeof content === "string") return { ...message, content };
   const encoded = content.map(({ data, ...part }) => {
     if (data === undefined) return part;
     return { ...part, data: typeof data === "string" ? data : encodeBase64(/** @type {any} */ (data)) };
   });
-  return { role, content: encoded };
+  return { ...message, content: encoded };
 }
 
 /**
