@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from typing import Final
@@ -19,7 +19,6 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 import attrs
-from anyio.abc import TaskGroup
 
 from protocol.machine.session import Session
 from protocol.values import effects as ef
@@ -33,7 +32,7 @@ from recorder.read.past import Past
 
 from ..media.fair import Client
 from ..media.speech_detector import SpeechDetector
-from ..net.connection import Connection, Ready
+from ..net.connection import Connection
 from ..slots.admission import Admission
 from ..telemetry.watching import Watcher
 from . import rebuilding
@@ -43,8 +42,9 @@ from .ears import EARS, Ears
 from .entry import Entry
 from .event_queue import EventQueue
 from .journal import Journal, MarkRefused, OpenLog, fin_fields, ready_now
-from .lane import Lane
+from .lane import LARGE_BYTES_MIN, Lane
 from .peer import Peer, Tokens
+from .performing import Performer
 from .taking_up import TakenUp
 from .timers import Timers
 from .transcriber import writer_of
@@ -97,22 +97,6 @@ class Driver:
         self.recording_id: Final = opened.recording_id
         self.mode: Final = opened.mode
         self._has_room = has_room
-        self._calls = make_calls(self)
-        self._entry = Entry(
-            admission=admission,
-            inbox=self,
-            on_leased=self._calls.hold,
-            admit=admit,
-            owner=owner,
-            refusal=refusal,
-        )
-        client = Client(is_live=opened.mode != "chat", owner=owner)
-        self._decodes = Decodes(
-            decode=decode_media, client=client, inbox=self, on_done=self._relieve
-        )
-        self._detector: Final = SpeechDetector(ears.make_judge)
-        dropped = taken.session.counts["units_dropped"] if taken else 0
-        self._writer = writer_of(ears.transcriber, opened, self, dropped)
         self._clock_ns = clock_ns
         self._lane = lane
         self.owner: Final = owner
@@ -123,12 +107,9 @@ class Driver:
         self._failure: Exception | None = None
         self._context: Context
         self._relief = anyio.Event()
-        self._timers = Timers(self)
-        self._tasks: TaskGroup | None = None
         self.session: Session | None = taken.session if taken else None
         self.away_ns: int | None = self.now_ns() if taken else None
         self.is_suspended = False
-        self.close = taken.outstanding.close if taken else (CLOSE_NORMAL, "")
         self._journal = Journal(
             open_log,
             self._recording_failed,
@@ -136,6 +117,31 @@ class Driver:
         )
         tokens = None if taken is None else Tokens(taken.token_hashes)
         self.peer = Peer(token, self._journal.again, tokens)
+        client = Client(is_live=opened.mode != "chat", owner=owner)
+        self._decodes = Decodes(
+            decode=decode_media, client=client, inbox=self, on_done=self._relieve
+        )
+        calls = make_calls(self)
+        entry = Entry(
+            admission=admission,
+            inbox=self,
+            on_leased=calls.hold,
+            admit=admit,
+            owner=owner,
+            refusal=refusal,
+        )
+        dropped = taken.session.counts["units_dropped"] if taken else 0
+        self._performer = Performer(
+            close=taken.outstanding.close if taken else (CLOSE_NORMAL, ""),
+            events=self._events,
+            peer=self.peer,
+            entry=entry,
+            calls=calls,
+            decodes=self._decodes,
+            detector=SpeechDetector(ears.make_judge),
+            timers=Timers(self),
+            writer=writer_of(ears.transcriber, opened, self, dropped),
+        )
         for event in () if taken is None else taken.losses(self.now_ns()):
             self.post(event)
 
@@ -143,6 +149,11 @@ class Driver:
     def is_resumable(self) -> bool:
         """Whether its client may come back to it on another connection."""
         return self.session is not None and self.session.is_resumable
+
+    @property
+    def close(self) -> tuple[int, str]:
+        """The code and reason with which it closed, or will."""
+        return self._performer.close
 
     @property
     def tokens(self) -> Tokens:
@@ -224,16 +235,28 @@ class Driver:
         """End a session that waits for its client: there are too many."""
         self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
 
-    async def frame_received(self, number: int, frame: Frame) -> None:
-        """Post a frame of a connection; waits while the server is too far behind."""
+    def frame_received(self, number: int, frame: Frame) -> Awaitable[None] | None:
+        """Bring a frame of a connection; returns what to wait for before the next one."""
         if number != self.peer.number:
-            await anyio.sleep_forever()  # another connection has taken its place
+            return anyio.sleep_forever()  # another connection has taken its place
         self.peer.heard()
+        if frame is not None and len(frame) > LARGE_BYTES_MIN:
+            return self._large_frame_received(frame)
+        self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
+        if self._events or self._decodes.is_behind or self._journal.is_behind:
+            return self._wait_for_room()
+        return None
+
+    async def _large_frame_received(self, frame: Frame) -> None:
         await self._lane.enter(len(frame or b""))
         if self._journal.is_flooded_by(frame):
             self.post(ev.Flooded(at_ns=self.now_ns()))
             await anyio.sleep_forever()  # the session ends, and the connection with it
         self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
+        await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        """Wait while the server is too far behind."""
         while self._events.frame_bytes > INBOX_BYTES_MAX or self._decodes.is_behind:
             self._relief = anyio.Event()
             await self._relief.wait()
@@ -307,14 +330,11 @@ class Driver:
             self.peer.first(connection)
         try:
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                tasks.start_soon(self._timers.run)
-                if self._writer is not None:
-                    tasks.start_soon(self._writer.run)
+                self._performer.begin(tasks)
                 await self._run_session()
                 tasks.cancel_scope.cancel()
         finally:
-            self._give_up_slot()
+            self._performer.give_up_slot()
             if self._watcher is not None:
                 self._watcher.over(None if self.session is None else self.session.end_reason)
             if self.is_suspended:
@@ -344,13 +364,9 @@ class Driver:
         at_ns = self._next_ns()
         self._journal.go_on(taken.at_ns, tuple(taken.rest), at_ns, RESTARTED)
         for effect in taken.outstanding.effects():
-            self._perform_one(effect, ready_now)
+            self._performer.perform(effect, ready_now, at_ns)
         self._taken = None
         return taken.session
-
-    def _give_up_slot(self) -> None:
-        self._entry.give_up()
-        self._calls.give_up()
 
     def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         assert self.session is not None
@@ -358,43 +374,8 @@ class Driver:
             self._journal.forget()
         ready = self._journal.append_effects(self.session, event, effects)
         for effect in effects:
-            self._perform_one(effect, ready)
+            self._performer.perform(effect, ready, event.at_ns)
         if self.session.state is State.CLOSED:
-            self._calls.stop_trying()
-            self._decodes.cancel_all()
+            self._performer.stop()
         if self._watcher is not None:
             self._watcher.saw(event, effects, self.session)
-
-    def _perform_one(self, effect: ef.Effect, ready: Ready) -> None:
-        assert self._tasks is not None
-        if self._writer is not None:
-            self._writer.saw(effect)
-        match effect:
-            case ef.Send():
-                self.peer.send(effect.frame, ready)
-            case ef.Attach():
-                self.peer.greet(effect, ready)
-            case ef.Close():
-                self.close = (effect.code, effect.reason)
-                self.peer.close(effect.code, effect.reason, ready)
-            case ef.Admit():
-                self._entry.ask_for_room()
-            case ef.EnterQueue():
-                self._entry.queue(effect)
-            case ef.LeaveQueue():
-                self._entry.leave()
-            case ef.DecodeMedia():
-                self._decodes.start(effect, self._tasks)
-            case ef.CancelDecode():
-                self._decodes.cancel(effect.media)
-            case ef.DetectSpeech():
-                assert self.session is not None
-                self._events.put_first(self._detector.detect(effect, self.session.now_ns))
-            case ef.SetTimer():
-                self._timers.set(effect)
-            case ef.CancelTimer():
-                self._timers.cancel(effect)
-            case ef.DropUnit() | ef.ForgetRecording():
-                pass  # a watcher counts it; it is done before anything is said
-            case _:
-                self._calls.perform(effect)

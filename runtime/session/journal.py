@@ -238,6 +238,11 @@ class Journal:
             async for frame in frames:
                 yield frame
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether `wait_for_room` has something to do."""
+        return self._has_waited or (self._log is not None and self._log.is_full)
+
     async def wait_for_room(self) -> None:
         """Wait while the recorder is behind, `RECORDER_STALL_S` at most.
 

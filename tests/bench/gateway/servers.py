@@ -13,8 +13,10 @@ standard input with one of what it has used so far; see `meter`. It ends with it
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
+from collections.abc import Awaitable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, cast
@@ -42,6 +44,7 @@ from protocol.values.model import (
     UnitResult,
 )
 from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.utf8 import Frame
 from protocol.wire.rates import to_float32
 from runtime.media.image import decode_jpeg
 from runtime.model.backends.base import Backend, BackendInfo
@@ -216,13 +219,14 @@ async def _serve_echo(meter: Meter) -> None:
         is_heard = "transcription" in request.target
         await websocket.send(*(() if is_heard else (QUEUE_DONE,)))
         await websocket.send(CREATED)
-        count = 0
+        said = itertools.cycle(heard if is_heard else answers)
+
+        def take(message: Frame) -> Awaitable[None] | None:
+            is_unit = isinstance(message, str) and message.endswith(END)
+            return websocket.send(*next(said)) if is_unit else None
+
         with suppress(WebSocketClosed):
-            while True:
-                message = await websocket.receive()
-                if isinstance(message, str) and message.endswith(END):
-                    await websocket.send(*(heard if is_heard else answers)[count % len(answers)])
-                    count += 1
+            await websocket.deliver(take)
 
     listeners = await listener.bind(HOST, 0)
     async with anyio.create_task_group() as tasks:
