@@ -36,6 +36,8 @@ def _find(data: bytes, char: str, start: int) -> int:
 
 def count_keys(value: dict[str, object]) -> int:
     """Count the keys of all objects, level by level, as deep as frames may be."""
+    if not any(isinstance(child, dict | list) for child in value.values()):
+        return len(value)
     keys = 0
     level: list[dict[str, object] | list[object]] = [value]
     for _ in range(JSON_DEPTH_MAX):
