@@ -49,6 +49,8 @@ TWO_SIGNALS: Final = 1
 """In the second set of names of 003 a commit ends sound, and `response.create` asks for text."""
 WEBP: Final = 2
 """A conversation's pictures may be WebP."""
+ITEM_PICTURES: Final = 2
+"""A picture of an item of `openai` may be a PNG or a WebP."""
 
 SESSION_NAMED: Final = 2
 """Every `error` names the session, and every `session.created` the recording."""
