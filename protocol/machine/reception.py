@@ -173,21 +173,26 @@ class Reception:
                 return shorten(event, None)
             return shorten(event, _start_of(frame), unreadable=error.reason)
         self._ahead = _Ahead(frame, body, core.dialect)
-        request, outline = _kind_of(core, body), _outline(body)
-        if _kind_of(core, outline) is not request:
-            return event
+        request = _kind_of(core, body)
         if _is_openai(core, gate, body):
-            return shorten(event, dump_frame(outline))
+            outline = _outline(body)
+            is_seen = _kind_of(core, outline) is request
+            return shorten(event, dump_frame(outline)) if is_seen else event
         if event.has_room and judge(gate, request) == KEEP:
             return event
         refusal = _refusal(core, gate, request, body)
-        if refusal is not None and _refusal(core, gate, request, outline) == refusal:
-            return shorten(event, dump_frame(outline))
         if refusal is not None:
             refused: Refused | None = Refused(code=refusal[0], message=refusal[1])
         else:
             refused = self._refused(gate, request, self._ahead)
-        return event if refused is None else shorten(event, dump_frame(outline), refused=refused)
+        if refused is None:
+            return event
+        outline = _outline(body)
+        if _kind_of(core, outline) is not request:
+            return event
+        if refusal is not None and _refusal(core, gate, request, outline) == refusal:
+            return shorten(event, dump_frame(outline))
+        return shorten(event, dump_frame(outline), refused=refused)
 
     def _refused(self, gate: Gate, request: Request, ahead: _Ahead) -> Refused | None:
         """Return the refusal of a message for its fields, or by the session."""

@@ -89,13 +89,14 @@ def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
 
     `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8). `path` is for the error.
     """
-    with suppress(ValueError):
+    try:
         return pybase64.b64decode(text, validate=True)
-    if line_breaks:  # rarely there, so looked for only now
-        with suppress(ValueError):
+    except ValueError:
+        if line_breaks:  # rarely there, so looked for only now
             joined = text.replace("\r", "").replace("\n", "")
-            return pybase64.b64decode(joined, validate=True)
-    raise invalid(path, f"{kind_of(text)} that is not base64")
+            with suppress(ValueError):
+                return pybase64.b64decode(joined, validate=True)
+        raise invalid(path, f"{kind_of(text)} that is not base64") from None
 
 
 def check_pcm(path: str, pcm: bytes, samples_min: int, samples_max: int) -> bytes:

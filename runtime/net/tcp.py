@@ -93,8 +93,10 @@ class TcpStream(trio.abc.HalfCloseableStream):
         try:
             while self.socket.fileno() >= 0:
                 await trio.lowlevel.wait_readable(self.socket)
-                with suppress(BlockingIOError):
+                try:
                     return os.read(self.socket.fileno(), max_bytes)
+                except BlockingIOError:
+                    pass
         except OSError as error:
             raise _lost(error) from error
         raise trio.ClosedResourceError("this socket was closed")

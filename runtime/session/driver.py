@@ -370,8 +370,9 @@ class Driver:
 
     def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         assert self.session is not None
-        if any(isinstance(effect, ef.ForgetRecording) for effect in effects):
-            self._journal.forget()
+        for effect in effects:
+            if isinstance(effect, ef.ForgetRecording):
+                self._journal.forget()
         ready = self._journal.append_effects(self.session, event, effects)
         for effect in effects:
             self._performer.perform(effect, ready, event.at_ns)
