@@ -59,8 +59,6 @@ class Meter:
         """Count an event and its effects."""
         self._now_ns = event.at_ns
         self._happened(event)
-        if not effects and isinstance(event, ev.FrameReceived):
-            return  # a piece of sound: the work of a call begins and ends with an effect
         self._work.saw(event, effects, session)
         for effect in effects:
             self._asked(effect)
