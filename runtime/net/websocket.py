@@ -163,6 +163,7 @@ class TrioWebSocket:
         self._received = 0
         self._told_too_big = False
         self._waiting: trio.CancelScope | None = None
+        self._is_closing = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer the request with 101, and hold the library's reader task; started then.
@@ -215,6 +216,8 @@ class TrioWebSocket:
             raise self._closed()
         try:
             message: str | bytes = await self._connection.get_message()
+            while self._is_closing:
+                message = await self._connection.get_message()
         except trio_websocket.ConnectionClosed:
             if not self._intake.is_too_big:
                 raise self._closed() from None
@@ -232,13 +235,17 @@ class TrioWebSocket:
         """As `WebSocket`; most messages are given by the library's task, which reads them."""
         failures: list[Exception] = []
 
+        def fail(error: Exception) -> None:
+            failures.append(error)
+            self._intake.take = None
+            delivering.cancel()
+
         def take(message: str | Utf8Text) -> Awaitable[None] | None:
             self._received += 1
             try:
                 waits = on_message(message)
             except Exception as error:
-                failures.append(error)
-                delivering.cancel()
+                fail(error)
                 return None
             if waits is not None:
                 return wait(waits)
@@ -250,8 +257,7 @@ class TrioWebSocket:
                 try:
                     await waits
                 except Exception as error:
-                    failures.append(error)
-                    delivering.cancel()
+                    fail(error)
             self._saw()
 
         try:
@@ -297,6 +303,7 @@ class TrioWebSocket:
 
     async def close(self, code: int, reason: str) -> None:
         """As `WebSocket`."""
+        self._is_closing = True
         self._stop_delivering()
         self._line.pings = False
         try:
