@@ -75,7 +75,7 @@ def unmasked(payload: bytes, mask: bytes) -> str | Utf8Text:
     data = FastMasker(mask).process(payload)
     if data.isascii() or len(data) < TEXT_BYTES_MIN:
         return data.decode()
-    data.decode()  # it is not kept: one emoji would widen all of it
+    data.decode()  # the result is not kept: one emoji would widen all its characters
     return Utf8Text(bytes(data))
 
 

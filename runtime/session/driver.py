@@ -110,11 +110,8 @@ class Driver:
         self.session: Session | None = taken.session if taken else None
         self.away_ns: int | None = self.now_ns() if taken else None
         self.is_suspended = False
-        self._journal = Journal(
-            open_log,
-            self._recording_failed,
-            **({} if taken is None else taken.journal()),
-        )
+        before = {} if taken is None else taken.journal()
+        self._journal = Journal(open_log, self._recording_failed, **before)
         tokens = None if taken is None else Tokens(taken.token_hashes)
         self.peer = Peer(token, self._journal.again, tokens)
         client = Client(is_live=opened.mode != "chat", owner=owner)
