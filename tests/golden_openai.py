@@ -14,6 +14,8 @@ from runtime.model.backends.scripted import Speaks, Step
 from runtime.model.backends.scripted_tone import tone
 from tests.golden_stage import Scene, brief
 from tests.helpers import Peer, World, append_frame, base64, close_frame, init_frame
+from tests.transcript_media import jpeg, png
+from tests.webps import LOSSY
 
 SECOND = 24_000
 QUIET = bytes(2 * SECOND)
@@ -121,6 +123,25 @@ async def responds_after_a_loss(server: World) -> None:
     await server.quiet()
 
 
+async def shows_pictures(server: World) -> None:
+    """A client of the Realtime API shows pictures of each kind, and what is refused."""
+    peer = server.connect("audio", endpoint="openai", label="scripted")
+    await peer.heard("session.created")
+    still = png(64, 48)
+    taken = (("jpeg", jpeg(64, 48)), ("png", still), ("webp", LOSSY))
+    refused = (("png", still[:-9]), ("png", jpeg(64, 48)), ("gif", b"GIF89a"))
+    for sound, shown in ((LOUD, taken), (QUIET, (("png", still), *refused)), (QUIET, ())):
+        for kind, data in shown:
+            part = {"type": "input_image", "image_url": f"data:image/{kind};base64,{base64(data)}"}
+            item = {"type": "message", "role": "user", "content": [part]}
+            say(peer, "conversation.item.create", item=item)
+        await speak(peer, "input_audio_buffer.append", sound)
+    await peer.heard("error", 3)
+    await anyio.sleep(2)
+    peer.leave(1000)
+    await server.quiet()
+
+
 def talks_on(unit: Unit, seed: int) -> Step:
     """Speak in every second: a tenth of a second each."""
     pcm = tone(unit.index, seed, samples=2_400)
@@ -169,6 +190,7 @@ OPENAI_SCENES: dict[str, Scene] = {
     ),
     "live-g711": Scene(play=lives_on_the_phone, backend={"script": brief}),
     "openai": Scene(play=responds, backend={"script": brief}, settings=TRANSCRIBED),
+    "openai-pictures": Scene(play=shows_pictures, backend={"script": brief}),
     "openai-resumed": Scene(play=responds_after_a_loss, backend={"script": brief}),
     "openai-transcription": Scene(play=dictates),
     "barge-in": Scene(

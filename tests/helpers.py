@@ -35,7 +35,7 @@ from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
-from runtime.net.websocket import WebSocketClosed
+from runtime.net.websocket import WebSocketClosed, deliver_received
 from runtime.session import rebuilding
 from runtime.session.beginning import Arrival
 from runtime.session.identity import CountedIdentities
@@ -248,6 +248,8 @@ class Peer:
 
 class _ServerEnd:
     """The server's side of a `Peer`, as a `runtime.net.websocket.WebSocket`."""
+
+    deliver = deliver_received
 
     def __init__(self, peer: Peer) -> None:
         self.receive = peer.receive

@@ -141,6 +141,7 @@ def pcm(samples_min: int, samples_max: int) -> st.SearchStrategy[bytes]:
 jpegs = st.builds(
     jpeg_header, st.integers(80, 4000), st.integers(80, 4000), st.sampled_from([0xC0, 0xC1, 0xC2])
 )
+images = jpegs | st.builds(png_header, st.integers(80, 4000), st.integers(80, 4000))
 reference_audios = st.one_of(
     st.builds(lambda data: ReferenceAudio(data=data, is_wav=False), pcm(8000, 8003)),
     st.builds(
@@ -211,9 +212,7 @@ close_requests = st.builds(
 # -- a turn of chat -----------------------------------------------------------------------------
 
 _texts = st.builds(TextPart, text=st.text(max_size=20))
-_images = st.builds(
-    ImagePart, data=jpegs | st.builds(png_header, st.integers(80, 4000), st.integers(80, 4000))
-)
+_images = st.builds(ImagePart, data=images)
 _sounds = st.builds(
     lambda data, rate: AudioPart(data=data, is_wav=False, rate_hz=rate),
     pcm(4800, 4802),
@@ -309,7 +308,7 @@ def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
         case "live", _:
             return live_requests(voice_names, sounds16)
         case "openai", _:
-            return openai_requests(sounds16, jpegs)
+            return openai_requests(sounds16, images)
         case "openai-transcription", _:
             return dictation_requests(sounds16)
         case "realtime", "chat":

@@ -51,14 +51,16 @@ detections = st.builds(
 
 
 def _items(
-    role: ItemRole, jpegs: st.SearchStrategy[bytes] | None = None
+    role: ItemRole, pictures: st.SearchStrategy[bytes] | None = None
 ) -> st.SearchStrategy[Item]:
     parts = st.builds(Part, kind=st.sampled_from(PARTS_OF[role]), text=_texts)
-    if jpegs is not None:  # as a client says it
+    if pictures is not None:  # as a client says it
         parts = st.builds(
-            lambda part, jpeg: attrs.evolve(part, jpeg=jpeg * (part.kind == "input_image")),
+            lambda part, picture: attrs.evolve(
+                part, picture=picture * (part.kind == "input_image")
+            ),
             parts,
-            jpegs,
+            pictures,
         )
     return st.builds(
         Item,
@@ -94,10 +96,10 @@ def _undetected(change: Configure, *, is_undetected: bool) -> Configure:
 
 
 def openai_requests(
-    sounds16: st.SearchStrategy[bytes], jpegs: st.SearchStrategy[bytes]
+    sounds16: st.SearchStrategy[bytes], pictures: st.SearchStrategy[bytes]
 ) -> st.SearchStrategy[ClientMessage]:
     """Everything that a client can say in `openai`."""
-    shown = st.one_of([_items(role, jpegs) for role in PARTS_OF])
+    shown = st.one_of([_items(role, pictures) for role in PARTS_OF])
     return st.one_of(
         st.builds(_undetected, _changes, is_undetected=st.booleans()),
         st.builds(AppendSound, pcm16=sounds16),

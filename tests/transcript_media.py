@@ -20,7 +20,11 @@ from tests.helpers import pcm
 
 VIDEO_FPS = 10
 SOUND_RATE_HZ = 16_000
-EXTRAS = {"$pcm": {"$nan_at"}, "$jpeg": {"$before"}, "$wav": {"$rate_hz", "$channels"}}
+EXTRAS = {
+    "$pcm": {"$nan_at"},
+    **{name: {"$before"} for name in ("$jpeg", "$png", "$broken")},
+    "$wav": {"$rate_hz", "$channels"},
+}
 """What may stand beside a marker."""
 
 

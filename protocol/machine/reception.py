@@ -101,6 +101,7 @@ class Reception:
 
     def __init__(self, core: Resuming) -> None:
         self._core: Final = core
+        self._context: Final = _context(core)
         self._ahead: _Ahead | None = None
 
     def read(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
@@ -138,7 +139,7 @@ class Reception:
         if ahead is not None and ahead.dialect is core.dialect and ahead.message is not None:
             return ahead.message
         try:
-            return core.dialect.parse(request, body, _context(core))
+            return core.dialect.parse(request, body, self._context)
         except FieldError as error:
             core.complain(error.code, error.message)
             return None
@@ -157,13 +158,13 @@ class Reception:
         core.turn_down(refused)
 
     def shortened(self, gate: Gate, event: FrameReceived) -> FrameReceived:
-        """Return a frame, or its outline if it is large and refused; the session is not CLOSED.
+        """Return a large frame, or its outline if it is refused; the session is not CLOSED.
 
         The outline is refused in the same words as the frame; if it would not be, the answer goes
         along. An opening message that is kept while queued stays whole: it is read later.
         """
         core, frame = self._core, event.frame
-        if frame is None or len(frame) < SHORTENED_BYTES_MIN or not core.behaves(SHORT_REFUSALS):
+        if frame is None or not core.behaves(SHORT_REFUSALS):
             return event
         try:
             body = self._body_of(event)
@@ -172,28 +173,33 @@ class Reception:
                 return shorten(event, None)
             return shorten(event, _start_of(frame), unreadable=error.reason)
         self._ahead = _Ahead(frame, body, core.dialect)
-        request, outline = _kind_of(core, body), _outline(body)
-        if _kind_of(core, outline) is not request:
-            return event
+        request = _kind_of(core, body)
         if _is_openai(core, gate, body):
-            return shorten(event, dump_frame(outline))
+            outline = _outline(body)
+            is_seen = _kind_of(core, outline) is request
+            return shorten(event, dump_frame(outline)) if is_seen else event
         if event.has_room and judge(gate, request) == KEEP:
             return event
         refusal = _refusal(core, gate, request, body)
-        if refusal is not None and _refusal(core, gate, request, outline) == refusal:
-            return shorten(event, dump_frame(outline))
         if refusal is not None:
             refused: Refused | None = Refused(code=refusal[0], message=refusal[1])
         else:
             refused = self._refused(gate, request, self._ahead)
-        return event if refused is None else shorten(event, dump_frame(outline), refused=refused)
+        if refused is None:
+            return event
+        outline = _outline(body)
+        if _kind_of(core, outline) is not request:
+            return event
+        if refusal is not None and _refusal(core, gate, request, outline) == refusal:
+            return shorten(event, dump_frame(outline))
+        return shorten(event, dump_frame(outline), refused=refused)
 
     def _refused(self, gate: Gate, request: Request, ahead: _Ahead) -> Refused | None:
         """Return the refusal of a message for its fields, or by the session."""
         core = self._core
         ahead.dialect = _dialect_after(core.dialect, gate, request, ahead.body)
         try:
-            ahead.message = ahead.dialect.parse(request, ahead.body, _context(core))
+            ahead.message = ahead.dialect.parse(request, ahead.body, self._context)
         except FieldError as error:
             return Refused(code=error.code, message=error.message)
         return core.refused(ahead.message)

@@ -103,7 +103,7 @@ class Replies(Pieces):
             self.complain(ErrorCode.ITEM_NOT_FOUND, text)
             return
         self.show(item.pictures)
-        parts = tuple(attrs.evolve(part, jpeg=b"") for part in item.parts)
+        parts = tuple(attrs.evolve(part, picture=b"") for part in item.parts)
         item = attrs.evolve(item, id=item.id or self.new_id(), parts=parts)
         if self.state is State.ACTIVE:
             self.add(item, self.last_id if after is None else after)

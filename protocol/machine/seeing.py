@@ -1,7 +1,8 @@
 """What a duplex session sees: camera frames, from their arrival to the unit that has them.
 
-A frame is decoded outside and comes back by number; its unit waits for it. A damaged frame is left
-out, and the client is told.
+A frame is decoded outside and comes back by number; its unit waits for it. The model sees a JPEG as
+it was sent, and any other picture as the JPEG that came back. A damaged frame is left out, and the
+client is told.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from ..values.errors import ErrorCode
 from ..values.limits import FRAMES_MAX, UNIT_FRAMES_MAX
 from ..values.requests import Append, ClientMessage, See
 from ..values.utf8 import Refused
+from ..wire.media import kind_of
 from .beginning import Beginning
-from .units import Assembler, Frame, WaitingUnits
+from .units import Assembler, Frame, WaitingUnits, decided
 
 _EARLY: Final = f"a frame before any audio, {FRAMES_MAX} of them wait already"
 _TOO_MANY_FRAMES: Final = f"video frames were left out: a second has {UNIT_FRAMES_MAX} at most"
@@ -48,7 +50,7 @@ class Seeing(Beginning):
 
     def show(self, pictures: tuple[bytes, ...]) -> None:
         """Keep pictures for the next audio."""
-        self.seen += tuple(self._decode(jpeg) for jpeg in pictures)
+        self.seen += tuple(self._decode(picture) for picture in pictures)
 
     def refused(self, message: ClientMessage) -> Refused | None:
         """Refuse a frame for which there is no room."""
@@ -74,15 +76,25 @@ class Seeing(Beginning):
             frames = frames[: max(UNIT_FRAMES_MAX - before, 0)]
         return tuple(self._decode(jpeg) for jpeg in frames)
 
-    def _decode(self, jpeg: bytes) -> Frame:
-        frame = Frame(media=self.decode("jpeg", jpeg), jpeg=jpeg)
-        self.undecided_media.add(frame.media)
-        return frame
+    def _decode(self, picture: bytes) -> Frame:
+        is_jpeg = kind_of(picture) == "JPEG"
+        media = self.decode("jpeg" if is_jpeg else "image", picture)
+        self.undecided_media.add(media)
+        return Frame(media=media, jpeg=picture if is_jpeg else b"")
+
+    def _decide(self, media: int, jpeg: bytes) -> None:
+        """Give a frame its picture, wherever it waits; without one it is forgotten."""
+        self.seen = decided(self.seen, media, jpeg)
+        self.assembler.decide_frame(media, jpeg)
+        self.waiting.decide_frame(media, jpeg)
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Note a decoded frame, whose unit may start, or a voice."""
         super().media_decoded(event)
-        self.undecided_media.discard(event.media)
+        if event.media in self.undecided_media:
+            self.undecided_media.discard(event.media)
+            for jpeg in event.pictures:
+                self._decide(event.media, jpeg)
         self.start_if_due()
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
@@ -92,8 +104,6 @@ class Seeing(Beginning):
         if self.is_closed or media not in self.undecided_media:
             return
         self.undecided_media.discard(media)
-        self.seen = tuple(frame for frame in self.seen if frame.media != media)
-        self.assembler.discard_frame(media)
-        self.waiting.discard_frame(media)
+        self._decide(media, b"")
         self.complain(ErrorCode.INVALID_PAYLOAD, f"a video frame was left out: {event.reason}")
         self.start_if_due()

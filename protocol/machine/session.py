@@ -30,7 +30,7 @@ from .dictation import Dictation
 from .duplex import Duplex
 from .live import Live
 from .openai import OpenAI
-from .reception import Reception
+from .reception import SHORTENED_BYTES_MIN, Reception
 from .resuming import Resuming
 from .single_request import SingleRequest
 from .snapshot import snapshot_of
@@ -333,7 +333,10 @@ class Session:
 
     def shortened(self, event: ev.FrameReceived) -> ev.FrameReceived:
         """Return the frame to be stepped next as it is recorded: `Reception.shortened`."""
-        return event if self._core.is_closed else self._reception.shortened(self._gate, event)
+        is_short = event.frame is None or len(event.frame) < SHORTENED_BYTES_MIN
+        if is_short or self._core.is_closed:
+            return event
+        return self._reception.shortened(self._gate, event)
 
     def _frame_received(self, event: ev.FrameReceived) -> None:
         if not self._core.is_closed:

@@ -19,7 +19,10 @@ from ..values.model import UNIT_BYTES
 
 @attrs.frozen(kw_only=True)
 class Frame:
-    """A JPEG of an append; `media` is the number of its decoding."""
+    """A picture of an append; `media` is the number of its decoding.
+
+    `jpeg` is empty until a picture of another kind is decoded.
+    """
 
     media: int
     jpeg: bytes
@@ -84,9 +87,9 @@ class Assembler:
         """Force the next unit to listen."""
         self.attached = attrs.evolve(self.attached, force_listen=True)
 
-    def discard_frame(self, media: int) -> None:
-        """Forget a damaged frame."""
-        self.attached = _without_frame(self.attached, media)
+    def decide_frame(self, media: int, jpeg: bytes) -> None:
+        """Give a frame its picture, or forget a damaged one: `jpeg` is empty."""
+        self.attached = _decided(self.attached, media, jpeg)
 
     def _merge(self, new: Attachments, *, whole: bool) -> Attachments:
         """Join the unit's attachments with new ones; not `whole`: the last sample falls later."""
@@ -137,10 +140,10 @@ class WaitingUnits:
             return None
         return self.units.popleft()
 
-    def discard_frame(self, media: int) -> None:
-        """Forget a damaged frame; its unit runs without it."""
+    def decide_frame(self, media: int, jpeg: bytes) -> None:
+        """Give a frame its picture, or forget a damaged one, whose unit runs without it."""
         self.units = deque(
-            attrs.evolve(unit, attached=_without_frame(unit.attached, media)) for unit in self.units
+            attrs.evolve(unit, attached=_decided(unit.attached, media, jpeg)) for unit in self.units
         )
 
 
@@ -148,6 +151,14 @@ def _forced(unit: PendingUnit) -> PendingUnit:
     return attrs.evolve(unit, attached=attrs.evolve(unit.attached, force_listen=True))
 
 
-def _without_frame(attached: Attachments, media: int) -> Attachments:
-    frames = tuple(frame for frame in attached.frames if frame.media != media)
-    return attrs.evolve(attached, frames=frames)
+def _decided(attached: Attachments, media: int, jpeg: bytes) -> Attachments:
+    return attrs.evolve(attached, frames=decided(attached.frames, media, jpeg))
+
+
+def decided(frames: tuple[Frame, ...], media: int, jpeg: bytes) -> tuple[Frame, ...]:
+    """Give the frame of a number its picture; it is left out if `jpeg` is empty."""
+    return tuple(
+        attrs.evolve(frame, jpeg=jpeg) if frame.media == media else frame
+        for frame in frames
+        if jpeg or frame.media != media
+    )

@@ -49,6 +49,8 @@ TWO_SIGNALS: Final = 1
 """In the second set of names of 003 a commit ends sound, and `response.create` asks for text."""
 WEBP: Final = 2
 """A conversation's pictures may be WebP."""
+ITEM_PICTURES: Final = 2
+"""A picture of an item of `openai` may be a PNG or a WebP."""
 
 SESSION_NAMED: Final = 2
 """Every `error` names the session, and every `session.created` the recording."""
@@ -58,6 +60,8 @@ PLAYBACK: Final = 2
 """A client may report how much of the speech it has played."""
 TOOLS: Final = 2
 """A turn of chat may offer tools; its conversation may hold calls and results of them."""
+SAYS_WHERE: Final = 2
+"""A Realtime session that wants to be a transcription is told the address of these."""
 
 NEWEST: Final = 2
 """The behaviour of sessions that begin now."""

@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
 import attrs
@@ -50,6 +51,7 @@ def derive_id(prefix: str, recording_id: str, counter: int) -> str:
     return f"{prefix}_{hashlib.blake2b(text, digest_size=6).hexdigest()}"
 
 
+@lru_cache(maxsize=1024)
 def session_id_of(recording_id: str) -> str:
     """Return the session's id, the same in every dialect and in the server's log."""
     return derive_id("sess", recording_id, 0)

@@ -19,12 +19,12 @@ class Part:
     Attributes:
         kind: what it is.
         text: the text, or the transcript of sound; may be empty.
-        jpeg: a picture as it comes; an item that is kept has it no more.
+        picture: the file of a picture, as it comes; an item that is kept has it no more.
     """
 
     kind: PartKind
     text: str = ""
-    jpeg: bytes = attrs.field(default=b"", repr=False)
+    picture: bytes = attrs.field(default=b"", repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -45,8 +45,8 @@ class Item:
 
     @property
     def pictures(self) -> tuple[bytes, ...]:
-        """Its pictures, each a JPEG file whose header has been checked."""
-        return tuple(part.jpeg for part in self.parts if part.jpeg)
+        """Its pictures: JPEG, PNG and WebP files whose headers have been checked."""
+        return tuple(part.picture for part in self.parts if part.picture)
 
 
 def as_prompt(instructions: str, items: Iterable[Item]) -> str:

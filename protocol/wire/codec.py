@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, Literal, NoReturn, TypeVar
 
 import attrs
@@ -53,7 +54,8 @@ def parse_frame(frame: Frame, bytes_max: int = FRAME_BYTES_MAX) -> Mapping[str, 
     if isinstance(frame, bytes):
         raise not_json("binary frame, text frames only")
     text = frame.data if isinstance(frame, Utf8Text) else frame
-    if any(has_more(text, char, JSON_VALUES_MAX) for char in ",[{"):
+    is_long = len(text) > JSON_VALUES_MAX
+    if is_long and any(has_more(text, char, JSON_VALUES_MAX) for char in ",[{"):
         raise not_json(f"frame with more than {JSON_VALUES_MAX} values")
     try:
         value = orjson.loads(text)
@@ -87,10 +89,13 @@ def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
 
     `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8). `path` is for the error.
     """
-    joined = text.replace("\r", "").replace("\n", "") if line_breaks else text
     try:
-        return pybase64.b64decode(joined, validate=True)
+        return pybase64.b64decode(text, validate=True)
     except ValueError:
+        if line_breaks:  # rarely there, so looked for only now
+            joined = text.replace("\r", "").replace("\n", "")
+            with suppress(ValueError):
+                return pybase64.b64decode(joined, validate=True)
         raise invalid(path, f"{kind_of(text)} that is not base64") from None
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
-from ..values.behaviour import LINE_BREAKS, SHORT_APPENDS, WEBP
+from ..values.behaviour import ITEM_PICTURES, LINE_BREAKS, SHORT_APPENDS, WEBP
 from ..values.errors import FieldError, LocalProtocolError
 from ..values.limits import (
     APPEND_SAMPLES_MAX,
@@ -24,7 +24,14 @@ from ..values.limits import (
 from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES
 from ..values.requests import ReferenceAudio, Voice, VoiceName
 from .codec import Value, encode_base64, invalid
-from .media import check_image, check_jpeg, check_video, read_reference_audio
+from .media import (
+    ImageKind,
+    check_frame,
+    check_image,
+    check_video,
+    kind_of,
+    read_reference_audio,
+)
 from .reading import Reading, as_object
 
 Schema = dict[str, Any]
@@ -47,9 +54,15 @@ class Holds:
     pattern: re.Pattern[str] | None = None
 
 
-JPEG_URL_HEAD: Final = "data:image/jpeg;base64,"
+IMAGE_URL_HEADS: Final[Mapping[ImageKind, str]] = {
+    "JPEG": "data:image/jpeg;base64,",
+    "PNG": "data:image/png;base64,",
+    "WebP": "data:image/webp;base64,",
+}
+"""By kind: how a data URL of a picture begins."""
 SPOKEN: Final = Holds("audio", "pcm")
 SEEN: Final = Holds("video", "picture")
+PICTURED: Final = Holds("image", "picture")
 VOICE_SOUND: Final = Holds("voice", "sound")
 VOICE_NAMED: Final = Holds("voice", "name", VOICE_NAME)
 PROMPTED: Final = Holds("prompt", "words")
@@ -227,7 +240,7 @@ SPEECH: Final = Kind(
 
 def _jpeg(value: Value, _: Reading) -> bytes:
     data = value.binary()
-    check_jpeg(value.path, data)
+    check_frame(value.path, data)
     return data
 
 
@@ -243,25 +256,35 @@ def _video(value: Value, _: Reading) -> bytes:
     return data
 
 
-def _jpeg_url(value: Value, at: Reading) -> bytes:
-    url = value.value
-    if not isinstance(url, str) or not url.startswith(JPEG_URL_HEAD):
-        raise invalid(value.path, f"only a JPEG is taken here: {JPEG_URL_HEAD}...")
-    return _jpeg(Value(path=value.path, value=url.removeprefix(JPEG_URL_HEAD)), at)
+def _image_url(value: Value, at: Reading) -> bytes:
+    url = value.value if isinstance(value.value, str) else ""
+    takes_all = at.context.behaves(ITEM_PICTURES)
+    for kind, head in IMAGE_URL_HEADS.items():
+        if url.startswith(head) and (takes_all or kind == "JPEG"):
+            data = Value(path=value.path, value=url.removeprefix(head)).binary()
+            check_frame(value.path, data, kind)
+            return data
+    taken = "JPEG, PNG or WebP" if takes_all else "JPEG"
+    raise invalid(value.path, f"only a {taken} is taken here: {IMAGE_URL_HEADS['JPEG']}...")
+
+
+def _write_image_url(data: bytes) -> str | None:
+    return IMAGE_URL_HEADS[kind_of(data) or "JPEG"] + encode_base64(data) if data else None
 
 
 JPEG: Final = Kind(read=_jpeg, write=encode_base64, schema=base64_of("image/jpeg"), holds=SEEN)
-JPEG_URL: Final = Kind(
-    read=_jpeg_url,
-    write=lambda data: JPEG_URL_HEAD + encode_base64(data) if data else None,
-    schema={"type": "string", "pattern": f"^{JPEG_URL_HEAD}"},
-    holds=SEEN,
+IMAGE_URL: Final = Kind(
+    read=_image_url,
+    write=_write_image_url,
+    schema={"type": "string", "pattern": f"^({'|'.join(IMAGE_URL_HEADS.values())})"},
+    holds=PICTURED,
 )
+"""A picture of a live conversation, as a data URL."""
 IMAGE: Final = Kind(
     read=_image,
     write=encode_base64,
     schema=base64_of("image/jpeg", "image/png", "image/webp"),
-    holds=Holds("image", "picture"),
+    holds=PICTURED,
 )
 VIDEO: Final = Kind(
     read=_video,

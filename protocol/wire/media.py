@@ -39,10 +39,31 @@ AUDIO_S_MIN: Final = AUDIO_SAMPLES_MIN / INPUT_RATE_HZ
 EBML_HEAD_BYTES_MAX: Final = 128
 """Matroska must have named itself by here; files in use have a head of 40 bytes."""
 
+ImageKind = Literal["JPEG", "PNG", "WebP"]
 Container = Literal["mp4", "matroska"]
 """Of a video: MP4 and QuickTime (ISO 14496-12) are one family, Matroska and WebM another."""
 
 # -- images -------------------------------------------------------------------------------------
+
+
+def kind_of(data: bytes) -> ImageKind | None:
+    """Return an image's kind by its head; None if it is of another kind."""
+    if data.startswith(PNG_SIGNATURE):
+        return "PNG"
+    if data.startswith(_SOI):
+        return "JPEG"
+    return "WebP" if is_webp(data) else None
+
+
+def check_frame(path: str, data: bytes, kind: ImageKind = "JPEG") -> tuple[int, int]:
+    """Check a picture of a live session, of a declared kind; returns width and height in pixels.
+
+    `FieldError` for another kind, or a picture bigger than a frame may be.
+    """
+    check_bytes(path, data, FRAME_JPEG_BYTES_MAX)
+    if kind_of(data) != kind:
+        raise invalid(path, f"{len(data)} bytes that are not a {kind}")
+    return check_image(path, data)
 
 
 def check_image(path: str, data: bytes, *, webp: bool = True) -> tuple[int, int]:
@@ -51,19 +72,19 @@ def check_image(path: str, data: bytes, *, webp: bool = True) -> tuple[int, int]
     `webp` accepts a WebP (`behaviour.WEBP`). `FieldError` for another format, or a bigger image.
     """
     check_bytes(path, data, IMAGE_BYTES_MAX)
-    if data.startswith(PNG_SIGNATURE):
-        return _check_sides(path, "PNG", *_png_size(path, data))
-    if data.startswith(_SOI):
-        return _check_sides(path, "JPEG", *_frame_size(path, data))
-    if not webp:
-        raise invalid(path, f"{len(data)} bytes that are neither a JPEG nor a PNG")
-    if is_webp(data):
-        header = read_webp(path, data)
-        return _check_sides(path, "WebP", header.width, header.height)
-    raise invalid(path, f"{len(data)} bytes that are no JPEG, PNG or WebP")
+    match kind_of(data):
+        case "PNG":
+            return _check_sides(path, "PNG", *_png_size(path, data))
+        case "JPEG":
+            return _check_sides(path, "JPEG", *_frame_size(path, data))
+        case "WebP" if webp:
+            header = read_webp(path, data)
+            return _check_sides(path, "WebP", header.width, header.height)
+    taken = "no JPEG, PNG or WebP" if webp else "neither a JPEG nor a PNG"
+    raise invalid(path, f"{len(data)} bytes that are {taken}")
 
 
-def _check_sides(path: str, kind: str, width: int, height: int) -> tuple[int, int]:
+def _check_sides(path: str, kind: ImageKind, width: int, height: int) -> tuple[int, int]:
     """Check a picture's sides against the limits, before anything is allocated by them."""
     size = f"a {kind} of {width} x {height} pixels"
     if not width or not height:
@@ -103,17 +124,6 @@ _NOT_FRAME_HEADERS: Final = frozenset({0xC4, 0xC8, 0xCC})
 _FRAME_HEADERS: Final = frozenset(range(0xC0, 0xD0)) - _NOT_FRAME_HEADERS
 _OUT_OF_PLACE: Final = frozenset({0x00, 0x01, *range(0xD0, 0xDB)})
 """A stuffed byte, TEM, restarts, another SOI, EOI and SOS: not before a frame header."""
-
-
-def check_jpeg(path: str, data: bytes) -> tuple[int, int]:
-    """Check a JPEG's header and its bounds; returns width and height in pixels.
-
-    `FieldError` if it is no JPEG, or bigger than a frame may be.
-    """
-    check_bytes(path, data, FRAME_JPEG_BYTES_MAX)
-    if not data.startswith(_SOI):
-        raise invalid(path, f"{len(data)} bytes that are not a JPEG")
-    return _check_sides(path, "JPEG", *_frame_size(path, data))
 
 
 def _frame_size(path: str, data: bytes) -> tuple[int, int]:

@@ -8,10 +8,13 @@ or UTF-8, and is rarely copied, for it may be large.
 from __future__ import annotations
 
 from functools import partial
-from typing import AnyStr
+from typing import AnyStr, Final
 
 from ..values.errors import CLOSE_INVALID_FRAME, FrameError
 from ..values.limits import JSON_DEPTH_MAX
+
+NESTED: Final = (dict, list)
+"""What holds other values."""
 
 
 def not_json(reason: str) -> FrameError:
@@ -36,6 +39,11 @@ def _find(data: bytes, char: str, start: int) -> int:
 
 def count_keys(value: dict[str, object]) -> int:
     """Count the keys of all objects, level by level, as deep as frames may be."""
+    for child in value.values():
+        if isinstance(child, NESTED):
+            break
+    else:
+        return len(value)
     keys = 0
     level: list[dict[str, object] | list[object]] = [value]
     for _ in range(JSON_DEPTH_MAX):
@@ -44,7 +52,7 @@ def count_keys(value: dict[str, object]) -> int:
             child
             for node in level
             for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
+            if isinstance(child, NESTED)
         ]
         if not level:
             return keys

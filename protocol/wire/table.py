@@ -236,6 +236,8 @@ class Table:
     def _build(self, values: dict[str, Any]) -> Any:
         if self._make is not None:
             return self._make(values)
+        if not self._parts:
+            return self.cls(**values)
         made: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {}
         for key, value in values.items():

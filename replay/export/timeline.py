@@ -1,7 +1,8 @@
 """The time line of a recorded session: sound, pictures and words, with their times.
 
 - **User sound** ends when its message arrived, or follows the sound before it
-  (`replay.story.placing`); a second that the server dropped is heard too. Sound and pictures of a
+  (`replay.story.placing`); a second that the server dropped is heard too. A JPEG stands where its
+  message arrived, a PNG or a WebP of a live session where it was decoded. Sound and pictures of a
   chat's question stand where it arrived; of its conversation, only the last message is new.
 - **Model sound** begins when its frame was sent, or after the sound that still plays, as a client
   would play it. A listen during a turn, or `interrupted`, cuts playing sound short; sound left when
@@ -30,8 +31,10 @@ from protocol.values import openai as oa
 from protocol.values import turn
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
+from protocol.values.modes import OF_MODE
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
 from protocol.values.tools import ToolResult
+from protocol.wire.media import kind_of
 from protocol.wire.rates import to_float32
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
@@ -112,6 +115,10 @@ class Timeline:
         heard_ns = max(settled_ns, self._now_ns - SETTLED_NS)
         return min([self._now_ns, heard_ns, *waiting, *asked])
 
+    @property
+    def _is_live(self) -> bool:
+        return OF_MODE[self.story.wire.mode].work == "unit"
+
     # -- records --------------------------------------------------------------------------------
 
     @property
@@ -145,8 +152,12 @@ class Timeline:
                 self._note("close", f"{fields.get('code')} {fields.get('reason')}")
             case "mark" if isinstance(text := fields.get("text"), str):
                 self._note("mark", text)
-        if isinstance(passage.event, ev.UserTranscribed):
-            self._take_words(passage.event)
+        match passage.event:
+            case ev.UserTranscribed() as words:
+                self._take_words(words)
+            case ev.MediaDecoded(pictures=pictures) if self._is_live:
+                for jpeg in pictures:
+                    self._show(jpeg)
         if passage.step is not None:
             self._take_question(passage.step)
 
@@ -166,6 +177,10 @@ class Timeline:
                 self._hear(request.pcm, self._now_ns, is_captured=True)
             case See() if request.jpeg:
                 self._show(request.jpeg)
+            case oa.CreateItem():
+                for picture in request.item.pictures:
+                    if kind_of(picture) == "JPEG":  # others are shown once they are decoded
+                        self._show(picture)
             case Ask():
                 self._ask(request)
 

@@ -33,7 +33,7 @@ from runtime.media.values import Decoded
 from runtime.model.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
 from runtime.model.backends.scripted import Step as ModelStep
 from runtime.model.backends.scripted_tone import tone
-from runtime.net.websocket import WebSocket, WebSocketClosed
+from runtime.net.websocket import WebSocket, WebSocketClosed, deliver_received
 from runtime.serve.routing import Route, route
 from runtime.session.beginning import Arrival
 from runtime.session.identity import CountedIdentities
@@ -190,6 +190,8 @@ class MemoryWire:
 
 
 class _ServerEnd:
+    deliver = deliver_received
+
     def __init__(self, wire: MemoryWire) -> None:
         self.receive = wire.receive
         self.send = wire.take

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
 from protocol.values.state import Course
 from protocol.wire.dialects import DIALECTS
-from protocol.wire.kinds import JPEG_URL, JPEG_URL_HEAD
+from protocol.wire.kinds import IMAGE_URL
 from protocol.wire.schema.wire import Message
 
 from .internals import CANARY
@@ -39,6 +39,11 @@ MEDIA: Final[Mapping[str, tuple[Json, ...]]] = {
     "video/webm": ({"$head": "video/webm"},),
 }
 """Markers for media. Heads of files pass the check of their header only."""
+IMAGE_URLS: Final = tuple(
+    {**MEDIA[name][0], "$before": f"data:{name};base64,"}
+    for name in ("image/jpeg", "image/png", "image/webp")
+)
+"""Markers for pictures in data URLs."""
 UNICODE: Final = (
     "\u202egnp.exe",
     "e\u0301\u0323\u0489" * 3,
@@ -142,8 +147,8 @@ def bodies_of(schema: Json) -> Strategy:
     if "contentEncoding" in schema:
         kinds = schema.get("x-antiphon-media", ["float32 PCM"])
         return st.sampled_from([marker for kind in kinds for marker in MEDIA[kind]])
-    if schema.get("pattern") == JPEG_URL.schema["pattern"]:
-        return st.just({"$jpeg": "64x48", "$before": JPEG_URL_HEAD})
+    if schema.get("pattern") == IMAGE_URL.schema["pattern"]:
+        return st.sampled_from(IMAGE_URLS)
     if "properties" in schema:
         return _objects(schema)
     for key in ("oneOf", "anyOf"):

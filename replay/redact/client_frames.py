@@ -30,7 +30,7 @@ from protocol.wire.dialects.realtime_chat import TURN_BASED
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
 from protocol.wire.field import Field
 from protocol.wire.kinds import (
-    JPEG_URL_HEAD,
+    IMAGE_URL_HEADS,
     PROMPTED,
     SAID,
     STOCK_VOICES,
@@ -188,7 +188,7 @@ class FrameEditor:
         if form == "pcm" and self.has_line_breaks and _LINE_BREAK.search(old):
             return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
         text = unescaped(old)
-        head = JPEG_URL_HEAD if text.startswith(JPEG_URL_HEAD) else ""
+        head = next(filter(text.startswith, IMAGE_URL_HEADS.values()), "")
         try:
             data = pybase64.b64decode(text.removeprefix(head), validate=True)
         except ValueError:

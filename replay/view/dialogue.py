@@ -7,6 +7,7 @@ Rules:
   stand where they were sent.
 - From an answer's end, the words that were in no delta are taken: all, if it was not streamed.
 - A listen during a turn stops playing sound, as a client does; after the turn's end it plays out.
+- A picture stands where it was sent, a PNG or a WebP where it was decoded.
 - A question in chat carries the whole conversation again; only its new part is taken, and its sound
   stands where it was asked.
 """
@@ -24,6 +25,7 @@ from protocol.values import messages as ms
 from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES
+from protocol.values.openai import CreateItem
 from protocol.values.requests import (
     Append,
     AppendSound,
@@ -33,6 +35,7 @@ from protocol.values.requests import (
     See,
 )
 from protocol.values.requests import Part as ReceivedPart
+from protocol.wire.media import kind_of
 from protocol.wire.rates import to_float32
 from recorder.format.records import Record
 
@@ -78,6 +81,7 @@ class Dialogue:
         self._amid_turn = False
         self._sounds: set[str] = set()
         self._asked_ns = 0
+        self._is_chat = False
         self._positions: Final = Positions()
 
     def receive(
@@ -95,12 +99,15 @@ class Dialogue:
                 return [*parts, *(self.pictures.take(record.at_ns, jpeg) for jpeg in frames)]
             case See(jpeg=jpeg):
                 return [self.pictures.take(record.at_ns, jpeg)]
+            case CreateItem(item=item):
+                shown = (one for one in item.pictures if kind_of(one) == "JPEG")
+                return [self.pictures.take(record.at_ns, jpeg) for jpeg in shown]
             case Ask(messages=messages):
                 return self._asked(record, messages[-1].content)
         return []
 
     def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
-        self._asked_ns = record.at_ns
+        self._asked_ns, self._is_chat = record.at_ns, True
         words = asked_texts(content)
         heard = Heard(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)
         self._say("user", heard, " ".join(words), record.seq)
@@ -111,12 +118,13 @@ class Dialogue:
         return parts
 
     def decoded(self, event: ev.MediaDecoded) -> list[Part]:
-        """Take a conversation's decoded media."""
+        """Take decoded media; a chat's turn brings that of the turns before it again."""
         parts: list[Part] = []
         if event.pcm and (name := digest(event.pcm)) not in self._sounds:
             self._sounds.add(name)
             _, parts = self.user.take(self._asked_ns, event.pcm)
-        new = (jpeg for jpeg in event.pictures if not self.pictures.has(jpeg))
+        is_chat, known = self._is_chat, self.pictures
+        new = (jpeg for jpeg in event.pictures if not (is_chat and known.has(jpeg)))
         return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
 
     def transcribed(self, event: ev.UserTranscribed, seq: int) -> None:

@@ -224,7 +224,7 @@ _RESHAPED: Final = frozenset(
     {"units", "turns", "states", "drops", "errors", "marks", "shortened"} | {"playback"}
 )
 _ASKED: Final = frozenset({"image", "audio", "video"})
-"""Media of a conversation; the others are voices, and frames that come with their sound."""
+"""Media of which a session uses the decoded form; the others are voices, and JPEG frames."""
 
 
 def plain_fields(fields: Mapping[str, Value]) -> dict[str, Json]:

@@ -1,7 +1,8 @@
 """One client's connection: a reader task and a writer task around one `WebSocket`.
 
 - The session's driver owns it: it awaits `run`; `send`, `send_again` and `close` return at once.
-- The reader awaits `on_frame` for each message: that is the back-pressure. The writer sends frames
+- Each message is given to `on_frame`; while what that returns waits, nothing more is read: that is
+  the back-pressure. The writer sends frames
   in order, each once its `ready` returned (the log has written it), those with the same `ready` in
   one call, and a `close` last. Neither task waits for the other.
 - A connection ends once: our close was handed to the WebSocket (no callback), `on_gone` (the peer
@@ -23,9 +24,9 @@ from typing import Final
 import anyio
 import attrs
 
-from protocol.values.utf8 import Frame, frame_bytes
+from protocol.values.utf8 import frame_bytes
 
-from .websocket import WebSocket, WebSocketClosed, WebSocketStalled
+from .websocket import OnMessage, WebSocket, WebSocketClosed, WebSocketStalled
 
 SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """A minute of speech in base64: a client that far behind no longer listens. A single frame may be
@@ -73,14 +74,14 @@ class Connection:
 
     Attributes:
         websocket: open; `run` closes it in every case.
-        on_frame: takes a message, None for one that was too big; it may hold the reader.
+        on_frame: takes a message, None for one that was too big; what it returns holds the reader.
         on_gone: called once, with the code of the close; 1006 without one.
         on_send_failed: called once.
         stall_s: the time for a frame of any size to be taken.
     """
 
     _websocket: WebSocket
-    _on_frame: Callable[[Frame], Awaitable[None]] = attrs.field(kw_only=True)
+    _on_frame: OnMessage = attrs.field(kw_only=True)
     _on_gone: Callable[[int], None] = attrs.field(kw_only=True)
     _on_send_failed: Callable[[], None] = attrs.field(kw_only=True)
     _stall_s: float = attrs.field(default=SEND_STALL_S, kw_only=True)
@@ -138,8 +139,7 @@ class Connection:
     async def _read(self) -> None:
         with self._reading:
             try:
-                while True:
-                    await self._on_frame(await self._websocket.receive())
+                await self._websocket.deliver(self._on_frame)
             except WebSocketStalled:
                 self._fail()
             except WebSocketClosed as closed:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from .rates import FRAGMENT_COST
 
 _FIN: Final = 0x80
+_WHOLE_TEXT: Final = 0x81
 _RESERVED: Final = 0x70
 _OPCODE: Final = 0x0F
 _CONTROL: Final = 0x08
@@ -35,6 +36,17 @@ class Run(NamedTuple):
     end: int
     passes: bool
     cost: float
+
+
+class Whole(NamedTuple):
+    """A text message in a single frame: its payload, masked, and where the frame ends.
+
+    `end` may lie beyond the bytes that are here.
+    """
+
+    mask: bytes
+    start: int
+    end: int
 
 
 class FrameScanner:
@@ -60,6 +72,27 @@ class FrameScanner:
     def missing_bytes(self) -> int:
         """The least bytes until the next action; 1 or more."""
         return max(self._left, 1)
+
+    def whole(self, data: bytes, bytes_max: int) -> Whole | None:
+        """The message at the start of `data`, where the last run ended; `skip` takes it.
+
+        None for anything but a text message of one frame and at most `bytes_max`.
+        """
+        is_amid = self._left or self._message_bytes or self._is_lost or self.is_too_big
+        if is_amid or len(data) < 2 or data[0] != _WHOLE_TEXT or not data[1] & _MASKED:
+            return None
+        body, size = 2, data[1] & _SIZE
+        if size >= _TWO_BYTES:
+            body += 2 if size == _TWO_BYTES else 8
+            size = int.from_bytes(data[2:body], "big")
+        start = body + _MASK_BYTES
+        if start > len(data) or size > min(bytes_max, self._message_bytes_max):
+            return None
+        return Whole(data[body:start], start, start + size)
+
+    def skip(self) -> None:
+        """Count a whole message, whose bytes are not scanned."""
+        self.finished += 1
 
     def run(self, data: bytes, at: int, cost_max: float) -> Run:
         """Scan from `at`, where the last run ended, for at most `cost_max` (1 or more) messages."""

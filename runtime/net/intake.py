@@ -3,25 +3,34 @@
 Each pull of the codec takes at most one read from the connection and passes on as much as the rate
 allows, frame by frame. Above the rate, or without room for a large message, it waits, and TCP slows
 the sender. `on_too_big` replaces a message above the limit (see `frames`).
+
+Text messages of one frame, as clients send them, go to `take` without the codec, in the task that
+reads: no task is woken. All else is the codec's: control frames, fragments, large, binary and wrong
+messages, and text until `take` has seen all that the codec passed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
 import trio
 
+from protocol.values.utf8 import Utf8Text
+
 from ..settings.settings import Settings
 from .budget import Share
+from .codec import unmasked
 from .counters import Counters
-from .frames import FrameScanner
+from .frames import FrameScanner, Whole
 from .limits import UNCOUNTED_BYTES
 from .link import Link
 from .rates import Rate
-from .tcp import RECEIVE_BUFFER_BYTES
+from .tcp import READ_BYTES, RECEIVE_BUFFER_BYTES
 
+WHOLE_BYTES_MAX: Final = RECEIVE_BUFFER_BYTES
+"""A larger message is unmasked in pieces: whole, it would hold up the event loop."""
 MESSAGES_A_READ: Final = 32.0
 """Passed on at once: the codec does not yield between fragments, a quarter of a millisecond for
 each of these."""
@@ -38,6 +47,11 @@ class Intake(trio.abc.Stream):
         share: of the room for large messages.
         on_too_big: called once, in the codec's task, before a message above the limit.
         last_words: gives the bytes to send before the codec closes the connection.
+
+    Attributes:
+        take: takes a text message of one frame, and returns what to wait for before the next, if
+            anything; None: all messages are the codec's.
+        seen: messages that the session has seen, in any way.
     """
 
     def __init__(
@@ -57,10 +71,13 @@ class Intake(trio.abc.Stream):
         self._head = head
         self._opened = trio.Event()
         self._rest = b""
+        self._missing_bytes = 0
         self._scanner = FrameScanner(message_bytes_max)
         self._counters = counters
         self._on_too_big = on_too_big
         self._last_words = last_words
+        self.take: Callable[[str | Utf8Text], Awaitable[None] | None] | None = None
+        self.seen = 0
         self._rate = Rate(
             settings.messages_per_s_max,
             settings.bytes_per_s_max,
@@ -97,19 +114,63 @@ class Intake(trio.abc.Stream):
                 with self.link.holding():
                     await trio.sleep(max(wait_s, PAUSE_S_MIN))
             if needs_more:
-                self.link.expect(self._scanner.missing_bytes)
-                most = UNCOUNTED_BYTES if self.share.budget.is_tight else RECEIVE_BUFFER_BYTES
-                more = await self.link.receive_some(min(max_bytes or most, most))
+                more = await self._read(max_bytes or RECEIVE_BUFFER_BYTES)
                 if not more:
                     return b""
                 self._rest += more
             else:
                 await trio.lowlevel.checkpoint()
+            whole = await self._take_whole()
+            if whole is not None or not self._rest:
+                needs_more = self._missing_bytes > 0
+                continue
             left = len(self._rest)
             if passed := await self._pass_on():
                 return passed
             # Nothing was for the codec: it was a part of a header, or is dropped.
             needs_more = len(self._rest) == left or not self._rest
+
+    async def _read(self, bytes_max: int) -> bytes:
+        missing = max(self._missing_bytes, self._scanner.missing_bytes)
+        self.link.expect(missing)
+        most = UNCOUNTED_BYTES if self.share.budget.is_tight else max(READ_BYTES, missing)
+        return await self.link.receive_some(min(most, bytes_max))
+
+    async def _take_whole(self) -> Whole | None:
+        """Hand over whole messages, as many as the rate allows; return the next one.
+
+        It lacks `_missing_bytes`. None if the next bytes are the codec's, or there are none.
+        """
+        self._missing_bytes = 0 if self._rest else 1
+        left = min(MESSAGES_A_READ, self._rate.messages)
+        while (whole := self._next_whole()) is not None:
+            if whole.end > len(self._rest):
+                self._missing_bytes = whole.end - len(self._rest)
+                if len(self._rest) > UNCOUNTED_BYTES:
+                    with self.link.holding():
+                        await self.share.hold(len(self._rest))
+                break
+            try:
+                message = unmasked(self._rest[whole.start : whole.end], whole.mask)
+            except UnicodeDecodeError:
+                return None  # the codec tells the peer
+            if left < 1 or self.take is None:
+                break
+            left -= 1
+            self._rest = self._rest[whole.end :]
+            self._missing_bytes = 0 if self._rest else 1
+            self._rate.take(1.0, whole.end)
+            self.share.finish(self._scanner.finished)
+            self._scanner.skip()
+            waits = self.take(message)
+            if waits is not None:
+                await waits
+        return whole
+
+    def _next_whole(self) -> Whole | None:
+        if self.take is None or self.seen < self._scanner.finished:
+            return None
+        return self._scanner.whole(self._rest, WHOLE_BYTES_MAX)
 
     async def _pass_on(self) -> bytes:
         """Take the bytes that the rate allows from `_rest`; return those for the codec."""

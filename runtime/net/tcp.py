@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import select
 import socket
 import struct
@@ -21,6 +22,8 @@ import trio
 
 RECEIVE_BUFFER_BYTES: Final = 262_144
 """A second of audio and a frame of video in one read."""
+READ_BYTES: Final = 65_536
+"""Without knowing of more: a larger buffer has to be mapped, which takes longer than a read."""
 LOW_WATER_BYTES_MAX: Final = 65_536
 """The wake-up threshold for a message whose end is far off: fewer reads would gain little, and the
 kernel must have room for it."""
@@ -38,6 +41,13 @@ _HAS_LOW_WATER: Final = sys.platform == "linux"
 """Other systems have the option, but wake the reader anyway, or not at the end."""
 _LEFT: Final = (getattr(select, "POLLRDHUP", 0)) | select.POLLHUP | select.POLLERR
 _CLOSED: Final = frozenset({errno.EBADF, errno.ENOTSOCK})
+
+
+def _lost(error: OSError) -> Exception:
+    """What trio says of a connection that we closed, or that is gone."""
+    if error.errno in _CLOSED:
+        return trio.ClosedResourceError("this socket was closed")
+    return trio.BrokenResourceError("the peer is gone")
 
 
 class TcpStream(trio.abc.HalfCloseableStream):
@@ -72,26 +82,41 @@ class TcpStream(trio.abc.HalfCloseableStream):
         """Read new bytes; empty at the end."""
         self.is_reading = True
         try:
-            data = await self._stream.receive_some(max_bytes or RECEIVE_BUFFER_BYTES)
+            data = await self._receive(max_bytes or READ_BYTES)
         finally:
             self.is_reading = False
         self.reads += 1
-        return bytes(data)
+        return data
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        """Wait first, then read: most often there is nothing yet, and trying would fail."""
+        try:
+            while self.socket.fileno() >= 0:
+                await trio.lowlevel.wait_readable(self.socket)
+                try:
+                    return os.read(self.socket.fileno(), max_bytes)
+                except BlockingIOError:
+                    pass
+        except OSError as error:
+            raise _lost(error) from error
+        raise trio.ClosedResourceError("this socket was closed")
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all bytes, or raise; one task at a time."""
+        """Send all bytes, or raise; one task at a time. It waits only where the kernel does."""
         assert not self._is_sending, "two tasks send at once"
         self._is_sending = True
         try:
             sent = 0
             while sent < len(data):
-                count = await self.socket.send(memoryview(data)[sent:] if sent else data)
-                sent += count
-                self._handed_bytes += count
+                try:
+                    count = os.write(self.socket.fileno(), memoryview(data)[sent:])
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self.socket)
+                else:
+                    sent += count
+                    self._handed_bytes += count
         except OSError as error:
-            if error.errno in _CLOSED:
-                raise trio.ClosedResourceError("this socket was closed") from None
-            raise trio.BrokenResourceError("the peer is gone") from error
+            raise _lost(error) from error
         finally:
             self._is_sending = False
 

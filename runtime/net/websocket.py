@@ -1,6 +1,6 @@
 """One WebSocket: a small interface of our own, and trio-websocket behind it.
 
-- One task receives, one task sends; any task may call `close` and `abort`.
+- One task receives or delivers, one task sends; any task may call `close` and `abort`.
 - `receive` returns None once for a message above the limit, and then only the end; the WebSocket
   stays open, so that the client can be told. `WebSocketClosed` ends everything.
 - A cancelled send may have left half a frame: the connection is aborted.
@@ -22,8 +22,9 @@ How trio-websocket is used, and why (design.md, "Transport facts"):
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 import attrs
 import trio
@@ -33,7 +34,7 @@ from wsproto.events import CloseConnection, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
-from protocol.values.utf8 import Frame
+from protocol.values.utf8 import Frame, Utf8Text
 
 from .budget import Share
 from .codec import message_of, tune
@@ -73,11 +74,21 @@ class WebSocketStalled(WebSocketClosed):
     """The WebSocket was dropped because the peer took no bytes."""
 
 
+OnMessage = Callable[[Frame], Awaitable[None] | None]
+"""Takes a message at once, from whichever task, and returns what to wait for before the next."""
+
+
 class WebSocket(Protocol):
     """An open WebSocket; its acceptor closes or aborts it."""
 
     async def receive(self) -> Frame:
         """Wait for a message; None, once, for one above the limit. Raises `WebSocketClosed`."""
+
+    async def deliver(self, on_message: OnMessage) -> NoReturn:
+        """Give each message to `on_message` as `receive` would return it, one after the other.
+
+        Raises `WebSocketClosed` at the end, and what `on_message` raises.
+        """
 
     async def send(self, *frames: str) -> None:
         """Send text messages in one go; cancelled, it aborts. Raises `WebSocketClosed`."""
@@ -116,6 +127,14 @@ class Handshake:
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
+async def deliver_received(websocket: WebSocket, on_message: OnMessage) -> NoReturn:
+    """Do what `WebSocket.deliver` does by `receive`, in the calling task."""
+    while True:
+        waits = on_message(await websocket.receive())
+        if waits is not None:
+            await waits
+
+
 class TrioWebSocket:
     """A server's WebSocket on trio-websocket; the keeper watches it while it is open.
 
@@ -143,6 +162,8 @@ class TrioWebSocket:
         self._reader_ended = trio.Event()
         self._received = 0
         self._told_too_big = False
+        self._waiting: trio.CancelScope | None = None
+        self._is_closing = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer the request with 101, and hold the library's reader task; started then.
@@ -189,12 +210,14 @@ class TrioWebSocket:
 
     async def receive(self) -> Frame:
         """As `WebSocket`."""
-        self._share.release(self._received - 1)
+        self._saw()
         if self._told_too_big:
             await self._reader_ended.wait()
             raise self._closed()
         try:
             message: str | bytes = await self._connection.get_message()
+            while self._is_closing:
+                message = await self._connection.get_message()
         except trio_websocket.ConnectionClosed:
             if not self._intake.is_too_big:
                 raise self._closed() from None
@@ -202,6 +225,54 @@ class TrioWebSocket:
             return None
         self._received += 1
         return message_of(message)
+
+    def _saw(self) -> None:
+        """Note that the session has seen all messages that it was given."""
+        self._intake.seen = self._received
+        self._share.release(self._received - 1)
+
+    async def deliver(self, on_message: OnMessage) -> NoReturn:
+        """As `WebSocket`; most messages are given by the library's task, which reads them."""
+        failures: list[Exception] = []
+
+        def fail(error: Exception) -> None:
+            failures.append(error)
+            self._intake.take = None
+            delivering.cancel()
+
+        def take(message: str | Utf8Text) -> Awaitable[None] | None:
+            self._received += 1
+            try:
+                waits = on_message(message)
+            except Exception as error:
+                fail(error)
+                return None
+            if waits is not None:
+                return wait(waits)
+            self._saw()
+            return None
+
+        async def wait(waits: Awaitable[None]) -> None:
+            with trio.CancelScope() as self._waiting:
+                try:
+                    await waits
+                except Exception as error:
+                    fail(error)
+            self._saw()
+
+        try:
+            with trio.CancelScope() as delivering:
+                self._intake.take = take
+                await deliver_received(self, on_message)
+            raise failures[0]
+        finally:
+            self._stop_delivering()
+
+    def _stop_delivering(self) -> None:
+        """Leave what still comes to the library, which discards it at a close."""
+        self._intake.take = None
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     def _too_big_comes(self) -> None:
         """Let `receive` run dry while the WebSocket stays open."""
@@ -232,6 +303,8 @@ class TrioWebSocket:
 
     async def close(self, code: int, reason: str) -> None:
         """As `WebSocket`."""
+        self._is_closing = True
+        self._stop_delivering()
         self._line.pings = False
         try:
             with trio.move_on_after(CLOSE_WAIT_S):

@@ -80,6 +80,13 @@ class Inbox(Protocol):
         """Add an event of this moment; never blocks."""
         ...
 
+    def bring(self, event: ev.Event) -> None:
+        """Step an event of this moment in the calling task, if nothing else waits; else post it.
+
+        For a task of the event's own: the effects are performed before it returns.
+        """
+        ...
+
     def past(self) -> AbstractAsyncContextManager[Past]:
         """The session's past, from its log; `LogFailed` or `Unreadable` without a sound one."""
         ...
@@ -217,6 +224,13 @@ class Calls:
         self._tell(tenure, event)
         return True
 
+    def _bring(self, tenure: Tenure, event: ev.Event) -> None:
+        """Tell the outcome of a unit, and have it stepped at once."""
+        if self._tenure is tenure:
+            self._inbox.bring(event)
+        else:
+            self._tell(tenure, event)
+
     def _tell(self, tenure: Tenure, event: ev.Event) -> None:
         if self._tenure is tenure:
             self._inbox.post(event)
@@ -249,12 +263,12 @@ class Calls:
     async def _run_unit(self, tenure: Tenure, effect: ef.StartUnit) -> None:
         assert tenure.held is not None
         result = await tenure.held.run_unit(effect.unit)
-        self._tell(tenure, ev.UnitDone(at_ns=self._now_ns(), result=result))
+        self._bring(tenure, ev.UnitDone(at_ns=self._now_ns(), result=result))
 
     async def _finalize(self, tenure: Tenure, effect: ef.StartFinalize) -> None:
         assert tenure.held is not None
         done = await tenure.held.finalize(effect.index, interrupted=effect.interrupted)
-        self._tell(tenure, ev.FinalizeDone(at_ns=self._now_ns(), finalized=done))
+        self._bring(tenure, ev.FinalizeDone(at_ns=self._now_ns(), finalized=done))
 
     async def _roll_back(self, tenure: Tenure, effect: ef.Rollback) -> None:
         assert tenure.held is not None
@@ -284,7 +298,7 @@ class Calls:
                 return
             tenure.transcript = held
         result = await tenure.transcript.run_chunk(effect.chunk)
-        self._tell(tenure, ev.ChunkDone(at_ns=self._now_ns(), result=result))
+        self._bring(tenure, ev.ChunkDone(at_ns=self._now_ns(), result=result))
 
     async def _rebuild(self, tenure: Tenure, effect: ef.Rebuild) -> None:
         began_ns = self._now_ns()

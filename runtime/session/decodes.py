@@ -88,7 +88,7 @@ class Decodes:
             self._on_done()
 
     def _take(self, effect: ef.DecodeMedia, made: Decoded) -> None:
-        self._inbox.post(
+        self._inbox.bring(
             ev.MediaDecoded(
                 at_ns=self._inbox.now_ns(),
                 media=effect.media,

@@ -1,7 +1,8 @@
 """The shell around one session: inbox -> log -> step -> log -> perform.
 
-- One task takes events off one inbox, appends each to the log, steps the machine, appends the
-  effects and only then performs them. All other tasks only post events, in the log's order.
+- Events are taken off one inbox, one by one, in the log's order: each is appended to the log,
+  stepped, its effects appended, and only then performed. One task does this, the driver's; all
+  others post events. A frame that comes while it waits is stepped by the task that brought it.
 - Posting never blocks. Client bytes are bounded: `frame_received` waits while the inbox or the
   decoder is too far behind, and a bounded time for the recorder.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
@@ -10,22 +11,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
 from typing import Final
 
 import anyio
 import anyio.lowlevel
 import attrs
-from anyio.abc import TaskGroup
 
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.digest import session_id_of
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART, ErrorCode
-from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
 from recorder.format.records import Fields
@@ -34,20 +32,22 @@ from recorder.read.past import Past
 
 from ..media.fair import Client
 from ..media.speech_detector import SpeechDetector
-from ..net.connection import Connection, Ready
+from ..net.connection import Connection
 from ..slots.admission import Admission
-from ..telemetry.watching import SessionStatus, Watcher
+from ..telemetry.watching import Watcher
 from . import rebuilding
 from .calls import Calls, Inbox
 from .decodes import DecodeMedia, Decodes
 from .ears import EARS, Ears
 from .entry import Entry
+from .event_queue import EventQueue
 from .journal import Journal, MarkRefused, OpenLog, fin_fields, ready_now
-from .lane import Lane
+from .lane import LARGE_BYTES_MIN, Lane
 from .peer import Peer, Tokens
+from .performing import Performer
 from .taking_up import TakenUp
 from .timers import Timers
-from .transcriber import Transcriber, Writer
+from .transcriber import writer_of
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest append, or a turn's frame that is larger; above it the reader pauses."""
@@ -97,45 +97,48 @@ class Driver:
         self.recording_id: Final = opened.recording_id
         self.mode: Final = opened.mode
         self._has_room = has_room
-        self._calls = make_calls(self)
-        self._entry = Entry(
-            admission=admission,
-            inbox=self,
-            on_leased=self._calls.hold,
-            admit=admit,
-            owner=owner,
-            refusal=refusal,
-        )
-        client = Client(is_live=opened.mode != "chat", owner=owner)
-        self._decodes = Decodes(
-            decode=decode_media, client=client, inbox=self, on_done=self._relieve
-        )
-        self._detector: Final = SpeechDetector(ears.make_judge)
-        self._writer = self._make_writer(ears.transcriber)
         self._clock_ns = clock_ns
         self._lane = lane
         self.owner: Final = owner
         self._watcher = watcher
         self._began_ns = clock_ns() - (taken.at_ns + taken.away_ns if taken else 0)
-        self._inbox: deque[ev.Event] = deque()
-        self._found: list[ev.Event] = []
-        self._inbox_bytes = 0
+        self._events = EventQueue()
         self._recording_lost = False
-        self._arrival = anyio.Event()
+        self._failure: Exception | None = None
+        self._context: Context
         self._relief = anyio.Event()
-        self._timers = Timers(self)
-        self._tasks: TaskGroup | None = None
         self.session: Session | None = taken.session if taken else None
         self.away_ns: int | None = self.now_ns() if taken else None
         self.is_suspended = False
-        self.close = taken.outstanding.close if taken else (CLOSE_NORMAL, "")
-        self._journal = Journal(
-            open_log,
-            self._recording_failed,
-            **({} if taken is None else taken.journal()),
-        )
+        before = {} if taken is None else taken.journal()
+        self._journal = Journal(open_log, self._recording_failed, **before)
         tokens = None if taken is None else Tokens(taken.token_hashes)
         self.peer = Peer(token, self._journal.again, tokens)
+        client = Client(is_live=opened.mode != "chat", owner=owner)
+        self._decodes = Decodes(
+            decode=decode_media, client=client, inbox=self, on_done=self._relieve
+        )
+        calls = make_calls(self)
+        entry = Entry(
+            admission=admission,
+            inbox=self,
+            on_leased=calls.hold,
+            admit=admit,
+            owner=owner,
+            refusal=refusal,
+        )
+        dropped = taken.session.counts["units_dropped"] if taken else 0
+        self._performer = Performer(
+            close=taken.outstanding.close if taken else (CLOSE_NORMAL, ""),
+            events=self._events,
+            peer=self.peer,
+            entry=entry,
+            calls=calls,
+            decodes=self._decodes,
+            detector=SpeechDetector(ears.make_judge),
+            timers=Timers(self),
+            writer=writer_of(ears.transcriber, opened, self, dropped),
+        )
         for event in () if taken is None else taken.losses(self.now_ns()):
             self.post(event)
 
@@ -143,6 +146,11 @@ class Driver:
     def is_resumable(self) -> bool:
         """Whether its client may come back to it on another connection."""
         return self.session is not None and self.session.is_resumable
+
+    @property
+    def close(self) -> tuple[int, str]:
+        """The code and reason with which it closed, or will."""
+        return self._performer.close
 
     @property
     def tokens(self) -> Tokens:
@@ -153,31 +161,6 @@ class Driver:
     def frames_sent(self) -> int:
         """The number of frames that the session has sent; more may follow at once."""
         return 0 if self.session is None else self.session.counts["frames_sent"]
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether it is a chat that goes on: connected, with a slot for its turns only."""
-        over = self.session is not None and self.session.state is State.CLOSED
-        return not over and self._opened.mode == "chat"
-
-    def status(self, kv_tokens: Callable[[str], int]) -> SessionStatus:
-        """The session's status; `kv_tokens` gives tokens in the model's cache, by recording id."""
-        session = self.session
-        counts = {} if session is None else session.counts
-        return SessionStatus(
-            recording_id=self.recording_id,
-            session_id=session_id_of(self.recording_id),
-            owner=self.owner,
-            mode=self._opened.mode,
-            dialect=None if session is None else session.dialect_name,
-            state=State.QUEUED if session is None else session.state,
-            age_s=self.now_ns() / NS_PER_S,
-            units=counts.get("units", 0),
-            chunks=counts.get("chunks", 0),
-            dropped_units=counts.get("units_dropped", 0),
-            kv_tokens=kv_tokens(self.recording_id),
-            connection="connected" if session is None else session.connection,
-        )
 
     async def mark(self, fields: Fields) -> tuple[int, int]:
         """Write a mark into the log; the session does not see it.
@@ -190,13 +173,19 @@ class Driver:
         """
         if self.session is None or self.session.state is State.CLOSED:
             raise MarkRefused("over")
-        at_ns = self._inbox[0].at_ns if self._inbox else self.now_ns()
+        at_ns = self._next_ns()
         return await self._journal.append_mark(at_ns, fields), at_ns
 
     def post(self, event: ev.Event) -> None:
         """As `Inbox`; from the event loop only."""
-        self._inbox.append(event)
-        self._arrival.set()
+        self._events.post(event)
+
+    def bring(self, event: ev.Event) -> None:
+        """As `Inbox`."""
+        if self._events.is_idle:
+            self._context.run(self._step_at_once, event)
+        else:
+            self._events.post(event)
 
     @asynccontextmanager
     async def past(self) -> AsyncIterator[Past]:
@@ -208,6 +197,11 @@ class Driver:
     def now_ns(self) -> int:
         """As `Inbox`."""
         return self._clock_ns() - self._began_ns
+
+    def _next_ns(self) -> int:
+        """A time before the events that wait, if any."""
+        first_ns = self._events.first_ns
+        return self.now_ns() if first_ns is None else first_ns
 
     def come_back(self, connection: Connection, *, used: str, token: str, after: int) -> None:
         """Go on with the client on a new connection; `used` is its token, `token` the next one."""
@@ -232,24 +226,35 @@ class Driver:
         """Leave a session whose client can come back to the next server: its log gets no `fin`."""
         if self.session is not None and self.is_resumable:
             self.is_suspended = self.session.state is not State.CLOSED
-            self._arrival.set()
+            self._events.wake()
 
     def wait_no_longer(self) -> None:
         """End a session that waits for its client: there are too many."""
         self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
 
-    async def frame_received(self, number: int, frame: Frame) -> None:
-        """Post a frame of a connection; waits while the server is too far behind."""
+    def frame_received(self, number: int, frame: Frame) -> Awaitable[None] | None:
+        """Bring a frame of a connection; returns what to wait for before the next one."""
         if number != self.peer.number:
-            await anyio.sleep_forever()  # another connection has taken its place
+            return anyio.sleep_forever()  # another connection has taken its place
         self.peer.heard()
+        if frame is not None and len(frame) > LARGE_BYTES_MIN:
+            return self._large_frame_received(frame)
+        self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
+        if self._events or self._decodes.is_behind or self._journal.is_behind:
+            return self._wait_for_room()
+        return None
+
+    async def _large_frame_received(self, frame: Frame) -> None:
         await self._lane.enter(len(frame or b""))
         if self._journal.is_flooded_by(frame):
             self.post(ev.Flooded(at_ns=self.now_ns()))
             await anyio.sleep_forever()  # the session ends, and the connection with it
-        self._inbox_bytes += len(frame or b"")
-        self.post(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
-        while self._inbox_bytes > INBOX_BYTES_MAX or self._decodes.is_behind:
+        self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
+        await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        """Wait while the server is too far behind."""
+        while self._events.frame_bytes > INBOX_BYTES_MAX or self._decodes.is_behind:
             self._relief = anyio.Event()
             await self._relief.wait()
         await self._journal.wait_for_room()
@@ -260,34 +265,57 @@ class Driver:
     def _recording_failed(self) -> None:
         """Note that the log failed; called outside of any task, where no clock can be read."""
         self._recording_lost = True
-        self._arrival.set()
+        self._events.wake()
+
+    # -- the loop -------------------------------------------------------------------------------
 
     async def _next_event(self) -> ev.Event | None:
-        """Wait for an event; None when the session is suspended."""
-        while self._recording_lost or self.is_suspended or not (self._inbox or self._found):
-            if self.is_suspended:
+        """Wait for an event; None when the session is suspended or finished."""
+        assert self.session is not None
+        while self._recording_lost or self.is_suspended or not self._events:
+            if self.is_suspended or self.session.is_finished:
                 return None
             if self._recording_lost:
                 self._recording_lost = False
                 self.post(ev.RecordingFailed(at_ns=self.now_ns()))
                 continue
-            self._arrival = anyio.Event()
-            await self._arrival.wait()
-        event = self._found.pop(0) if self._found else self._inbox.popleft()
+            await self._events.wait()
+            if self._failure is not None:
+                raise self._failure
+        if self._events.has_more_than_a_frame:
+            await anyio.lowlevel.checkpoint()  # one client's flood must not starve the others
+        event = self._events.take()
         if isinstance(event, ev.FrameReceived):
-            if self._inbox:
-                await anyio.lowlevel.checkpoint()  # one client's flood must not starve the others
-            frame_bytes = len(event.frame or b"")
-            self._inbox_bytes -= frame_bytes
-            is_early = self.session is not None and self.session.early_bytes == 0
-            if is_early and not self._has_room(frame_bytes):
-                event = attrs.evolve(event, has_room=False)
-            if self.session is not None:
-                event = self.session.shortened(event)
             self._relief.set()  # The reader wakes only after the frame's step.
         return event
 
-    # -- the loop -------------------------------------------------------------------------------
+    def _step_at_once(self, event: ev.Event) -> None:
+        """Step an event, and what it brings, in the task that brought it; the driver's sleeps.
+
+        What fails here is raised by the driver's task.
+        """
+        session = self.session
+        assert session is not None
+        self._events.begin_emptying()
+        try:
+            self._step(event)
+            while self._events and not session.is_finished:
+                self._step(self._events.take())
+        except Exception as error:
+            self._failure = error
+        self._events.end_emptying()
+        if self._failure is not None or session.is_finished:
+            self._events.wake()
+
+    def _step(self, event: ev.Event) -> None:
+        session = self.session
+        assert session is not None
+        if isinstance(event, ev.FrameReceived):
+            if session.early_bytes == 0 and not self._has_room(len(event.frame or b"")):
+                event = attrs.evolve(event, has_room=False)
+            event = session.shortened(event)
+        self._journal.append_event(event)
+        self._perform(event, session.step(event))
 
     async def run(self, connection: Connection | None) -> None:
         """Run the session until it is CLOSED and its slot is back, then finish the log.
@@ -299,14 +327,11 @@ class Driver:
             self.peer.first(connection)
         try:
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                tasks.start_soon(self._timers.run)
-                if self._writer is not None:
-                    tasks.start_soon(self._writer.run)
+                self._performer.begin(tasks)
                 await self._run_session()
                 tasks.cancel_scope.cancel()
         finally:
-            self._give_up_slot()
+            self._performer.give_up_slot()
             if self._watcher is not None:
                 self._watcher.over(None if self.session is None else self.session.end_reason)
             if self.is_suspended:
@@ -315,21 +340,15 @@ class Driver:
             await self._journal.finish(self.now_ns(), fin_fields(self.session, "broken_off"))
 
     async def _run_session(self) -> None:
+        self._context = copy_context()
         session = self._begin() if self._taken is None else self._go_on(self._taken)
         while not session.is_finished:
             event = await self._next_event()
-            if event is None:
+            if event is not None:
+                self._step(event)
+            elif self.is_suspended:
                 return
-            self._journal.append_event(event)
-            self._perform(event, session.step(event))
         await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
-
-    def _make_writer(self, transcriber: Transcriber | None) -> Writer | None:
-        """Have what the user says written down, if the session's first event says so."""
-        if transcriber is None or not self._opened.limits.transcriber:
-            return None
-        dropped = 0 if self._taken is None else self._taken.session.counts["units_dropped"]
-        return Writer(transcriber, self._opened.seed, self, dropped)
 
     def _begin(self) -> Session:
         self._journal.append_event(self._opened)
@@ -339,60 +358,22 @@ class Driver:
 
     def _go_on(self, taken: TakenUp) -> Session:
         """Go on where another server was: without a client, a slot and model calls."""
-        at_ns = self._inbox[0].at_ns if self._inbox else self.now_ns()
+        at_ns = self._next_ns()
         self._journal.go_on(taken.at_ns, tuple(taken.rest), at_ns, RESTARTED)
         for effect in taken.outstanding.effects():
-            self._perform_one(effect, ready_now)
+            self._performer.perform(effect, ready_now, at_ns)
         self._taken = None
         return taken.session
 
-    def _give_up_slot(self) -> None:
-        self._entry.give_up()
-        self._calls.give_up()
-
     def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         assert self.session is not None
-        if any(isinstance(effect, ef.ForgetRecording) for effect in effects):
-            self._journal.forget()
+        for effect in effects:
+            if isinstance(effect, ef.ForgetRecording):
+                self._journal.forget()
         ready = self._journal.append_effects(self.session, event, effects)
         for effect in effects:
-            self._perform_one(effect, ready)
+            self._performer.perform(effect, ready, event.at_ns)
         if self.session.state is State.CLOSED:
-            self._calls.stop_trying()
-            self._decodes.cancel_all()
+            self._performer.stop()
         if self._watcher is not None:
             self._watcher.saw(event, effects, self.session)
-
-    def _perform_one(self, effect: ef.Effect, ready: Ready) -> None:
-        assert self._tasks is not None
-        if self._writer is not None:
-            self._writer.saw(effect)
-        match effect:
-            case ef.Send():
-                self.peer.send(effect.frame, ready)
-            case ef.Attach():
-                self.peer.greet(effect, ready)
-            case ef.Close():
-                self.close = (effect.code, effect.reason)
-                self.peer.close(effect.code, effect.reason, ready)
-            case ef.Admit():
-                self._entry.ask_for_room()
-            case ef.EnterQueue():
-                self._entry.queue(effect)
-            case ef.LeaveQueue():
-                self._entry.leave()
-            case ef.DecodeMedia():
-                self._decodes.start(effect, self._tasks)
-            case ef.CancelDecode():
-                self._decodes.cancel(effect.media)
-            case ef.DetectSpeech():
-                assert self.session is not None
-                self._found.extend(self._detector.detect(effect, self.session.now_ns))
-            case ef.SetTimer():
-                self._timers.set(effect)
-            case ef.CancelTimer():
-                self._timers.cancel(effect)
-            case ef.DropUnit() | ef.ForgetRecording():
-                pass  # a watcher counts it; it is done before anything is said
-            case _:
-                self._calls.perform(effect)

@@ -138,6 +138,8 @@ class Journal:
         if self._log is None:
             self._seq += len(effects) + session.is_hash_due(event)
             return self._removed
+        if not effects and not session.is_hash_due(event) and session.connection != "asleep":
+            return ready_now
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
         if session.connection == "asleep":
@@ -237,6 +239,11 @@ class Journal:
         async with aclosing(frames_of(path, from_seq=from_seq, first=first, until=until)) as frames:
             async for frame in frames:
                 yield frame
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `wait_for_room` has something to do."""
+        return self._has_waited or (self._log is not None and self._log.is_full)
 
     async def wait_for_room(self) -> None:
         """Wait while the recorder is behind, `RECORDER_STALL_S` at most.

@@ -8,6 +8,7 @@ from typing import Final
 import attrs
 
 from protocol.values.errors import ErrorCode
+from protocol.values.state import State
 
 from ..settings.bounds import MIB
 from ..settings.settings import Settings
@@ -49,7 +50,7 @@ class Room:
             return ErrorCode.SERVICE_UNAVAILABLE
         if len(self._drivers) <= self._settings.chats_max:
             return None
-        is_full = sum(driver.is_chat for driver in self._drivers) > self._settings.chats_max
+        is_full = sum(map(_is_chat, self._drivers)) > self._settings.chats_max
         return ErrorCode.QUEUE_FULL if is_full else None
 
     def let_the_oldest_end(self) -> None:
@@ -68,3 +69,9 @@ class Room:
 
     def _without_client(self) -> list[Driver]:
         return [it for it in self._drivers if it.away_ns is not None and it.is_resumable]
+
+
+def _is_chat(driver: Driver) -> bool:
+    """Whether it is a chat that goes on: connected, with a slot for its turns only."""
+    over = driver.session is not None and driver.session.state is State.CLOSED
+    return not over and driver.mode == "chat"

@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
@@ -48,10 +47,11 @@ from .identity import Identities, Identity
 from .journal import MarkRefused, OpenLog
 from .lane import Lane
 from .room import Room
+from .status import status_of
 from .taking_up import TakenUp, take_up
 
 REFRESH_S: Final = 3.0
-"""Seconds between two estimates; a session tells its client at most every 3 s."""
+"""Between two estimates; a session tells its client at most every 3 s."""
 
 _logger = logging.getLogger("antiphon.server")
 NO_SESSION: Final = "there is no such session, or this is not its token"
@@ -124,8 +124,8 @@ class Server:
         return self._pool.counts
 
     def roster(self, kv_tokens: Callable[[str], int]) -> tuple[SessionStatus, ...]:
-        """The running sessions, oldest first; `kv_tokens` as in `Driver.status`."""
-        return tuple(driver.status(kv_tokens) for driver in self._drivers)
+        """The running sessions, oldest first; `kv_tokens` as in `status_of`."""
+        return tuple(status_of(driver, kv_tokens) for driver in self._drivers)
 
     def running(self, recording_id: str) -> Driver | None:
         """The running session of this name."""

@@ -78,6 +78,14 @@ class Transcriber:
             _logger.error("slot %d of the transcriber %s is lost", slot, self.name)
 
 
+def writer_of(
+    owner: Transcriber | None, opened: ev.ConnectionOpened, inbox: Inbox, dropped: int
+) -> Writer | None:
+    """Make a session's writer, if its first event says that it has one."""
+    has_one = owner is not None and opened.limits.transcriber
+    return Writer(owner, opened.seed, inbox, dropped) if owner and has_one else None
+
+
 class Writer:
     """Writes down what one session's user says; `run` in a task of the session.
 

@@ -57,11 +57,12 @@ class Story:
                 self._tell(logging.WARNING, "the model was lost")
             case ev.Rebuilt():
                 self._tell(logging.WARNING, "the session moved", steps=event.steps)
-        if any(isinstance(effect, ForgetRecording) for effect in effects):
-            self._tell(logging.INFO, "the client asked not to be recorded")
-        if not self._has_dropped and any(isinstance(effect, DropUnit) for effect in effects):
-            self._has_dropped = True
-            self._tell(logging.INFO, "input comes too fast, seconds of it are dropped")
+        for effect in effects:
+            if isinstance(effect, ForgetRecording):
+                self._tell(logging.INFO, "the client asked not to be recorded")
+            elif isinstance(effect, DropUnit) and not self._has_dropped:
+                self._has_dropped = True
+                self._tell(logging.INFO, "input comes too fast, seconds of it are dropped")
 
     def over(self, reason: str | None) -> None:
         """Log the session's end, with its counts."""

@@ -48,6 +48,8 @@ class Inbox:
         self.texts.append(event.text)
         self.ends += event.is_last
 
+    bring = post
+
     def past(self) -> Any:
         raise AssertionError("a writer needs no past")
 

@@ -16,11 +16,15 @@ import soxr
 from openai import AsyncOpenAI, NotFoundError, OpenAI
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
+from recorder.read.past import Past
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
 from runtime.commands.server_process import RUN
+from runtime.media.image import decode_image
 from tests.live.exported import loud_s
 from tests.live.servers import LiveServer, live_server
+from tests.transcript_media import png
+from tests.webps import LOSSY
 
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
 RATE_HZ: Final = 24_000
@@ -188,6 +192,40 @@ def test_who_asks_for_a_response_gets_one(tiny: tuple[LiveServer, Path]) -> None
     assert (response.status, response.metadata) == ("completed", {"for": "a greeting"})
     assert response.output[0].content[0].transcript
     (log,) = set(folder.rglob("*.session.zst")) - before
+    report = subprocess.run(
+        [*RUN, "replay", "--full", str(log)], capture_output=True, text=True, check=False
+    )
+    assert report.returncode == 0, report.stdout + report.stderr
+
+
+def test_the_model_sees_its_pictures(tiny: tuple[LiveServer, Path]) -> None:
+    """A screenshot would be refused, or not be there when its recording is run again."""
+    server, folder = tiny
+    before, still = set(folder.rglob("*.session.zst")), png(64, 48)
+
+    async def show() -> list[Any]:
+        client = AsyncOpenAI(**client_of(server))
+        async with client.realtime.connect(model="tiny") as connection:
+            await until(connection, "session.created")
+            for kind, data in (("png", still), ("webp", LOSSY), ("png", still[:-9])):
+                url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+                part: Any = {"type": "input_image", "image_url": url}
+                item: Any = {"type": "message", "role": "user", "content": [part]}
+                await connection.conversation.item.create(item=item)
+            heard: list[Any] = []
+            async with asyncio.timeout(WAIT_S):
+                while not heard or heard[-1].type != "error":
+                    heard.append(await connection.recv())
+            await connection.response.create()
+            return heard + await until(connection, "response.done")
+
+    found = asyncio.run(show())
+    (error,) = [event.error.message for event in found if event.type == "error"]
+    assert error == "a video frame was left out: the image is a damaged PNG"
+    (log,) = set(folder.rglob("*.session.zst")) - before
+    with LogReader(log) as items:
+        first = next(Past(items, until_seq=1 << 62).units())
+    assert first.unit.frames == (decode_image(still), decode_image(LOSSY))
     report = subprocess.run(
         [*RUN, "replay", "--full", str(log)], capture_output=True, text=True, check=False
     )

@@ -23,8 +23,8 @@ from protocol.values.limits import (
 from protocol.values.requests import AudioPart
 from protocol.wire.media import (
     AUDIO_BYTES_MAX,
+    check_frame,
     check_image,
-    check_jpeg,
     check_video,
     read_audio,
     read_reference_audio,
@@ -47,7 +47,7 @@ FILLED = jpeg_header(640, 480).replace(b"\xff\xc0", b"\xff\xff\xff\xc0")
 )
 def test_a_jpeg_is_measured(data: bytes, size: tuple[int, int]) -> None:
     """Else a good camera frame is refused."""
-    assert check_jpeg("$", data) == size
+    assert check_frame("$", data) == size
 
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
@@ -79,7 +79,7 @@ def test_a_bad_jpeg_is_refused_by_its_header(name: str) -> None:
     """Else a small file makes the server allocate gigabytes, or a bad one reaches the decoder."""
     data, text = BAD_JPEGS[name]
     with pytest.raises(FieldError) as caught:
-        check_jpeg("$.video_frames[0]", data)
+        check_frame("$.video_frames[0]", data)
     assert caught.value.code == "invalid_payload"
     assert caught.value.message.startswith("$.video_frames[0]: ")
     assert text in caught.value.message
@@ -329,7 +329,7 @@ HEADS += [png(9, 9), png(9, 9)[:20], EBML, EBML + b"\x84webm", b"\0\0\0\x20ftypi
 def test_no_garbage_crashes_a_check(head: bytes, tail: bytes, at: int, piece: bytes) -> None:
     """Else a damaged upload ends the session with an internal error."""
     data = patched(head + tail, at, piece)
-    checks = (check_jpeg, check_image, check_wav, check_video, read_audio, read_reference_audio)
+    checks = (check_frame, check_image, check_wav, check_video, read_audio, read_reference_audio)
     for check in checks:
         with contextlib.suppress(FieldError):
             check("$", data)

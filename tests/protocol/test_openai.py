@@ -10,11 +10,13 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST, OPENAI_ENDS
+from protocol.values.behaviour import NEWEST, OPENAI_ENDS, SAYS_WHERE
+from protocol.values.errors import FieldError
 from protocol.values.modes import Mode
 from protocol.values.state import State
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects import DIALECTS, OPENAI
+from protocol.wire.dialects.base import Context
 from runtime.commands.schema.notes import CHANNELS
 from runtime.serve.routing import SPOKEN, NotServedError, route
 from tests.protocol.test_early import LIMITS
@@ -237,3 +239,21 @@ def test_a_mode_in_the_address_is_enough() -> None:
     """A proxy adds `model` to each address, and a client of ours is turned away."""
     query = {"mode": ("audio",), "model": ("m",)}
     assert route("/v1/realtime", query, MODES, default="video").mode == "audio"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "text"),
+    [
+        (SAYS_WHERE - 1, "there are no transcriptions"),
+        (SAYS_WHERE, "transcription is for ?intent=transcription"),
+    ],
+)
+def test_a_transcription_at_the_wrong_address_is_told_the_right_one(
+    behaviour: int, text: str
+) -> None:
+    """A client of the API thinks that nothing here transcribes; an old recording says so."""
+    body = {"type": "session.update", "session": {"type": "transcription"}}
+    context = Context(mode="audio", behaviour=behaviour)
+    with pytest.raises(FieldError) as raised:
+        OPENAI.parse(OPENAI.classify(body), body, context)
+    assert raised.value.message == f"$.session.type: {text}"

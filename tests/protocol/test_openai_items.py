@@ -23,6 +23,7 @@ from protocol.values.limits import (
 )
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
+from runtime.media.decoder import MediaDecoder, MediaError
 from runtime.media.speech_detector import SpeechDetector
 from tests.protocol.test_early import LIMITS
 from tests.transcript_media import make_media
@@ -63,6 +64,8 @@ class Client:
     sees: bool = True
     transcriber: str = ""
     seen: list[int] = attrs.Factory(list)
+    frames: tuple[bytes, ...] = ()
+    undecoded: list[ef.DecodeMedia] = attrs.Factory(list)
 
     def __attrs_post_init__(self) -> None:
         limits = attrs.evolve(OPENED.limits, can_see=self.sees, transcriber=self.transcriber)
@@ -123,6 +126,19 @@ class Client:
         self._post(ev.UserTranscribed(at_ns=0, **words))
         return self.told[before:]
 
+    def decode(self) -> None:
+        """Have the pictures decoded that are not JPEG, the newest first."""
+        while self.undecoded:
+            effect = self.undecoded.pop()
+            try:
+                made = MediaDecoder().decode_here(effect)
+            except MediaError as error:
+                reason = error.reason
+                self._post(ev.MediaRejected(at_ns=0, media=effect.media, reason=reason))
+            else:
+                pictures = made.pictures
+                self._post(ev.MediaDecoded(at_ns=0, media=effect.media, pictures=pictures))
+
     def lose(self) -> None:
         """Lose the connection."""
         self._post(ev.PeerGone(at_ns=0))
@@ -146,6 +162,8 @@ class Client:
                     self.prompts.append(opening.instructions)
                     opened = Opened(prompt_length=12)
                     answers.append(ev.BackendOpened(at_ns=0, lease=lease, opened=opened))
+                case ef.DecodeMedia(kind="image"):
+                    self.undecoded.append(effect)
                 case ef.DecodeMedia(media=number):
                     answers.append(ev.MediaDecoded(at_ns=0, media=number, pcm=bytes(64_000)))
                 case ef.DetectSpeech():
@@ -153,6 +171,7 @@ class Client:
                 case ef.StartUnit(unit=unit):
                     self.units.append(unit.force_listen)
                     self.seen.append(len(unit.frames))
+                    self.frames = unit.frames
                     listens = unit.force_listen or not self.speaks
                     text = "" if listens else "word "
                     result = UnitResult(index=unit.index, is_listen=listens, text=text)
@@ -377,7 +396,7 @@ def test_a_picture_goes_with_the_next_second() -> None:
     assert client.seen == [0, 3, 0, 4, 0]
     assert _shown(client) == "conversation.item.added"
     kept = client.session._core.items.values()
-    assert [part for item in kept for part in item.parts if part.jpeg] == []
+    assert [part for item in kept for part in item.parts if part.picture] == []
 
 
 def test_only_a_picture_is_shown() -> None:

@@ -24,9 +24,9 @@ from protocol.wire.dialects.base import Context
 from protocol.wire.field import DROPPED, Field
 from protocol.wire.kinds import (
     FLAG,
+    IMAGE_URL,
+    IMAGE_URL_HEADS,
     INTEGER,
-    JPEG_URL,
-    JPEG_URL_HEAD,
     SAID,
     TEXT,
     choice,
@@ -381,8 +381,8 @@ def value_of(schema: Json) -> Any:
         return schema.get("examples", schema["enum"])[0]
     if "contentEncoding" in schema:
         return filled(f"<base64 {schema['x-antiphon-media'][0]}>")
-    if schema.get("pattern") == JPEG_URL.schema["pattern"]:
-        return JPEG_URL_HEAD + filled("<base64 image/jpeg>")
+    if schema.get("pattern") == IMAGE_URL.schema["pattern"]:
+        return IMAGE_URL_HEADS["JPEG"] + filled("<base64 image/jpeg>")
     if "items" in schema:
         return [value_of(schema["items"])]
     if "properties" in schema or "oneOf" in schema:

@@ -69,7 +69,7 @@ LEFT_OUT: Final = {
     "OpenAISession.expires_at": "it is made of the first event",
     "Part.kind": "it is told with its item, in a frame that the log holds",
     "Part.text": "likewise",
-    "Part.jpeg": "an item that is kept has none",
+    "Part.picture": "an item that is kept has none",
     "Reply.items": "likewise",
     "Reply.message": "likewise",
     "Reply.metadata": "likewise",

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from protocol.values.events import ConnectionOpened
 from protocol.values.messages import Delta
 from protocol.wire.dialects import REALTIME
+from protocol.wire.media import kind_of
 from recorder.format.mapping import event_record
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
@@ -308,6 +309,19 @@ def test_a_chat_s_question_and_answer() -> None:
     assert answered.startswith("turn 0: hello (0 pictures, 0 sounds)")
     assert answered.count("turn 1: what is it?") == 1
     assert sum(isinstance(one, Picture) for one in told(CHAT)) == 1
+
+
+def test_pictures_of_items_are_shown(tmp_path: Path) -> None:
+    """A film of a session of `openai` would show no pictures, or hold files that are no JPEG."""
+    path = CHAT.with_name("v1-openai-pictures.session.zst")
+    shown = [one for one in told(path) if isinstance(one, Picture)]
+    assert [round(one.begin_ns / MS) for one in shown] == [0, 0, 0, 1000]
+    assert [kind_of(one.jpeg) for one in shown] == ["JPEG"] * 4
+    assert shown[3].jpeg == shown[1].jpeg
+    film = tmp_path / "film.mp4"
+    assert call(path, "-o", film).exit_code == 0
+    with av.open(film) as made:
+        assert len(made.streams.video) == 1
 
 
 def test_a_question_that_waits_stands_where_it_was_asked(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from replay.fuzz.local import Handle, LocalTarget
 from replay.fuzz.plans import Names, all_names
 from replay.fuzz.report import Found, Tally
 from replay.fuzz.schema import described
-from runtime.net.websocket import WebSocket
+from runtime.net.websocket import WebSocket, deliver_received
 from runtime.serve.routing import Route
 from tests.helpers import append_frame, close_frame
 
@@ -35,6 +35,8 @@ Hook = Callable[["Between", Frame], Frame]
 
 class Between:
     """A WebSocket whose server has a bug: `heard` and `said` may change what passes."""
+
+    deliver = deliver_received
 
     def __init__(
         self, websocket: WebSocket, *, heard: Hook | None = None, said: Hook | None = None

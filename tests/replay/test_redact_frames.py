@@ -24,8 +24,8 @@ from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
-from protocol.wire.kinds import JPEG_URL_HEAD
-from protocol.wire.media import check_image, container_of
+from protocol.wire.kinds import IMAGE_URL_HEADS
+from protocol.wire.media import ImageKind, check_image, container_of, kind_of
 from protocol.wire.schema.wire import describe
 from protocol.wire.wav import read_wav
 from replay.redact import client_frames
@@ -278,14 +278,17 @@ def test_a_picture_keeps_its_length_and_size(data: bytes, style: Any) -> None:
     decode_image(made)
 
 
-def test_a_picture_in_a_data_url_is_hidden() -> None:
+@pytest.mark.parametrize("kind", IMAGE_URL_HEADS)
+def test_a_picture_in_a_data_url_is_hidden(kind: ImageKind) -> None:
     """A person in a picture of `openai` would be seen in a log that is given away."""
-    data = jpeg(64, 48)
-    part = {"type": "input_image", "image_url": JPEG_URL_HEAD + base64(data)}
+    head = IMAGE_URL_HEADS[kind]
+    data = {"JPEG": jpeg(64, 48), "PNG": png(64, 48), "WebP": webps.LOSSY}[kind]
+    part = {"type": "input_image", "image_url": head + base64(data)}
     item = {"type": "message", "role": "user", "content": [part]}
     made = edited(json.dumps({"type": "conversation.item.create", "item": item}))
     (told,) = json.loads(made)["item"]["content"]
-    hidden = b64decode(told["image_url"].removeprefix(JPEG_URL_HEAD))
+    hidden = b64decode(told["image_url"].removeprefix(head))
+    assert kind_of(hidden) == kind
     assert hidden == hide_picture(data, Policy().pictures) != data
     elsewhere = json.dumps({"item": {"content": [{"image_url": "https://example.org/me.jpeg"}]}})
     assert "me.jpeg" not in edited(elsewhere)

@@ -346,6 +346,18 @@ def test_tells_a_chat() -> None:
     assert len(told["picture"]) == 1
 
 
+def test_tells_the_pictures_of_items() -> None:
+    """What a client of `openai` showed the model would be missing, or what was refused shown."""
+    told, _ = golden("v1-openai-pictures")
+    first, second, third, again = told["picture"]
+    for shown, size in ((first, (48, 64)), (second, (48, 64)), (third, (47, 64))):
+        made = simplejpeg.decode_jpeg(pybase64.b64decode(shown["jpeg"]))
+        assert made.shape == (*size, 3)
+    assert round(again["at_ns"] / NS_PER_S) == 1
+    assert (again["bytes"], again["same_as"]) == (second["bytes"], 1)
+    assert told["story"][0]["pictures_left_out"] == 0
+
+
 @settings(max_examples=25)
 @given(scenes())
 def test_tells_any_session(scene: Scene) -> None:

@@ -113,7 +113,7 @@ def _check_parts(item: Item) -> None:
             kinds = ", ".join(requests.PARTS_OF[item.role])
             path = f"$.item.content[{number}].type"
             raise invalid(path, f"{part.kind}, an item of the {item.role} has {kinds}")
-        if part.kind == "input_image" and not part.jpeg:
+        if part.kind == "input_image" and not part.picture:
             raise missing(f"$.item.content[{number}].image_url")
 
 

@@ -25,7 +25,7 @@ from ...values.requests import AppendSound, Request
 from ..codec import Value, invalid
 from ..field import DROPPED, Field
 from ..kinds import (
-    JPEG_URL,
+    IMAGE_URL,
     NAMED,
     PIECE,
     SAID,
@@ -94,7 +94,7 @@ _NO_SOUND: Final = lacking(
 
 def _part(values: dict[str, Any]) -> Part:
     part = Part(**values)  # only a picture has a picture
-    return part if part.kind == "input_image" else attrs.evolve(part, jpeg=b"")
+    return part if part.kind == "input_image" else attrs.evolve(part, picture=b"")
 
 
 PART: Final = Table(
@@ -103,11 +103,11 @@ PART: Final = Table(
     Field("text", _TEXT, "", also=("transcript",), omit=True),
     Field(
         "image_url",
-        JPEG_URL,
+        IMAGE_URL,
         b"",
-        attr="jpeg",
+        attr="picture",
         omit=True,
-        doc="A JPEG, as a data URL, of an input_image.",
+        doc="Of an input_image: a JPEG, PNG or WebP, as a data URL; 4 MiB, 20 megapixels at most.",
     ),
     Field("detail", choice(("auto", "low", "high")), None, attr=DROPPED, doc="Without effect."),
     Field("audio", _NO_SOUND, None, attr=DROPPED, doc=EMPTY),

@@ -6,6 +6,7 @@ from typing import Final
 
 import attrs
 
+from ...values.behaviour import SAYS_WHERE
 from ...values.errors import ErrorCode
 from ...values.limits import MS_PER_S
 from ...values.openai import (
@@ -158,6 +159,7 @@ def heard_rows(transcription: Row) -> Object:
     return Object("input", rows, doc="The client's sound.")
 
 
+_TYPES: Final = ("realtime", "transcription")
 _TRANSCRIPTION: Final = Kind(
     read=lambda value, _: as_object(value.value, value.path) is not None,
     write=lambda wanted: {} if wanted else None,
@@ -170,10 +172,18 @@ CONFIGURE: Final = Table(
         (
             Field(
                 "type",
-                only(("realtime", "transcription"), "realtime", "there are no transcriptions"),
+                only(_TYPES, "realtime", "there are no transcriptions"),
+                attr=DROPPED,
+                is_written=False,
+                until=SAYS_WHERE,
+            ),
+            Field(
+                "type",
+                only(_TYPES, "realtime", "transcription is for ?intent=transcription"),
                 attr=DROPPED,
                 get=lambda _: "realtime",
-                doc="Must be realtime here.",
+                since=SAYS_WHERE,
+                doc="Must be realtime here; transcription has an address of its own.",
             ),
             Field("model", TEXT, None, attr=DROPPED, doc="Ignored: the address names the model."),
             Field("instructions", PROMPT, None, omit=True),

@@ -108,7 +108,7 @@ _SOUND: Final = Table(
     Part,
     fixed("type", "input_audio"),
     make=lambda _: Part(kind="input_audio"),
-    lacks={"kind": "input_audio", "text": "", "jpeg": b""},
+    lacks={"kind": "input_audio", "text": "", "picture": b""},
 )
 _SESSION: Final = Object(
     "session",

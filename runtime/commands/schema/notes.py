@@ -120,9 +120,9 @@ CHANNELS: Final[tuple[Channel, ...]] = (
 
 DIALECTS: Final[Mapping[str, str]] = {
     "realtime": "One set of events for full-duplex speech (`mode=video`, `mode=audio`) and for "
-    "turns of chat (`mode=chat`), whose answers are spoken only where `tts` is there. A turn of chat "
-    "may offer tools, if the model has them: a call is in `response.done`, and its result goes into "
-    "the next turn's conversation. New clients should speak this one.",
+    "turns of chat (`mode=chat`), whose answers are spoken only where `tts` is there. A turn may "
+    "offer tools, if the model has them: a call is in `response.done`, and its result goes into the "
+    "next turn's conversation. New clients should speak this one.",
     "duplex-v1": "Full-duplex speech, with text and sound of a unit in one event.",
     "legacy-duplex": "Full-duplex speech, in a session that can be paused.",
     "legacy-chat": "One turn of chat a connection: a request and its answer, which is spoken "

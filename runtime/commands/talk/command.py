@@ -21,7 +21,7 @@ import click
 from rich.console import Console
 
 from protocol.values.modes import Mode
-from protocol.wire.media import check_jpeg
+from protocol.wire.media import check_frame
 
 from ...client import terminal
 from ...client.background import background
@@ -141,7 +141,7 @@ def read_frame(path: Path) -> bytes:
     """Read a JPEG that a server will take; `UnusableError` if it is not a JPEG or too large."""
     with terminal.usable():
         data = path.read_bytes()
-        check_jpeg(str(path), data)
+        check_frame(str(path), data)
         return data
 
 

@@ -17,7 +17,7 @@ from runtime.commands.bench.material import machine_facts
 from runtime.commands.bench.output import print_found, tell
 from tests.bench.gateway.child import GatewayBenchError
 from tests.bench.gateway.material import PATTERNS, Plan, make_plan
-from tests.bench.gateway.measure import GatewayResult, Run, measure_gateway
+from tests.bench.gateway.measure import GatewayResult, Row, Run, measure_gateway
 
 ROUNDS: Final = 7
 ROUNDS_MAX: Final = 101
@@ -99,7 +99,7 @@ def _table(first: str, *columns: str) -> Table:
 
 
 def _rows(found: GatewayResult) -> Table:
-    table = _table("", "", "CPU us", "loop", "rec.", "p50 ms", "p99 ms")
+    table = _table("", "", "CPU us", "loop", "rec.", "p50 ms", "p99 ms", "recording")
     pattern = ""
     for row in found.rows:
         of = row.of_websockets
@@ -111,9 +111,18 @@ def _rows(found: GatewayResult) -> Table:
             f"{row.recorder_us:.0f}",
             f"{row.p50_ms:.1f} ({of['p50']:.1f})",
             f"{row.p99_ms:.1f} ({of['p99']:.1f})",
+            _recording(found, row),
         )
         pattern = row.pattern
     return table
+
+
+def _recording(found: GatewayResult, row: Row) -> str:
+    """What recording costs: in terms of ours without it, and of the yardstick with it."""
+    if row.contender != "recorded":
+        return ""
+    of_ours = found.recorded_of_antiphon[row.pattern]
+    return f"{of_ours:.2f}, {found.recorded_of_logged[row.pattern]:.2f}"
 
 
 def _stages(found: GatewayResult) -> Table:

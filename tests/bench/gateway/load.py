@@ -26,12 +26,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
-from tests.bench.gateway.material import Pace, make_exchanges
+from tests.bench.gateway.material import PATHS, Coding, Pace, make_exchanges
 
 WINDOW: Final = 2
 """Units of a session under way when it goes flat out: one is answered while the next is read."""
@@ -50,6 +51,11 @@ SMALL_BYTES: Final = 8 << 10
 BUFFER_BYTES: Final = 1 << 18
 MASK: Final = b"\x5a\xc3\x17\x88"
 INIT: Final = b'{"type":"session.init","payload":{"instructions":"Answer what you hear and see."}}'
+CHOICE: Final = (
+    b'{"type":"session.update","model":"bench"}',
+    b'{"type":"input_audio_buffer.commit"}',
+)
+"""What begins a transcription."""
 
 TEXT, CLOSE, PING, PONG = 0x1, 0x8, 0x9, 0xA
 _FIN: Final = 0x80
@@ -72,11 +78,12 @@ def client_frame(opcode: int, payload: bytes) -> bytes:
     return head + MASK + (np.frombuffer(payload, np.uint8) ^ key).tobytes()
 
 
-def connect(port: int) -> socket.socket:
+def connect(port: int, path: str) -> socket.socket:
     """Open a WebSocket, blocking.
 
     Args:
         port: of this machine.
+        path: of the address, with the query.
 
     Raises:
         LoadError: it is refused.
@@ -84,17 +91,17 @@ def connect(port: int) -> socket.socket:
     """
     stream = socket.create_connection(("127.0.0.1", port), timeout=SETUP_WAIT_S)
     try:
-        _shake_hands(stream, port)
+        _shake_hands(stream, port, path)
     except BaseException:
         stream.close()
         raise
     return stream
 
 
-def _shake_hands(stream: socket.socket, port: int) -> None:
+def _shake_hands(stream: socket.socket, port: int, path: str) -> None:
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     lines = (
-        "GET /v1/realtime?mode=video HTTP/1.1",
+        f"GET {path} HTTP/1.1",
         f"Host: 127.0.0.1:{port}",
         "Connection: Upgrade",
         "Upgrade: websocket",
@@ -117,6 +124,7 @@ class Link:
 
     Args:
         stream: connected, and open as a WebSocket; it blocks nobody from now on.
+        coding: of its sound: `pcm16` is transcribed.
 
     Attributes:
         is_ready: the session is set up.
@@ -125,8 +133,9 @@ class Link:
         sent: units handed over, whole or in part.
     """
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream: socket.socket, coding: Coding = "float32") -> None:
         self.socket = stream
+        self._is_heard = coding == "pcm16"
         self.socket.setblocking(False)
         self.is_ready = False
         self.due_ns: deque[int] = deque()
@@ -216,13 +225,17 @@ class Link:
             self.send(memoryview(client_frame(PONG, bytes(self._kept))))
         elif self._is_sound:
             self._take_sound()
-        else:
-            self._take_words(bytes(self._kept))
+        elif self._take_words(bytes(self._kept)):
+            self._answered()
+            self._is_sound = True
         self._kept.clear()
         return int(self._is_sound)
 
-    def _take_sound(self) -> None:
+    def _answered(self) -> None:
         self.latency_ns.append(time.perf_counter_ns() - self.due_ns.popleft())
+
+    def _take_sound(self) -> None:
+        self._answered()
         if not self._has_proof:
             body = json.loads(self._kept)
             pcm = base64.b64decode(body["audio"], validate=True)
@@ -230,13 +243,17 @@ class Link:
                 raise LoadError("an answer that is no second of speech")
             self._has_proof = True
 
-    def _take_words(self, text: bytes) -> None:
+    def _take_words(self, text: bytes) -> bool:
+        """Whether it is a second's words."""
         if b'"session.queue_done"' in text:
             self.send(memoryview(client_frame(TEXT, INIT)))
         elif b'"session.created"' in text:
+            for message in CHOICE if self._is_heard else ():
+                self.send(memoryview(client_frame(TEXT, message)))
             self.is_ready = True
         elif b'"type":"error"' in text:
             raise LoadError(f"the server complained: {text.decode(errors='replace')}")
+        return self._is_heard and b'"transcription.delta"' in text
 
     def close(self) -> None:
         """Leave politely, as far as the kernel takes it at once."""
@@ -252,18 +269,26 @@ class Load:
         sessions: at once.
         units: of each.
         pace: when they come.
-        frames: what is sent, in turn; masked.
+        coding: of the sound.
+        frames: of the units that are sent, in turn; masked.
     """
 
     def __init__(
-        self, port: int, *, sessions: int, units: int, pace: Pace, frames: list[bytes]
+        self,
+        port: int,
+        *,
+        sessions: int,
+        units: int,
+        pace: Pace,
+        coding: Coding,
+        frames: list[list[bytes]],
     ) -> None:
         self._pace = pace
         self._units = units
-        self._frames = [memoryview(frame) for frame in frames]
+        self._frames = [[memoryview(frame) for frame in unit] for unit in frames]
         self._selector = selectors.DefaultSelector()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._links = [Link(connect(port)) for _ in range(sessions)]
+        self._links = [Link(connect(port, PATHS[coding]), coding) for _ in range(sessions)]
         self._due: list[tuple[int, int, Link, memoryview, bool]] = []
         self._order = itertools.count()
         self._answered = 0
@@ -314,14 +339,19 @@ class Load:
 
     def _schedule(self, link: Link, at_ns: int) -> None:
         """Have the next unit of a session sent, in one go or in pieces."""
-        frame = self._frames[link.sent % len(self._frames)]
+        frames = self._frames[link.sent % len(self._frames)]
         link.sent += 1
-        step = SLOW_BYTES if self._pace == "slow" else len(frame)
-        for number, start in enumerate(range(0, len(frame), step)):
-            piece = frame[start : start + step]
-            is_last = start + step >= len(frame)
-            due_ns = at_ns + number * SLOW_STEP_NS
-            heapq.heappush(self._due, (due_ns, next(self._order), link, piece, is_last))
+        if self._pace == "slow":
+            (frame,) = frames
+            starts = range(0, len(frame), SLOW_BYTES)
+            frames = [frame[start : start + SLOW_BYTES] for start in starts]
+            pause_ns = SLOW_STEP_NS
+        else:
+            pause_ns = 0 if self._pace == "flat" else NS // len(frames)
+        for number, frame in enumerate(frames):
+            due_ns = at_ns + number * pause_ns
+            is_last = number == len(frames) - 1
+            heapq.heappush(self._due, (due_ns, next(self._order), link, frame, is_last))
 
     def _turn_until(self, is_done: Callable[[], bool], wait_s: float) -> None:
         deadline_ns = time.perf_counter_ns() + int(wait_s * NS)
@@ -362,12 +392,14 @@ class Load:
 def main() -> None:
     """Serve requests on the standard streams, until the input ends."""
     exchanges = make_exchanges()
-    frames = {
-        True: [client_frame(TEXT, each.frame.encode()) for each in exchanges],
-        False: [client_frame(TEXT, each.frame_of_sound.encode()) for each in exchanges],
-    }
+
+    @cache
+    def frames_of(has_picture: bool, pieces: int, coding: Coding) -> list[list[bytes]]:
+        texts = ([each.frame] if has_picture else each.pieces(pieces, coding) for each in exchanges)
+        return [[client_frame(TEXT, text.encode()) for text in unit] for unit in texts]
+
     gc.disable()  # a collection would be lag
-    _tell({"frame_bytes": len(frames[True][0])})
+    _tell({"frame_bytes": len(exchanges[0].frame)})
     for line in sys.stdin:
         order = json.loads(line)
         try:
@@ -376,7 +408,8 @@ def main() -> None:
                 sessions=order["sessions"],
                 units=order["units"],
                 pace=order["pace"],
-                frames=frames[order["has_picture"]],
+                coding=order["coding"],
+                frames=frames_of(order["has_picture"], order["pieces"], order["coding"]),
             )
             _tell({"ready": True})
             sys.stdin.readline()

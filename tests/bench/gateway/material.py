@@ -1,7 +1,8 @@
 """What the gateway bench exchanges: a second of sound and a picture in, a second of speech out.
 
 All contenders answer with the same bytes, and none of them twice in a row. A contender says which
-it is; a pattern says how units come; see `measure`.
+it is; a pattern says how units come; see `measure`. A second may come in pieces, as float32 in a
+conversation that is answered by speech, or as PCM16 to be transcribed, which is answered by words.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from protocol.wire.codec import encode_base64
 from runtime.commands.bench.material import Speech, camera_frame, load_speech, output_second
 
-Contender = Literal["antiphon", "recorded", "echo", "websockets"]
-"""Our server without and with recording, the echo on its transport, and the other library."""
-CONTENDERS: Final[tuple[Contender, ...]] = ("antiphon", "recorded", "echo", "websockets")
+Contender = Literal["antiphon", "recorded", "echo", "websockets", "logged"]
+"""Our server without and with recording, the echo on its transport, and the other library without
+and with a log of JSON lines."""
+CONTENDERS: Final[tuple[Contender, ...]] = ("antiphon", "recorded", "echo", "websockets", "logged")
+Coding = Literal["float32", "pcm16"]
+CODINGS: Final[tuple[Coding, ...]] = ("float32", "pcm16")
 Pace = Literal["flat", "spread", "together", "slow"]
 """Flat out; or a unit a second: spread over it, all at once, or spread and arriving slowly."""
 
+PCM16_MAX: Final = 32767
 UNITS_MADE: Final = 16
 """Different units; of 3 MB in all, so that they do not all stay in a core's cache."""
 TEXT: Final = "so the answer to it is"
@@ -46,6 +53,12 @@ METRICS: Final[Mapping[str, object]] = MappingProxyType(
 QUEUE_DONE: Final = '{"type":"session.queue_done"}'
 CREATED: Final = '{"type":"session.created"}'
 """What the yardsticks say, so that one client can talk to all."""
+PATHS: Final[Mapping[Coding, str]] = MappingProxyType(
+    {"float32": "/v1/realtime?mode=video", "pcm16": "/v1/realtime?mode=transcription"}
+)
+"""Where sound of a coding goes."""
+END: Final = " "
+"""Ends the message that completes a unit: how the echo, which reads nothing, knows it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +71,8 @@ class Pattern:
         units: of each of them.
         pace: when.
         has_picture: a unit is a picture too, not sound alone.
+        pieces: messages a unit, with a pause between them unless it goes flat out.
+        coding: of the sound.
     """
 
     name: str
@@ -65,6 +80,8 @@ class Pattern:
     units: int
     pace: Pace
     has_picture: bool = True
+    pieces: int = 1
+    coding: Coding = "float32"
 
 
 @attrs.frozen(kw_only=True)
@@ -93,8 +110,23 @@ PATTERNS: Final = (
     Pattern(name="20 spread", sessions=20, units=4, pace="spread"),
     Pattern(name="8 slowly", sessions=8, units=4, pace="slow"),
     Pattern(name="100 together", sessions=100, units=3, pace="together"),
+    *(
+        Pattern(
+            name=f"{1000 // pieces} ms of {coding}",
+            sessions=20,
+            units=4,
+            pace="spread",
+            has_picture=False,
+            pieces=pieces,
+            coding=coding,
+        )
+        for coding in CODINGS
+        for pieces in (1, 10, 50)
+    ),
 )
 CAPACITY_S: Final = 10
+PIECES_PART: Final = 60
+"""Percent of the last run's sessions that send pieces of 20 ms: 300 of 500."""
 
 
 def make_plan(names: tuple[str, ...], sessions: int) -> Plan:
@@ -105,13 +137,14 @@ def make_plan(names: tuple[str, ...], sessions: int) -> Plan:
         sessions: of the last run; 0 leaves it out.
     """
     many = Pattern(name=f"{sessions} spread", sessions=sessions, units=CAPACITY_S, pace="spread")
+    sound = attrs.evolve(many, name=f"{many.name}, sound", has_picture=False)
+    few = max(1, sessions * PIECES_PART // 100)
+    pieces = attrs.evolve(sound, name=f"{few} spread, 20 ms", sessions=few, pieces=50)
     return Plan(
         patterns=tuple(each for each in PATTERNS if not names or each.name in names),
         memory=Pattern(name="memory", sessions=100, units=2, pace="spread"),
         first=Pattern(name="first", sessions=1, units=8, pace="flat"),
-        capacity=(attrs.evolve(many, name=f"{many.name}, sound", has_picture=False), many)
-        if sessions
-        else (),
+        capacity=(sound, many, pieces) if sessions else (),
     )
 
 
@@ -121,13 +154,25 @@ class Exchange:
 
     Attributes:
         frame: the message with a picture.
-        frame_of_sound: the same without it.
+        sound: a second at 16 kHz, -1 to 1.
         pcm: float32 LE, 24 kHz mono, a second.
     """
 
     frame: str
-    frame_of_sound: str
+    sound: npt.NDArray[np.float32]
     pcm: bytes
+
+    def pieces(self, count: int, coding: Coding = "float32") -> list[str]:
+        """Write the messages of a second of sound, in so many pieces; the last one has `END`."""
+        if coding == "pcm16":
+            pcm = (self.sound * PCM16_MAX).astype("<i2").tobytes()
+        else:
+            pcm = self.sound.tobytes()
+        step = len(pcm) // count
+        texts = [
+            _append(encode_base64(pcm[at : at + step]), coding) for at in range(0, len(pcm), step)
+        ]
+        return [*texts[:-1], texts[-1] + END]
 
 
 def make_exchanges(count: int = UNITS_MADE) -> list[Exchange]:
@@ -137,17 +182,21 @@ def make_exchanges(count: int = UNITS_MADE) -> list[Exchange]:
 
 
 def _make(speech: Speech, number: int) -> Exchange:
-    audio = encode_base64(speech.second(number, gain=0.8 + 0.0007 * number))
+    sound = speech.second(number, gain=0.8 + 0.0007 * number)
     frames = [encode_base64(camera_frame(number))]
-
-    def message(**rest: object) -> str:
-        return orjson.dumps({"type": "input.append", "input": {"audio": audio, **rest}}).decode()
-
     return Exchange(
-        frame=message(video_frames=frames),
-        frame_of_sound=message(),
+        frame=_append(encode_base64(sound), "float32", video_frames=frames) + END,
+        sound=np.frombuffer(sound, "<f4"),
         pcm=output_second(speech, number),
     )
+
+
+def _append(audio: str, coding: Coding, **rest: object) -> str:
+    if coding == "pcm16":
+        body: dict[str, object] = {"type": "input_audio_buffer.append", "audio": audio}
+    else:
+        body = {"type": "input.append", "input": {"audio": audio, **rest}}
+    return orjson.dumps(body).decode()
 
 
 def deltas(input_id: str, pcm: bytes) -> tuple[bytes, bytes]:
@@ -163,3 +212,8 @@ def deltas(input_id: str, pcm: bytes) -> tuple[bytes, bytes]:
     audio = encode_base64(pcm)
     sound = {**head, "kind": "audio", **ids, "audio": audio, "metrics": dict(METRICS)}
     return orjson.dumps(text), orjson.dumps(sound)
+
+
+def words(number: int) -> bytes:
+    """Write the answer to a second that is transcribed, as plainly as can be."""
+    return orjson.dumps({"type": "transcription.delta", "delta": f"{TEXT} {number}"})

@@ -101,6 +101,7 @@ class GatewayResult:
         unit_bytes: of the frame that brings a unit.
         rows: medians.
         recorded_of_antiphon: CPU a unit with recording in terms of without, by pattern.
+        recorded_of_logged: CPU a unit in terms of the yardstick that records too, by pattern.
         memory_bytes: a session's, by contender.
         stages_us: CPU of our server's event loop a unit, by stage; with recording.
         capacity: many sessions on one core, recorded, and beside it the yardstick.
@@ -113,6 +114,7 @@ class GatewayResult:
     unit_bytes: int
     rows: list[Row]
     recorded_of_antiphon: dict[str, float]
+    recorded_of_logged: dict[str, float]
     memory_bytes: dict[Contender, int]
     stages_us: dict[str, float]
     capacity: list[Run]
@@ -267,6 +269,10 @@ async def measure_gateway(
         rows=[_row(runs, pattern, each) for pattern in plan.patterns for each in CONTENDERS],
         recorded_of_antiphon={
             pattern.name: _ratio(runs, pattern, "recorded", "antiphon", _cpu)
+            for pattern in plan.patterns
+        },
+        recorded_of_logged={
+            pattern.name: _ratio(runs, pattern, "recorded", "logged", _cpu)
             for pattern in plan.patterns
         },
         memory_bytes=memory,

@@ -2,9 +2,10 @@
 
 - `antiphon` and `recorded`: the server as `antiphon serve` runs it, on a model that answers each
   unit at once with speech made before. Limits that a bench meets on purpose are raised.
-- `echo`: the same transport with nothing behind it. Every message is answered by the same bytes.
+- `echo`: the same transport with nothing behind it. Every unit is answered by the same bytes.
 - `websockets`: the unit's work written straight on the `websockets` library with uvloop, orjson
   and pybase64: parse, base64, check, decode the picture, write the deltas. No session, no log.
+- `logged`: the same, with each message of either side as a line of JSON in a zstd file.
 
 A server says where it listens, as `{"port": ...}` on a line. Then it answers each line of its
 standard input with one of what it has used so far; see `meter`. It ends with its input.
@@ -12,8 +13,11 @@ standard input with one of what it has used so far; see `meter`. It ends with it
 
 from __future__ import annotations
 
+import itertools
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Awaitable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -23,10 +27,13 @@ import attrs
 import numpy as np
 import orjson
 import pybase64
+import zstandard
 from anyio.lowlevel import checkpoint
 
 from protocol.values.limits import FRAME_BYTES_MAX
 from protocol.values.model import (
+    SAMPLE16_BYTES,
+    UNIT_BYTES,
     UNIT_SAMPLES,
     Costs,
     Cut,
@@ -36,6 +43,9 @@ from protocol.values.model import (
     Unit,
     UnitResult,
 )
+from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.utf8 import Frame
+from protocol.wire.rates import to_float32
 from runtime.media.image import decode_jpeg
 from runtime.model.backends.base import Backend, BackendInfo
 from runtime.net import listener
@@ -46,11 +56,13 @@ from runtime.serve.serving import run
 from runtime.settings.settings import Settings
 from tests.bench.gateway.material import (
     CREATED,
+    END,
     QUEUE_DONE,
     TEXT,
     Contender,
     deltas,
     make_exchanges,
+    words,
 )
 from tests.bench.gateway.meter import Meter
 
@@ -124,6 +136,32 @@ class _Answering:
         await checkpoint()
 
 
+class _Hearing:
+    """A transcription by a model that computes nothing: each second has the same words."""
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Answer at once."""
+        await checkpoint()
+        return ChunkResult(
+            utterance=chunk.utterance,
+            index=chunk.index,
+            text=f"{TEXT} {chunk.index}",
+            token_ids=TOKENS,
+            reason="stop",
+            prompt_tokens=12,
+            generated_tokens=len(TOKENS),
+            kv_length=40 + 24 * chunk.index,
+            fed_ids=TOKENS,
+            input_hash="5" * 32,
+            logits_hash="7" * 32,
+            margin=1.25,
+        )
+
+    async def release(self) -> None:
+        """Hold nothing."""
+        await checkpoint()
+
+
 class _Model:
     """A model whose answers were made before."""
 
@@ -131,7 +169,7 @@ class _Model:
         self._pcms = [exchange.pcm for exchange in make_exchanges()]
         self.info = BackendInfo(
             name="bench",
-            modes=("video", "audio"),
+            modes=("video", "audio", "transcription"),
             slots=SLOTS,
             context_limit=ENDLESS,
             sliding_windows=("off",),
@@ -144,6 +182,11 @@ class _Model:
         """Open a session at once."""
         await checkpoint()
         return _Answering(self._pcms)
+
+    async def transcribe(self, *, slot: int) -> _Hearing:
+        """Begin a transcription at once."""
+        await checkpoint()
+        return _Hearing()
 
 
 def _load(*_: object, **__: object) -> Backend:
@@ -169,19 +212,21 @@ async def _serve_echo(meter: Meter) -> None:
         tuple(delta.decode() for delta in deltas(str(number), exchange.pcm))
         for number, exchange in enumerate(make_exchanges())
     ]
+    heard = [(words(number).decode(),) for number in range(len(answers))]
 
     async def echo(request: WebSocketRequest) -> None:
         websocket = await request.accept()
-        await websocket.send(QUEUE_DONE)
-        await websocket.receive()
+        is_heard = "transcription" in request.target
+        await websocket.send(*(() if is_heard else (QUEUE_DONE,)))
         await websocket.send(CREATED)
-        count = 0
+        said = itertools.cycle(heard if is_heard else answers)
+
+        def take(message: Frame) -> Awaitable[None] | None:
+            is_unit = isinstance(message, str) and message.endswith(END)
+            return websocket.send(*next(said)) if is_unit else None
+
         with suppress(WebSocketClosed):
-            while True:
-                await websocket.receive()
-                for answer in answers[count % len(answers)]:
-                    await websocket.send(answer)
-                count += 1
+            await websocket.deliver(take)
 
     listeners = await listener.bind(HOST, 0)
     async with anyio.create_task_group() as tasks:
@@ -205,33 +250,93 @@ async def _listen(
 # -- (b) the same work on another library -------------------------------------------------------
 
 
-def _read_unit(message: bytes) -> bytes | None:
-    """Do what a unit needs: parse, base64, check; return the picture."""
-    body = orjson.loads(message)["input"]
-    samples = np.frombuffer(pybase64.b64decode(body["audio"], validate=True), "<f4")
-    if len(samples) != UNIT_SAMPLES or not np.isfinite(samples).all():
-        raise ValueError("no second of sound")
-    frames = body.get("video_frames")
-    return pybase64.b64decode(frames[0], validate=True) if frames else None
+class _Listener:
+    """Does what a unit needs: parse, base64, join its pieces, check."""
+
+    def __init__(self) -> None:
+        self._sound = bytearray()
+        self.jpeg: bytes | None = None
+
+    def take(self, message: bytes) -> bool:
+        """Take a message; whether a second is full, whose picture is `jpeg`."""
+        body = orjson.loads(message)
+        if body["type"] == "input_audio_buffer.append":
+            self._sound += pybase64.b64decode(body["audio"], validate=True)
+            second = UNIT_SAMPLES * SAMPLE16_BYTES
+            if len(self._sound) < second:
+                return False
+            to_float32(bytes(self._sound[:second]))  # what the model hears
+            del self._sound[:second]
+            return True
+        if body["type"] != "input.append":
+            return False
+        body = body["input"]
+        piece = pybase64.b64decode(body["audio"], validate=True)
+        if not np.isfinite(np.frombuffer(piece, "<f4")).all():
+            raise ValueError("no sound")
+        self._sound += piece
+        if len(self._sound) < UNIT_BYTES:
+            return False
+        del self._sound[:UNIT_BYTES]
+        frames = body.get("video_frames")
+        self.jpeg = pybase64.b64decode(frames[0], validate=True) if frames else None
+        return True
 
 
-async def _serve_websockets(meter: Meter) -> None:
+class _Lines:
+    """The log that anybody would write: each message as a line of JSON, in a zstd file."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._count = 0
+        self._file: zstandard.ZstdCompressionWriter | None = None
+        if folder is not None:
+            folder.mkdir(exist_ok=True)
+            path = folder / f"{time.monotonic_ns()}.jsonl.zst"
+            self._file = zstandard.ZstdCompressor().stream_writer(path.open("wb"))
+
+    def write(self, side: str, *messages: bytes) -> None:
+        """Write messages, and have them on the disk's way once a second is answered."""
+        if self._file is None:
+            return
+        for message in messages:
+            self._count += 1
+            body = {"seq": self._count, "at_ns": time.monotonic_ns(), "side": side}
+            self._file.write(orjson.dumps({**body, "frame": message.decode()}) + b"\n")
+        if side == "out":
+            self._file.flush()
+
+    def close(self) -> None:
+        """End the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+async def _serve_websockets(meter: Meter, folder: Path | None) -> None:
     from websockets.asyncio.server import ServerConnection, serve
     from websockets.exceptions import ConnectionClosed
 
     pcms = [exchange.pcm for exchange in make_exchanges()]
 
     async def answer(connection: ServerConnection) -> None:
-        await connection.send(QUEUE_DONE)
-        await connection.recv()
+        assert connection.request is not None
+        is_heard = "transcription" in connection.request.path
+        if not is_heard:
+            await connection.send(QUEUE_DONE)
+            await connection.recv()
         await connection.send(CREATED)
-        count = 0
-        with suppress(ConnectionClosed):
+        count, heard, lines = 0, _Listener(), _Lines(folder)
+        with closing(lines), suppress(ConnectionClosed):
             while True:
-                jpeg = _read_unit(await connection.recv(decode=False))
-                if jpeg is not None:
-                    await anyio.to_thread.run_sync(decode_jpeg, jpeg)
-                for delta in deltas(str(count), pcms[count % len(pcms)]):
+                message = await connection.recv(decode=False)
+                lines.write("in", message)
+                if not heard.take(message):
+                    continue
+                if heard.jpeg is not None:
+                    await anyio.to_thread.run_sync(decode_jpeg, heard.jpeg)
+                pcm = pcms[count % len(pcms)]
+                answers = (words(count),) if is_heard else deltas(str(count), pcm)
+                lines.write("out", *answers)
+                for delta in answers:
                     await connection.send(delta, text=True)
                 count += 1
 
@@ -247,7 +352,7 @@ def main(contender: Contender, folder: str, has_stages: bool = False) -> None:
 
     Args:
         contender: which server.
-        folder: takes the logs of `recorded`.
+        folder: takes the logs of `recorded` and `logged`.
         has_stages: measure by stage; it costs some microseconds a unit.
     """
     meter = Meter(has_stages=has_stages)
@@ -258,9 +363,10 @@ def main(contender: Contender, folder: str, has_stages: bool = False) -> None:
             anyio.run(_serve_antiphon, meter, Path(folder), backend="trio")
         case "echo":
             anyio.run(_serve_echo, meter, backend="trio")
-        case "websockets":
+        case "websockets" | "logged":
             options = {"use_uvloop": True}
-            anyio.run(_serve_websockets, meter, backend="asyncio", backend_options=options)
+            logs = Path(folder) if contender == "logged" else None
+            anyio.run(_serve_websockets, meter, logs, backend="asyncio", backend_options=options)
 
 
 if __name__ == "__main__":

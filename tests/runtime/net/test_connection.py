@@ -23,7 +23,7 @@ from runtime.net.connection import (
     SEND_STALL_S,
     Connection,
 )
-from runtime.net.websocket import WebSocketClosed, WebSocketStalled
+from runtime.net.websocket import WebSocketClosed, WebSocketStalled, deliver_received
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +72,8 @@ class FakeWebSocket:
     async def until_sent(self, count: int) -> None:
         while len(self.sent) < count:
             await self._changed.wait()
+
+    deliver = deliver_received
 
     async def receive(self) -> str | bytes | None:
         await anyio.lowlevel.checkpoint()

@@ -145,6 +145,8 @@ class Desk:
     def post(self, event: ev.Event) -> None:
         self.posted.append(event)
 
+    bring = post
+
     def take(self) -> list[str]:
         """What was posted since the last time, by name."""
         names = [type(event).__name__ for event in self.posted]

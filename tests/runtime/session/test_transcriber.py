@@ -35,6 +35,8 @@ class Inbox:
     def post(self, event: ev.Event) -> None:
         self.events.append(event)
 
+    bring = post
+
     def past(self) -> Any:
         raise AssertionError("a writer needs no past")
 

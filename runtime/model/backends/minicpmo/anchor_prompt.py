@@ -107,12 +107,12 @@ class Look:
 
     def _picture(self, place: int, jpeg: bytes) -> Iterator[Piece]:
         from protocol.wire.media import (
-            check_jpeg,  # Here: it needs libraries that the model does not.
+            check_frame,  # Here: it needs libraries that the model does not.
         )
 
         path, cutter = f"prompt[{place}].jpeg", Slicing.of(self.config.vision)
         try:
-            width, height = check_jpeg(path, jpeg)
+            width, height = check_frame(path, jpeg)
         except FieldError as error:
             raise BackendRefused(str(error)) from error
         count = cutter.count(width, height, self.slices_max)
