@@ -121,7 +121,7 @@ CHANNELS: Final[tuple[Channel, ...]] = (
 DIALECTS: Final[Mapping[str, str]] = {
     "realtime": "One set of events for full-duplex speech (`mode=video`, `mode=audio`) and for "
     "turns of chat (`mode=chat`), whose answers are spoken only where `tts` is there. A turn may "
-    "offer tools, if the model has them: a call is in `response.done`, and its result goes into the "
+    "offer tools, if the model has them: a call is in `response.done`, its result goes into the "
     "next turn's conversation. New clients should speak this one.",
     "duplex-v1": "Full-duplex speech, with text and sound of a unit in one event.",
     "legacy-duplex": "Full-duplex speech, in a session that can be paused.",
