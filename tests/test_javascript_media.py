@@ -48,7 +48,9 @@ STEPS = st.lists(
 def test_each_sample_is_played_once_or_told_to_be_cut(steps: list[tuple[str, int]]) -> None:
     """A listener would hear a word twice, or a program not know how much was heard."""
     cushion = 4
-    given_ = json.dumps({"capacity": 100, "cushion": cushion, "steps": [*steps, ("render", 200)]})
+    given_ = json.dumps(
+        {"capacity": 20, "most": 100, "cushion": cushion, "steps": [*steps, ("render", 200)]}
+    )
     said = json.loads(run("worklets.mjs", given_))
     sent = sum(count for kind, count in steps if kind == "play")
     lost = sum(it["lost"] for it in said["told"] if it["type"] == "full")
@@ -68,7 +70,7 @@ def test_a_flush_fades_and_then_is_silent() -> None:
     """A sound that stops at once clicks."""
     steps = [("play", 90), ("render", 20), ("flush", 10), ("render", 50)]
     said = json.loads(
-        run("worklets.mjs", json.dumps({"capacity": 100, "cushion": 0, "steps": steps}))
+        run("worklets.mjs", json.dumps({"capacity": 50, "most": 100, "cushion": 0, "steps": steps}))
     )
     heard = said["heard"]
     ratios = [heard[20 + i] * 65_536 / (21 + i) for i in range(10)]

@@ -16,8 +16,10 @@ import { devices } from "./microphone.js";
 const RATE = 24_000;
 const CUSHION_MS = 80;
 const FADE_MS = 30;
-/** A minute of speech ahead of the listener: a spoken answer of chat comes faster than it is heard. */
-const BUFFER_S = 60;
+/** Ahead of the listener at first: a second comes each second. */
+const BUFFER_S = 4;
+/** A spoken answer of chat comes faster than it is heard; ten minutes are 58 MB. */
+const BUFFER_S_MAX = 600;
 /** For a flush: the audio thread answers in 40 ms, unless the context was suspended. */
 const FLUSH_WAIT_MS = 500;
 
@@ -37,6 +39,8 @@ export class Speaker {
   playedMs = 0;
   /** Milliseconds of sound that are still to be played. */
   queuedMs = 0;
+  /** Milliseconds of sound that were thrown away, since ten minutes waited before them. */
+  lostMs = 0;
   /** The peak of what is played now, 0 to 1, for a meter. */
   level = 0;
   #options;
@@ -93,7 +97,7 @@ export class Speaker {
     this.#node = new AudioWorkletNode(context, "antiphon-speaker", {
       numberOfInputs: 0,
       outputChannelCount: [1],
-      processorOptions: { capacity: BUFFER_S * this.#rate, cushion },
+      processorOptions: { capacity: BUFFER_S * this.#rate, most: BUFFER_S_MAX * this.#rate, cushion },
     });
     this.#gain = new GainNode(context, { gain: this.#volume });
     this.#node.port.onmessage = ({ data }) => this.#note(data);
@@ -140,7 +144,7 @@ export class Speaker {
     [this.#context, this.#node, this.#gain] = [null, null, null];
     for (const id of [...this.#flushing.keys()])
       this.#settle(id, { playedMs: this.playedMs, cutMs: this.queuedMs, cut: new Float32Array(0) });
-    [this.playedMs, this.queuedMs, this.level] = [0, 0, 0];
+    [this.playedMs, this.queuedMs, this.lostMs, this.level] = [0, 0, 0, 0];
   }
 
   /** @param {number} id @param {Flushed} flushed */
@@ -152,6 +156,7 @@ export class Speaker {
   /** @param {any} data of the audio thread */
   #note(data) {
     if (data.played !== undefined) this.playedMs = (data.played / this.#rate) * 1000;
+    if (data.type === "full") this.lostMs += (data.lost / this.#rate) * 1000;
     if (data.type === "played") {
       this.queuedMs = (data.queued / this.#rate) * 1000;
       this.level = data.queued ? data.peak : 0;

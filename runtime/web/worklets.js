@@ -52,6 +52,7 @@ class MicrophoneProcessor extends AudioWorkletProcessor {
 class SpeakerProcessor extends AudioWorkletProcessor {
   #ring;
   #cushion;
+  #most;
   #read = 0;
   #held = 0;
   #played = 0;
@@ -61,9 +62,10 @@ class SpeakerProcessor extends AudioWorkletProcessor {
   #peak = 0;
   #reported = 0;
 
-  /** @param {{processorOptions: {capacity: number, cushion: number}}} options in samples */
-  constructor({ processorOptions: { capacity, cushion } }) {
+  /** @param {{processorOptions: {capacity: number, most: number, cushion: number}}} options in samples */
+  constructor({ processorOptions: { capacity, most, cushion } }) {
     super();
+    this.#most = most;
     this.#ring = new Float32Array(capacity);
     this.#cushion = cushion;
     this.port.onmessage = (/** @type {MessageEvent} */ { data }) => {
@@ -75,6 +77,7 @@ class SpeakerProcessor extends AudioWorkletProcessor {
   /** @param {Float32Array} samples */
   #take(samples) {
     if (this.#held === 0) this.#wait = this.#cushion;
+    if (this.#held + samples.length > this.#ring.length) this.#grow(this.#held + samples.length);
     const count = Math.min(samples.length, this.#ring.length - this.#held);
     const at = (this.#read + this.#held) % this.#ring.length;
     const first = Math.min(count, this.#ring.length - at);
@@ -82,6 +85,13 @@ class SpeakerProcessor extends AudioWorkletProcessor {
     this.#ring.set(samples.subarray(first, count), 0);
     this.#held += count;
     if (count < samples.length) this.port.postMessage({ type: "full", lost: samples.length - count });
+  }
+
+  /** Make the ring larger, at least twice, but for its bound. @param {number} wanted */
+  #grow(wanted) {
+    const ring = new Float32Array(Math.min(this.#most, Math.max(wanted, 2 * this.#ring.length)));
+    for (let i = 0; i < this.#held; i++) ring[i] = this.#ring[(this.#read + i) % this.#ring.length];
+    [this.#ring, this.#read] = [ring, 0];
   }
 
   /** @param {number} id @param {number} fade */

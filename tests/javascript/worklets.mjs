@@ -9,8 +9,8 @@ Object.assign(globalThis, {
 });
 await import("../../runtime/web/worklets.js");
 
-const { capacity, cushion, steps } = JSON.parse(process.argv[2]);
-const speaker = new processors["antiphon-speaker"]({ processorOptions: { capacity, cushion } });
+const { capacity, most, cushion, steps } = JSON.parse(process.argv[2]);
+const speaker = new processors["antiphon-speaker"]({ processorOptions: { capacity, most, cushion } });
 const heard = [];
 let next = 1;
 for (const [kind, count] of steps) {

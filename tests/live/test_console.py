@@ -288,6 +288,26 @@ def test_a_chat(console: Console) -> None:
     assert console.tab.run("document.querySelectorAll('.message').length") == 2
 
 
+def test_a_chat_goes_on_after_a_pause(tab: Tab) -> None:
+    """A server ends a chat in which nothing is asked; its user would have to ask twice."""
+    with live_server("--no-record", "--chat-idle-s", "1") as server:
+        console = Console(tab, server)
+        console.open("Chat")
+        for count in (1, 2):
+            console.tab.run("document.querySelector('.composer textarea').focus()")
+            console.tab.type("one two three")
+            console.tab.key("Enter")
+            ready = "document.querySelector('.composer .primary').textContent === 'Send'"
+            console.tab.until(f"document.querySelectorAll('.model').length > {count} && {ready}")
+            sessions = "fetch('/api/sessions').then((it) => it.json()).then((it) => it.sessions)"
+            console.tab.until(f"{sessions}.then((all) => all.length === 0)")
+        answers = console.tab.run(
+            "[...document.querySelectorAll('.message.model .body')].map((it) => it.textContent)"
+        )
+        assert len(answers) == 2
+        assert "No answer." not in answers
+
+
 def test_a_transcription(console: Console) -> None:
     """What is said is written, and the last words too, though the user has stopped."""
     console.open("Transcribe")

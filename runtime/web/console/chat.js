@@ -1,6 +1,6 @@
 // Chat: a conversation in turns, typed, with files, answered in text and speech.
 
-import { AntiphonError, connect, encodeBase64 } from "../antiphon.js";
+import { AntiphonError, connect, encodeBase64, SessionClosedError } from "../antiphon.js";
 import { Speaker } from "../speaker.js";
 import { askJson, connection, sentence, url } from "./api.js";
 import { check, field, fill, h, notice, select } from "./dom.js";
@@ -22,7 +22,15 @@ class ChatPage {
   /** @type {import("../antiphon.js").Message[]} */ #history = [];
   /** @type {import("../antiphon.js").ChatSession | null} */ #session = null;
   /** @type {File[]} */ #files = [];
-  #speaker = new Speaker();
+  #speaker = new Speaker({
+    onPlayed: () => (this.#silence.hidden = this.#speaker.queuedMs === 0),
+    onIdle: () => (this.#silence.hidden = true),
+  });
+  #silence = h(
+    "button",
+    { type: "button", hidden: true, onclick: () => this.#speaker.flush() },
+    "Stop the sound",
+  );
   #isBusy = false;
   #isStopped = false;
   /** @type {import("./settings.js").Form | null} */ #form = null;
@@ -74,6 +82,7 @@ class ChatPage {
         this.#send,
         h("button", { type: "button", onclick: () => this.#picker.click() }, "Attach"),
         this.#speak,
+        this.#silence,
         h("button", { type: "button", class: "quiet", onclick: () => this.#restart() }, "New chat"),
         this.#status,
       ),
@@ -173,13 +182,9 @@ class ChatPage {
     let answer = "";
     try {
       if (this.#speak.input.checked) await this.#speaker.open();
-      this.#session ??= await connect(url, {
-        mode: "chat",
-        ...connection(),
-        onQueue: ({ position }) => this.#tell(`Place ${position} in the queue.`),
-      });
+      this.#session ??= await this.#connect();
       if (this.#isStopped) throw new AntiphonError("stopped");
-      const pieces = await this.#session.ask([...this.#system(), ...this.#history, question], this.#how());
+      const pieces = await this.#put([...this.#system(), ...this.#history, question]);
       for await (const piece of pieces) {
         if (piece.type !== "delta") continue;
         this.#tell("");
@@ -192,6 +197,29 @@ class ChatPage {
       this.#fail(/** @type {Error} */ (error), answer, body);
     }
     this.#finish();
+  }
+
+  #connect() {
+    const onQueue = (/** @type {{position: number}} */ { position }) =>
+      this.#tell(`Place ${position} in the queue.`);
+    return connect(url, { mode: "chat", ...connection(), onQueue });
+  }
+
+  /**
+   * Ask. A server ends a chat in which nothing was asked for a while: then ask in another one.
+   * @param {import("../antiphon.js").Message[]} messages
+   */
+  async #put(messages) {
+    try {
+      return await /** @type {import("../antiphon.js").ChatSession} */ (this.#session).ask(
+        messages,
+        this.#how(),
+      );
+    } catch (error) {
+      if (!(error instanceof SessionClosedError)) throw error;
+      this.#session = await this.#connect();
+      return this.#session.ask(messages, this.#how());
+    }
   }
 
   #system() {

@@ -31,6 +31,7 @@ export class Setup {
     accept: "audio/wav,.wav",
     hidden: true,
     onchange: () => this.#takeFile(),
+    oncancel: () => (this.#voice.value = this.#reference ? "file" : "own"),
   });
   #microphone = select([["", "Default"]]);
   #speaker = select([["", "Default"]]);

@@ -172,6 +172,7 @@ class TalkPage {
     if (this.#conversation) return this.#conversation.stop();
     const options = this.#setup.options();
     if (!options) return;
+    if (!this.#app.facts.models.length) return this.#notice.say("The model is still being loaded.");
     if (!this.#app.facts.modes.includes(this.#show.value ? "video" : "audio")) {
       return this.#notice.say(
         `The server does not offer ${this.#show.value ? "pictures" : "a conversation"} to you.`,

@@ -20,6 +20,8 @@ export class Speaker {
     playedMs: number;
     /** Milliseconds of sound that are still to be played. */
     queuedMs: number;
+    /** Milliseconds of sound that were thrown away, since ten minutes waited before them. */
+    lostMs: number;
     /** The peak of what is played now, 0 to 1, for a meter. */
     level: number;
     onPlayed: ((playedMs: number) => void) | undefined;
