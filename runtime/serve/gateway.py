@@ -27,6 +27,7 @@ from recorder.write.writer import Recorder
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
+from ..api.console import Console
 from ..api.elsewhere import NotHere
 from ..api.marks import Marks
 from ..api.pages import Pages, is_public
@@ -99,6 +100,8 @@ class Gateway:
         self._recorder = None if settings.record_to is None else recorder
         self._voices = voices
         self._recordings = Recordings(settings.record_to, load_viewer, remote)
+        has_views = settings.record_to is not None and load_viewer is not None
+        self._console = Console(settings, lambda: self.server, has_views=has_views)
         self._attaching = Attaching(lambda: self.server, self._recordings, stall_s=settings.stall_s)
         self.attached_left = self._attaching.wait_until_left
         self._uploader = make_uploader(settings, remote)
@@ -128,6 +131,7 @@ class Gateway:
                 *marks.routes(),
                 *self._recordings.routes(),
                 *voices.routes(),
+                *self._console.routes(),
                 *pages,
             ],
             speech=self.speech,
@@ -137,7 +141,9 @@ class Gateway:
             app,
             self._gate,
             secure=self._settings.tls_cert is not None,
-            is_public=is_public if pages else lambda _: False,
+            is_public=lambda path: (
+                self._console.is_public(path) or (bool(pages) and is_public(path))
+            ),
         )
 
     async def watch_keys(self) -> None:
