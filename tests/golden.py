@@ -33,6 +33,7 @@ from runtime.model.backends.scripted import ScriptedBackend
 from tests.golden_behaviour import BEHAVIOUR_SCENES
 from tests.golden_chat import CHAT_SCENES
 from tests.golden_damage import HARMS
+from tests.golden_forking import FORKING_SCENES
 from tests.golden_moving import MOVING_SCENES
 from tests.golden_openai import OPENAI_SCENES
 from tests.golden_resuming import RESUMING_SCENES
@@ -57,6 +58,7 @@ SCENES: dict[str, Scene] = {
     **RESUMING_SCENES,
     **OPENAI_SCENES,
     **TOOL_SCENES,
+    **FORKING_SCENES,
 }
 
 

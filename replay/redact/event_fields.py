@@ -105,6 +105,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
             *(ev.RecordingFailed, ev.Draining, ev.Flooded),
         )
     },
+    ev.Forked: {**_plain("at_ns", "resume_hash", "recording_notice"), "limits": Apart.BELOW},
     ev.PeerGone: _plain("at_ns", "code"),
     ev.PeerAttached: _plain("at_ns", "after", "resume_hash"),
     ev.TicketMoved: {"at_ns": NOTHING, "place": Apart.BELOW},

@@ -120,6 +120,9 @@ SENT_BYTES: Final = _count("sent_bytes", "Bytes of messages handed to connection
 SENDS_FAILED: Final = _count(
     "sends_failed", "Connections dropped because a client read too slowly.", mode=MODES
 )
+FORKED: Final = _count(
+    "sessions_forked", "Sessions that began from the past of a recorded one.", mode=MODES
+)
 RESUMED: Final = _count(
     "sessions_resumed", "Times that a client came back to its session.", mode=MODES
 )

@@ -98,7 +98,10 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         address=LIVE_PATH,
         dialects=("live",),
         says="The WebSocket of OpenAI's Live API, for clients of the `openai` package "
-        "(`live.connect`). There are no parameters.",
+        "(`live.connect`), without parameters. At `/v1/live/sessions/ID/fork?at=UNIT` "
+        "(`live.forks.connect`) a session begins from the past of a recorded one, before that "
+        "unit or after its last; its `session.start` may only have `audio.format`, "
+        "`delegation` and the same `model`.",
     ),
     Channel(
         name="openai",
