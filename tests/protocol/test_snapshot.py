@@ -28,6 +28,7 @@ from protocol.values import events as ev
 from protocol.values.items import Part
 from protocol.values.messages import Listen, Speech
 from protocol.values.openai import OpenAISession, Reply
+from protocol.values.tools import ToolCall, ToolResult
 from protocol.values.turn import Picture, Prefill, Sound, Text
 from protocol.values.utf8 import Utf8Text
 from protocol.wire.dialects import LEGACY_CHAT
@@ -53,6 +54,11 @@ LEFT_OUT: Final = {
     "Prefill.cost_us": "likewise",
     "Prefill.fed_ids": "likewise",
     "Text.text": "what was asked stands in the log",
+    "ToolCall.id": "likewise",
+    "ToolCall.name": "likewise",
+    "ToolCall.arguments": "likewise",
+    "ToolResult.call_id": "likewise",
+    "ToolResult.output": "likewise",
     "Picture.jpeg": "it stands in the log, as it was decoded",
     "Sound.pcm": "likewise",
     "Listen.session_id": "the session's",
@@ -81,7 +87,7 @@ LEFT_OUT: Final = {
 CLASSES: Final = (
     *(Core, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
-    *(OpenAISession, Part, Reply),
+    *(OpenAISession, Part, Reply, ToolCall, ToolResult),
 )
 
 
