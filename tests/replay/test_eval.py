@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from replay.eval.command import eval_command
+from replay.assess.command import eval_command
 from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse, parse_figure
 from replay.eval.evaluate import evaluate
 from replay.eval.summary import STATISTICS
