@@ -21,7 +21,6 @@ from typing import Any, Final, Self
 import attrs
 
 from protocol.values.digest import digest
-from protocol.values.limits import NS_PER_S
 from recorder.write.files import PART_PREFIX, new_file
 from runtime.model.backends.base import BackendInfo
 
@@ -72,7 +71,11 @@ class Kept:
             body = json.loads(self._path(content).read_bytes())
             scores = {name: _value(name, raw) for name, raw in body["scores"].items()}
             row = row_of(log, scores, body["body"])
-            row = attrs.evolve(row, duration_ns=round(body["body"]["duration_s"] * NS_PER_S))
+            row = attrs.evolve(
+                row,
+                duration_ns=int(body["duration_ns"]),
+                lost=frozenset(body["body"].get("lost", ())),
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         self.found += 1
@@ -82,7 +85,8 @@ class Kept:
         """Keep a result; `OSError` if the disk refuses."""
         raw = {name: attrs.astuple(scores[name]) for name in MEASURES if name in scores}
         body = {name: value for name, value in row.body.items() if name != "measures"}
-        _write(self._path(content), {"log": row.log, "body": body, "scores": raw})
+        told = {"log": row.log, "duration_ns": row.duration_ns, "body": body, "scores": raw}
+        _write(self._path(content), told)
 
     def remove_log(self, content: str) -> None:
         """Remove a log that an earlier run made, and whose result it did not keep."""

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import attrs
-
 from recorder.format.records import Fields
 from recorder.read.reader import read
 from runtime.model.backends.base import Backend
@@ -73,8 +71,7 @@ async def run_open(
     except ForkRefusedError as error:
         raise SkippedError(str(error)) from error
     row, scores = measure_log(log, str(recording.log))
-    parted = {"parted": _parting(recording.log, log)}
-    return log, attrs.evolve(row, body=row.body | parted), scores
+    return log, row.with_body(parted=_parting(recording.log, log)), scores
 
 
 def _parting(recorded: Path, made: Path) -> Json:

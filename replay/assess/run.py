@@ -139,8 +139,9 @@ class _Running:
         try:
             row, scores = await self._run(recording, backend)
         except Exception as error:
-            if isinstance(error, BackendGone):
-                self._error = error
+            lost = error.__cause__ if isinstance(error, CannotForkError) else error
+            if isinstance(lost, BackendGone):
+                self._error = lost
             return _trouble(recording.log, error), {}
         try:
             self._kept.save(recording.content, row, scores)
@@ -156,7 +157,7 @@ class _Running:
             recording, backend, self._task.model, self._kept.folder, self._watch
         )
         if self._kept.is_lasting:
-            return attrs.evolve(row, body=row.body | {"made": str(log)}), scores
+            return row.with_body(made=str(log)), scores
         log.unlink()
         return row, scores
 
@@ -165,5 +166,6 @@ def _trouble(log: Path, error: Exception) -> Row:
     """Name a recording that was not measured; an error of ours goes on."""
     for kind, result in _TROUBLE:
         if isinstance(error, kind):
-            return Row(log=str(log), result=result, error=f"{result}: {reason(error)}")
+            why = reason(error).removeprefix(f"{result}: ")
+            return Row(log=str(log), result=result, error=f"{result}: {why}")
     raise error

@@ -67,6 +67,11 @@ class Row:
         assert isinstance(found, Mapping)
         return found
 
+    def with_body(self, **more: object) -> Row:
+        """Return the row with more that is known of the recording; the measures come last."""
+        body = {name: value for name, value in self.body.items() if name != "measures"}
+        return attrs.evolve(self, body={**body, **more, "measures": self.measures})
+
     def worst_at_s(self, measure: str) -> float | None:
         """Return where the worst moment of a measure is; None if it has no single moments."""
         at_s = self.measures.get(measure, {}).get("worst_at_s")

@@ -103,6 +103,7 @@ class ForcedSession:
             if unit.leaning is not None and unit.leaning.is_open and _is_heard(index, spoken)
         ]
         found: dict[str, Value | None] = {
+            "decisions": Total(len(free)),
             "decision_agreement": _ratio(len(free) - len(flips), len(free)),
             **_parted(leanings),
             "near_tie_flips": _share(unit.is_near_tie for unit in flips),

@@ -21,6 +21,14 @@ _OVER: Final = f"Of units in an open turn of the model in which the user speaks 
 _share = partial(Measure, kind="ratio", unit="share", modes="forced")
 
 FORCED: Final = (
+    Measure(
+        name="decisions",
+        kind="total",
+        unit="count",
+        better="",
+        modes="forced",
+        definition="Units in which the model is free to be silent or to be heard.",
+    ),
     _share(
         name="decision_agreement",
         better="higher",

@@ -28,6 +28,8 @@ NUMBERS_MAX: Final = 1 << 20
 SEED: Final = 20_260_101
 INTERVAL: Final = (2.5, 97.5)
 """Percent: a 95 % interval."""
+P_MAX: Final = 0.05
+"""Above this a difference is called chance."""
 PAIRED: Final = ("difference", "low", "high", "p", "baseline")
 """The statistics that a condition can name, after a dot."""
 P_DIGITS: Final = 4
@@ -101,8 +103,11 @@ def compare(baseline: Baseline, owns: Mapping[str, Own]) -> Comparison:
 
 
 def verdict_of(measure: Measure, found: Paired) -> str:
-    """Say whether a measure is `worse`, `better` or `other`; empty if its interval holds 0."""
-    if found.low <= 0 <= found.high:
+    """Say whether a measure is `worse`, `better` or `other`; empty if that may be chance.
+
+    Of few sessions an interval is too narrow, and p cannot be small: both must agree.
+    """
+    if found.low <= 0 <= found.high or found.p > P_MAX:
         return ""
     if not measure.better:
         return "other"
