@@ -124,6 +124,7 @@ def record_talks(folder: Path, count: int, model: DuplexModel) -> list[Path]:
             peer.send(close_frame())
             await peer.over()
 
+    folder.mkdir(exist_ok=True)
     for number in range(count):
         on_virtual_time(partial(talk, number))
     return sorted(folder.glob("*.zst"))
@@ -188,6 +189,23 @@ def spoilt(model: DuplexModel, scale: float, layer: int = 1) -> DuplexModel:
         for weights in model.machine.parts.llm.model.layers[layer].parameters():
             weights.mul_(1 + scale * torch.randn(weights.shape, generator=numbers))
     return model
+
+
+def _opening(name: str, **settings: object) -> Backend:
+    return Planted(EngineBackend(tiny()), name, opens=configured(**settings))
+
+
+PLANTED: Final[dict[str, Callable[[], Backend]]] = {
+    "none": lambda: EngineBackend(tiny()),
+    "listens less": partial(_opening, "scale", listen_prob_scale=0.8),
+    "may speak at once": partial(_opening, "free", force_listen_count=0),
+    "another voice in the prompt": lambda: Planted(EngineBackend(tiny()), "v", opens=voiced),
+    "another voice of the vocoder": lambda: Planted(EngineBackend(tiny()), "gain", gain=0.9),
+    "half precision": lambda: EngineBackend(tiny(dtype=torch.bfloat16)),
+    "weights of a layer, 10 %": lambda: EngineBackend(spoilt(tiny(), 0.1)),
+    "weights of a layer, 100 %": lambda: EngineBackend(spoilt(tiny(), 1.0)),
+}
+"""Models with a planted change, by what it is."""
 
 
 def run_on(logs: list[Path], mode: Mode, backend: Backend, *, jobs: int = JOBS, **how: Any) -> Run:

@@ -50,8 +50,10 @@ class Asked:
     by: str | None
     conditions: tuple[Condition, ...]
 
-    def check(self) -> None:
-        """Refuse options that do not go together: `click.UsageError`."""
+    def check(self) -> list[Path]:
+        """Find the logs; `click.UsageError`: options do not go together."""
+        if not self.logs:
+            raise click.UsageError("name a folder or a log, or give --definitions")
         runs = {self.model, self.out, self.jobs} != {None}
         if self.mode == "closed" and runs:
             raise click.UsageError("--model, --out and --jobs are for --mode open or forced")
@@ -62,6 +64,10 @@ class Asked:
         compared = [it for it in self.conditions if it.is_of_a_comparison]
         if compared and self.baseline is None and self.mode != "open":
             raise click.UsageError(f"{compared[0].text!r} needs a --baseline")
+        found = find_logs(self.logs)
+        if not found:
+            raise UnusableError(f"{self.logs[0]}: no *{SUFFIX} in it")
+        return found
 
     def run(self, model: str, found: list[Path]) -> Run:
         """Run a model on logs."""
@@ -179,7 +185,6 @@ def eval_command(
       antiphon eval recordings
       antiphon eval recordings --by barge_in_stop_latency
       antiphon eval nightly --fail-if 'take_over_rate < 0.9' --fail-if 'response_delay_p90 > 1.5'
-      antiphon eval nightly --fail-if 'response_delay > 1.5' --junit eval.xml
       antiphon eval nightly --by talk_over --html nightly/index.html --force
       antiphon eval recordings --json | jq '.recordings[0].measures.response_delay'
       antiphon eval tuesday --baseline monday --fail-if 'take_over_rate.high < 0'
@@ -197,12 +202,7 @@ def eval_command(
     if definitions:
         _define(as_json=as_json)
     asked = Asked(**how)
-    if not asked.logs:
-        raise click.UsageError("name a folder or a log, or give --definitions")
-    asked.check()
-    found = find_logs(asked.logs)
-    if not found:
-        raise UnusableError(f"{asked.logs[0]}: no *{SUFFIX} in it")
+    found = asked.check()
     reports = Reports(junit=junit, html=html, force=force)
     reports.check(found)
     done = asked.evaluate(found)

@@ -193,7 +193,7 @@ def measure_log(log: Path | OpenSource, name: str, watch: Watch = unwatched) -> 
 
 
 def row_of(name: str, scores: Scores, body: Json) -> Row:
-    """Make the row of a recording that was measured; `body` is what else is known of it."""
+    """Make the row of a recording that was measured; `body` has more about it."""
     summary = Summary()
     summary.add(name, scores)
     body = body | {"measures": scores_json(scores)}

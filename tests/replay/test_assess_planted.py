@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from replay.assess.baseline import of_measured
 from replay.assess.run import Mode
 from replay.eval.evaluate import Evaluation, sum_up
 from replay.eval.paired import Baseline, verdict_of
 from replay.eval.table import MEASURES
-from runtime.model.backends.base import Backend
 from runtime.model.engine.backend import EngineBackend
-from tests.assessed import Planted, configured, record_talks, run_on, spoilt, tiny, voiced
+from tests.assessed import PLANTED, record_talks, run_on, tiny
 
 SESSIONS = 12
 P_MAX = 0.01
@@ -40,21 +37,6 @@ def baseline(logs: list[Path]) -> Callable[[Mode], Baseline]:
 
     return of
 
-
-def opening(name: str, **settings: object) -> Backend:
-    return Planted(EngineBackend(tiny()), name, opens=configured(**settings))
-
-
-PLANTED: dict[str, Callable[[], Backend]] = {
-    "none": lambda: EngineBackend(tiny()),
-    "listens less": partial(opening, "scale", listen_prob_scale=0.8),
-    "may speak at once": partial(opening, "free", force_listen_count=0),
-    "another voice in the prompt": lambda: Planted(EngineBackend(tiny()), "v", opens=voiced),
-    "another voice of the vocoder": lambda: Planted(EngineBackend(tiny()), "gain", gain=0.9),
-    "half precision": lambda: EngineBackend(tiny(dtype=torch.bfloat16)),
-    "weights of a layer, 10 %": lambda: EngineBackend(spoilt(tiny(), 0.1)),
-    "weights of a layer, 100 %": lambda: EngineBackend(spoilt(tiny(), 1.0)),
-}
 
 Found = tuple[str, int]
 """A measure, and the sign of its difference."""
