@@ -52,7 +52,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> tu
 
     Raises:
         LogDamaged: the log is damaged: a model that missed an input cannot be judged.
-        SkippedError: the log does not replay, or has no units.
+        SkippedError: the log does not replay, or no unit was finished.
         ModelUnavailableError: the model cannot be forced.
         BackendError: the model failed.
     """
@@ -80,7 +80,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> tu
         seq = report.divergence.seq
         raise SkippedError(f"it does not replay, from record {seq} on (see `antiphon replay`)")
     if not judging.made:
-        raise SkippedError("the recording has no units")
+        raise SkippedError("no unit of the recording was finished")
     scores = judging.session.scores()
     body: Json = {
         "recording_id": recording.recording_id,

@@ -7,6 +7,7 @@ same logs give the same bytes.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
@@ -24,14 +25,10 @@ from .measures import Measure
 from .naming import Name, Names
 from .summary import Statistics
 from .table import MEASURES, SETTINGS
-from .text import paired_cells, show_number
+from .text import PAIRED_COLUMNS, paired_cells, show_number
 
 RECORDINGS_MAX: Final = 1_000
 """A page of so many takes 3 MB; more are in the JSON."""
-PAIRED_COLUMNS: Final = (
-    *("measure", "baseline", "value", "difference", "low", "high", "p", "pairs"),
-    "",
-)
 COLUMNS: Final = ("measure", "value", "median", "p90", "worst", "count", "worst in")
 _TONES: Final[Mapping[Result, str]] = MappingProxyType(
     {
@@ -114,14 +111,14 @@ def _compared(done: Evaluation) -> Iterator[str]:
         return
     found = done.comparison
     yield f"<h2>Compared with {_text(found.name)}, {found.sessions} sessions in both</h2>\n"
-    heads = "".join(f"<th>{name}</th>" for name in PAIRED_COLUMNS)
+    heads = "".join(f"<th>{name}</th>" for name in PAIRED_COLUMNS if name != "unit")
     yield f'<div class="table"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n'
     for name, paired in found.paired.items():
-        _, unit, *cells = paired_cells(MEASURES[name], paired)
-        numbers = "".join(f"<td>{cell}</td>" for cell in cells[1:])
+        _, unit, before, *cells = paired_cells(MEASURES[name], paired)
+        numbers = "".join(f"<td>{cell}</td>" for cell in cells)
         yield (
             f'<tr><th scope="row">{_abbreviation(MEASURES[name])}</th>'
-            f"<td>{cells[0]} <small>{_text(unit)}</small></td>{numbers}</tr>\n"
+            f"<td>{before} <small>{_text(unit)}</small></td>{numbers}</tr>\n"
         )
     yield "</tbody></table></div>\n"
 
@@ -158,9 +155,12 @@ def _recording(
     error = f'<p class="bad">{_text(row.error)}</p>\n' if row.error else ""
     values = "".join(_value(row, each, by, apart.get(each)) for each in row.own)
     shown = f'<dl class="values">{values}</dl>\n' if values else ""
+    links = [_link(name, target)]
+    if isinstance(made := row.body.get("made"), str):
+        links.append(f"<code>{_text(f'antiphon view {shlex.quote(made)}')}</code>")
     return (
         f"<article>\n<h3>{escaped(name.path)}</h3>\n"
-        f'<p class="soft">{about}{" · " * bool(about)}{_link(name, target)}</p>\n'
+        f'<p class="soft">{" · ".join([*[about] * bool(about), *links])}</p>\n'
         f"{error}{shown}</article>\n"
     )
 

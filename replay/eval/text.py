@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -26,7 +27,10 @@ WORST_MAX: Final = 10
 LINE_CHARS: Final = 240
 """Outside a terminal a row is one line, for `grep`."""
 TROUBLE: Final[tuple[Result, ...]] = ("skipped", "failed", "damaged", "unreadable")
-_PAIRED: Final = ("measure", "unit", "baseline", "value", "difference", "low", "high", "p", "pairs")
+PAIRED_COLUMNS: Final = (
+    *("measure", "unit", "baseline", "value", "difference", "low", "high", "p", "pairs"),
+    "",
+)
 _BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "": "describes"}
 _COLUMNS: Final = ("measure", "unit", "value", "median", "p90", "worst", "count", "worst in")
 
@@ -45,7 +49,7 @@ def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
         yield table if has_room else _table(done, _COLUMNS[:-1])
         yield ""
     if done.comparison is not None:
-        yield from _compared(done.comparison)
+        yield from _compared(done.comparison, terminal)
     if done.by is not None:
         yield from _worst(done, done.by)
     measured = done.count("measured")
@@ -84,17 +88,25 @@ def show_number(number: float) -> str:
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
-def _compared(found: Comparison) -> Iterator[RenderableType]:
+def _compared(found: Comparison, terminal: Console) -> Iterator[RenderableType]:
     count = f"{found.sessions} session{'s' * (found.sessions != 1)} in both"
     yield f"compared with {printable(found.name)}, {count}; low to high is the 95 % interval:"
+    table = _paired_table(found, hidden=())
+    unbounded = terminal.options.update(max_width=LINE_CHARS)
+    has_room = terminal.measure(table, options=unbounded).maximum <= terminal.width
+    yield table if has_room else _paired_table(found, hidden=("unit", "baseline", "value", "pairs"))
+    yield ""
+
+
+def _paired_table(found: Comparison, hidden: tuple[str, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in (*_PAIRED, ""):
+    shown = [name not in hidden for name in PAIRED_COLUMNS]
+    for name in compress(PAIRED_COLUMNS, shown):
         is_text = name in ("measure", "unit", "")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for name, paired in found.paired.items():
-        table.add_row(*map(Text, paired_cells(MEASURES[name], paired)))
-    yield table
-    yield ""
+        table.add_row(*map(Text, compress(paired_cells(MEASURES[name], paired), shown)))
+    return table
 
 
 def paired_cells(measure: Measure, found: Paired) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from protocol.values.model import Opening
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
+from replay.assess.baseline import as_recorded
 from replay.assess.command import eval_command
 from replay.assess.kept import Kept
 from replay.assess.recording import content_of
 from replay.assess.run import Mode
+from replay.eval.evaluate import sum_up
 from replay.library.sessions import sessions_command
 from replay.redact.command import redact_command
 from replay.rerun import environment
@@ -31,9 +34,11 @@ from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.engine.backend import EngineBackend
 from tests.assessed import Planted, configured, record_talks, run_on, tiny
 from tests.exported import GOLDEN
+from tests.generated import ClientScript, draw_and_record, record_model
 from tests.terminal import on_terminal
 
 COUNT = 4
+WILD = range(2, 9)
 
 
 def call(*arguments: object) -> Result:
@@ -98,6 +103,34 @@ def test_where_a_model_parts_from_the_recording(logs: list[Path]) -> None:
     parted = [row.body["parted"] for row, _ in done.measured]
     assert all(0 <= it["first"] <= 2 and it["elsewhere"] < 10 - it["first"] for it in parted)
     assert sum(it["elsewhere"] for it in parted) > COUNT
+
+
+@pytest.fixture(scope="module")
+def wild(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Sessions of clients that interrupt, flood, pause and vanish, of a model that fails."""
+    made, model = tmp_path_factory.mktemp("wild"), tiny(1)
+    for number in WILD:
+        draw_and_record(number, made, partial(_record_wild, model), audio_s_max=6)
+    return sorted(made.glob("*.zst"))
+
+
+def _record_wild(model: Any, script: ClientScript, folder: Path, number: int) -> list[Path]:
+    return record_model(script, model, folder, number)
+
+
+@pytest.mark.parametrize("mode", ["open", "forced"])
+def test_interruptions_and_failures_change_nothing(wild: list[Path], mode: Mode) -> None:
+    """A recording with a barge-in would differ from itself."""
+    done = run_on(wild, mode, EngineBackend(tiny()))
+    baseline = as_recorded([row for row, _ in done.measured])
+    if mode == "open":
+        found = sum_up(done.measured, None, baseline).comparison
+        assert found is not None
+        assert {(it.difference, it.unpaired) for it in found.paired.values()} == {(0, 0)}
+        return
+    summary = sum_up(done.measured).summary
+    assert (summary["decision_agreement"].value, summary["units_elsewhere"].value) == (1, 0)
+    assert summary["decisions"].value > 10
 
 
 # -- baselines ------------------------------------------------------------------------------------
@@ -312,7 +345,8 @@ def test_a_build_fails_by_a_difference(folder: Path, tmp_path: Path) -> None:
     """A regression would be a number that is read by nobody."""
     page, how = tmp_path / "page.html", ("--mode", "open", "--model", "other")
     condition = "time_to_first_audio.difference < -0.5"
-    result = call(folder, *how, "--fail-if", condition, "--html", page, "--by", "overlap")
+    keep = ("--out", tmp_path / "runs")
+    result = call(folder, *how, *keep, "--fail-if", condition, "--html", page, "--by", "overlap")
     assert result.exit_code == 1
     assert f"condition holds: {condition} (it is -" in result.stdout
     assert "compared with recorded, 4 sessions in both" in result.stdout
@@ -321,11 +355,26 @@ def test_a_build_fails_by_a_difference(folder: Path, tmp_path: Path) -> None:
     shown = page.read_text("utf-8")
     assert f"<h2>Compared with recorded, {COUNT} sessions in both</h2>" in shown
     assert "worst first by the difference of overlap" in shown
+    assert shown.count(f"antiphon view {tmp_path / 'runs'}") == COUNT
     body = told(folder, *how, "--by", "overlap")
     apart = [row["differences"]["overlap"] for row in body["recordings"]]
     assert apart == sorted(apart, reverse=True)
     assert apart[0] != apart[-1]
     assert call(folder, *how, "--fail-if", "time_to_first_audio.low > 0").exit_code == 0
+
+
+@pytest.mark.parametrize("columns", [72, 200])
+def test_the_comparison_fits_its_terminal(folder: Path, columns: int) -> None:
+    """Intervals would be cut off, or the names of measures."""
+    command = (*RUN, "eval", str(folder), "--baseline", str(folder))
+    lines = on_terminal(command, columns=columns, has_bars=False).splitlines()
+    at = next(at for at, line in enumerate(lines) if line.split()[:1] == ["measure"] and at > 5)
+    assert lines[at].split()[-4:] == (
+        ["difference", "low", "high", "p"] if columns == 72 else ["low", "high", "p", "pairs"]
+    )
+    rows = lines[at + 1 : at + 26]
+    assert max(map(len, rows)) <= columns
+    assert {"response_delay", "fdb_v1_take_over_rate"} <= {row.split()[0] for row in rows if row}
 
 
 def test_progress_is_shown_on_a_terminal(folder: Path) -> None:
