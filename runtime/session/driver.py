@@ -331,13 +331,16 @@ class Driver:
                 await self._run_session()
                 tasks.cancel_scope.cancel()
         finally:
-            self._performer.give_up_slot()
+            self._give_up_slot()
             if self._watcher is not None:
                 self._watcher.over(None if self.session is None else self.session.end_reason)
             if self.is_suspended:
                 self._journal.leave()
                 self.peer.hang_up(CLOSE_RESTART)
             await self._journal.finish(self.now_ns(), fin_fields(self.session, "broken_off"))
+
+    def _give_up_slot(self) -> None:
+        self._performer.give_up_slot()
 
     async def _run_session(self) -> None:
         self._context = copy_context()

@@ -10,6 +10,7 @@ import math
 import socket
 import statistics
 import struct
+from base64 import b64decode
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -46,8 +47,11 @@ from tests.bench.gateway.load import (
     connect,
 )
 from tests.bench.gateway.material import (
+    CODINGS,
     CONTENDERS,
+    END,
     PATTERNS,
+    Coding,
     Contender,
     Exchange,
     Pattern,
@@ -58,7 +62,7 @@ from tests.bench.gateway.material import (
 )
 from tests.bench.gateway.measure import GatewayResult, Run, measure_gateway
 from tests.bench.gateway.meter import STAGES, Stages
-from tests.bench.gateway.servers import _read_unit
+from tests.bench.gateway.servers import _Listener
 from tests.helpers import numbers
 
 SMALL: Final = Plan(
@@ -66,6 +70,18 @@ SMALL: Final = Plan(
         Pattern(name="flat", sessions=2, units=4, pace="flat"),
         Pattern(name="slow", sessions=2, units=1, pace="slow", has_picture=False),
         Pattern(name="together", sessions=3, units=1, pace="together"),
+        *(
+            Pattern(
+                name=coding,
+                sessions=2,
+                units=2,
+                pace="spread",
+                has_picture=False,
+                pieces=50,
+                coding=coding,
+            )
+            for coding in CODINGS
+        ),
     ),
     memory=Pattern(name="memory", sessions=3, units=1, pace="spread"),
     first=Pattern(name="first", sessions=1, units=2, pace="flat"),
@@ -128,6 +144,7 @@ def test_only_what_records_has_a_recorder(found: GatewayResult) -> None:
     for run in found.runs:
         assert (run.recorder_us > 0) == (run.contender == "recorded")
     assert all(ratio > 0 for ratio in found.recorded_of_antiphon.values())
+    assert all(ratio > 0 for ratio in found.recorded_of_logged.values())
 
 
 def test_every_stage_is_seen(found: GatewayResult) -> None:
@@ -336,7 +353,7 @@ def test_a_refused_handshake_is_told() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(anyio.to_thread.run_sync, refuse)
                 with pytest.raises(LoadError, match="503"):
-                    await anyio.to_thread.run_sync(connect, port)
+                    await anyio.to_thread.run_sync(connect, port, "/")
 
         def refuse() -> None:
             stream, _ = server.accept()
@@ -365,7 +382,7 @@ def test_frames_are_masked_as_the_standard_says(payload: bytes) -> None:
 def test_a_unit_is_one_that_we_take(exchange: Exchange) -> None:
     """Refusals of what is no unit are measured."""
     context = Context(mode="video", sliding_windows=("off",))
-    for frame, pictures in ((exchange.frame, 1), (exchange.frame_of_sound, 0)):
+    for frame, pictures in ((exchange.frame, 1), (exchange.pieces(1)[0], 0)):
         append = REALTIME.parse(Request.APPEND, parse_frame(frame), context)
         assert isinstance(append, Append)
         assert (len(append.pcm), len(append.frames)) == (UNIT_BYTES, pictures)
@@ -387,18 +404,36 @@ def test_the_yardsticks_say_what_we_say(exchange: Exchange) -> None:
 
 def test_the_yardstick_checks_what_we_check(exchange: Exchange) -> None:
     """A yardstick that looks at nothing is cheaper than us for that alone."""
-    assert _read_unit(exchange.frame_of_sound.encode()) is None
-    jpeg = _read_unit(exchange.frame.encode())
-    assert jpeg is not None
-    assert jpeg.startswith(b"\xff\xd8")
+    heard = _Listener()
+    assert heard.take(exchange.pieces(1)[0].encode())
+    assert heard.jpeg is None
+    assert heard.take(exchange.frame.encode())
+    assert heard.jpeg is not None
+    assert heard.jpeg.startswith(b"\xff\xd8")
     samples = np.zeros(UNIT_BYTES // SAMPLE_BYTES, "<f4")
     samples[5] = np.nan
-    for pcm in (samples.tobytes(), samples[6:].tobytes()):
-        message = orjson.dumps({"input": {"audio": encode_base64(pcm)}})
-        with pytest.raises(ValueError, match="no second"):
-            _read_unit(message)
+    message = orjson.dumps(
+        {"type": "input.append", "input": {"audio": encode_base64(samples.tobytes())}}
+    )
+    with pytest.raises(ValueError, match="no sound"):
+        heard.take(message)
     with pytest.raises(ValueError, match=r"[Bb]ase64|padding|character"):
-        _read_unit(b'{"input":{"audio":"@@@@"}}')
+        heard.take(b'{"type":"input.append","input":{"audio":"@@@@"}}')
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("count", [1, 10, 50])
+def test_pieces_are_the_second_that_they_are_cut_from(
+    exchange: Exchange, coding: Coding, count: int
+) -> None:
+    """Ratios between pieces compare different amounts of sound."""
+    pieces = exchange.pieces(count, coding)
+    assert [piece.endswith(END) for piece in pieces] == [False] * (count - 1) + [True]
+    heard = _Listener()
+    assert [heard.take(piece.encode()) for piece in pieces] == [False] * (count - 1) + [True]
+    bodies = [orjson.loads(piece) for piece in pieces]
+    sound = b"".join(b64decode((body.get("input") or body)["audio"]) for body in bodies)
+    assert len(sound) == UNIT_BYTES // (1 if coding == "float32" else 2)
 
 
 def test_the_keys_are_documented() -> None:

@@ -22,7 +22,13 @@ import anyio
 import anyio.lowlevel
 import attrs
 
-from runtime.net.websocket import ABNORMAL_CLOSURE, CLOSE_WAIT_S, WebSocketClosed, WebSocketStalled
+from runtime.net.websocket import (
+    ABNORMAL_CLOSURE,
+    CLOSE_WAIT_S,
+    WebSocketClosed,
+    WebSocketStalled,
+    deliver_received,
+)
 
 Accident = Literal["reset", "half_close", "leave", "cancel"]
 """The connection is reset, the client stops sending, closes, or the server's task is cancelled."""
@@ -183,6 +189,8 @@ class Link:
             await self._wait(float("inf"))
 
     # -- the server's end -----------------------------------------------------------------------
+
+    deliver = deliver_received
 
     async def receive(self) -> str | bytes | None:
         """Give the server the next message."""
