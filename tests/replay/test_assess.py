@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from protocol.values.model import Opening
 from recorder.format.format import SUFFIX
-from recorder.read.reader import LogReader
+from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from replay.assess.baseline import as_recorded
 from replay.assess.command import eval_command
@@ -96,13 +96,20 @@ def test_a_session_played_again_is_the_recording(logs: list[Path], tmp_path: Pat
         assert row.body["parted"] == {"units": 10, "first": None, "elsewhere": 0}
 
 
-def test_where_a_model_parts_from_the_recording(logs: list[Path]) -> None:
+def test_where_a_model_parts_from_the_recording(logs: list[Path], tmp_path: Path) -> None:
     """What follows from one decision would count as many."""
     other = Planted(EngineBackend(tiny()), "free", opens=configured(force_listen_count=0))
-    done = run_on(logs, "open", other)
-    parted = [row.body["parted"] for row, _ in done.measured]
-    assert all(0 <= it["first"] <= 2 and it["elsewhere"] < 10 - it["first"] for it in parted)
-    assert sum(it["elsewhere"] for it in parted) > COUNT
+    done = run_on(logs, "open", other, out=tmp_path)
+    for log, (row, _) in zip(logs, done.measured, strict=True):
+        before, after = _ids(log), _ids(Path(row.body["made"]))
+        apart = [at for at in range(10) if before[at] != after[at]]
+        assert row.body["parted"] == {"units": 10, "first": apart[0], "elsewhere": len(apart) - 1}
+        assert apart[0] < 3 <= len(apart)
+
+
+def _ids(log: Path) -> list[Any]:
+    found: list[Any] = [record.fields["result"] for record in read(log) if record.kind == "unit"]
+    return [(result["decided_ids"], result["codec_ids"]) for result in found]
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +166,16 @@ def test_folders_are_paired_by_path(folder: Path, tmp_path: Path) -> None:
     assert any(own[names[1]].values())
 
 
+def test_recordings_of_one_name_are_not_paired_by_it(folder: Path, tmp_path: Path) -> None:
+    """Each copy of a recording would be compared with the same one."""
+    name = sorted(folder.iterdir())[0]
+    for copy in ("a", "b"):
+        shutil.copy(name, tmp_path / f"{copy}{SUFFIX}")
+    assert told(tmp_path, "--baseline", folder)["comparison"] == {}
+    (tmp_path / f"b{SUFFIX}").unlink()
+    assert told(tmp_path, "--baseline", folder)["comparison"]["errors"]["recordings"] == 1
+
+
 # -- kept, and taken up again ---------------------------------------------------------------------
 
 
@@ -205,6 +222,7 @@ def test_a_result_that_cannot_be_read_is_made_again(logs: list[Path], tmp_path: 
     whole = run_on(logs, "open", EngineBackend(tiny()), out=tmp_path)
     assert whole.folder is not None
     spoilt = ["", "[]", '{"duration_ns": 1, "body": {}, "scores": {"errors": [1, 2]}}']
+    spoilt.append(spoilt[-1].replace("errors", "take_over_rate").replace("2", "0"))
     for log, text in zip(logs, spoilt, strict=False):
         (whole.folder / f"{content_of(log)}.json").write_text(text)
     model = Mortal(EngineBackend(tiny()))
