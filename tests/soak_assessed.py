@@ -119,7 +119,7 @@ def killed(folder: Path, mode: Mode, out: Path) -> dict[str, Any]:
 def main() -> int:
     """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sessions", type=int, default=100)
+    parser.add_argument("--sessions", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
     parser.add_argument("--one", nargs=3, metavar=("MODE", "FOLDER", "JOBS"))
     asked = parser.parse_args()
