@@ -63,8 +63,9 @@ from protocol.values.requests import (
     VideoPart,
     VoiceName,
 )
+from protocol.values.tools import Tool, ToolCall, ToolResult
 from protocol.values.turn import ChatConfig
-from runtime.client.chat import Answer, ChatSession, message
+from runtime.client.chat import Answer, ChatSession, called, message, returned, tool
 from runtime.client.duplex import DuplexSession, Event
 from runtime.client.errors import (
     AddressError,
@@ -128,6 +129,9 @@ __all__ = [
     "Speech",
     "SpeechRequest",
     "TextPart",
+    "Tool",
+    "ToolCall",
+    "ToolResult",
     "TranscriptDelta",
     "TranscriptDone",
     "TranscriptEvent",
@@ -135,8 +139,11 @@ __all__ = [
     "VideoPart",
     "VoiceName",
     "__version__",
+    "called",
     "connect",
     "connect_raw",
     "message",
+    "returned",
+    "tool",
     "transcribe",
 ]

@@ -78,8 +78,10 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def until(self, condition: str) -> None:
-        """Wait until an expression holds."""
+    def until(self, condition: str, *, setup: str = "") -> None:
+        """Wait until an expression holds; `setup` runs first."""
+        if setup:
+            self.run(setup)
         give_up = time.monotonic() + WAIT_S
         while not self.run(condition):
             assert time.monotonic() < give_up, f"never: {condition}; {self.logged}"

@@ -33,6 +33,7 @@ from runtime.model.backends.scripted import ScriptedBackend
 from tests.golden_behaviour import BEHAVIOUR_SCENES
 from tests.golden_chat import CHAT_SCENES
 from tests.golden_damage import HARMS
+from tests.golden_forking import FORKING_SCENES
 from tests.golden_moving import MOVING_SCENES
 from tests.golden_openai import OPENAI_SCENES
 from tests.golden_resuming import RESUMING_SCENES
@@ -40,6 +41,7 @@ from tests.golden_scenes import DUPLEX_SCENES
 from tests.golden_stage import Scene, eventful
 from tests.golden_stale import CHANGES, changed
 from tests.golden_states import STATE_SCENES
+from tests.golden_tools import TOOL_SCENES
 from tests.golden_transcription import TRANSCRIPTION_SCENES
 from tests.helpers import on_virtual_time, world
 
@@ -55,6 +57,8 @@ SCENES: dict[str, Scene] = {
     **MOVING_SCENES,
     **RESUMING_SCENES,
     **OPENAI_SCENES,
+    **TOOL_SCENES,
+    **FORKING_SCENES,
 }
 
 

@@ -27,6 +27,7 @@ from protocol.values.events import Endpoint
 from protocol.values.model import Unit
 from protocol.values.modes import Mode
 from protocol.values.resuming import ComeBack
+from recorder.keep.store import LogInfo, Store
 from recorder.write.disk import Disk
 from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
@@ -37,7 +38,7 @@ from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
 from runtime.net.websocket import WebSocketClosed, deliver_received
 from runtime.session import rebuilding
-from runtime.session.beginning import Arrival
+from runtime.session.beginning import Arrival, Parent
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
@@ -273,12 +274,23 @@ class World:
         endpoint: Endpoint = "realtime",
         label: str = "",
         resumable: bool = False,
+        parent: Parent | None = None,
     ) -> Peer:
         """Open a connection."""
         peer = Peer(mode)
-        arrival = Arrival(mode=mode, endpoint=endpoint, label=label, resumable=resumable)
+        arrival = Arrival(
+            mode=mode, endpoint=endpoint, label=label, resumable=resumable, parent=parent
+        )
         self._tasks.start_soon(self.server.handle, peer.server_end, arrival)
         return peer
+
+    def log_of(self, recording_id: str) -> LogInfo:
+        """The log of a session."""
+        folder = self.server._settings.record_to
+        assert folder is not None
+        found = Store(folder).find(recording_id)
+        assert found is not None
+        return found
 
     def come_back(self, recording_id: str, token: str, last_seq: int, mode: Mode = "audio") -> Peer:
         """Open another connection to a session."""

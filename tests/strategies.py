@@ -71,6 +71,7 @@ from tests.strategies_openai import (
     openai_answers,
     openai_requests,
 )
+from tests.strategies_tools import calls, tool_exchanges, tools
 
 SERVER_WORDS = (
     "client_closed",
@@ -229,7 +230,7 @@ def conversations(draw: st.DrawFn) -> tuple[ChatMessage, ...]:
     message = st.builds(
         ChatMessage, role=st.sampled_from(["user", "assistant"]), content=parts.map(tuple)
     )
-    messages = draw(st.lists(message, max_size=3))
+    messages = draw(st.lists(message, max_size=3)) + draw(tool_exchanges())
     if draw(st.booleans()):
         messages.insert(0, ChatMessage(role="system", content=tuple(draw(parts))))
     last = draw(parts) + draw(st.lists(_videos, max_size=1))
@@ -275,6 +276,8 @@ def asks(*, own_ids: bool = True) -> st.SearchStrategy[Ask]:
         thinking=st.booleans(),
         tts_template=st.booleans(),
         record=st.just(True) if own_ids else st.booleans(),
+        tools=tools,
+        tool_choice=st.sampled_from(["auto", "none"]),
         input_id=_input_ids(own_ids),
     )
 
@@ -418,12 +421,13 @@ responses = st.builds(
     **_turn_ids,
     text=st.text(max_size=20),
     pcm=pcm(0, 50),
-    reason=st.sampled_from(["turn_end", "length", "interrupted"]),
+    reason=st.sampled_from(["turn_end", "length", "interrupted", "tool_calls"]),
     streaming=st.booleans(),
     input_tokens=_counts,
     generated_tokens=_counts,
     recording_id=_recording_ids,
     metrics=metrics,
+    tool_calls=calls(),
 )
 prefills = st.builds(Prefilled, input_tokens=_counts)
 

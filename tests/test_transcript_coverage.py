@@ -228,14 +228,21 @@ def traits(schema: Schema, path: str = "") -> Iterator[str]:
         yield inner
         if name not in schema.get("required", ()):
             yield f"{inner} absent"
+        if name == ROLE and "const" in below:
+            yield f"{inner}={below['const']}"
         yield from traits(below, inner)
 
 
 def branches(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The kinds that a value may be of, each with its tag."""
+    """The kinds that a value may be of, each with its tag; messages of all roles are one kind."""
     tag = schema.get("x-antiphon-tag")
+    is_told = tag is not None and tag != ROLE
     for branch in (*schema.get("oneOf", ()), *schema.get("anyOf", ())):
-        yield (f"<{branch['properties'][tag]['const']}>" if tag else ""), branch
+        yield (f"<{branch['properties'][tag]['const']}>" if is_told else ""), branch
+
+
+ROLE = "role"
+"""The field that says whose a message is, and which fields it has."""
 
 
 # -- what is shown --------------------------------------------------------------------------------
@@ -297,6 +304,8 @@ def shown_in(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
             yield f"{inner} absent"
         elif name in value:
             yield inner
+            if name == ROLE and "const" in below:
+                yield f"{inner}={value[name]}"
             yield from shown_in(below, value[name], inner)
 
 
@@ -331,7 +340,7 @@ def test_nothing_is_excused_that_is_shown() -> None:
 @pytest.mark.parametrize(
     ("without", "lost"),
     [
-        ("realtime/chat-length", "realtime server response.done chat reason=length"),
+        ("realtime/chat-tools", "realtime client session.init chat payload.tools=[]"),
         ("duplex-v1/too-big", "duplex-v1 close 1009"),
         ("legacy-chat/contents-stacked", ""),
         (

@@ -21,7 +21,7 @@ from protocol.values.turn import Prefill, Turn
 from runtime.media.decoder import MediaDecoder
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import read_video
-from runtime.model.backends.base import ContextFull
+from runtime.model.backends.base import BackendRefused, ContextFull, require_tools
 from runtime.model.backends.scripted import (
     FINALIZE_TOKENS,
     PROMPT_TOKENS_MIN,
@@ -199,6 +199,11 @@ class PureModel:
         scripted = ScriptedTurn(self.backend.rules, turn, 0, self.backend._answer(turn))
         tokens = scripted._input_tokens
         answer = scripted._answer
+        try:
+            require_tools(self.backend.info, turn)
+        except BackendRefused as error:
+            self._after(0, ev.TurnFailed, index=turn.index, refused=str(error))
+            return
         if answer.fault == "context_full" or tokens >= self.backend.info.context_limit:
             self._after(0, ev.TurnFailed, index=turn.index, context_full=True)
         elif answer.fault != "hang":
@@ -214,14 +219,16 @@ class PureModel:
         """Answer from here: before each token it may be cut."""
         tokens = scripted._answer.tokens[: turn.config.max_new_tokens]
         if self._turn_is_cut:
-            self.post(ev.TurnDone, result=scripted._result(made, len(made)))
+            self.post(ev.TurnDone, result=scripted._result(len(made), len(made)))
         elif len(made) < len(tokens):
             text = tokens[len(made)]
             self.clock.after(
                 scripted._answer.token_s, lambda: self._token(scripted, turn, made, text)
             )
         elif not self._fails(scripted, turn, len(made)):
-            self.post(ev.TurnDone, result=scripted._result(made, None))
+            for rest in scripted._rest(len(made)):
+                self.post(ev.TurnProgress, chunk=rest)
+            self.post(ev.TurnDone, result=scripted._result(len(made), None))
 
     def _token(self, scripted: ScriptedTurn, turn: Turn, made: list[str], text: str) -> None:
         if not self._fails(scripted, turn, len(made)):

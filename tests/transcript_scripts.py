@@ -16,7 +16,7 @@ from protocol.values.model import Unit
 from protocol.values.transcript import Chunk
 from protocol.values.turn import Turn
 from runtime.model.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_chat import Answer, default_answer
+from runtime.model.backends.scripted_chat import Answer, call, default_answer
 from runtime.model.backends.scripted_hearing import Heard, default_hearing
 from runtime.model.backends.scripted_tone import tone
 
@@ -119,6 +119,15 @@ def _hears_but(fault: Fault) -> Callable[[Chunk], Heard]:
     return script
 
 
+def calls_tools(turn: Turn) -> Answer:
+    """Think aloud and call the first tool twice, with text between that looks like a call."""
+    if not turn.tools:
+        return default_answer(turn)
+    name = turn.tools[0].name
+    first, second = call(name, '{"zone": "UTC"}'), call(name)
+    return Answer(tokens=("Let me see. ", *first, " <tool_", "box> ", *call("missing"), *second))
+
+
 SCRIPTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "default": {},
@@ -158,6 +167,8 @@ SCRIPTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
         "chat-hangs": {"chat": lambda turn: Answer(fault="hang")},
         "chat-full": {"chat": _answers_then_echoes(Answer(fault="context_full"))},
+        "chat-without-tools": {"tools": False},
+        "chat-calls": {"chat": calls_tools},
         "hears-slowly": {"hears": _hears_slowly},
         "hears-fails": {"hears": _hears_but("fail")},
         "hears-full": {"hears": _hears_but("context_full")},

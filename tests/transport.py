@@ -197,9 +197,18 @@ def plain_mask(key: bytes, data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def raw_client(address: Address, early: bytes = b"") -> AsyncIterator[RawClient]:
-    """Connect and shake hands by hand; `early` is sent along with the request."""
-    stream = await trio.open_tcp_stream(address.host, address.port)
+async def raw_client(
+    address: Address, early: bytes = b"", *, buffer_bytes: int = 0
+) -> AsyncIterator[RawClient]:
+    """Connect and shake hands by hand; `early` is sent along with the request.
+
+    `buffer_bytes` of what comes are held by the kernel; 0: as many as it likes.
+    """
+    client = trio.socket.socket()
+    if buffer_bytes:
+        client.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, buffer_bytes)
+    await client.connect((address.host, address.port))
+    stream = trio.SocketStream(client)
     async with stream:
         await stream.send_all(request_head("/v1/realtime", **UPGRADE) + early)
         raw = RawClient(stream)

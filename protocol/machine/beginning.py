@@ -92,21 +92,22 @@ class Beginning(Moving):
         """Accept an init."""
         self.cancel_timer("init")
         self.pending = PendingInit.of(init, self.decode)
-        self._open_if_decoded(self.pending)
+        self.open_if_decoded(self.pending)
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Take a decoded voice."""
         if self.pending is not None and self.pending.awaits(event.media):
             self.pending.decoded(event.media, event.pcm)
             if not self.is_closed:
-                self._open_if_decoded(self.pending)
+                self.open_if_decoded(self.pending)
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
         """Refuse the init of a damaged voice."""
         if self.pending is not None and self.pending.awaits(event.media) and not self.is_closed:
             self._reject(f"reference audio: {event.reason}")
 
-    def _open_if_decoded(self, pending: PendingInit) -> None:
+    def open_if_decoded(self, pending: PendingInit) -> None:
+        """Have the model opened, unless that must wait."""
         if pending.undecided or self.is_moving:
             return
         assert self.lease is not None
@@ -123,7 +124,7 @@ class Beginning(Moving):
     def take_up(self) -> None:
         """Open the model, if that was lost or became due meanwhile."""
         if self.pending is not None:
-            self._open_if_decoded(self.pending)
+            self.open_if_decoded(self.pending)
 
     def _is_opening(self, lease: int) -> bool:
         return lease == self.lease and self.call.phase is Phase.OPENING

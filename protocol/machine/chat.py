@@ -21,6 +21,7 @@ from ..values.errors import ErrorCode
 from ..values.messages import Delta, Metrics, Prefilled, QueueDone, Response
 from ..values.requests import Ask, ChatMessage, Init, TextPart
 from ..values.state import Course, Gate, State
+from ..values.tools import CALLS_MAX, ToolCall
 from ..values.turn import Prefill, StopReason, Turn, TurnResult
 from .pending_turn import PendingTurn
 from .resuming import Resuming
@@ -345,6 +346,15 @@ class Chat(Resuming):
             generated_tokens=turn.tokens,
             recording_id=self.recording_id,
             metrics=self._metrics(turn, result),
+            tool_calls=() if result is None else self._named(turn, result.calls),
+        )
+
+    def _named(self, turn: ActiveTurn, calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+        """Give the calls of an answer their ids, which no other turn has."""
+        first = turn.index * CALLS_MAX
+        return tuple(
+            attrs.evolve(call, id=derive_id("call", self.opened.recording_id, first + place))
+            for place, call in enumerate(calls)
         )
 
     def _metrics(self, turn: ActiveTurn, result: TurnResult | None) -> Metrics:

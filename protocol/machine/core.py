@@ -70,7 +70,8 @@ class Core:
     Attributes:
         has_opening: an init sets it up, which may come early and ask for notices.
         goodbye_in: the states in which an end is a message of its own.
-        opened: the session's first event: its ids, seed and limits.
+        opened: the session's first event: its ids, seed and limits; a fork has limits of its own.
+        is_forking: the model is to be brought to the past of another session.
         recording: the state of the recording, as sent to clients.
         lease: the slot's lease, from `SlotLeased` to `BackendReleased`; a chat has one each turn.
         waits_for_slot: a place in the queue is held, or its answer is on the way.
@@ -90,6 +91,7 @@ class Core:
 
     opened: ev.ConnectionOpened
     dialect: Dialect
+    is_forking: bool = False
     state: State = State.QUEUED
     now_ns: int = 0
     recording: RecordingState = "off"

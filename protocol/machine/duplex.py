@@ -71,6 +71,14 @@ class Duplex(BargeIn):
         started, dropped = self.call.index + 1, self.units_dropped
         return {"units": started, "units_dropped": dropped, "appends": self.appends}
 
+    def forget_client(self) -> None:
+        """Forget the unit that was lost, and what the client was owed."""
+        super().forget_client()
+        self.assembler.ordinal = self.call.index + 1 + self.units_dropped
+        self.call.unit, self.held, self.lockstep = None, None, None
+        self.call.failures, self.is_paused = 0, False
+        self.is_speaking, self.is_hushed, self.over_samples = False, False, 0
+
     def configure(self, init: Init) -> None:
         """Take the settings of an init."""
         self.max_slice_nums = init.max_slice_nums

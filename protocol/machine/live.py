@@ -78,7 +78,11 @@ class Live(Pieces):
     # -- in -------------------------------------------------------------------------------------
 
     def init(self, init: Init) -> None:
-        """Accept an init; what was said before is a part of the prompt."""
+        """Accept an init; what was said before is a part of the prompt, which a fork has."""
+        if self.is_forking:
+            self.settings = _inherited(self.settings, init.live)
+            super().init(init)
+            return
         self.settings, self.instructions = init.live, init.instructions
         self.voice = init.ref_audio.name if isinstance(init.ref_audio, VoiceName) else ""
         prompt = as_prompt(init.instructions, init.live.history)
@@ -86,13 +90,14 @@ class Live(Pieces):
 
     def refused(self, message: ClientMessage) -> Refused | None:
         """Refuse an unknown model, and more text than a prompt may have."""
+        known = ("", self.settings.model) if self.is_forking else self.opened.limits.models
         match message:
             case Init(live=LiveSettings(history=said)) if (
                 len(as_prompt(message.instructions, said)) > INSTRUCTIONS_CHARS_MAX
             ):
                 text = f"$.session.input: with the instructions over {INSTRUCTIONS_CHARS_MAX}"
                 return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"{text} characters")
-            case Init(live=LiveSettings(model=model)) if model not in self.opened.limits.models:
+            case Init(live=LiveSettings(model=model)) if model not in known:
                 text = f"$.session.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
                 return Refused(code=ErrorCode.MODEL_NOT_FOUND, message=text)
         return super().refused(message)
@@ -111,6 +116,11 @@ class Live(Pieces):
         """Take sound, or as much silence of a muted client."""
         pcm16 = expand(message.pcm16, self.coding)
         self.take_sound(bytes(len(pcm16)) if self.is_muted else pcm16)
+
+    def forget_client(self) -> None:
+        """Hear the next client."""
+        super().forget_client()
+        self.is_muted = False
 
     def mute(self, message: Mute) -> None:
         """Hear silence from here on."""
@@ -219,3 +229,12 @@ class Live(Pieces):
         if self.seconds % USAGE_UNITS == 0:
             ratio = min(self.kv_length / self.opened.limits.context_tokens, 1.0)
             self.say(Usage(seconds=self.seconds, ratio=ratio))
+
+
+def _inherited(settings: LiveSettings, asked: LiveSettings) -> LiveSettings:
+    """Return the settings of a session with those that a fork's client gave."""
+    if asked.coding:
+        settings = attrs.evolve(settings, coding=asked.coding, rate_hz=asked.rate_hz)
+    if asked.delegation is not None:
+        settings = attrs.evolve(settings, delegation=asked.delegation, backend=asked.backend)
+    return attrs.evolve(settings, event_id=asked.event_id)

@@ -145,12 +145,12 @@ class Moving(Resuming):
 
     def rebuilt(self, event: ev.Rebuilt) -> None:
         """Go on: the model has the session's past."""
-        if self._is_rebuilding(event.lease) and self.settle():
+        if self.is_rebuilding(event.lease) and self.settle():
             self._arrive()
 
     def rebuild_failed(self, event: ev.RebuildFailed) -> None:
         """End the session: what the model knew is lost."""
-        if self._is_rebuilding(event.lease) and self.settle():
+        if self.is_rebuilding(event.lease) and self.settle():
             self.give_up("the model was lost")
 
     def admission_refused(self, code: ErrorCode) -> None:
@@ -167,7 +167,8 @@ class Moving(Resuming):
         else:
             super().timed_out(name)
 
-    def _is_rebuilding(self, lease: int) -> bool:
+    def is_rebuilding(self, lease: int) -> bool:
+        """Whether the model is being rebuilt on this lease."""
         return lease == self.lease and self.call.phase is Phase.REBUILDING
 
     def _arrive(self) -> None:

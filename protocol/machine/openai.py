@@ -100,6 +100,9 @@ class OpenAI(Hearing):
         """Whether the prompt is in the model, or on its way."""
         return self.is_opened or self.pending is not None
 
+    def forked(self, _event: ev.Forked) -> None:
+        """Take no notice: its items and responses are no past that another client could have."""
+
     def first_slot(self) -> None:
         """Tell the client that the session is there."""
         super().first_slot()

@@ -25,6 +25,7 @@ from ..values.requests import (
     Voice,
     VoiceName,
 )
+from ..values.tools import ToolCall, ToolResult
 from ..values.turn import Content, Message, Picture, Role, Sound, SpeechConfig, Text, Turn
 
 SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES
@@ -49,6 +50,8 @@ def _decode(part: Part, decode: Decode) -> int | Contents:
     match part:
         case TextPart(text=text):
             return (Text(text=text),)
+        case ToolCall() | ToolResult():
+            return (part,)
         case ImagePart(data=data):
             return decode("image", data)
         case AudioPart(data=data, is_wav=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
@@ -141,6 +144,7 @@ class PendingTurn:
             thinking=ask.thinking,
             tts_template=ask.tts_template,
             seed=seed,
+            tools=() if ask.tool_choice == "none" else ask.tools,
         )
 
     def _speech(self, asked: SpeechRequest) -> SpeechConfig:

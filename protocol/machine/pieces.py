@@ -60,6 +60,12 @@ class Pieces(EventIds, Duplex):
         """A second of the client's sound, as 16-bit samples."""
         return self.rate_hz * SAMPLE16_BYTES
 
+    def forget_client(self) -> None:
+        """Forget sound that fills no second, or is being resampled."""
+        super().forget_client()
+        self.unheard, self.before = b"", bytes(HISTORY_BYTES)
+        self.resampling.clear()
+
     def refused(self, message: ClientMessage) -> Refused | None:
         """Refuse half a sample, and more sound at once than may wait."""
         if isinstance(message, AppendSound):

@@ -101,8 +101,16 @@ class Reception:
 
     def __init__(self, core: Resuming) -> None:
         self._core: Final = core
-        self._context: Final = _context(core)
+        self._opened, self._made = core.opened, _context(core)
         self._ahead: _Ahead | None = None
+
+    @property
+    def _context(self) -> Context:
+        """What reading depends on; only a fork changes it."""
+        core = self._core
+        if core.opened is not self._opened or core.is_forking != self._made.is_fork:
+            self._opened, self._made = core.opened, _context(core)
+        return self._made
 
     def read(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
         """Read a frame in a session that is not CLOSED; None if it was answered, or is kept."""
@@ -300,6 +308,7 @@ def _context(core: Resuming) -> Context:
         sliding_windows=limits.sliding_windows,
         behaviour=core.opened.behaviour,
         must_record=core.opened.must_record,
+        is_fork=core.is_forking,
     )
 
 

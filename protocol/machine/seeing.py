@@ -18,15 +18,15 @@ from ..values.limits import FRAMES_MAX, UNIT_FRAMES_MAX
 from ..values.requests import Append, ClientMessage, See
 from ..values.utf8 import Refused
 from ..wire.media import kind_of
-from .beginning import Beginning
-from .units import Assembler, Frame, WaitingUnits, decided
+from .forking import Forking
+from .units import Assembler, Attachments, Frame, WaitingUnits, decided
 
 _EARLY: Final = f"a frame before any audio, {FRAMES_MAX} of them wait already"
 _TOO_MANY_FRAMES: Final = f"video frames were left out: a second has {UNIT_FRAMES_MAX} at most"
 
 
 @attrs.define(kw_only=True, eq=False)
-class Seeing(Beginning):
+class Seeing(Forking):
     """The input of a duplex session that waits for the model.
 
     Attributes:
@@ -38,6 +38,13 @@ class Seeing(Beginning):
     assembler: Assembler = attrs.Factory(Assembler)
     waiting: WaitingUnits = attrs.Factory(WaitingUnits)
     seen: tuple[Frame, ...] = ()
+
+    def forget_client(self) -> None:
+        """Forget seconds that wait, and the part of one."""
+        super().forget_client()
+        self.undecided_media.clear()
+        self.seen, self.waiting = (), WaitingUnits()
+        self.assembler.remainder, self.assembler.attached = b"", Attachments()
 
     def start_if_due(self) -> None:
         """Start the oldest waiting unit, if one may start."""

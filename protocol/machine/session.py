@@ -72,6 +72,7 @@ METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
     oa.DeleteItem: "delete_item",
     oa.RetrieveItem: "retrieve_item",
     oa.TruncateItem: "truncate_item",
+    ev.Forked: "forked",
     ev.MediaDecoded: "media_decoded",
     ev.MediaRejected: "media_rejected",
     ev.SpeechStarted: "speech_started",

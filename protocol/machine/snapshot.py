@@ -66,6 +66,7 @@ def _core(core: Core) -> Keys:
         "fields_ignored": core.fields_ignored,
         "early_bytes": None if core.early is None else frame_bytes(core.early),
         "wants_notices": core.wants_notices,
+        **({"forking": True} if core.is_forking else {}),
         "timers": {"set": dict(core.timers.pending), "generation": core.timers.generation},
         "queue": {
             "told_ns": core.told_ns,

@@ -58,6 +58,8 @@ RECORD_ASKED: Final = 2
 """A client may ask not to be recorded, in the message that sets its session up."""
 PLAYBACK: Final = 2
 """A client may report how much of the speech it has played."""
+TOOLS: Final = 2
+"""A turn of chat may offer tools; its conversation may hold calls and results of them."""
 SAYS_WHERE: Final = 2
 """A Realtime session that wants to be a transcription is told the address of these."""
 

@@ -22,6 +22,7 @@ from .call_events import TurnPrefilled as TurnPrefilled  # noqa: PLC0414 - a par
 from .call_events import TurnProgress as TurnProgress  # noqa: PLC0414 - a part of events
 from .digest import added
 from .errors import ErrorCode
+from .fork_events import Forked as Forked  # noqa: PLC0414 - a part of events
 from .messages import QueuePlace
 from .model import Finalized, Opened, UnitResult
 from .modes import Mode
@@ -348,6 +349,7 @@ class Draining:
 
 Event = (
     ConnectionOpened
+    | Forked
     | FrameReceived
     | PeerGone
     | PeerAttached

@@ -148,6 +148,15 @@ VIDEO_S_MAX: Final = 64
 """Seconds of a video: at 75 tokens and more each they fill the context."""
 STACK_FRAMES_MAX: Final = 5
 """Pictures a second of a video."""
+TOOLS_MAX: Final = 64
+"""Tools a turn: each takes fifty tokens of the context or more."""
+TOOL_CHARS_MAX: Final = 16_384
+"""Characters of a tool's description, of its schema and of a call's arguments: half a context."""
+TOOL_DEPTH_MAX: Final = 16
+"""Levels of a tool's schema: an array of objects in an object takes eight."""
+CALL_ID_CHARS_MAX: Final = 64
+"""A client may have made the id of an earlier call itself."""
+
 # -- transcription ------------------------------------------------------------------------------
 
 SOUND_BYTES_MAX: Final = 32 * 1024 * 1024

@@ -20,6 +20,7 @@ from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage, UserWords
 from .model import OUTPUT_RATE_HZ
 from .openai import OpenAIAnswer, OpenAISession
 from .sound import Coding
+from .tools import ToolCall
 from .transcript import TranscriptDelta as TranscriptDelta  # noqa: PLC0414 - a message
 from .transcript import TranscriptDone as TranscriptDone  # noqa: PLC0414 - a message
 from .turn import StopReason
@@ -277,14 +278,14 @@ class Response:
         response_id: the turn.
         input_id: the request that it answers.
         text: the whole answer.
-        pcm: not streaming: all of its speech; streaming: empty, since its deltas have it (other
-            servers send the end here). float32 LE, 24 kHz mono; may be empty.
+        pcm: its speech, float32 LE, 24 kHz mono; if streamed, only what is in no delta.
         reason: why it ended.
         streaming: as requested; None if read from a frame, which does not show it.
         input_tokens: tokens prefilled.
         generated_tokens: tokens generated.
         recording_id: the recording's name; empty without a recording.
         metrics: of the turn.
+        tool_calls: tools that the client is asked to call; it asks again with their results.
     """
 
     session_id: str
@@ -298,6 +299,7 @@ class Response:
     generated_tokens: int
     recording_id: str
     metrics: Metrics
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def samples(self) -> NDArray[np.float32]:
@@ -312,8 +314,7 @@ class ErrorReport:
     Attributes:
         code: the error, for programs; it also shows whose mistake it is.
         message: the error, for people; it names path, kind of value and limit.
-        session_id: the session's id, as in the server's log and the list of recordings; empty
-            without a session, and from older servers.
+        session_id: as in the server's log and its recordings; empty without a session.
         client_event_id: the client's name for the message that it answers; may be empty.
     """
 

@@ -20,6 +20,7 @@ from .live import Unmute as Unmute  # noqa: PLC0414 - a request
 from .live import Update as Update  # noqa: PLC0414 - a request
 from .model import DuplexConfig
 from .openai import OpenAIRequest
+from .tools import Tool, ToolCall, ToolChoice, ToolResult
 from .turn import ChatConfig, Language, Role, SpeechMode
 
 
@@ -228,7 +229,7 @@ class VideoPart:
     stack_frames: int = 1
 
 
-Part = TextPart | ImagePart | AudioPart | VideoPart
+Part = TextPart | ImagePart | AudioPart | VideoPart | ToolCall | ToolResult
 
 
 @attrs.frozen(kw_only=True)
@@ -236,8 +237,10 @@ class ChatMessage:
     """One message of a conversation, its media not decoded yet.
 
     Attributes:
-        role: its author; only the first can be a system message, and the last is the user's.
-        content: text, or parts of several kinds.
+        role: its author; only the first can be a system message, and the last is the user's, or
+            a tool's.
+        content: text, or parts of several kinds; behind those of the assistant its calls of tools.
+            A tool's message is one result.
     """
 
     role: Role
@@ -267,7 +270,8 @@ class Ask:
     """A turn of chat: the whole conversation, and how it is to be answered (001, 004).
 
     Attributes:
-        messages: the whole conversation: at least one message, the last of them the user's.
+        messages: the whole conversation: at least one message, the last of them the user's, or a
+            tool's.
         streaming: the answer comes in pieces while it is generated; else at once.
         config: how it is generated.
         speech: whether and how the answer is spoken; without it, the answer is only text.
@@ -278,6 +282,8 @@ class Ask:
         tts_template: the model is asked for an answer that could be spoken, spoken or not; always
             with sound or speech.
         record: false: do not record the session, and remove what is recorded (004).
+        tools: what the model may call: functions that the client runs.
+        tool_choice: `none`: the model is not shown the tools.
         input_id: the client's name for this turn, if it gave one.
     """
 
@@ -291,6 +297,8 @@ class Ask:
     thinking: bool = False
     tts_template: bool = added(False)
     record: bool = added(True)
+    tools: tuple[Tool, ...] = added(())
+    tool_choice: ToolChoice = added("auto")
     input_id: str | None = None
     ignored: tuple[str, ...] = ()
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from .digest import added
 from .model import Costs
+from .tools import Tool, ToolCall, ToolResult
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 SpeechMode = Literal["default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning"]
 Language = Literal["en", "zh"]
-StopReason = Literal["turn_end", "length", "interrupted"]
-"""Why a turn ended: the model's own end, `max_new_tokens`, or a cut."""
+StopReason = Literal["turn_end", "length", "interrupted", "tool_calls"]
+"""Why a turn ended: the model's own end, `max_new_tokens`, a cut, or its own end with calls."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,12 +59,15 @@ class Sound:
     pcm: bytes = attrs.field(converter=_pcm)
 
 
-Content = Text | Picture | Sound
+Content = Text | Picture | Sound | ToolCall | ToolResult
 
 
 @attrs.frozen(kw_only=True)
 class Message:
-    """One message of a conversation; a video's pictures and sound stand in it second by second."""
+    """One message of a conversation; a video's pictures and sound stand in it second by second.
+
+    Calls stand last in a message of the assistant; a tool's message is one result.
+    """
 
     role: Role
     content: tuple[Content, ...]
@@ -121,6 +125,7 @@ class Turn:
         omni: sound and pictures of a message are joined without line breaks (004, omni_mode).
         thinking: the model may think aloud before it answers.
         tts_template: the prompt asks for an answer that could be spoken, spoken or not.
+        tools: what the model may call.
     """
 
     index: int
@@ -133,6 +138,13 @@ class Turn:
     thinking: bool
     seed: int
     tts_template: bool = added(False)
+    tools: tuple[Tool, ...] = added(())
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether it offers tools, or its conversation has calls or results of them."""
+        parts = (part for message in self.messages for part in message.content)
+        return bool(self.tools) or any(isinstance(part, ToolCall | ToolResult) for part in parts)
 
 
 @attrs.frozen(kw_only=True)
@@ -174,7 +186,7 @@ class TurnResult:
     """The end of an answer.
 
     Attributes:
-        text: of all chunks, joined.
+        text: of all chunks, joined; calls are not in it.
         pcm: the last of the speech, after all chunks; float32 LE, 24 kHz mono.
         generated_tokens: the terminator included.
         kv_length: tokens in the KV cache at the end.
@@ -183,6 +195,7 @@ class TurnResult:
         logits_hash: blake2b-128 hex of the first token's logits.
         margin: difference between the first token's best and second logit.
         costs: measured by the backend; `prefill_us` is in `Prefill` and 0 here.
+        calls: complete calls of the turn's tools, in order, `CALLS_MAX` at most; without ids.
     """
 
     index: int
@@ -196,3 +209,4 @@ class TurnResult:
     logits_hash: str = ""
     margin: float = 0.0
     costs: Costs = Costs()
+    calls: tuple[ToolCall, ...] = added(())

@@ -46,10 +46,12 @@ class Holds:
     """The user content of a value.
 
     `form` is the value's: base64 of samples, of a WAV or samples, of a picture, of a video; text.
+    `pattern` is that of a name, if others are refused.
     """
 
     kind: Literal["audio", "video", "image", "voice", "prompt", "text", "name"]
     form: Literal["pcm", "sound", "picture", "video", "words", "name"]
+    pattern: re.Pattern[str] | None = None
 
 
 IMAGE_URL_HEADS: Final[Mapping[ImageKind, str]] = {
@@ -62,7 +64,7 @@ SPOKEN: Final = Holds("audio", "pcm")
 SEEN: Final = Holds("video", "picture")
 PICTURED: Final = Holds("image", "picture")
 VOICE_SOUND: Final = Holds("voice", "sound")
-VOICE_NAMED: Final = Holds("voice", "name")
+VOICE_NAMED: Final = Holds("voice", "name", VOICE_NAME)
 PROMPTED: Final = Holds("prompt", "words")
 SAID: Final = Holds("text", "words")
 NAMED: Final = Holds("name", "name")

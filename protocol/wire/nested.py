@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from ..values.errors import LocalProtocolError
 from .codec import Value
 from .field import Field
 from .kinds import Kind
@@ -102,11 +103,19 @@ def one(table: Table) -> One:
     return One(read=table.parse_below, write=table.write, schema={}, table=table)
 
 
-def variants(tag: str, *tables: Table) -> Variants:
-    """An object whose kind its field `tag` names."""
+def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None) -> Variants:
+    """An object whose kind its field `tag` names; `write` names it of a value, else its class."""
     by_word = {table.tag[tag]: table for table in tables}
     by_class = {table.cls: table for table in tables}
     words = tuple(by_word)
+
+    def table_of(value: Any) -> Table:
+        if write is None:
+            return by_class[type(value)]
+        word = write(value)
+        if word not in by_word:
+            raise LocalProtocolError(f"a {tag} that is not allowed; allowed is {', '.join(words)}")
+        return by_word[word]
 
     def read(value: Value, at: Reading) -> Any:
         body = as_object(value.value, value.path)
@@ -118,7 +127,7 @@ def variants(tag: str, *tables: Table) -> Variants:
 
     return Variants(
         read=read,
-        write=lambda value: by_class[type(value)].write(value),
+        write=lambda value: table_of(value).write(value),
         schema={},
         tag=tag,
         tables=by_word,

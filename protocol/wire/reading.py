@@ -24,6 +24,7 @@ class Context:
     sliding_windows: tuple[SlidingWindow, ...] = ("off",)
     behaviour: int = NEWEST
     must_record: bool = False
+    is_fork: bool = False
 
     def behaves(self, change: int) -> bool:
         """Whether the session has a change (`behaviour`)."""

@@ -188,6 +188,7 @@ class Table:
         make: makes the value from attributes, if the class needs more than these.
         others: further classes that it may be read as.
         closed: as in `Object`.
+        doc: its meaning, if the class has another.
     """
 
     def __init__(
@@ -200,8 +201,9 @@ class Table:
         make: Callable[[dict[str, Any]], Any] | None = None,
         others: tuple[type, ...] = (),
         closed: str | bool = False,
+        doc: str = "",
     ) -> None:
-        self.cls = cls
+        self.cls, self.doc = cls, doc
         self.classes = (cls, *others)
         self.tag: Mapping[str, str] = tag or {}
         self.shape = Shape(rows, closed=closed, known=self.tag)

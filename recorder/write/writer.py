@@ -144,7 +144,7 @@ class Recorder:
         fails, in the current event loop, else in the recorder's thread. `LogMisuse`: the recorder
         is closed, or the name is not that of a recording.
         """
-        log = self._keep(SessionLog(self._shared, self._file(path), on_failure))
+        log = self._keep(SessionLog(self._shared, self.file(path), on_failure))
         log.put(Record(kind="session", seq=0, at_ns=at_ns, fields=fields), urgent=True)
         return log
 
@@ -154,7 +154,7 @@ class Recorder:
         `BlockingIOError`: it has a writer; `OSError`: it cannot be opened; `LogMisuse`: the name is
         not that of a recording.
         """
-        file = self._file(path)
+        file = self.file(path)
         file.reopen()
         return file
 
@@ -164,7 +164,8 @@ class Recorder:
         """Go on with a reopened log, cut off at its end; `LogMisuse`, `on_failure` as in `open`."""
         return self._keep(SessionLog(self._shared, file, on_failure, next_seq=next_seq))
 
-    def _file(self, path: Path) -> LogFile:
+    def file(self, path: Path) -> LogFile:
+        """Make a log's file, for a caller that creates it and begins it before it is to `go_on`."""
         recording_id_of(path)
         return LogFile(
             path, disk=self._disk, compressor=self._compressor, directories=self._directories

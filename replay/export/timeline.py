@@ -33,6 +33,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
 from protocol.values.modes import OF_MODE
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
+from protocol.values.tools import ToolResult
 from protocol.wire.media import kind_of
 from protocol.wire.rates import to_float32
 from recorder.format.records import Fields, Record
@@ -42,6 +43,7 @@ from ..rerun.logic import Replayer
 from ..rerun.words import Step
 from ..story.placing import SETTLED_NS, Positions, Voice
 from ..story.reading import Passage, SessionStory
+from ..story.tools import asked_texts, calls_text
 from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Sound, Words
 
@@ -196,12 +198,15 @@ class Timeline:
 
     def _ask(self, ask: Ask) -> None:
         parts = ask.messages[-1].content
-        text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
+        text = "\n".join(asked_texts(parts))
         self._has_deltas = False
         self._asked_ns = None
         if text:
             self._holding.add(self._words("user", text), self._now_ns)
-        if not all(isinstance(part, TextPart) for part in parts) and not self._replayer.is_stopped:
+        if (
+            not all(isinstance(part, TextPart | ToolResult) for part in parts)
+            and not self._replayer.is_stopped
+        ):
             self._asked_ns = self._now_ns
 
     def _take_question(self, step: Step) -> None:
@@ -242,8 +247,9 @@ class Timeline:
                 self._is_speaking = isinstance(message, ms.Speech) and not message.end_of_turn
                 self._tell(message.text, message.pcm, message.response_id)
                 return
-            case ms.Response(text=text, pcm=pcm, response_id=response_id):
+            case ms.Response(text=text, pcm=pcm, response_id=response_id, tool_calls=calls):
                 self._tell("" if self._has_deltas else text, pcm, response_id)
+                self._tell(calls_text(calls), b"", response_id)
             case oa.ReplyStep(kind="text_delta", text=text, response_id=response_id):
                 self._tell(text, b"", response_id)
                 return

@@ -115,12 +115,24 @@ def _bodies(number: int) -> Strategy:
 
 
 def _mend(body: Any) -> Any:
-    """The last message of a conversation is the user's; only its first may be the system's."""
+    """Order a conversation: the system first, the user last, and results right behind calls."""
     made = copy.deepcopy(body)
     holder = made.get("input") if isinstance(made.get("input"), dict) else made
-    for number, message in enumerate(reversed(holder.get("messages") or [])):
-        if number == 0 or message["role"] == "system":
-            message["role"] = "user"
+    asked = holder.get("messages") or []
+    mended: list[Any] = []
+    for number, message in enumerate(asked):
+        is_last = number == len(asked) - 1
+        if message["role"] == "tool" or is_last or (message["role"] == "system" and number > 0):
+            message |= {"role": "user", "content": message.get("content") or "hello"}
+            message.pop("tool_call_id", None)
+        if message["role"] != "assistant":
+            message.pop("tool_calls", None)
+        mended.append(message)
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            call["id"] = f"call_{place}"
+            mended.append({"role": "tool", "tool_call_id": call["id"], "content": "10:30"})
+    if asked:
+        holder["messages"] = mended
     return made
 
 

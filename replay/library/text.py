@@ -21,6 +21,7 @@ from ..shared.recordings import show_ms, show_seconds
 from ..shared.tables import table
 from ..story.exchanges import Exchange
 from ..story.inspection import Inspection, UtteranceStory
+from ..story.tools import calls_text
 from .moved import absence_text, move_text, playback_text
 
 SHOWN_MAX: Final = 5
@@ -275,7 +276,8 @@ def _turn_table(turns: Sequence[Exchange]) -> RenderableType:
     for turn in turns[:ROWS_MAX]:
         outcome = f"{turn.outcome.replace('_', ' ')}{_spoken(turn.audio_ms)}"
         tokens = f"{turn.input_tokens or 0} + {turn.generated_tokens}"
-        rows.append((*_asked(turn), outcome, tokens, _said(turn.text)))
+        told = " ".join(filter(None, (turn.text, calls_text(turn.calls))))
+        rows.append((*_asked(turn), outcome, tokens, _said(told)))
     columns = ("turn", "started", "took", "<outcome", "tokens", "<text")
     return table(columns, rows, more=_more(len(turns) - ROWS_MAX, "turns"))
 

@@ -34,7 +34,6 @@ from protocol.wire.kinds import (
     PROMPTED,
     SAID,
     STOCK_VOICES,
-    VOICE_NAME,
     VOICE_NAMED,
     Holds,
 )
@@ -179,7 +178,7 @@ class FrameEditor:
             return fill(old)
         if holds.form == "words":
             return "" if self.is_shorter else fill_json(old)
-        if holds is VOICE_NAMED and not VOICE_NAME.fullmatch(unescaped(old)):
+        if holds.pattern is not None and not holds.pattern.fullmatch(unescaped(old)):
             return refuse_json(old)
         if holds.form == "name":
             return fill_json(old) if "\\" in old else self._names.of(old)

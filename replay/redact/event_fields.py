@@ -19,6 +19,7 @@ from protocol.values import events as ev
 from protocol.values.behaviour import LINE_BREAKS
 from protocol.values.messages import QueuePlace
 from protocol.values.model import Costs, Cut, Finalized, Opened, UnitResult
+from protocol.values.tools import ToolCall
 from protocol.values.transcript import ChunkResult
 from protocol.values.turn import Prefill, TurnChunk, TurnResult
 from protocol.values.utf8 import Refused, Shortened
@@ -35,7 +36,7 @@ class Apart(Enum):
     """Fields with special rules."""
 
     NOTHING = "a number, a flag, a time, a name that the server made"
-    BELOW = "a value with fields of its own"
+    BELOW = "a value with fields of its own, or several"
     TRACE = "a hash, or a measure of logits"
     FRAME = "a client's frame: `client_frames`"
     MEDIA = "what was decoded: it goes with the frame that it came in"
@@ -104,6 +105,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
             *(ev.RecordingFailed, ev.Draining, ev.Flooded),
         )
     },
+    ev.Forked: {**_plain("at_ns", "resume_hash", "recording_notice"), "limits": Apart.BELOW},
     ev.PeerGone: _plain("at_ns", "code"),
     ev.PeerAttached: _plain("at_ns", "after", "resume_hash"),
     ev.TicketMoved: {"at_ns": NOTHING, "place": Apart.BELOW},
@@ -159,11 +161,17 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.TurnDone: {"at_ns": NOTHING, "result": Apart.BELOW},
     TurnResult: {
         **_plain("index", "reason", "generated_tokens", "kv_length", "cut"),
+        "calls": Apart.BELOW,
         **dict.fromkeys(("logits_hash", "margin"), Apart.TRACE),
         "costs": Apart.BELOW,
         "codec_ids": _CODES,
         "text": _WORDS,
         "pcm": _SPEECH,
+    },
+    ToolCall: {
+        "id": NOTHING,
+        "name": Content(("name",), "model", "name"),
+        "arguments": _WORDS,
     },
     ev.TurnFailed: {**_INDEXED, **_plain("context_full", "refused")},
     ev.ChunkDone: {"at_ns": NOTHING, "result": Apart.BELOW},
@@ -240,11 +248,17 @@ class EventEditor:
         if isinstance(rule, Content):
             return self._replace(rule, old) if old and self._covers(rule, at_ns) else old
         if rule is Apart.BELOW and old is not None:
-            return self._edit(old, at_ns)
+            return self._edit_below(old, at_ns)
         if rule is Apart.TRACE and old:
             self.frames.tally.count(TRACES, "both", len(old) if isinstance(old, str) else 8)
             return type(old)()
         return old
+
+    def _edit_below(self, old: Any, at_ns: int) -> Any:
+        if not isinstance(old, tuple):
+            return self._edit(old, at_ns)
+        edited = tuple(self._edit(each, at_ns) for each in old)
+        return edited if edited != old else old
 
     def _covers(self, content: Content, at_ns: int) -> bool:
         frames = self.frames

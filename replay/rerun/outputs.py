@@ -20,8 +20,10 @@ import attrs
 import numpy as np
 
 from protocol.values.model import SAMPLE_BYTES, Cut, Finalized, Opened, UnitResult
+from protocol.values.tools import ToolCall
 from protocol.values.transcript import ChunkResult
 from protocol.values.turn import Prefill, TurnChunk, TurnResult
+from recorder.format.mapping import plain_of
 from recorder.format.records import Value
 from runtime.model.backends.forcing import Choice, ForcedResult
 
@@ -40,7 +42,7 @@ OUTPUT_FIELDS: Final[Mapping[type, tuple[str, ...]]] = {
     TurnChunk: ("step", "token_ids", "codec_ids", "text", "pcm"),
     TurnResult: (
         *("logits_hash", "margin", "generated_tokens", "codec_ids", "kv_length"),
-        *("text", "pcm", "reason", "cut"),
+        *("text", "calls", "pcm", "reason", "cut"),
     ),
     ChunkResult: (
         *("input_hash", "fed_ids", "logits_hash", "margin", "token_ids", "prompt_tokens"),
@@ -137,5 +139,9 @@ def snr_db(recorded: bytes, new: bytes) -> float | None:
     return round(10 * float(np.log10(power / noise)), 1)
 
 
-def _plain(value: Value | Cut) -> Value:
-    return {"stage": value.stage, "step": value.step} if isinstance(value, Cut) else value
+def _plain(value: Value | Cut | tuple[ToolCall, ...]) -> Value:
+    if isinstance(value, Cut):
+        return {"stage": value.stage, "step": value.step}
+    if isinstance(value, tuple):
+        return [plain_of(one) if isinstance(one, ToolCall) else one for one in value]
+    return value

@@ -18,7 +18,14 @@ from protocol.values import events as ev
 from ..story.questions import CallName, answered, asked, renumbered
 
 OUTSIDE: Final = (
-    *(ev.ConnectionOpened, ev.FrameReceived, ev.PeerGone, ev.PeerAttached, ev.SendFailed),
+    *(
+        ev.ConnectionOpened,
+        ev.Forked,
+        ev.FrameReceived,
+        ev.PeerGone,
+        ev.PeerAttached,
+        ev.SendFailed,
+    ),
     *(ev.RecordingFailed, ev.Flooded, ev.DrainBegan, ev.Draining),
 )
 """Events that answer nothing; each may come at any time."""
@@ -100,6 +107,8 @@ class Asked:
             return None
         if isinstance(event, ev.PeerGone | ev.PeerAttached):
             self._is_gone = isinstance(event, ev.PeerGone)
+        if isinstance(event, ev.Forked):
+            self._is_gone, self.lease = False, None
         return event
 
     def _of_queue(self, event: ev.Event) -> ev.Event | None:

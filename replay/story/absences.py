@@ -38,6 +38,10 @@ class Absences:
         match event:
             case ev.ConnectionOpened(resume_hash=token, mode=mode):
                 self._can_resume, self._keeps_slot = bool(token), mode != "chat"
+            case ev.Forked(at_ns=at_ns, resume_hash=token):
+                self._can_resume, self._is_waking = bool(token), False
+                if self._is_away:
+                    self.told[-1] = attrs.evolve(self.told[-1], to_ns=at_ns)
             case ev.PeerGone(code=code) if self._can_resume and code == CLOSE_NORMAL:
                 pass
             case ev.PeerGone(at_ns=at_ns) | ev.SendFailed(at_ns=at_ns) if self._can_resume:

@@ -13,6 +13,7 @@ import attrs
 
 from protocol.values import events as ev
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Costs, Cut, UnitResult
+from protocol.values.tools import ToolCall
 from protocol.values.transcript import ChunkResult
 from protocol.values.turn import StopReason, TurnChunk, TurnResult
 from recorder.format.records import Fields, Record, Value
@@ -70,6 +71,7 @@ class Exchange:
         pcm: float32 LE, 24 kHz mono.
         stopped: the step before which it was interrupted; of a turn, the token.
         heard: the text of a chunk.
+        calls: tools that a turn's answer calls.
         finalized_ids: token ids fed after a unit; None if it was not finalized.
         finalized_kv_added: tokens added by that to the KV cache, or removed.
     """
@@ -105,6 +107,7 @@ class Exchange:
     stopped: Cut | int | None = None
     costs: Costs | None = None
     heard: ChunkResult | None = None
+    calls: tuple[ToolCall, ...] = ()
     finalized_ids: tuple[int, ...] | None = None
     finalized_kv_added: int | None = None
 
@@ -230,7 +233,7 @@ class Exchanges:
                 count = self.current.generated_tokens + len(ids)
                 self._change("turn", chunk.index, generated_tokens=count, **more)
             case ev.TurnDone(at_ns=at_ns, result=result) if self.current is not None:
-                same = ("text", "kv_length", "generated_tokens", "logits_hash", "costs")
+                same = ("text", "kv_length", "generated_tokens", "logits_hash", "costs", "calls")
                 facts = self._added(result) | {name: getattr(result, name) for name in same}
                 facts |= {"outcome": result.reason, "stopped": result.cut}
                 facts |= {"done_ns": at_ns, "kv_added": result.kv_length}

@@ -223,7 +223,7 @@ _TOLD: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "turns": (
         *("index", "started_ns", "prefilled_ns", "done_ns", "outcome", "input_tokens"),
-        *("generated_tokens", "text", "audio_ms", "kv_length", "costs"),
+        *("generated_tokens", "text", "audio_ms", "kv_length", "costs", "calls"),
     ),
     "drops": ("at_ns", "ordinal", "input_id"),
     "playback": ("at_ns", "played_ms", "behind_ms"),

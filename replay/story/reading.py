@@ -101,7 +101,7 @@ class SessionStory:
         self.frames_received = self.frames_sent = self.records = self.damage_count = 0
         self.duration_ns = 0
         self._replayer: Final = replayer
-        self._is_over = False
+        self._is_over = self._is_forking = False
         self._spoken_ms = 0
 
     @property
@@ -238,8 +238,11 @@ class SessionStory:
                 self._take_loss(event, seq)
             case ev.SlotLeased(at_ns=at_ns) if self._is_moving:
                 self.moves[-1] = attrs.evolve(self.moves[-1], to_ns=at_ns)
-            case ev.Rebuilt() if self.absences.rebuilt(event):
-                pass
+            case ev.Forked() if self.opened is not None:
+                self.opened = attrs.evolve(self.opened, resume_hash=event.resume_hash)
+                self._begin_fork()
+            case ev.Rebuilt() if self._is_forking or self.absences.rebuilt(event):
+                self._is_forking = False
             case ev.Rebuilt(at_ns=at_ns, steps=steps, batches=batches) if self.moves:
                 move = attrs.evolve(self.moves[-1], to_ns=at_ns, steps=steps, exact=not batches)
                 self.moves[-1] = move
@@ -276,6 +279,12 @@ class SessionStory:
     @property
     def _is_moving(self) -> bool:
         return bool(self.moves) and self.moves[-1].to_ns is None
+
+    def _begin_fork(self) -> None:
+        """Note that the next rebuild is no move; one that had begun was the parent's."""
+        self._is_forking = True
+        if self._is_moving:
+            self.moves.pop()
 
     def _take_loss(self, event: ev.BackendLost | ev.LeaseRevoked, seq: int) -> None:
         """Note a move that begins; a worker that is drained may be lost before its session left."""

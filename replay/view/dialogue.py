@@ -33,7 +33,6 @@ from protocol.values.requests import (
     AudioPart,
     ClientMessage,
     See,
-    TextPart,
 )
 from protocol.values.requests import Part as ReceivedPart
 from protocol.wire.media import kind_of
@@ -42,6 +41,7 @@ from recorder.format.records import Record
 
 from ..story.dictated import Dictated
 from ..story.placing import Positions, Voice
+from ..story.tools import asked_texts, calls_text
 from .parts import Json, Part, plain
 from .pictures import Pictures
 from .sound import Heard, Track
@@ -108,7 +108,7 @@ class Dialogue:
 
     def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
         self._asked_ns, self._is_chat = record.at_ns, True
-        words = [part.text for part in content if isinstance(part, TextPart)]
+        words = asked_texts(content)
         heard = Heard(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)
         self._say("user", heard, " ".join(words), record.seq)
         parts: list[Part] = []
@@ -156,9 +156,10 @@ class Dialogue:
                 self._hold(max(record.at_ns, self._dictated.heard_ns), record.seq, "", text)
             case ms.TranscriptDone():
                 self._let_go()
-            case ms.Response(response_id=turn, text=text, pcm=pcm):
+            case ms.Response(response_id=turn, text=text, pcm=pcm, tool_calls=calls):
                 told = self._told[1] if self._told[0] == turn else ""
-                return self._speak(record, turn, text.removeprefix(told), pcm)
+                rest = [text.removeprefix(told), *([calls_text(calls)] if calls else ())]
+                return self._speak(record, turn, " ".join(rest), pcm)
             case ms.Listen():
                 self._let_go()
                 return self.model.stop(at_ns) if self._amid_turn else []

@@ -163,6 +163,8 @@ class Narrator(Inspector):
                 self._mark("move", record, {"why": "lost"})
             case ev.LeaseRevoked():
                 self._mark("move", record, {"why": "drained"})
+            case ev.Forked():
+                self._mark("forked", record, {})
             case ev.PeerAttached(after=after):
                 self._mark("back", record, {"seq": after + 1})
             case ev.PeerGone() | ev.SendFailed() if self.opened is not None:

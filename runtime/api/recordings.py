@@ -80,6 +80,7 @@ TAILS_PER_KEY_MAX: Final = 4
 """One client leaves some for the others."""
 NUMBER_MAX: Final = 10**15
 """Unix milliseconds of more than 30,000 years, and more records than a log has."""
+NO_RECORDING: Final = "there is no such recording"
 LIVE_PARAMETERS: Final = ("from_seq", "blobs")
 PARAMETERS: Final = (
     *("mode", "owner", "state", "reason", "session", "since_ms", "limit", "after"),
@@ -180,15 +181,23 @@ class Recordings:
 
     async def _found(self, request: Request) -> tuple[Summary, LogInfo]:
         """The recording in the path, if the client may see it."""
-        assert self._listing is not None
         asked = request.path_params["recording_id"]
+        found = await self.find(asked, principal_of(request))
+        if found is None:
+            raise NotHere(asked, NO_RECORDING)
+        return found
+
+    async def find(self, asked: str, principal: Key) -> tuple[Summary, LogInfo] | None:
+        """The recording of a name, its own or its session's, if the client may see it."""
+        if self._listing is None:
+            return None
         found = await in_thread(partial(self._listing.find, asked), self._asking)
         if found is None and is_session_id(asked):
             named = await self._recording_of(asked)
             if named is not None:
                 found = await in_thread(partial(self._listing.find, named), self._asking)
-        if found is None or not principal_of(request).may_see(found.summary.owner):
-            raise NotHere(asked, "there is no such recording")
+        if found is None or not principal.may_see(found.summary.owner):
+            return None
         return found.summary, found.info
 
     async def _recording_of(self, session_id: str) -> str | None:

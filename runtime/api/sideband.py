@@ -2,8 +2,9 @@
 
 OpenAI's Live API calls this the sideband. Its events, of `openai.types.live.ConnectServerEvent`:
 
-- `session.started` comes first, though it is past; then all that the server sends from `from_seq`
-  on, in order, without the numbers of a session that can be resumed.
+- `session.started` comes first, though it is past; a fork's log has several, and the last counts.
+  Then comes all that the server sends from `from_seq` on, in order, without the numbers of a
+  session that can be resumed.
 - Both voices are 16-bit at 24 kHz, in every format of the session. The client's sound is
   `session.input_audio.append`, also while it is muted; a second of the model has its `start_ms` and
   `end_ms`.
@@ -21,6 +22,7 @@ from typing import Any, Final
 import orjson
 
 from protocol.values.errors import ErrorCode, FieldError, FrameError
+from protocol.values.events import Forked
 from protocol.values.limits import INPUT_ID_CHARS_MAX, MS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.model import SAMPLE16_BYTES
@@ -59,7 +61,8 @@ class Sideband:
 
     def __init__(self, from_seq: int) -> None:
         self._from_seq = from_seq
-        self._session: object = None
+        self._session: Mapping[str, Any] | None = None
+        self._past: list[str] = []
         self._coding: Coding = "audio/pcm"
         self._seconds = 0
         self._user = self._model = Heard(LIVE_RATE_HZ, to_hz=LIVE_RATE_HZ)
@@ -67,9 +70,19 @@ class Sideband:
 
     def frames(self, item: Item) -> list[str]:
         """Make the frames of a record or damage; none of what is past or is not sent."""
+        made = self._frames(item)
+        is_past = isinstance(item, Damage) or item.seq + 1 < self._from_seq
+        if is_past and not made:
+            return []
+        past, self._past = self._past, []
+        return past + made
+
+    def _frames(self, item: Item) -> list[str]:
         if isinstance(item, Damage) or self.is_over:
             return []
         frame, is_new = item.fields.get("frame"), item.seq >= self._from_seq
+        if item.fields.get("type") == Forked.__name__:
+            self._session, self._past = None, []  # what was told until here was told to another
         if item.kind == "fin":
             self.is_over = True
             return self._closed()
@@ -89,7 +102,7 @@ class Sideband:
         kind = body.get("type")
         if kind == SESSION_STARTED:
             self._begin(body["session"])
-            is_new = True
+            self._past = [] if is_new else [_written(body)]
         elif kind == SESSION_CLOSED:
             self.is_over = is_new = True
         return [_written(body)] if is_new and kind not in _UNTOLD else []

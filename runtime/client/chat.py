@@ -12,7 +12,9 @@ on. `close`, from another task, cuts an answer: it ends with a `Response` whose 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import orjson
 
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import (
@@ -27,6 +29,7 @@ from protocol.values.messages import (
     ServerMessage,
 )
 from protocol.values.requests import Ask, ChatMessage, Part, SpeechRequest, TextPart
+from protocol.values.tools import Tool, ToolCall, ToolChoice, ToolResult
 from protocol.values.turn import ChatConfig, Role
 
 from .duplex import say_goodbye
@@ -48,6 +51,23 @@ def message(role: Role, *parts: str | Part) -> ChatMessage:
     """Make a message of words and media (`ImagePart`, `AudioPart`, `VideoPart`), in order."""
     content = tuple(TextPart(text=part) if isinstance(part, str) else part for part in parts)
     return ChatMessage(role=role, content=content)
+
+
+def tool(name: str, description: str = "", parameters: Mapping[str, object] | None = None) -> Tool:
+    """Make a tool; `parameters` is a JSON Schema. `TypeError` if it is no JSON."""
+    schema = "" if parameters is None else orjson.dumps(parameters).decode()
+    return Tool(name=name, description=description, parameters=schema)
+
+
+def called(response: Response) -> ChatMessage:
+    """Make the message of an answer that calls tools, for the next question's conversation."""
+    said = (TextPart(text=response.text),) if response.text else ()
+    return ChatMessage(role="assistant", content=(*said, *response.tool_calls))
+
+
+def returned(call: ToolCall, output: str) -> ChatMessage:
+    """Make the message of what a tool returned."""
+    return ChatMessage(role="tool", content=(ToolResult(call_id=call.id, output=output),))
 
 
 class ChatSession:
@@ -79,6 +99,8 @@ class ChatSession:
         use_image_id: bool = True,
         omni: bool = False,
         thinking: bool = False,
+        tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice = "auto",
         input_id: str | None = None,
     ) -> Answer:
         """Ask, and return the answer, to be iterated or `finish`ed.
@@ -91,6 +113,9 @@ class ChatSession:
             use_image_id: pictures are numbered, where there are several.
             omni: sound and pictures of a message belong together (004, omni_mode).
             thinking: the model may think aloud before it answers.
+            tools: what the model may call; its calls are in `Response.tool_calls`. Run them, and
+                ask again with `called` and, for each, `returned` behind the conversation.
+            tool_choice: `none` offers no tools.
             input_id: a name for this turn, where the dialect has a field for it.
 
         Raises:
@@ -116,6 +141,8 @@ class ChatSession:
             use_image_id=use_image_id,
             omni=omni,
             thinking=thinking,
+            tools=tuple(tools),
+            tool_choice=tool_choice,
             input_id=input_id,
         )
         try:
@@ -132,9 +159,10 @@ class ChatSession:
         *,
         speech: SpeechRequest | bool = False,
         config: ChatConfig = _ALL_DEFAULTS,
+        tools: Sequence[Tool] = (),
     ) -> Response:
         """Ask and wait for the whole answer; arguments and errors as `ask`, `Answer.finish`."""
-        answer = await self.ask(question, stream=False, speech=speech, config=config)
+        answer = await self.ask(question, stream=False, speech=speech, config=config, tools=tools)
         return await answer.finish()
 
     async def close(self, reason: str | None = None) -> None:

@@ -270,8 +270,8 @@ reply:  {demo.folder / "reply.wav"}
 
 Try next:
   antiphon inspect {log}
-  antiphon serve --model {demo.model}      and in another terminal
-  antiphon talk {demo.speech}      or any WAV of yours"""
+  antiphon serve --model {demo.model}      and talk to it at http://127.0.0.1:8006/
+  antiphon talk {demo.speech}      in another terminal, or any WAV of yours"""
     demo.tell(text, type="demo", ok=not failed, failed=failed, log=str(log))
     if failed:
         raise DemoError(f"failed: {', '.join(failed)}")

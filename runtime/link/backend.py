@@ -32,6 +32,7 @@ from ..model.backends.base import (
     BackendInfo,
     BackendRefused,
     ContextFull,
+    require_tools,
 )
 from .address import WorkerAddress
 from .address import connect as connect_to
@@ -155,7 +156,8 @@ class WorkerBackend:
         return WorkerSession(backend=self, session=session, opened=opened)
 
     async def chat(self, turn: Turn, *, slot: int) -> WorkerTurn:
-        """Take a chat turn."""
+        """Take a chat turn; one with tools is not told to a worker that does not know of them."""
+        require_tools(self.info, turn)
         session = self._session(slot)
         effect = ef.StartTurn(lease=session, turn=turn)
         done = await self.ask(Ask(call=self.number(), session=session, slot=slot, effect=effect))

@@ -18,7 +18,7 @@ import anyio.to_thread
 import attrs
 from starlette.types import ASGIApp
 
-from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
+from protocol.values.errors import CLOSE_NORMAL, REFUSALS, ErrorCode, close_code
 from protocol.values.messages import EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE
 from recorder.keep.remote import RemoteStore
@@ -27,10 +27,11 @@ from recorder.write.writer import Recorder
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
+from ..api.console import Console
 from ..api.elsewhere import NotHere
 from ..api.marks import Marks
 from ..api.pages import Pages, is_public
-from ..api.recordings import Recordings
+from ..api.recordings import NO_RECORDING, Recordings
 from ..api.routes import Api
 from ..api.views import LoadViewer
 from ..api.voices import Voices
@@ -40,7 +41,8 @@ from ..net.counters import Counters
 from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket
-from ..session.beginning import VERSION, model_names
+from ..session.beginning import VERSION, Parent, model_names
+from ..session.forking import ForkRefused
 from ..session.server import NO_SESSION, Server
 from ..settings.settings import Settings
 from ..slots.place import workers_wanted
@@ -54,6 +56,8 @@ from .retention import make_retainer
 from .routing import NotServedError, Route, attached_to, route
 from .uploading import make_uploader
 
+LOADING: Final = "the model is being loaded"
+_UNAVAILABLE: Final = ErrorCode.SERVICE_UNAVAILABLE
 _LOG: Final = logging.getLogger("antiphon.server")
 
 
@@ -96,6 +100,8 @@ class Gateway:
         self._recorder = None if settings.record_to is None else recorder
         self._voices = voices
         self._recordings = Recordings(settings.record_to, load_viewer, remote)
+        has_views = settings.record_to is not None and load_viewer is not None
+        self._console = Console(settings, lambda: self.server, has_views=has_views)
         self._attaching = Attaching(lambda: self.server, self._recordings, stall_s=settings.stall_s)
         self.attached_left = self._attaching.wait_until_left
         self._uploader = make_uploader(settings, remote)
@@ -125,6 +131,7 @@ class Gateway:
                 *marks.routes(),
                 *self._recordings.routes(),
                 *voices.routes(),
+                *self._console.routes(),
                 *pages,
             ],
             speech=self.speech,
@@ -134,7 +141,9 @@ class Gateway:
             app,
             self._gate,
             secure=self._settings.tls_cert is not None,
-            is_public=is_public if pages else lambda _: False,
+            is_public=lambda path: (
+                self._console.is_public(path) or (bool(pages) and is_public(path))
+            ),
         )
 
     async def watch_keys(self) -> None:
@@ -239,16 +248,23 @@ class Gateway:
             return
         if to.resume and await self._is_elsewhere(request, to.resume):
             return
+        if to.fork and not to.resume:
+            found = await self._recordings.find(to.fork, admitted.principal)
+            if found is None:
+                if not await self._is_away(request, to.fork):
+                    await request.reject(404, error_body("not_found", NO_RECORDING))
+                return
+            to = attrs.evolve(to, parent=Parent(info=found[1], at=to.at))
         websocket = await request.accept(
             subprotocol=admitted.subprotocol, frame_bytes_max=OF_MODE[to.mode].frame_bytes_max
         )
         server = self.server
         if server is None:
-            await _turn_away(websocket, to, "the model is being loaded")
+            await _turn_away(websocket, to, _UNAVAILABLE, LOADING)
         elif to.resume:
             await come_back(server, websocket, to, admitted.principal.name)
         elif server.admission.state != "open":
-            await _turn_away(websocket, to, REFUSALS[ErrorCode.SERVICE_UNAVAILABLE])
+            await _turn_away(websocket, to, _UNAVAILABLE, REFUSALS[_UNAVAILABLE])
         else:
             left = anyio.Event()
             serve = partial(self._serve, server, websocket, to, admitted.principal, left.set)
@@ -276,7 +292,7 @@ class Gateway:
         if not is_relayed(request.headers):
             return await self._gateways.relay_websocket(request, name)
         is_loading = self.server is None
-        body = error_body("not_here", "the model is being loaded" if is_loading else NO_SESSION)
+        body = error_body("not_here", LOADING if is_loading else NO_SESSION)
         await request.reject(AWAY if is_loading else NOT_HERE, body)
         return True
 
@@ -298,6 +314,9 @@ class Gateway:
                 refusal=ErrorCode.WORKER_BUSY if place is None else None,
             )
             reason = await server.handle(websocket, arrival, on_left)
+        except ForkRefused as refused:
+            reason = "refused" if close_code(refused.code) else None  # else it is paid for
+            await _turn_away(websocket, to, refused.code, refused.message)
         finally:
             on_left()
             if place is not None:
@@ -312,9 +331,8 @@ async def _apart(serve: Callable[[], Awaitable[None]]) -> None:
         _LOG.exception("a session broke")
 
 
-async def _turn_away(websocket: WebSocket, to: Route, text: str) -> None:
+async def _turn_away(websocket: WebSocket, to: Route, code: ErrorCode, text: str) -> None:
     """Refuse without a session: very many clients may ask."""
-    code = ErrorCode.SERVICE_UNAVAILABLE
     for frame in to.dialect.encode(ErrorReport(code=code, message=text)):
         await websocket.send(frame)
-    await websocket.close(CLOSE_TRY_LATER, code)
+    await websocket.close(close_code(code) or CLOSE_NORMAL, code)

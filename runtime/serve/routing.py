@@ -9,6 +9,7 @@
 | | `prepared` comes first, and the label may be left out (002) |
 | `/ws/chat` | `legacy-chat` (004) |
 | `/v1/live/sessions` | `live` |
+| `/v1/live/sessions/{id}/fork` | `live`, from the past of a recorded session, before unit `?at=` |
 | `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`attaching`) |
 | `/v1/realtime?model={model}` without a mode, or the subprotocol `realtime` | `openai` |
 | `/v1/realtime?intent=transcription` | `openai-transcription` |
@@ -51,6 +52,8 @@ DUPLEX_PATH: Final = "/ws/duplex/"
 CHAT_PATH: Final = "/ws/chat"
 LIVE_PATH: Final = "/v1/live/sessions"
 _ATTACH: Final = re.compile(rf"{LIVE_PATH}/([^/]+)/attach")
+_FORK: Final = re.compile(rf"{LIVE_PATH}/([^/]+)/fork")
+_UNIT: Final = re.compile(r"[0-9]{1,9}")
 RECORDING_CHARS_MAX: Final = 64
 """A recording's id has 28 characters."""
 AUDIO_LABELS: Final = ("adx_", "audio_duplex")
@@ -94,10 +97,14 @@ class Route(Arrival):
 
     Attributes:
         resume: the recording of the session to which it comes back; empty for a new one.
+        fork: the session from whose past it begins; empty for none.
+        at: the unit of that session before which it begins; None: its end.
     """
 
     dialect: Dialect
     resume: str = ""
+    fork: str = ""
+    at: int | None = None
 
 
 class NotServedError(Exception):
@@ -164,8 +171,10 @@ def _address(
         return Route(mode=mode, dialect=dialect, endpoint="realtime")
     if path == CHAT_PATH:
         return Route(mode=_served("chat", modes), dialect=LEGACY_CHAT, endpoint="chat")
-    if path == LIVE_PATH:
-        return Route(mode=_served("audio", modes), dialect=LIVE, endpoint="live")
+    forked = _FORK.fullmatch(path)
+    if path == LIVE_PATH or forked is not None:
+        live = Route(mode=_served("audio", modes), dialect=LIVE, endpoint="live")
+        return live if forked is None else attrs.evolve(live, fork=forked[1], at=_unit(query))
     if path == DUPLEX_PATH.rstrip("/"):
         labels = query.get("session_id", ("",))
         return _duplex(labels[0] if len(labels) == 1 else "/", modes, quiet=True)
@@ -189,6 +198,13 @@ def _duplex(label: str, modes: Sequence[Mode], *, quiet: bool) -> Route:
         label=label,
         quiet=quiet,
     )
+
+
+def _unit(query: Mapping[str, Sequence[str]]) -> int | None:
+    at = query.get("at", ())
+    if at and (len(at) > 1 or not _UNIT.fullmatch(at[0])):
+        raise NotServedError(400, "invalid_query", "at is the number of a unit, from 0")
+    return int(at[0]) if at else None
 
 
 def _mode_of(asked: Sequence[str], modes: Sequence[Mode]) -> Mode:

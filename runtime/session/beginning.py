@@ -22,6 +22,7 @@ from protocol.values.limits import (
 from protocol.values.modes import OF_MODE, Mode
 from recorder.format.mapping import SCHEMA
 from recorder.format.records import Fields
+from recorder.keep.store import LogInfo
 
 from ..model.backends.base import BackendInfo
 from ..settings.bounds import MIB
@@ -31,6 +32,14 @@ from .peer import hash_of
 
 VERSION: Final = version("antiphon")
 """Looked up once: it reads files."""
+
+
+@attrs.frozen(kw_only=True)
+class Parent:
+    """A recording from whose past a session is to begin, before unit `at`; None: at its end."""
+
+    info: LogInfo
+    at: int | None
 
 
 @attrs.frozen(kw_only=True)
@@ -45,6 +54,7 @@ class Arrival:
         must_record: the client cannot opt out of the recording.
         refusal: the code with which it is refused a slot; None: it may have one.
         resumable: it wants to be able to come back.
+        parent: the past of the session; None: it has none.
     """
 
     mode: Mode
@@ -55,6 +65,7 @@ class Arrival:
     must_record: bool = False
     refusal: ErrorCode | None = None
     resumable: bool = False
+    parent: Parent | None = None
 
 
 def first_event(

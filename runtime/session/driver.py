@@ -27,7 +27,6 @@ from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART, ErrorCode
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
 from recorder.format.records import Fields
-from recorder.read.ending import RESTARTED
 from recorder.read.past import Past
 
 from ..media.fair import Client
@@ -69,7 +68,7 @@ class Driver:
         token: the client's first right to come back; empty: it did not ask for it.
         refusal: the code with which it is refused a slot; None: it may have one.
         watcher: sees events and effects; None for none.
-        taken: the session that another server began; None for a new one.
+        taken: a session that another server began, or a fork; None for a new one.
         ears: hear the user in addition to the model.
     """
 
@@ -100,6 +99,7 @@ class Driver:
         self._clock_ns = clock_ns
         self._lane = lane
         self.owner: Final = owner
+        self.first_frame: Final = 0 if taken is None else taken.first_frame
         self._watcher = watcher
         self._began_ns = clock_ns() - (taken.at_ns + taken.away_ns if taken else 0)
         self._events = EventQueue()
@@ -108,12 +108,11 @@ class Driver:
         self._context: Context
         self._relief = anyio.Event()
         self.session: Session | None = taken.session if taken else None
-        self.away_ns: int | None = self.now_ns() if taken else None
+        self.away_ns = self.now_ns() if taken and taken.begun is None else None
         self.is_suspended = False
         before = {} if taken is None else taken.journal()
         self._journal = Journal(open_log, self._recording_failed, **before)
-        tokens = None if taken is None else Tokens(taken.token_hashes)
-        self.peer = Peer(token, self._journal.again, tokens)
+        self.peer = Peer(token, self._journal.again, None if taken is None else taken.known_tokens)
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = Decodes(
             decode=decode_media, client=client, inbox=self, on_done=self._relieve
@@ -321,7 +320,7 @@ class Driver:
         """Run the session until it is CLOSED and its slot is back, then finish the log.
 
         After a cancellation or a bug of ours too, the slot is given back (B5). `connection` is the
-        client's connection; None for a session that is taken up.
+        client's connection; None for a session that another server began.
         """
         if connection is not None:
             self.peer.first(connection)
@@ -360,10 +359,9 @@ class Driver:
         return self.session
 
     def _go_on(self, taken: TakenUp) -> Session:
-        """Go on where another server was: without a client, a slot and model calls."""
+        """Go on where a log ends: without a slot and model calls, and but for a fork a client."""
         at_ns = self._next_ns()
-        self._journal.go_on(taken.at_ns, tuple(taken.rest), at_ns, RESTARTED)
-        for effect in taken.outstanding.effects():
+        for effect in taken.go_on(self._journal, at_ns, self._watcher):
             self._performer.perform(effect, ready_now, at_ns)
         self._taken = None
         return taken.session

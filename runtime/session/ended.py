@@ -31,6 +31,7 @@ class Ended:
     """A session that is over.
 
     Attributes:
+        first_frame: the first that was sent to its client.
         frames_sent: of which a client may miss the last.
         frames_received: messages that its client sent.
         close: code and reason with which its connection was closed, or would have been.
@@ -43,6 +44,7 @@ class Ended:
     owner: str
     tokens: Tokens
     path: Path
+    first_frame: int = 0
     frames_sent: int
     frames_received: int
     close: tuple[int, str]
@@ -57,6 +59,7 @@ class Ended:
         owner: str,
         tokens: Tokens,
         path: Path,
+        first_frame: int,
         close: tuple[int, str],
         resume_s: int,
         ended_ns: int,
@@ -68,6 +71,7 @@ class Ended:
             owner=owner,
             tokens=tokens,
             path=path,
+            first_frame=first_frame,
             frames_sent=session.counts["frames_sent"],
             frames_received=session.frames_received,
             close=close,

@@ -59,7 +59,8 @@ MARK_WAIT_S: Final = 10.0
 _AWAITED: Final = (Send, Attach, Close)
 """The effects that a peer sees: the log has them first."""
 
-OpenLog = Callable[[Callable[[LogFailed], None]], SessionLog]
+OnFailed = Callable[[LogFailed], None]
+OpenLog = Callable[[OnFailed], SessionLog]
 """Opens a session's log; the callback is called when it fails."""
 
 

@@ -25,6 +25,9 @@ from protocol.wire.dialects.resuming import REPLACED
 from ..net.connection import Connection, Ready
 from .journal import ready_now
 
+NO_TOKEN: Final = "0" * 64
+"""In a fork's log, in place of the hash of a token of its parent's client: no token has it."""
+
 
 def hash_of(token: str) -> str:
     """SHA-256 of a token, in hex."""

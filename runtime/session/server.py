@@ -8,47 +8,46 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+import anyio
 import anyio.to_thread
+import attrs
 from anyio.abc import TaskGroup
 
-from protocol.machine.session import Session
 from protocol.values import events as ev
-from protocol.values.errors import ErrorCode
+from protocol.values.errors import REFUSALS, ErrorCode
 from protocol.values.messages import EndReason
 from protocol.values.modes import MODES, Mode
 from protocol.values.resuming import ComeBack
-from recorder.format.errors import LogFailed
 from recorder.format.records import Fields
 from recorder.keep.store import Store
-from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 
 from ..model.backends.base import Backend, DeviceLost
 from ..net.connection import Connection
 from ..net.websocket import WebSocket
 from ..settings.settings import Settings
-from ..slots.admission import Admission
+from ..slots.admission import Admission, Refused
 from ..slots.pool import PoolCounts
 from ..slots.workers import Workers
 from ..telemetry.logs import bound_session
 from ..telemetry.watching import SessionStatus, Telemetry
-from . import rebuilding
-from .beginning import Arrival, first_event, log_head
+from .beginning import Arrival, first_event
 from .calls import Calls
 from .decodes import DecodeMedia
 from .driver import Driver
 from .ears import EARS, Ears
 from .ended import Ended, EndedSessions
+from .forking import ForkRefused
 from .identity import Identities, Identity
 from .journal import MarkRefused, OpenLog
 from .lane import Lane
 from .room import Room
+from .session_logs import SessionLogs
 from .status import status_of
-from .taking_up import TakenUp, take_up
+from .taking_up import TakenUp
 
 REFRESH_S: Final = 3.0
 """Between two estimates; a session tells its client at most every 3 s."""
@@ -92,7 +91,7 @@ class Server:
         self._settings = settings
         self.workers = backend if isinstance(backend, Workers) else Workers((backend,))
         self.tasks = tasks
-        self._recorder = recorder if settings.record_to is not None else None
+        self._logs = SessionLogs(settings, recorder, self.workers)
         self._identities = identities
         self._decode_media = decode_media
         self._telemetry = telemetry
@@ -170,18 +169,17 @@ class Server:
     ) -> EndReason | None:
         """Run one session to its end; return its reason, or None where it was broken off.
 
-        Only cancellation is raised. The WebSocket, open and accepted, is closed in every case;
-        `on_left` is called when it is, though the session may go on.
+        Only cancellation is raised, and `ForkRefused` where there is none. Else the WebSocket, open
+        and accepted, is closed; `on_left` is called when it is, though the session may go on.
         """
-        identity = self._identities.draw()
-        driver = self._make_driver(identity, arrival)
+        driver = await self._make_driver(self._identities.draw(), arrival)
         number, connection = self._connect(websocket, driver)
         visit = partial(self._visit, driver, number, connection, on_left)
         await self._host(driver, visit, connection)
         if driver.session is None:
             return None
-        if driver.session.end_reason == "refused" and not self._settings.record_refused:
-            await self._forget(driver.session, identity.recording_id)
+        if driver.session.end_reason == "refused":
+            await self._logs.forget(driver.session, is_fork=arrival.parent is not None)
         return driver.session.end_reason
 
     async def _host(
@@ -242,6 +240,7 @@ class Server:
             return
         path = Store(folder).path(driver.recording_id)
         ended = partial(Ended.of, session, owner=driver.owner, close=driver.close, path=path)
+        ended = partial(ended, first_frame=driver.first_frame)
         resume_s = self._settings.resume_s
         self._ended.add(ended(tokens=driver.peer.tokens, resume_s=resume_s, ended_ns=now_ns()))
 
@@ -258,6 +257,7 @@ class Server:
         is_it = it is not None and (it.owner, it.mode) == (owner, mode) and self._has_key(owner)
         if it is None or not is_it or not it.tokens.is_right(asked.token):
             return NO_SESSION
+        asked = attrs.evolve(asked, last_seq=max(asked.last_seq, it.first_frame - 1))
         if asked.last_seq >= it.frames_sent:
             return AHEAD
         if isinstance(it, Ended):
@@ -271,24 +271,30 @@ class Server:
             await self._visit(it, number, connection, lambda: None)
         return ""
 
-    async def _forget(self, session: Session, recording_id: str) -> None:
-        """Remove the log of a refused session, unless its client had sent content before."""
-        folder, counts = self._settings.record_to, session.counts
-        if self._recorder is None or folder is None or counts["appends"] or counts.get("turns"):
-            return
-        with suppress(OSError):  # it failed, or retention removed it first
-            await anyio.to_thread.run_sync(Store(folder).path(recording_id).unlink)
-
-    def _make_driver(self, identity: Identity, arrival: Arrival) -> Driver:
-        settings, info = self._settings, self.workers.info
-        is_recorded = self._recorder is not None
+    async def _make_driver(self, identity: Identity, arrival: Arrival) -> Driver:
+        settings, is_recorded = self._settings, self._logs.is_recording
         can_resume = arrival.resumable and is_recorded and settings.detach_s > 0
         token = self._identities.token() if can_resume else ""
+        info = self.workers.info
         opened = first_event(
             settings, info, identity, arrival, token=token, is_recorded=is_recorded
         )
-        open_log = partial(self._open_log, opened, arrival.owner) if is_recorded else None
-        return self._driver(opened, open_log, arrival.owner, token=token, refusal=arrival.refusal)
+        if arrival.parent is None:
+            log = self._logs.of_new(opened, arrival.owner)
+            return self._driver(opened, log, arrival.owner, token=token, refusal=arrival.refusal)
+        self._refuse_where_full(arrival)  # before all the work for it
+        taken = await self._logs.fork(arrival, opened)
+        log = self._logs.of_taken(taken)
+        return self._driver(taken.opened, log, arrival.owner, token=token, taken=taken)
+
+    def _refuse_where_full(self, arrival: Arrival) -> None:
+        try:
+            self.admission.refuse_where_full()
+            refused = arrival.refusal
+        except Refused as full:
+            refused = full.code
+        if refused is not None:
+            raise ForkRefused(refused, REFUSALS[refused])
 
     def _driver(
         self,
@@ -327,15 +333,6 @@ class Server:
             ears=self._ears,
         )
 
-    def _open_log(
-        self, opened: ev.ConnectionOpened, owner: str, on_failure: Callable[[LogFailed], None]
-    ) -> SessionLog:
-        assert self._recorder is not None
-        assert self._settings.record_to is not None
-        fields = log_head(self._settings, self.workers.info, opened, owner)
-        path = Store(self._settings.record_to).path(opened.recording_id)
-        return self._recorder.open(path, fields, at_ns=0, on_failure=on_failure)
-
     # -- the life of the server -----------------------------------------------------------------
 
     async def take_up(self) -> int:
@@ -343,17 +340,12 @@ class Server:
 
         Clients of those that are over hear how they ended. `OSError`: the folder cannot be read.
         """
-        folder, settings = self._settings.record_to, self._settings
-        if folder is None or self._recorder is None:
-            return 0
-        look = partial(take_up, folder, self._recorder, fingerprint=self.workers.info.fingerprint)
-        look = partial(look, resume_s=settings.resume_s, sessions_max=settings.detached_max)
         sessions = 0
-        for taken in await rebuilding.in_thread(look):
+        for taken in await self._logs.left():
             if taken.file is None:
-                self._ended.add(taken.ended(settings.resume_s, now_ns()))
+                self._ended.add(taken.ended(self._settings.resume_s, now_ns()))
                 continue
-            log = partial(self._recorder.go_on, taken.file, taken.next_seq)
+            log = self._logs.of_taken(taken)
             driver = self._driver(taken.opened, log, taken.owner, taken=taken)
             self._drivers[driver] = None
             self.tasks.start_soon(self._host, driver)

@@ -30,15 +30,16 @@ from recorder.format.errors import LogDamaged
 from recorder.format.mapping import EVENT_KINDS, SCHEMA, Hashes, event_of
 from recorder.format.records import Fields, Record, Value
 from recorder.keep.store import Store
-from recorder.read.ending import end_of
+from recorder.read.ending import RESTARTED, end_of
 from recorder.read.reader import read
 from recorder.write.logfile import LogFile
 from recorder.write.writer import Recorder
 
+from ..telemetry.watching import Watcher
 from .again import Places
 from .ended import Ended
-from .journal import step_records
-from .peer import Tokens
+from .journal import Journal, step_records
+from .peer import NO_TOKEN, Tokens
 
 _logger = logging.getLogger("antiphon.session")
 _TX: Final = "tx"
@@ -112,6 +113,14 @@ class Outstanding:
                 self.close = (effect.code, effect.reason)
 
 
+@attrs.frozen
+class Begun:
+    """The beginning of a fork; its log has the effects, which are to be performed."""
+
+    event: ev.Forked
+    effects: tuple[ef.Effect, ...]
+
+
 @attrs.define(eq=False, kw_only=True)
 class TakenUp:
     """A session read from its log.
@@ -127,6 +136,8 @@ class TakenUp:
         rest: records of the last step that are not in the log.
         outstanding: what is to be done again.
         file: the log, cut after its last whole block; None for a session that is over.
+        first_frame: the first that is its client's; those before it are copies.
+        begun: of a fork, whose client is here and which lost nothing; None for others.
     """
 
     path: Path
@@ -142,6 +153,8 @@ class TakenUp:
     rest: deque[tuple[str, Fields]] = attrs.Factory(deque)
     outstanding: Outstanding = attrs.Factory(Outstanding)
     file: LogFile | None = None
+    first_frame: int = 0
+    begun: Begun | None = None
     is_over: bool = False
     _hashes: Hashes = attrs.Factory(Hashes)
 
@@ -152,6 +165,8 @@ class TakenUp:
         its workers does.
         """
         session, lease = self.session, self.outstanding.lease
+        if self.begun is not None:
+            return
         if session.connection == "connected":
             yield ev.PeerGone(at_ns=now_ns, code=CLOSE_RESTART)
         if lease is None or self.outstanding.is_releasing:
@@ -169,19 +184,37 @@ class TakenUp:
             owner=self.owner,
             tokens=Tokens(self.token_hashes),
             path=self.path,
+            first_frame=self.first_frame,
             close=self.outstanding.close,
             resume_s=resume_s,
             ended_ns=now_ns - self.away_ns,
         )
+
+    @property
+    def known_tokens(self) -> Tokens | None:
+        """The tokens of its client; None for a client that has got none yet."""
+        return Tokens(self.token_hashes) if self.begun is None else None
 
     def journal(self) -> dict[str, Any]:
         """Where its journal goes on."""
         next_seq = self.next_seq
         return {"next_seq": next_seq, "marks": self.marks, "places": self.places}
 
+    def go_on(self, journal: Journal, at_ns: int, watcher: Watcher | None) -> Iterator[ef.Effect]:
+        """Write what its log lacks, which is nothing of a fork; return what is to be performed."""
+        if self.begun is None:
+            journal.go_on(self.at_ns, tuple(self.rest), at_ns, RESTARTED)
+            return self.outstanding.effects()
+        if watcher is not None:
+            watcher.saw(self.begun.event, self.begun.effects, self.session)
+        return iter(self.begun.effects)
+
     def stepped(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         """Take a step of the machine."""
         self._follow_tokens(event)
+        if isinstance(event, ev.Forked):
+            self.outstanding = Outstanding()  # the rest was its parent's
+            self.first_frame = self.session.counts["frames_sent"]
         self.outstanding.happened(event)
         for effect in effects:
             self.outstanding.begun(effect)
@@ -213,6 +246,8 @@ class TakenUp:
     def _follow_tokens(self, event: ev.Event) -> None:
         """Follow what `Tokens` does: those before the last stay right until the client is heard."""
         match event:
+            case ev.Forked():
+                self.token_hashes = [event.resume_hash] if event.resume_hash else []
             case ev.PeerAttached():
                 self.token_hashes = [event.resume_hash, *self.token_hashes[:2]]
             case ev.FrameReceived():
@@ -230,7 +265,9 @@ def read_session(path: Path, away_ns: int, fingerprint: Mapping[str, Value]) -> 
     records = read(path)
     head, first = next(records), next(records, None)
     opened = None if first is None else event_of(first.fields, first.at_ns)
-    if first is None or not isinstance(opened, ev.ConnectionOpened) or not opened.resume_hash:
+    if first is None or not isinstance(opened, ev.ConnectionOpened):
+        return None
+    if not opened.resume_hash and head.fields.get("parent") is None:
         return None
     if head.fields["schema"] != SCHEMA:
         raise LogDamaged("it has the schema of another version")
@@ -244,7 +281,9 @@ def read_session(path: Path, away_ns: int, fingerprint: Mapping[str, Value]) -> 
     taken.stepped(opened, effects)
     for record in records:
         taken.take(record)
-    return taken if session.is_resumable else None
+    taken.opened = session.opened
+    is_begun = taken.token_hashes[:1] != [NO_TOKEN]  # else it is a fork that was not written whole
+    return taken if session.is_resumable and is_begun else None
 
 
 def _fields(value: Value) -> Mapping[str, Value]:

@@ -170,6 +170,9 @@ class Settings:
     default_voice: str | None = setting(
         None, "Name of the voice that /api/default_ref_audio gives to pages."
     )
+    pages: bool = setting(
+        True, "Serve the console, a web page that talks to this server, at / and /console."
+    )
     static: Path | None = setting(
         None, "Folder of web pages; every file in it is public, also with keys."
     )
@@ -304,7 +307,7 @@ class Settings:
     keys: Path | None = setting(
         None,
         "File of API keys, made by `antiphon keys`; with it every request needs a key, except "
-        "/health, /ready and pages. It is read again when it changes.",
+        "/health, /ready and the files of pages. It is read again when it changes.",
         heading="Keys, origins and TLS",
         unset="no key is needed",
     )

@@ -152,7 +152,7 @@ class Admission:
         if ahead and self._is_hopeless():
             raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
         if not ahead:
-            self._refuse_where_full()
+            self.refuse_where_full()
         ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner)
         self._waiting[ticket.ticket_id] = _Waiting(
             ticket=ticket,
@@ -278,7 +278,8 @@ class Admission:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _refuse_where_full(self) -> None:
+    def refuse_where_full(self) -> None:
+        """Raise `Refused` where a new session would find neither a slot nor a place."""
         if self._state != "open" or self._is_hopeless():
             raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
         if self._pool.counts.free:

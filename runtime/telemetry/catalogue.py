@@ -120,6 +120,9 @@ SENT_BYTES: Final = _count("sent_bytes", "Bytes of messages handed to connection
 SENDS_FAILED: Final = _count(
     "sends_failed", "Connections dropped because a client read too slowly.", mode=MODES
 )
+FORKED: Final = _count(
+    "sessions_forked", "Sessions that began from the past of a recorded one.", mode=MODES
+)
 RESUMED: Final = _count(
     "sessions_resumed", "Times that a client came back to its session.", mode=MODES
 )
@@ -250,9 +253,9 @@ SESSION_KV_TOKENS: Final = _spread(
 
 TURNS: Final = _count(
     "turns",
-    "Turns of chat begun on the model, by their end: turn_end, length, interrupted, failed, ended "
-    "(the session was over first).",
-    outcome=("turn_end", "length", "interrupted", "failed", "ended"),
+    "Turns of chat begun on the model, by their end: turn_end, tool_calls (it calls tools), "
+    "length, interrupted, failed, ended (the session was over first).",
+    outcome=("turn_end", "tool_calls", "length", "interrupted", "failed", "ended"),
 )
 TURN_STAGE_SECONDS: Final = _spread(
     "turn_stage_seconds",

@@ -42,7 +42,7 @@ class Meter:
     def __init__(self, books: Books, opened: ev.ConnectionOpened) -> None:
         self._books = books
         self._work = METERS[OF_MODE[opened.mode].work](books)
-        self._now_ns = 0
+        self._now_ns = self._began_ns = 0
         self._queued_ns: int | None = None
         self._lease: int | None = None
         self._leased_ns = self._opening_ns = self._releasing_ns = self._rebuilding_ns = 0
@@ -68,7 +68,7 @@ class Meter:
         """Count the session's end."""
         self._work.over()
         self._books.add(c.SESSIONS_ENDED, reason or c.BROKEN_OFF)
-        self._books.observe(c.SESSION_SECONDS, self._now_ns / NS_PER_S)
+        self._books.observe(c.SESSION_SECONDS, self._since(self._began_ns))
         if self._kv_tokens_max:
             self._books.observe(c.SESSION_KV_TOKENS, self._kv_tokens_max)
 
@@ -82,6 +82,9 @@ class Meter:
                 self._books.add(c.RECEIVED_BYTES, amount=_size_bytes(event))
             case ev.SendFailed():
                 self._books.add(c.SENDS_FAILED)
+            case ev.Forked():
+                self._books.add(c.FORKED)
+                self._began_ns = self._now_ns
             case ev.PeerAttached():
                 self._books.add(c.RESUMED)
             case ev.RecordingFailed():

@@ -69,9 +69,12 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   | {type: "done", text: string, usage: Usage}} TranscriptEvent `done` ends an utterance
  * @typedef {{type: "delta", text: string, audio: Float32Array}} Delta
  * @typedef {{type: "response", text: string, audio: Float32Array, reason: string,
- *   responseId: string, metrics: Metrics}} Response
+ *   responseId: string, metrics: Metrics, toolCalls: ToolCall[]}} Response `toolCalls` are to be run, and
+ *   their results sent with the next question
+ * @typedef {{id: string, type: "function", function: {name: string, arguments: string}}} ToolCall
  * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
- * @typedef {{role: "system" | "user" | "assistant", content: string | Content[]}} Message
+ * @typedef {{role: "system" | "user" | "assistant" | "tool", content?: string | Content[] | null,
+ *   tool_calls?: ToolCall[], tool_call_id?: string}} Message
  * @typedef {{sessionId: string, recording?: string, recordingId: string,
  *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
  *   transcription is not told of `recording`
@@ -93,10 +96,13 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @property {(event: any) => void} [onEvent] is told what happens, instead of the iterator
  * @property {(error: Error | null) => void} [onEnd] needed with `onEvent`: the session is over; null: in
  *   order
+ * @property {(inputId: string) => void} [onSent] of a duplex session: is told the name of each append that was
+ *   sent; `listen` and `speech` bear the name of the append that they answer
  * @property {number} [retries] further attempts where one fails for a reason that may pass (4)
  * @property {boolean} [resume] false: a session whose connection is lost is over; otherwise it is resumed
  *   where the server can, and only `onConnection` tells of it
  * @property {(event: ConnectionEvent) => void} [onConnection] is told when the connection is lost, and back
+ * @property {AbortSignal} [signal] gives up connecting, and waiting in the queue; `connect` throws its reason
  * @property {() => number} [random] gives numbers in [0, 1) that shorten the waits between attempts
  * @property {string} [key] the API key, where the server asks for one; letters, digits, - and _
  * @property {new (url: string, protocols?: string[]) => WebSocketLike} [WebSocket] instead of the global one
@@ -427,10 +433,13 @@ export class DuplexSession {
   #rest = new Float32Array(0);
   /** @type {string[]} */ #frames = [];
   #sentSamples = 0;
+  #sentUnits = 0;
+  #onSent;
 
   /** @param {Channel} channel @param {Created} created @param {Options} options */
   constructor(channel, created, options) {
     this.#channel = channel;
+    this.#onSent = options.onSent;
     this.created = created;
     this.mode = options.mode;
     if (options.onEvent && options.onEnd) tell(this, options.onEvent, options.onEnd);
@@ -469,6 +478,14 @@ export class DuplexSession {
   /** Make the model stop speaking, at once; what is held goes with it, 250 ms at least. */
   interrupt() {
     this.#sendRest(Math.max(this.#rest.length, APPEND_SAMPLES_MIN), true);
+  }
+
+  /**
+   * Say how much of the session's speech was played; the recording keeps it.
+   * @param {number} playedMs since the session began
+   */
+  acknowledge(playedMs) {
+    this.#channel.send({ type: "playback.ack", played_ms: Math.round(playedMs) });
   }
 
   /**
@@ -511,7 +528,10 @@ export class DuplexSession {
   #send(size, forceListen = false) {
     const input = { audio: encodeBase64(this.#rest.subarray(0, size)), force_listen: forceListen };
     const seen = this.#frames.length ? { video_frames: this.#frames } : {};
-    this.#channel.send({ type: "input.append", input: { ...input, ...seen } });
+    // A name costs bytes; an answer bears it, so that its delay can be measured.
+    const name = this.#onSent ? { input_id: `in_${++this.#sentUnits}` } : {};
+    this.#channel.send({ type: "input.append", input: { ...input, ...seen }, ...name });
+    this.#onSent?.(name.input_id ?? "");
     this.#rest = this.#rest.subarray(size);
     this.#frames = [];
     this.#sentSamples += size;
@@ -583,10 +603,11 @@ export class ChatSession {
    * @param {boolean | object} [how.speech] whether it is spoken; an object: as on the wire (`tts`)
    * @param {object} [how.generation] how it is generated, as on the wire
    * @param {object} [how.image] how pictures are cut, as on the wire
+   * @param {object[]} [how.tools] what the model may call, as on the wire
    * @param {string} [how.inputId] a name for this turn
    * @returns {Promise<Answer>} to be iterated, or finished
    */
-  async ask(question, { stream = true, speech = false, generation, image, inputId } = {}) {
+  async ask(question, { stream = true, speech = false, generation, image, tools, inputId } = {}) {
     if (this.#answer && !this.#answer.isOver) {
       throw new MisuseError("a question during the answer to another: read that to its end");
     }
@@ -598,6 +619,7 @@ export class ChatSession {
       tts: typeof speech === "object" ? { enabled: true, ...speech } : { enabled: speech },
       ...(generation ? { generation } : {}),
       ...(image ? { image } : {}),
+      ...(tools ? { tools } : {}),
     };
     const name = inputId === undefined ? {} : { input_id: inputId };
     this.#channel.send({ type: "input.append", input, ...name });
@@ -658,6 +680,7 @@ export class Answer {
           reason: event.reason,
           responseId: event.response_id,
           metrics: event.metrics,
+          toolCalls: event.tool_calls ?? [],
         };
         yield this.response;
       } else if (event.type === "error" && !REFUSALS.includes(event.error.code)) {
@@ -763,13 +786,13 @@ function toPcm16(samples) {
 }
 
 /** @param {Message} message @returns {object} with bytes and samples as base64 */
-function encodeMessage({ role, content }) {
-  if (typeof content === "string") return { role, content };
+function encodeMessage({ content, ...message }) {
+  if (!content || typeof content === "string") return { ...message, content };
   const encoded = content.map(({ data, ...part }) => {
     if (data === undefined) return part;
     return { ...part, data: typeof data === "string" ? data : encodeBase64(/** @type {any} */ (data)) };
   });
-  return { role, content: encoded };
+  return { ...message, content: encoded };
 }
 
 /**
@@ -789,15 +812,19 @@ export async function connect(url, options) {
   if (options.mode === "transcription" && !options.model) {
     throw new MisuseError("mode=transcription needs a model");
   }
-  const { retries = 4, random = Math.random } = options;
+  const { retries = 4, random = Math.random, signal } = options;
   const address = endpoint(url, options.mode);
   for (let attempt = 0; ; attempt++) {
+    signal?.throwIfAborted();
     try {
       return /** @type {any} */ (await open(address, options));
     } catch (error) {
-      if (attempt >= retries || !mayPass(error)) throw error;
+      if (signal?.aborted || attempt >= retries || !mayPass(error)) throw error;
     }
-    await new Promise((resolve) => setTimeout(resolve, backoff(attempt, random())));
+    await new Promise((resolve) => {
+      setTimeout(resolve, backoff(attempt, random()));
+      signal?.addEventListener("abort", resolve, { once: true });
+    });
   }
 }
 
@@ -840,6 +867,11 @@ async function open(address, options) {
     return new Socket(to.href, protocols);
   };
   const channel = new Channel(connectTo, { random, onConnection });
+  const abort = () => {
+    channel.leave(1000); // with another code the server would keep the place for a client that comes back
+    channel.fail(options.signal?.reason);
+  };
+  options.signal?.addEventListener("abort", abort);
   try {
     const created = await setUp(channel, options);
     if (options.mode === "transcription") return new TranscriptionSession(channel, created, options);
@@ -847,8 +879,11 @@ async function open(address, options) {
     return new Session(channel, created, options);
   } catch (error) {
     channel.leave();
+    if (options.signal?.aborted) throw error;
     if (!channel.hasOpened) throw new CannotConnectError(`cannot connect to ${address}${whyPerhaps(address)}`);
     throw error;
+  } finally {
+    options.signal?.removeEventListener("abort", abort);
   }
 }
 

@@ -188,8 +188,9 @@ def test_the_plan_follows_the_options() -> None:
     assert make_plan((), 500).patterns == PATTERNS
     (only,) = make_plan((PATTERNS[2].name,), 500).patterns
     assert only is PATTERNS[2]
-    for capacity in make_plan((), 500).capacity:
-        assert (capacity.sessions, capacity.pace) == (500, "spread")
+    capacity = make_plan((), 500).capacity
+    assert [(it.sessions, it.pieces) for it in capacity] == [(500, 1), (500, 1), (300, 50)]
+    assert {it.pace for it in capacity} == {"spread"}
 
 
 # -- sums ---------------------------------------------------------------------------------------

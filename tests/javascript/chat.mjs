@@ -38,6 +38,23 @@ await assert.rejects(
 );
 assert.match((await chat.answer("still there?")).text, /still there/);
 
+const tools = [{ type: "function", function: { name: "clock", description: "Tells the time." } }];
+const asked = { role: "user", content: "Read the clock please" };
+const calling = await chat.answer([asked], { tools });
+assert.equal(calling.reason, "tool_calls");
+const [call] = calling.toolCalls;
+assert.equal(call.function.name, "clock");
+const told = await chat.answer(
+  [
+    asked,
+    { role: "assistant", content: null, tool_calls: [call] },
+    { role: "tool", tool_call_id: call.id, content: "10:30" },
+  ],
+  { tools },
+);
+assert.match(told.text, /it is 10:30/);
+assert.deepEqual(told.toolCalls, []);
+
 const spoken = await chat.ask("speak", { speech: { mode: "default" } });
 let samples = 0;
 for await (const piece of spoken) samples += piece.audio.length;

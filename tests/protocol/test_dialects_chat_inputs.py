@@ -215,9 +215,9 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     ({"messages": ["x"]}, "invalid_payload", "messages[0]: a string of 1 characters, an object"),
     ({"messages": [{"content": "x"}]}, "missing_field", "messages[0].role: required field is"),
     (
-        {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "fool", "content": "x"}]},
         "invalid_payload",
-        "messages[0].role: a string of 4 characters, allowed is system, user, assistant",
+        "messages[0].role: a string of 4 characters, allowed is user, system, assistant, tool",
     ),
     ({"messages": [{"role": "user"}]}, "missing_field", "messages[0].content: required field"),
     (

@@ -149,7 +149,7 @@ PLANTED = {
     "an event after session.closed": ("realtime", {"said": too_late}, "answer", 1),
     "internals for a bad field": ("realtime", {"said": talkative}, "internals", 2),
     "no answer after a pause": ("legacy-duplex", {"heard": deaf}, "hang", 3),
-    "a second init is taken": ("realtime", {"heard": twice}, "answer", 3),
+    "a second init is taken": ("realtime", {"heard": twice}, "answer", 4),
     "a crash on a field": ("duplex-v1", {"heard": greedy}, "crash", 2),
 }
 

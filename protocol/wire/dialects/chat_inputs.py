@@ -4,7 +4,8 @@
   refused, so that an ineffective setting is noticed. Elsewhere it is ignored and counted.
 - Settings that only the source's request schema has are honoured if the model can, and else refused
   with the reason; the default is always accepted (`SOURCE_FIELDS`).
-- The conversation begins with at most one system message and ends with the user's.
+- The conversation begins with at most one system message and ends with the user's, or with results
+  of tools (`chat_tools`).
 - Bounds hold for the whole conversation: text, images with their pixels, seconds of sound, videos.
 - Without `tts`, a turn is spoken in 004, whose default that is, and not in 001.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ...values.behaviour import SOURCE_FIELDS
+from ...values.behaviour import SOURCE_FIELDS, TOOLS
 from ...values.limits import (
     AUDIO_SUM_S_MAX,
     CHAT_TEXT_CHARS_MAX,
@@ -38,7 +39,7 @@ from ...values.requests import (
     VideoPart,
     Voice,
 )
-from ...values.turn import ChatConfig, Language, Role, SpeechMode
+from ...values.turn import ChatConfig, Language, SpeechMode
 from ..codec import Value, encode_base64, invalid
 from ..field import DROPPED, Field
 from ..kinds import (
@@ -63,9 +64,9 @@ from ..nested import either, items, one, variants
 from ..reading import Reading
 from ..table import Object, Row, Rule, Table
 from ..wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
+from .chat_tools import TOOL_ROWS, chars_of, check_answered, messages_of
 from .inputs import SLICES, one_value, setting
 
-ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant")
 SPEECH_MODES: Final[tuple[SpeechMode, ...]] = (
     "default",
     "audio_assistant",
@@ -132,40 +133,37 @@ def _write_content(content: tuple[Part, ...]) -> object:
     return [_PARTS.item.write(part) for part in content if _PARTS.item.write]
 
 
-_MESSAGE: Final = Table(
-    ChatMessage,
-    Field("role", choice(ROLES), example="user"),
-    Field(
-        "content",
-        either(
-            Kind(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}),
-            _PARTS,
-            _write_content,
-        ),
-        holds=SAID,
-    ),
+_CONTENT: Final = either(
+    Kind(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}), _PARTS, _write_content
 )
+_BEFORE_TOOLS: Final = Table(
+    ChatMessage,
+    Field("role", choice(("system", "user", "assistant"))),
+    Field("content", _CONTENT, holds=SAID),
+)
+_MESSAGE: Final = messages_of(_CONTENT, _WORDS)
 
 
 def _check_conversation(at: Reading) -> None:
-    _check_order(f"{at.path}.messages", at.values["messages"])
-    _check_sums(f"{at.path}.messages", at.values["messages"])
+    path, messages = f"{at.path}.messages", at.values["messages"]
+    _check_order(path, messages, has_tools=at.context.behaves(TOOLS))
+    check_answered(path, messages)
+    _check_sums(path, messages, chars_of(at.values.get("tools", ()), messages))
 
 
-def _check_order(path: str, messages: tuple[ChatMessage, ...]) -> None:
+def _check_order(path: str, messages: tuple[ChatMessage, ...], *, has_tools: bool) -> None:
     for index, message in enumerate(messages):
         if message.role == "system" and index > 0:
             raise invalid(f"{path}[{index}].role", "system, allowed is that in the first message")
     last = len(messages) - 1
-    if messages[last].role != "user":
-        raise invalid(
-            f"{path}[{last}].role", f"{messages[last].role}, the last message is a user's"
-        )
+    if messages[last].role not in ("user", "tool"):
+        whose = "a user's or a tool's" if has_tools else "a user's"
+        raise invalid(f"{path}[{last}].role", f"{messages[last].role}, the last message is {whose}")
 
 
-def _check_sums(path: str, messages: tuple[ChatMessage, ...]) -> None:
+def _check_sums(path: str, messages: tuple[ChatMessage, ...], of_tools: int) -> None:
     parts = [part for message in messages for part in message.content]
-    chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
+    chars = of_tools + sum(len(part.text) for part in parts if isinstance(part, TextPart))
     images = [part.data for part in parts if isinstance(part, ImagePart)]
     sounds = [part for part in parts if isinstance(part, AudioPart)]
     videos = sum(isinstance(part, VideoPart) for part in parts)
@@ -287,7 +285,14 @@ def ask_rows(*, speaks: bool) -> tuple[Row, ...]:
             when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
             rank=1,
         ),
-        Field("messages", items(one(_MESSAGE), MESSAGES_MAX, 1)),
+        Field(
+            "messages",
+            items(one(_BEFORE_TOOLS), MESSAGES_MAX, 1),
+            until=TOOLS,
+            is_written=False,
+        ),
+        Field("messages", items(_MESSAGE, MESSAGES_MAX, 1), since=TOOLS),
+        *TOOL_ROWS,
         Rule(_check_conversation),
         Field("streaming", FLAG, True),
         Object("generation", _GENERATION, attr="config", closed=True, omit=True),

@@ -19,6 +19,7 @@ from ..table import Table
 from . import legacy
 from .base import Dialect, Json
 from .chat_inputs import ask_rows
+from .chat_tools import MADE_CALLS
 from .inputs import RECORD
 
 _ASK: Final = Table(
@@ -44,6 +45,7 @@ _ANSWERS: Final = (
         Field("generated_tokens", INTEGER, 0),
         Field("input_tokens", INTEGER, 0),
         Field("audio_data", or_null(SPEECH), b"", attr="pcm"),
+        Field("tool_calls", MADE_CALLS, (), omit=True),
         Field("recording_session_id", TEXT, "", attr="recording_id", omit=True),
         tag={"type": "done"},
         lacks={

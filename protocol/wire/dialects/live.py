@@ -43,11 +43,10 @@ class Live(Dialect):
         kind = body.get("type")
         if isinstance(kind, str) and kind in requests.UNSUPPORTED:
             raise requests.unsupported("$.type", f"{kind}, which the model cannot do")
+        if request is Request.INIT and context.is_fork:
+            return _with_rate(requests.FORK_START.parse(body, context))
         message: ClientMessage = super().parse(request, body, context)
-        if isinstance(message, Init) and message.live.coding != "audio/pcm":
-            live = attrs.evolve(message.live, rate_hz=G711_RATE_HZ)
-            return attrs.evolve(message, live=live)
-        return message
+        return _with_rate(message) if isinstance(message, Init) else message
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its text first."""
@@ -64,6 +63,15 @@ class Live(Dialect):
             case answers.OUTPUT_AUDIO:
                 return (_read_second(body),)
         return super().decode(body, mode)
+
+
+def _with_rate(init: Init) -> Init:
+    """Fill in the rate of a format; one that is not given at all stays so."""
+    live = init.live
+    coding = live.coding or ("audio/pcm" if live.rate_hz else "")
+    default_hz = LIVE_RATES_HZ[0] if coding == "audio/pcm" else G711_RATE_HZ
+    rate_hz = (live.rate_hz if coding == "audio/pcm" else 0) or default_hz
+    return attrs.evolve(init, live=attrs.evolve(live, coding=coding, rate_hz=rate_hz))
 
 
 def _read_second(body: Json) -> Listen | Speech:

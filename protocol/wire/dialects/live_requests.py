@@ -96,7 +96,7 @@ def empty(what: str) -> Kind:
 
 
 def _rate(value: Value, at: Reading) -> int:
-    found, coding = value.integer(), at.values.get("live.coding")
+    found, coding = value.integer(), at.values.get("live.coding") or "audio/pcm"
     if coding != "audio/pcm" and found != G711_RATE_HZ:
         raise unsupported(value.path, f"{found} Hz, {coding} has 8000")
     if coding == "audio/pcm" and found not in LIVE_RATES_HZ:
@@ -228,6 +228,38 @@ _START: Final = Table(
     tag={"type": SESSION_START},
     closed=_CLOSED,
 )
+FORK_START: Final = Table(
+    Init,
+    Object(
+        "session",
+        (
+            Field("model", TEXT, "", attr="live.model", omit=True),
+            Object(
+                "audio",
+                (
+                    Object(
+                        "format",
+                        (
+                            Field("type", choice(CODINGS), "", attr="live.coding"),
+                            Field("rate", RATE, 0, attr="live.rate_hz"),
+                        ),
+                        closed=_CLOSED,
+                    ),
+                ),
+                closed=_CLOSED,
+            ),
+            _delegation("live.delegation", "live.backend"),
+            Field("store", RECORD.kind, True, attr="record", omit=True),
+        ),
+        is_required=True,
+        closed=_CLOSED,
+    ),
+    _event_id("live.event_id"),
+    tag={"type": SESSION_START},
+    closed=_CLOSED,
+    lacks={"instructions": ""},
+)
+"""The `session.start` of a fork, in which all else is as it was; an empty text or 0: this too."""
 _UPDATE: Final = Table(
     Update,
     Object(

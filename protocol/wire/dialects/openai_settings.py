@@ -22,6 +22,7 @@ from ..kinds import (
     SAID,
     TEXT,
     VOICE_NAMED,
+    Holds,
     Kind,
     choice,
     integer,
@@ -44,9 +45,9 @@ _VOICE_CHARS_MAX: Final = 64
 CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
 
 
-def ignored(name: str, why: str = "Ignored.") -> Field:
+def ignored(name: str, why: str = "Ignored.", holds: Holds | None = SAID) -> Field:
     """A field of the API that changes nothing here."""
-    kind = Kind(read=lambda *_: None, schema={}, holds=SAID)
+    kind = Kind(read=lambda *_: None, schema={}, holds=holds)
     return Field(name, kind, None, attr=DROPPED, doc=why)
 
 
@@ -222,10 +223,8 @@ CONFIGURE: Final = Table(
             ),
             Field("tools", NO_TOOLS, (), attr=DROPPED, doc=EMPTY),
             Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Must be inf."),
-            *(
-                ignored(name)
-                for name in ("tool_choice", "parallel_tool_calls", "include", "tracing")
-            ),
+            ignored("tool_choice", holds=None),
+            *(ignored(name) for name in ("parallel_tool_calls", "include", "tracing")),
             *(ignored(name) for name in ("truncation", "reasoning")),
             Field("prompt", _NO_PROMPT, None, attr=DROPPED, doc=EMPTY),
         ),

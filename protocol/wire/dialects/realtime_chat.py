@@ -7,22 +7,26 @@ from typing import Any, Final
 
 import attrs
 
-from ...values.behaviour import CHAT_PROMPT
+from ...values.behaviour import CHAT_PROMPT, TOOLS
+from ...values.limits import TOOLS_MAX
 from ...values.messages import Delta, Prefilled, Response
 from ...values.requests import Ask, Init, Request
 from ...values.turn import StopReason
+from ..codec import Value, invalid
 from ..field import DROPPED, Field
-from ..kinds import INTEGER, OBJECT, SPEECH, TEXT, because, choice, text
+from ..kinds import INTEGER, OBJECT, SPEECH, TEXT, Kind, because, choice, text
+from ..reading import Reading
 from ..table import Object, Row, Table
 from . import shared
 from .chat_inputs import ask_rows
+from .chat_tools import MADE_CALLS
 from .inputs import ASKED, INPUT_ID, PROMPT
 
 OUTPUT_DELTA: Final = "response.output.delta"
 TURN_BASED: Final = "turn_based"
 """The runtime mode of `mode=chat` (001, Modes)."""
 _OF_TURNS: Final = "in chat each turn brings its own"
-STOP_REASONS: Final[tuple[StopReason, ...]] = ("turn_end", "length", "interrupted")
+STOP_REASONS: Final[tuple[StopReason, ...]] = ("turn_end", "length", "interrupted", "tool_calls")
 
 # -- from the client ----------------------------------------------------------------------------
 
@@ -30,6 +34,11 @@ STOP_REASONS: Final[tuple[StopReason, ...]] = ("turn_end", "length", "interrupte
 def _nothing(name: str, **more: Any) -> Field:
     """Make the row of a text that must be empty, as clients fill in unwanted fields."""
     return Field(name, because(text(0), _OF_TURNS), None, attr=DROPPED, **more)
+
+
+def _no_tools(value: Value, _: Reading) -> None:
+    if value.items(TOOLS_MAX):
+        raise invalid(value.path, f"tools, but {_OF_TURNS}")
 
 
 _INIT: Final = Table(
@@ -49,6 +58,14 @@ _INIT: Final = Table(
             _nothing("instructions", until=CHAT_PROMPT),
             Object("voice", (_nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64"))),
             Object("config", (), closed=f"not allowed: {_OF_TURNS}"),
+            Field(
+                "tools",
+                Kind(read=_no_tools, schema={"type": "array", "const": []}),
+                None,
+                attr=DROPPED,
+                since=TOOLS,
+                doc="Must be empty here.",
+            ),
             *ASKED,
         ),
         is_required=True,
@@ -102,6 +119,7 @@ DONE: Final = Table(
     Field("text", TEXT),
     Field("audio", SPEECH, b"", attr="pcm", omit=True),
     Field("reason", choice(STOP_REASONS), "turn_end"),
+    Field("tool_calls", MADE_CALLS, (), omit=True),
     Object(
         "metrics",
         (

@@ -193,7 +193,7 @@ def _kind(kind: Kind) -> Schema:
             return {**request_schema(table), **kind.schema}
         case Variants(tag=tag, tables=tables):
             kinds = [
-                {**request_schema(table), "description": summary(table.cls)}
+                {**request_schema(table), "description": table.doc or summary(table.cls)}
                 for table in tables.values()
             ]
             return {"type": "object", "oneOf": kinds, "x-antiphon-tag": tag}
@@ -242,7 +242,7 @@ def _told(kind: Kind) -> Schema:
         case Items(item=item):
             return {"type": "array", "items": _told(item)}
         case One(table=table):
-            return {**_said(table.shape.written, table.cls, "", {}), **kind.schema}
+            return {**_said(table.shape.written, table.cls, "", _tags(table)), **kind.schema}
     return dict(kind.schema)
 
 
@@ -282,7 +282,7 @@ def _shown(row: Field) -> Any:
     if isinstance(row.kind, One):
         return _example(row.kind.table.shape.written)
     if isinstance(row.kind, Items):
-        return [_example(table.shape.written) for table in tables_in(row.kind)]
+        return [answer_example(table) for table in tables_in(row.kind)]
     if "const" in schema or "enum" in schema:
         return schema["const"] if "const" in schema else schema["enum"][0]
     name = row.attribute.rpartition(".")[2].removeprefix("^")

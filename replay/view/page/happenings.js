@@ -14,6 +14,7 @@ export const SIGN_COLOURS = {
   rebuilt: "warn",
   away: "warn",
   back: "warn",
+  forked: "warn",
   drop: "warn",
   mark: "user",
 };
@@ -65,6 +66,8 @@ function markText(kind, fields) {
   if (kind === "move") return { title: `Worker ${fields.why}`, lines: ["the session moves to another"] };
   if (kind === "rebuilt")
     return { title: "Rebuilt on another worker", lines: [`${fields.steps} s fed again`] };
+  if (kind === "forked")
+    return { title: "Forked", lines: ["before this it is a copy; another client goes on"] };
   if (kind === "away") return { title: "Client away", lines: ["the connection is lost"] };
   if (kind === "back") return { title: "Client back", lines: [`it hears frame ${fields.seq} and on`] };
   const lines = Object.entries(fields).map(

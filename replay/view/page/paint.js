@@ -144,6 +144,7 @@ const GLYPHS = {
   rebuilt: (context, x, y, r) => corner(context, x, y, -r),
   away: (context, x, y, r) => corner(context, x, y, r),
   back: (context, x, y, r) => corner(context, x, y, -r),
+  forked: (context, x, y, r) => corner(context, x, y, -r),
   finding: (context, x, y, r) =>
     polygon(context, [
       [x, y - r * 1.1],

@@ -188,6 +188,7 @@ export function turnLines(turn) {
     );
   if (turn.audio_ms) lines.push(`${span(turn.audio_ms / 1000)} of speech`);
   if (turn.text) lines.push(`“${turn.text.trim()}”`);
+  for (const call of turn.calls) lines.push(`calls ${call.name} ${call.arguments}`);
   return lines;
 }
 

@@ -98,7 +98,10 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         address=LIVE_PATH,
         dialects=("live",),
         says="The WebSocket of OpenAI's Live API, for clients of the `openai` package "
-        "(`live.connect`). There are no parameters.",
+        "(`live.connect`), without parameters. At `/v1/live/sessions/ID/fork?at=UNIT` "
+        "(`live.forks.connect`) a session begins from the past of a recorded one, before that "
+        "unit or after its last; its `session.start` may only have `audio.format`, "
+        "`delegation` and the same `model`.",
     ),
     Channel(
         name="openai",
@@ -120,8 +123,9 @@ CHANNELS: Final[tuple[Channel, ...]] = (
 
 DIALECTS: Final[Mapping[str, str]] = {
     "realtime": "One set of events for full-duplex speech (`mode=video`, `mode=audio`) and for "
-    "turns of chat (`mode=chat`), whose answers are spoken only where `tts` is there. New clients "
-    "should speak this one.",
+    "turns of chat (`mode=chat`), whose answers are spoken only where `tts` is there. A turn may "
+    "offer tools, if the model has them: a call is in `response.done`, its result goes into the "
+    "next turn's conversation. New clients should speak this one.",
     "duplex-v1": "Full-duplex speech, with text and sound of a unit in one event.",
     "legacy-duplex": "Full-duplex speech, in a session that can be paused.",
     "legacy-chat": "One turn of chat a connection: a request and its answer, which is spoken "

@@ -72,6 +72,7 @@ class BackendInfo:
         can_rebuild: its sessions are `Rebuilds`.
         can_speak: it honours `Unit.force_speak`.
         varies: the part not proven to be deterministic; empty if `deterministic`.
+        tools: its chat takes tools (`Turn.tools`), and tells calls apart from text.
     """
 
     name: str
@@ -86,6 +87,13 @@ class BackendInfo:
     can_rebuild: bool = False
     can_speak: bool = False
     varies: str = ""
+    tools: bool = False
+
+
+def require_tools(info: BackendInfo, turn: Turn) -> None:
+    """Refuse a turn with tools that the model does not have (`BackendRefused`)."""
+    if turn.has_tools and not info.tools:
+        raise BackendRefused("tools: this server's model has none")
 
 
 class ModelSession(Protocol):
@@ -141,7 +149,8 @@ class TurnSession(ModelSession, Protocol):
     `generated_tokens` if only speech after the last token is cut. Within speech, unemitted speech
     is discarded, and the cut counts as before the next token. So emitted pieces are the first of
     the whole answer, and `generate` with `cut` gives its result again, byte for byte, without the
-    speech right before that token.
+    speech right before that token. Calls of the turn's tools are in the result, not in the text,
+    and are not spoken; text that may belong to one is held back, and dropped by a cut.
     """
 
     async def prefill(self) -> Prefill:

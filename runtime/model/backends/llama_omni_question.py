@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from protocol.values.tools import ToolCall, ToolResult
 from protocol.values.turn import ChatConfig, Content, Message, Picture, Sound, Text, Turn
 from protocol.wire.codec import dump_frame, encode_base64
 
@@ -36,6 +37,7 @@ def refuse_what_it_lacks(turn: Turn) -> None:
         "generation.min_new_tokens": config.min_new_tokens != _DEFAULT.min_new_tokens,
         "image.use_image_id: false": not turn.use_image_id,
         "enable_thinking": turn.thinking,
+        "tools": turn.has_tools,
         "use_tts_template without tts": turn.tts_template and speech is None,
         f"tts.mode: {speech.mode}" if speech else "": speech and speech.mode not in SPEECH_MODES,
         "more than one picture in a question": _count(last, Picture) > 1,
@@ -63,7 +65,7 @@ def _bytes_at_most(turn: Turn) -> int:
         for part in message.content:
             size += PART_BYTES_MAX
             match part:
-                case Text(text=text):
+                case Text(text=text) | ToolCall(arguments=text) | ToolResult(output=text):
                     size += CHARACTER_BYTES_MAX * len(text)
                 case Picture(jpeg=data) | Sound(pcm=data):
                     size += _base64_bytes(data)
@@ -114,3 +116,5 @@ def _part_fields(part: Content) -> dict[str, str]:
             return {"type": "image", "data": encode_base64(jpeg)}
         case Sound(pcm=pcm):
             return {"type": "audio", "data": encode_base64(pcm)}
+        case ToolCall() | ToolResult():
+            raise BackendRefused("tools: this server's model cannot do that")

@@ -34,7 +34,7 @@ from protocol.values.model import (
 )
 from protocol.values.turn import Turn
 
-from .base import BackendInfo, ContextFull
+from .base import BackendInfo, ContextFull, require_tools
 from .forcing import Forced, ForcedResult, require_recorded
 from .scripted_chat import ChatScript, ScriptedTurn, default_answer
 from .scripted_hearing import HearingScript, ScriptedTranscript, default_hearing
@@ -124,6 +124,7 @@ class ScriptedBackend:
         context_limit: tokens.
         can_rollback: whether a failed unit can be undone.
         can_speak: whether a unit can be made to speak.
+        tools: whether its chat takes tools.
         sliding_windows: the windows that it accepts; none of them slides.
     """
 
@@ -140,6 +141,7 @@ class ScriptedBackend:
         context_limit: int = CONTEXT_LIMIT,
         can_rollback: bool = True,
         can_speak: bool = True,
+        tools: bool = True,
         sliding_windows: tuple[SlidingWindow, ...] = ("off",),
     ) -> None:
         self.script, self._answer, self._hears = script, chat, hears
@@ -158,6 +160,7 @@ class ScriptedBackend:
             can_rebuild=True,
             can_speak=can_speak,
             fingerprint={"backend": "scripted", "version": "1"},
+            tools=tools,
         )
 
     async def open(self, opening: Opening, *, slot: int) -> ScriptedSession:
@@ -176,6 +179,7 @@ class ScriptedBackend:
 
     async def chat(self, turn: Turn, *, slot: int) -> ScriptedTurn:
         """Take a turn."""
+        require_tools(self.info, turn)
         self.rules.hold(slot)
         return ScriptedTurn(self.rules, turn, slot, self._answer(turn))
 

@@ -15,12 +15,24 @@ import attrs
 
 from protocol.values.digest import digest
 from protocol.values.model import Costs
-from protocol.values.turn import Message, Picture, Prefill, Sound, Text, Turn, TurnChunk, TurnResult
+from protocol.values.tools import ToolCall, ToolResult
+from protocol.values.turn import (
+    Message,
+    Picture,
+    Prefill,
+    Sound,
+    StopReason,
+    Text,
+    Turn,
+    TurnChunk,
+    TurnResult,
+)
 
 from .base import BackendError, ContextFull
 from .scripted_ids import TOKEN_CHARS
 from .scripted_rules import FAULTS, US_PER_S, Fault, Rules
 from .scripted_tone import CODE_SAMPLES, tone
+from .tool_calls import BEGIN, END, CallStream
 
 MESSAGE_TOKENS: Final = 5
 """`<|im_start|>`, the role, its line break, `<|im_end|>` and another line break (model.md)."""
@@ -37,8 +49,9 @@ SHOWN_CHARS: Final = 64
 class Answer:
     """The outcome of one turn.
 
-    `tokens`: the text of each token, in order. `samples`: of speech per token, if requested; 24
-    kHz. `fault`: instead: `context_full` before feeding, `hang` in prefill, others at `fault_at`.
+    `tokens`: the text of each token, in order; calls of tools are spelled in it. `samples`: of
+    speech per token, if requested; 24 kHz. `fault`: instead: `context_full` before feeding, `hang`
+    in prefill, others at `fault_at`.
     """
 
     tokens: tuple[str, ...] = ()
@@ -54,13 +67,30 @@ ChatScript = Callable[[Turn], Answer]
 
 
 def default_answer(turn: Turn) -> Answer:
-    """Repeat the last message's text, and count its pictures and sounds."""
+    """Repeat the last message's text, and count its pictures and sounds.
+
+    A tool that the last message names as a word is called, without arguments; a tool's result is
+    repeated.
+    """
     last = turn.messages[-1].content
+    if isinstance(last[0], ToolResult):
+        return Answer(tokens=(f"turn {turn.index}: ", f"it is {last[0].output[:SHOWN_CHARS]}."))
     text = " ".join(part.text for part in last if isinstance(part, Text))[:SHOWN_CHARS]
+    called = [tool.name for tool in turn.tools if tool.name in text.split()]
+    if called:
+        return Answer(
+            tokens=(f"turn {turn.index}. ", *(it for name in called for it in call(name)))
+        )
     pictures = sum(isinstance(part, Picture) for part in last)
     sounds = sum(isinstance(part, Sound) for part in last)
     words = [f"turn {turn.index}: ", *(f"{word} " for word in text.split())]
     return Answer(tokens=(*words, f"({pictures} pictures, {sounds} sounds)"))
+
+
+def call(name: str, arguments: str = "{}") -> tuple[str, ...]:
+    """The tokens of a call; its marks are several each, as in most tokenizers."""
+    body = ('\n{"name": "', name, '", "arguments": ', arguments, "}\n")
+    return (BEGIN[:6], BEGIN[6:], *body, END[:4], END[4:])
 
 
 class ScriptedTurn:
@@ -71,6 +101,7 @@ class ScriptedTurn:
         self._phase: Literal["new", "prefilled", "answered", "broken", "released"] = "new"
         self._running = False
         self._is_cut = False
+        self._calls, self._said = CallStream(turn.tools), ""
         self._input_tokens = sum(map(_tokens_of, turn.messages)) + MESSAGE_TOKENS
 
     async def prefill(self) -> Prefill:
@@ -84,10 +115,11 @@ class ScriptedTurn:
             if self._answer.fault == "hang":
                 await anyio.sleep_forever()
             self._phase = "prefilled"
+        turn = self._turn
         return Prefill(
-            index=self._turn.index,
+            index=turn.index,
             input_tokens=self._input_tokens,
-            input_hash=digest(self._turn.messages),
+            input_hash=digest((turn.messages, turn.tools) if turn.tools else turn.messages),
             cost_us=round(self._answer.prefill_s * US_PER_S),
         )
 
@@ -106,7 +138,7 @@ class ScriptedTurn:
     ) -> TurnResult:
         """Answer token by token."""
         with self._call("generate", "prefilled"):
-            made, stopped = [], False
+            stopped = False
             tokens = self._answer.tokens[: self._turn.config.max_new_tokens]
             for step, text in enumerate(tokens):
                 if self._is_cut or cut == step:
@@ -115,11 +147,13 @@ class ScriptedTurn:
                 await anyio.sleep(self._answer.token_s)
                 self._fail_at(step)
                 emit(self._piece(step, text))
-                made.append(text)
+            made = step if stopped else len(tokens)
             if not stopped:
-                self._fail_at(len(tokens))
+                self._fail_at(made)
+                for rest in self._rest(made):
+                    emit(rest)
             self._phase = "answered"
-        return self._result(made, len(made) if stopped else None)
+        return self._result(made, made if stopped else None)
 
     def interrupt(self) -> None:
         """Cut the prefill at its next check, or the answer before its next token."""
@@ -134,8 +168,18 @@ class ScriptedTurn:
         self._phase = "released"
         self._rules.held_slots.discard(self._slot)
 
-    def _piece(self, step: int, text: str) -> TurnChunk:
-        pcm = b"" if self._turn.speech is None else self._speech(step, self._answer.samples)
+    def _rest(self, made: int) -> Iterator[TurnChunk]:
+        """The text held back, at the end of an answer of so many tokens."""
+        text = self._calls.end()
+        if text:
+            self._said += text
+            yield TurnChunk(index=self._turn.index, step=made, text=text)
+
+    def _piece(self, step: int, token: str) -> TurnChunk:
+        text = self._calls.add(token) if self._turn.tools else token
+        self._said += text
+        is_said = self._turn.speech is not None and (text or not self._turn.tools)
+        pcm = self._speech(step, self._answer.samples) if is_said else b""
         return TurnChunk(
             index=self._turn.index,
             step=step,
@@ -145,19 +189,22 @@ class ScriptedTurn:
             codec_ids=tuple(range(len(pcm) // 4 // CODE_SAMPLES)),
         )
 
-    def _result(self, made: list[str], cut: int | None) -> TurnResult:
-        ended = cut is None and len(made) == len(self._answer.tokens)
+    def _result(self, made: int, cut: int | None) -> TurnResult:
+        ended = cut is None and made == len(self._answer.tokens)
         spoken = self._turn.speech is not None and cut is None
-        took_us = round(len(made) * self._answer.token_s * US_PER_S)
+        took_us = round(made * self._answer.token_s * US_PER_S)
+        calls = tuple(self._calls.calls)
+        natural: StopReason = "tool_calls" if calls else "turn_end"
         return TurnResult(
             index=self._turn.index,
-            text="".join(made),
-            pcm=self._speech(len(made), TAIL_SAMPLES) if spoken else b"",
-            reason="interrupted" if cut is not None else "turn_end" if ended else "length",
-            generated_tokens=len(made) + ended,
-            kv_length=self._input_tokens + len(made),
+            text=self._said,
+            pcm=self._speech(made, TAIL_SAMPLES) if spoken else b"",
+            reason="interrupted" if cut is not None else natural if ended else "length",
+            generated_tokens=made + ended,
+            kv_length=self._input_tokens + made,
             cut=cut,
             costs=Costs(generate_us=took_us, llm_us=took_us, wall_us=took_us),
+            calls=calls,
         )
 
     def _speech(self, step: int, samples: int) -> bytes:
@@ -189,4 +236,6 @@ def _tokens_of(message: Message) -> int:
                 tokens += PICTURE_TOKENS
             case Sound(pcm=pcm):
                 tokens += 2 + len(pcm) // SOUND_BYTES_PER_TOKEN
+            case ToolCall(arguments=text) | ToolResult(output=text):
+                tokens += -(-len(text) // TOKEN_CHARS)
     return tokens

@@ -38,7 +38,7 @@ from protocol.values.model import (
 from protocol.values.transcript import Chunk, ChunkResult
 from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 
-from ..backends.base import BackendError, BackendInfo
+from ..backends.base import BackendError, BackendInfo, require_tools
 from ..backends.forcing import Forced, ForcedResult
 from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
 from .calls import EngineCalls
@@ -86,8 +86,9 @@ class EngineBackend:
         return session
 
     async def chat(self, turn: Turn, *, slot: int) -> EngineTurn:
-        """Take a chat turn; `BackendError` if the model does not chat."""
+        """Take a chat turn; `BackendError` if the model does not chat, or not with tools."""
         self._check(slot, "chat", "does not chat")
+        require_tools(self.info, turn)
         return EngineTurn(self._model.chat(turn, slot=slot), self._calls)
 
     async def anchor(self, anchoring: Anchoring, *, slot: int) -> EngineAnchor:

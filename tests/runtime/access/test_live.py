@@ -152,7 +152,7 @@ def test_http_needs_a_key_but_for_health(server: LiveServer) -> None:
         status, headers = get(server, path)
         assert status == 200
         assert headers["X-Content-Type-Options"] == "nosniff"
-    for path in ("/status", "/metrics", "/api/sessions", "/", "/nothing"):
+    for path in ("/status", "/metrics", "/api/sessions", "/api/console", "/nothing"):
         assert get(server, path)[0] == 401
     assert get(server, "/status", key="root")[0] == 200
     assert get(server, "/api/sessions", key="anna")[0] == 200

@@ -263,7 +263,7 @@ def test_every_type_is_told_the_same_everywhere() -> None:
 
 def test_without_a_folder_there_are_no_pages(tmp_path: Path) -> None:
     """A server that was given no pages serves none."""
-    with live_server("--no-record") as server:
+    with live_server("--no-record", "--no-pages") as server:
         bare: Any = Site(server, tmp_path)
         assert bare.ask("/").said["error"] == "not_found"
         assert bare.ask("/index.html").said["error"] == "not_found"

@@ -251,3 +251,25 @@ async def test_a_real_legacy_chat(url: str, stream: bool) -> None:
     assert response.text == "turn 0: Hello (0 pictures, 0 sounds)"
     assert response.streaming is stream
     assert answer.prefilled is not None
+
+
+@pytest.mark.parametrize("dialect", ["realtime", "legacy-chat"])
+async def test_a_tool_is_called_and_its_result_answered(url: str, dialect: Any) -> None:
+    """A program could offer no tools, or not say what they returned."""
+    clock = antiphon.tool("clock", "Tells the time.", {"type": "object"})
+    question = message("user", "Read the clock please")
+
+    async def answer(*messages: antiphon.ChatMessage, **how: Any) -> Response:
+        async with antiphon.connect(url, mode="chat", dialect=dialect) as session:
+            return await (await session.ask(messages, tools=[clock], **how)).finish()
+
+    first = await answer(question)
+    (call,) = first.tool_calls
+    assert (call.name, call.arguments) == ("clock", "{}")
+    results = [antiphon.returned(call, "10:30")]
+    last = await answer(question, antiphon.called(first), *results)
+    assert (last.text, last.tool_calls) == ("turn 0: it is 10:30.", ())
+    assert not (await answer(question, tool_choice="none")).tool_calls
+    async with antiphon.connect(url, mode="chat") as session:
+        with pytest.raises(antiphon.ReportedError, match="no name"):
+            await session.answer("Hi", tools=[antiphon.tool("a clock")])

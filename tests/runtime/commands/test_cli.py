@@ -173,20 +173,29 @@ def test_a_server_without_a_log_keeps_none(tmp_path: Path) -> None:
     [
         (
             ("--no-record", "--keys", "keys.toml"),
-            "pages at http://127.0.0.1:PORT/status",
+            ("talk to it at http://127.0.0.1:PORT/", "pages at http://127.0.0.1:PORT/status"),
             "nothing is recorded",
             "open to this machine only, with a key of keys.toml",
         ),
         (
             ("--record", "kept", "--host", "0.0.0.0", "--insecure", "--static", "web"),
-            "pages at http://localhost:PORT/status, and http://localhost:PORT/ (web)",
+            (
+                "talk to it at http://localhost:PORT/console",
+                "pages at http://localhost:PORT/status, and http://localhost:PORT/ (web)",
+            ),
             "recordings in FOLDER/kept",
             "open to every machine that reaches 0.0.0.0, no key is asked for",
+        ),
+        (
+            ("--no-record", "--no-pages"),
+            ("pages at http://127.0.0.1:PORT/status",),
+            "nothing is recorded",
+            "open to this machine only, no key is asked for",
         ),
     ],
 )
 def test_a_server_says_where_it_is_and_who_can_reach_it(
-    flags: tuple[str, ...], pages: str, recordings: str, open_to: str, folder: Path
+    flags: tuple[str, ...], pages: tuple[str, ...], recordings: str, open_to: str, folder: Path
 ) -> None:
     """A new user looks for the pages, and does not know what is kept, or open to whom."""
     (folder / "web").mkdir()
@@ -196,5 +205,6 @@ def test_a_server_says_where_it_is_and_who_can_reach_it(
         assert server.stop() == 0
         assert server.process.stdout is not None
         said = server.process.stdout.read().splitlines()
-    assert said[0] == pages.replace("PORT", port)
-    assert said[1:] == [recordings.replace("FOLDER", str(folder)), open_to, "stopped"]
+    *shown, kept, who, last = said
+    assert shown == [line.replace("PORT", port) for line in pages]
+    assert [kept, who, last] == [recordings.replace("FOLDER", str(folder)), open_to, "stopped"]

@@ -21,8 +21,17 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
+from protocol.values.tools import Tool, ToolCall
 from protocol.values.transcript import Chunk
-from protocol.values.turn import ChatConfig, Message, SpeechConfig, Text, Turn, TurnChunk
+from protocol.values.turn import (
+    ChatConfig,
+    Message,
+    SpeechConfig,
+    Text,
+    Turn,
+    TurnChunk,
+    TurnResult,
+)
 from runtime.link import link
 from runtime.model.backends.base import (
     Backend,
@@ -37,7 +46,7 @@ from runtime.model.backends.base import (
     Transcribes,
 )
 from runtime.model.backends.scripted import Call, ScriptedBackend, ScriptedSession, Step
-from runtime.model.backends.scripted_chat import Answer, default_answer
+from runtime.model.backends.scripted_chat import Answer, call, default_answer
 from tests.helpers import pcm
 from tests.linked import QUICKLY, linked, quick, until, worker_of
 
@@ -213,6 +222,27 @@ async def test_a_turn_that_cannot_be_served_is_refused() -> None:
                 BackendRefused,
                 "this model has no voice",
             )
+
+
+async def test_a_turn_with_tools_is_equal_and_refused_by_a_model_without() -> None:
+    """Calls would depend on where the model ran, or a worker of before be lost to a client."""
+    asked = attrs.evolve(turn(), tools=(Tool(name="clock", parameters='{"type":"object"}'),))
+
+    async def play(backend: Backend) -> list[object]:
+        assert isinstance(backend, Chats)
+        held = await backend.chat(asked, slot=0)
+        await held.prefill()
+        result = await held.generate(lambda _: None)
+        await held.release()
+        return [result]
+
+    (made,) = await equal(scripted(chat=lambda _: Answer(tokens=call("clock"))), play)
+    assert isinstance(made, TurnResult)
+    assert made.calls == (ToolCall(name="clock", arguments="{}"),)
+    async with linked(ScriptedBackend(slots=1, tools=False)) as backend:
+        assert not backend.info.tools
+        kind, text = await failure(backend.chat(asked, slot=0))
+        assert (kind, text) == (BackendRefused, "tools: this server's model has none")
 
 
 async def test_a_transcription_is_equal() -> None:

@@ -175,7 +175,7 @@ async def test_a_sync_that_hangs_holds_up_no_session_and_no_shutdown(tmp_path: P
 
 def hang_for_good(server: World) -> Recorder:
     """Have nothing written any more, of any log."""
-    recorder = server.server._recorder
+    recorder = server.server._logs.recorder
     assert recorder is not None
     recorder._shared.serve_here = lambda: None
     return recorder

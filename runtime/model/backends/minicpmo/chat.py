@@ -20,6 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from protocol.values.tools import ToolCall, ToolResult
 from protocol.values.turn import Picture, Prefill, Sound, Text, Turn, TurnResult
 
 from ..base import BackendError, ContextFull
@@ -36,7 +37,7 @@ from .work import Fed, Recall, See, Steps
 
 
 def turn_hash(turn: Turn) -> str:
-    """Blake2b-128 of all model input: messages, media, voice and flags."""
+    """Blake2b-128 of all model input: tools, messages, media, voice and flags."""
     digest = hashlib.blake2b(digest_size=16)
 
     def add(kind: str, data: bytes) -> None:
@@ -47,6 +48,9 @@ def turn_hash(turn: Turn) -> str:
     if turn.speech is not None:
         add("speech", f"{turn.speech.mode} {turn.speech.language}".encode())
         add("voice", turn.speech.voice_pcm)
+    for tool in turn.tools:
+        for text in (tool.name, tool.description, tool.parameters):
+            add("tool", text.encode())
     for message in turn.messages:
         add(message.role, b"")
         for part in message.content:
@@ -57,6 +61,11 @@ def turn_hash(turn: Turn) -> str:
                     add("picture", jpeg)
                 case Sound(pcm=pcm):
                     add("sound", pcm)
+                case ToolCall(name=name, arguments=arguments):
+                    add("call", name.encode())
+                    add("arguments", arguments.encode())
+                case ToolResult(output=output):
+                    add("result", output.encode())
     return digest.hexdigest()
 
 

@@ -4,6 +4,9 @@ A run emits each token's text at once, and speech second by second after its tex
 of the speech is part of the result. A cut stops before a token, or after the last. A cut within
 speech discards unemitted speech and counts as before the next token: slot and result are as if it
 had been cut there before speaking.
+
+Where the turn offers tools, tokens that may belong to a call wait with their text: those of a call
+are neither text nor spoken.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch import Tensor
 from protocol.values.model import Costs
 from protocol.values.turn import StopReason, Turn, TurnChunk, TurnResult
 
+from ..tool_calls import CallStream
 from .candidates import Candidates
 from .chat_text import TextStream
 from .chat_voice import TEXT_A_CHUNK, Mouth
@@ -41,6 +45,9 @@ class Answer:
         told: number of these ids in pieces.
         chunks: pieces so far.
         thinks: the ids are thoughts, which are not spoken.
+        said: the text of all pieces.
+        calls: tells calls apart from text; None without tools.
+        held: ids that may belong to a call, with their hidden states.
     """
 
     machine: Machine
@@ -55,6 +62,12 @@ class Answer:
     told: int = 0
     chunks: int = 0
     thinks: bool = False
+    said: str = ""
+    calls: CallStream | None = None
+    held: list[tuple[int, Tensor]] = attrs.field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.calls = CallStream(self.turn.tools) if self.turn.tools else None
 
     def run(self, first: Fed) -> Steps[TurnResult]:
         """Answer to the end or the cut, from the output of the prefill's last row."""
@@ -75,36 +88,39 @@ class Answer:
             if token in self.tokens.endings:
                 reason, ended = "turn_end", 1
                 break
-            if self.mouth is not None and len(waiting) == TEXT_A_CHUNK:
-                is_said = yield from self.mouth.say(waiting, self._speech, last=False)
-                if not is_said:
-                    cut = step
-                    break
-                waiting = []
+            is_said = yield from self._speak_chunks(waiting)
+            if not is_said:
+                cut = step
+                break
             self.generated.append(token)
-            self._tell(stream.add(token))
+            ends = self._write(stream.add(token))
             fed = yield from self._feed(token)
             if self.is_spoken(token):
-                waiting.append((token, fed.hidden))
+                self.held.append((token, fed.hidden))
+            waiting += self._released(ends=ends)
         flushed: list[tuple[bytes, tuple[int, ...]]] = []
         if cut is None:
-            self._tell(stream.end())
+            waiting += self._end(stream)
             if self.mouth is not None and (waiting or self.mouth.codes):
                 step = len(self.generated) + ended
                 if self.stop(step) or not (yield from self._last_words(waiting, flushed)):
                     cut = step
                     flushed.clear()
         pcm, codes = flushed[-1] if flushed else (b"", ())
+        calls = () if self.calls is None else tuple(self.calls.calls)
+        if calls and reason == "turn_end":
+            reason = "tool_calls"
         return self._result(
             TurnResult(
                 index=self.turn.index,
-                text=stream.text,
+                text=self.said,
                 pcm=pcm,
                 reason=reason if cut is None else "interrupted",
                 generated_tokens=len(self.generated) + ended,
                 kv_length=self.length,
                 codec_ids=codes,
                 cut=cut,
+                calls=calls,
             ),
             first,
             began,
@@ -114,7 +130,15 @@ class Answer:
         config, spoken = self.turn.config, self.turn.speech is not None
 
         def rule(logits: Candidates) -> int:
-            return decide_chat(logits, self.generated, number, config, self.tokens, spoken=spoken)
+            return decide_chat(
+                logits,
+                self.generated,
+                number,
+                config,
+                self.tokens,
+                spoken=spoken,
+                calls=self.calls is not None,
+            )
 
         return fed.logits.settle(rule)
 
@@ -146,8 +170,46 @@ class Answer:
 
         return (yield from self.mouth.say(waiting, tell, last=True))
 
-    def _tell(self, text: str) -> None:
-        if text:
+    def _speak_chunks(self, waiting: list[tuple[int, Tensor]]) -> Steps[bool]:
+        """Speak the first tokens that wait, ten at a time, and remove them; False: cut."""
+        while self.mouth is not None and len(waiting) >= TEXT_A_CHUNK:
+            chunk, waiting[:] = waiting[:TEXT_A_CHUNK], waiting[TEXT_A_CHUNK:]
+            is_said = yield from self.mouth.say(chunk, self._speech, last=False)
+            if not is_said:
+                return False
+        return True
+
+    def _write(self, text: str) -> bool:
+        """Emit text as far as it belongs to no call; whether a call ended with it."""
+        if self.calls is None:
+            self._tell(text)
+            return False
+        before = self.calls.ends
+        certain, ends = self.calls.add(text), self.calls.ends > before
+        if certain or ends:
+            self._tell(certain, always=True)
+        return ends
+
+    def _released(self, *, ends: bool) -> list[tuple[int, Tensor]]:
+        """Take the ids that are to be spoken from those held; those of a call never are."""
+        if self.calls is not None and self.calls.is_holding:
+            return []
+        held, self.held = self.held, []
+        return [] if ends else held
+
+    def _end(self, stream: TextStream) -> list[tuple[int, Tensor]]:
+        """Emit the text held back, and take its ids; those of an unfinished call are not spoken."""
+        self._write(stream.end())
+        if self.calls is None:
+            return []
+        if self.calls.is_open:
+            self.held.clear()
+        self._tell(self.calls.end())
+        return self._released(ends=False)
+
+    def _tell(self, text: str, *, always: bool = False) -> None:
+        if text or always:
+            self.said += text
             self._piece(text=text)
 
     def _speech(self, pcm: bytes, codes: tuple[int, ...]) -> None:

@@ -6,23 +6,28 @@ is allowed, and `<|tts_bos|>` if speech is requested or sound was sent. Contents
 newlines, in omni mode by nothing. Thoughts of earlier answers are omitted. A picture is `<image>`,
 its embeddings, `</image>`, then the slices of its grid, with a newline between rows; a sound is
 `<|audio_start|>`, ten embeddings a second, `<|audio_end|>`, in pieces of 30 s. Marks unknown to the
-tokenizer are omitted. Text never yields a control token.
+tokenizer are omitted, but those of tools are text then (`chat_tools`). Text never yields a control
+token; in a turn with tools it yields no mark of them either.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Final
 
 import attrs
 
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.tools import ToolCall, ToolResult
 from protocol.values.turn import Content, Language, Message, Picture, Sound, SpeechMode, Text, Turn
 
 from ..base import BackendError
+from .chat_tools import call_body, result_body, signatures
 from .config import UNIT_FRAMES, AudioConfig, ModelConfig
 from .slices import Slicing, jpeg_size
-from .tokens import Tokens
+from .tokens import TOOL_MARKS, Tokens
 
 CLIP_S_MAX: Final = 30
 """Seconds of sound that the encoder takes at once, if its position table is that long."""
@@ -30,6 +35,7 @@ CLIP_MIN: Final = INPUT_RATE_HZ // 10
 """Samples that make one embedding; shorter sound is padded with silence."""
 THOUGHT: Final = "</think>"
 """The end of the thoughts in an earlier answer."""
+_MARKS: Final = re.compile("|".join(TOOL_MARKS).join("()"))
 
 VOICED: Final[Mapping[tuple[SpeechMode, Language], tuple[str, str]]] = {
     ("default", "en"): ("", "You are a helpful assistant. Reply naturally."),
@@ -97,7 +103,14 @@ class Prompt:
 
 
 def conversation(turn: Turn) -> tuple[Message, ...]:
-    """A turn's messages, with the system message of its speech mode."""
+    """A turn's messages, with the system message of its speech mode, or an empty one for tools."""
+    messages = _voiced(turn)
+    if turn.tools and messages[0].role != "system":
+        return (Message(role="system", content=()), *messages)
+    return messages
+
+
+def _voiced(turn: Turn) -> tuple[Message, ...]:
     speech = turn.speech
     if speech is None or any(message.role == "system" for message in turn.messages):
         return turn.messages
@@ -141,6 +154,7 @@ class _Writer:
     config: ModelConfig
     turn: Turn
     numbered: bool
+    has_tools: bool
     pictures: list[bytes] = attrs.field(factory=list)
     _waiting: str = ""
     _ids: list[int] = attrs.field(factory=list)
@@ -161,7 +175,8 @@ class _Writer:
         self._pieces += pieces
 
     def _encode(self) -> None:
-        self._ids += self.tokens.encode(self._waiting) if self._waiting else []
+        encode = self.tokens.spell if self.has_tools else self.tokens.encode
+        self._ids += encode(self._waiting) if self._waiting else []
         self._waiting = ""
 
     def _close(self) -> None:
@@ -174,24 +189,67 @@ class _Writer:
         self._close()
         return tuple(self._pieces)
 
+    def template(self, text: str) -> None:
+        """Add text of the template, in which marks of tools are marks."""
+        for piece in _MARKS.split(text):
+            mark = self.tokens.tool_marks.get(piece)
+            if mark is None:
+                self.text(piece)
+            else:
+                self.marks(mark)
+
     def message(self, message: Message) -> None:
         ids = self.tokens.ids
         self.marks(ids.im_start)
         self.text(f"{message.role}\n")
         is_answer = message.role == "assistant"
         content = without_thoughts(message.content) if is_answer else message.content
+        if any(isinstance(part, ToolCall) for part in content):
+            content = tuple(part for part in content if part != Text(text=""))
         for index, part in enumerate(content):
-            self.text("\n" if index and not self.turn.omni else "")
-            if isinstance(part, Text):
-                self.text(part.text)
-            elif isinstance(part, Picture):
-                self._picture(part.jpeg)
-            else:
-                self.marks(ids.audio_start)
-                self.media(*clips(part.pcm, self.config.audio))
-                self.marks(ids.audio_end)
+            self._part(part, is_first=not index)
+        if message.role == "system" and self.turn.tools:
+            self._offer(is_first=not content)
         self.marks(ids.im_end)
         self.text("\n")
+
+    def _part(self, part: Content, *, is_first: bool) -> None:
+        if isinstance(part, ToolCall):
+            self.text("" if is_first else "\n")
+            self.template("<tool_call>")
+            self.text(call_body(part))
+            self.template("</tool_call>")
+            return
+        self.text("" if is_first or self.turn.omni else "\n")
+        match part:
+            case Text(text=text):
+                self.text(text)
+            case Picture(jpeg=jpeg):
+                self._picture(jpeg)
+            case Sound(pcm=pcm):
+                self.marks(self.tokens.ids.audio_start)
+                self.media(*clips(pcm, self.config.audio))
+                self.marks(self.tokens.ids.audio_end)
+
+    def results(self, results: Sequence[ToolResult]) -> None:
+        """Add the results of tools that follow one another, as one message."""
+        self.marks(self.tokens.ids.im_start)
+        self.text("user")
+        for result in results:
+            self.text("\n")
+            self.template("<tool_response>")
+            self.text(result_body(result))
+            self.template("</tool_response>")
+        self.marks(self.tokens.ids.im_end)
+        self.text("\n")
+
+    def _offer(self, *, is_first: bool) -> None:
+        """Add the tools that the turn offers; the caller has checked that the model has any."""
+        assert self.tokens.tools is not None
+        self.text("" if is_first else "\n\n")
+        self.template(self.tokens.tools.before)
+        self.text(signatures(self.turn.tools))
+        self.template(f"\n{self.tokens.tools.after}")
 
     def _picture(self, jpeg: bytes) -> None:
         ids, chat, place = self.tokens.ids, self.tokens.chat, len(self.pictures)
@@ -245,14 +303,29 @@ def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
         config=config,
         turn=turn,
         numbered=turn.use_image_id and has_numbers and several,
+        has_tools=turn.has_tools,
     )
-    for message in messages:
-        writer.message(message)
+    for message, results in _grouped(messages):
+        if results:
+            writer.results(results)
+        else:
+            writer.message(message)
     heard = any(isinstance(part, Sound) for part in parts)
     writer.ask(aloud=turn.speech is not None or heard or turn.tts_template)
     pieces = writer.pieces()
     length = sum(rows_of(piece, config) for piece in pieces)
     return Prompt(pieces=pieces, pictures=tuple(writer.pictures), length=length)
+
+
+def _grouped(messages: Sequence[Message]) -> Iterator[tuple[Message, list[ToolResult]]]:
+    """The messages; those with results of tools that follow one another come as one."""
+    for is_tool, group in groupby(messages, key=lambda message: message.role == "tool"):
+        if not is_tool:
+            yield from ((message, []) for message in group)
+            continue
+        *_, last = kept = list(group)
+        parts = (part for message in kept for part in message.content)
+        yield last, [part for part in parts if isinstance(part, ToolResult)]
 
 
 def rows_of(piece: Piece, config: ModelConfig) -> int:

@@ -194,13 +194,16 @@ def decide_chat(
     tokens: Tokens,
     *,
     spoken: bool,
+    calls: bool = False,
 ) -> int:
     """Choose the next token of a chat answer; one of `tokens.endings` ends it.
 
-    The last 128 of `generated` are penalised; if `spoken`, unspeakable ids are forbidden.
+    The last 128 of `generated` are penalised; if `spoken`, unspeakable ids are forbidden, except
+    the marks of tools if it may have `calls`.
     """
     if spoken:
-        logits.forbid([index for index in tokens.forbidden if index not in tokens.endings])
+        allowed = tokens.endings.union(tokens.tool_marks.values() if calls else ())
+        logits.forbid([index for index in tokens.forbidden if index not in allowed])
     logits.forbid_from(tokens.size)
     if len(generated) < config.min_new_tokens:
         logits.forbid(sorted(tokens.endings))

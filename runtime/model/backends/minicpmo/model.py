@@ -23,6 +23,7 @@ from ..base import BackendError, BackendInfo
 from ..streams import Anchoring
 from .anchor import Anchor
 from .chat import ChatTurn
+from .chat_template import TEMPLATE_FILE
 from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
 from .decoder import means_on
@@ -52,7 +53,9 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
     files = {
         "weights": weight_files(folder),
         "config": [folder / "config.json"],
-        "tokenizer": [folder / "tokenizer.json", folder / "tokenizer_config.json"],
+        "tokenizer": [
+            folder / name for name in ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE)
+        ],
         "vocoder": sorted((folder / VOCODER).rglob("*")),
     }
     hashes = {}
@@ -163,6 +166,7 @@ class DuplexModel:
             deterministic=not varies,
             fingerprint=facts,
             varies=varies,
+            tools=tokens.tools is not None,
         )
         return cls(machine, tokens, info)
 

@@ -2,17 +2,20 @@
 
 Names are the published tokenizer's; ids are looked up in `tokenizer.json`, never hard-coded.
 Outside text (instructions) never yields a control token. `tokenizer_config.json` holds the ids that
-a model must not decide (`bad_token_ids`).
+a model must not decide (`bad_token_ids`), and at times the chat template.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 from tokenizers import Tokenizer
+
+from .chat_template import read_tool_words
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +84,9 @@ CHAT_NAMES: dict[str, str] = {
     "end": "</s>",
 }
 """Field of `ChatIds` to token name."""
+TOOL_MARKS: tuple[str, ...] = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""The marks of tools: tokens in some tokenizers, in others text."""
+_IN_MARKS = re.compile(r"(?<=<)(?=/?tool_(?:call|response)>)")
 
 
 class Tokens:
@@ -92,6 +98,8 @@ class Tokens:
         forbidden: ids that are never decided, except `chunk_eos`, which has its own draw.
         terminators: ids that end a unit.
         endings: ids that end a chat answer.
+        tools: the words that offer tools; None if the checkpoint's chat template has none.
+        tool_marks: the ids of the marks of tools that are tokens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -126,6 +134,9 @@ class Tokens:
         )
         endings = (self.chat.tts_eos, self.ids.im_end, self.chat.end)
         self.endings: frozenset[int] = frozenset(index for index in endings if index is not None)
+        self.tools = read_tool_words(folder)
+        marks = {name: token_id(name) for name in TOOL_MARKS}
+        self.tool_marks = {name: index for name, index in marks.items() if index is not None}
 
     def find(self, name: str) -> int | None:
         """The id of a token, text or control, by its name; None if there is none."""
@@ -136,6 +147,12 @@ class Tokens:
         """Text to ids; control tokens are spelled out, not recognised."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def spell(self, text: str) -> list[int]:
+        """As `encode`; marks of tools are spelled out too, which are no control tokens."""
+        if not self.tool_marks:
+            return self.encode(text)
+        return [index for piece in _IN_MARKS.split(text) for index in self.encode(piece)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text, without special tokens."""

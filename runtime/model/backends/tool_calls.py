@@ -1,0 +1,124 @@
+"""Calls of tools in an answer's text, told apart while it is written.
+
+A call is `<tool_call>`, a JSON object with the `name` of a tool that was offered and an object of
+`arguments`, and `</tool_call>`. Text that may be the beginning of one is held back, with the white
+space before it, until that is decided. What turns out to be no call, or is one too many or too
+long, is text again, its marks included. An answer that ends within a call ends with it as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+import orjson
+
+from protocol.values.limits import TOOL_CHARS_MAX
+from protocol.values.tools import CALLS_MAX, Tool, ToolCall
+
+BEGIN: Final = "<tool_call>"
+END: Final = "</tool_call>"
+CALL_CHARS_MAX: Final = TOOL_CHARS_MAX + 256
+"""Characters between the marks: the arguments, the name, and what joins them."""
+
+
+@attrs.define
+class CallStream:
+    """The text of one answer to a turn that offers tools.
+
+    Attributes:
+        tools: those that may be called.
+        calls: complete so far.
+        ends: calls that are over, those that became text included.
+        is_open: the text is within a call.
+    """
+
+    tools: Sequence[Tool]
+    calls: list[ToolCall] = attrs.Factory(list)
+    ends: int = 0
+    is_open: bool = False
+    _held: str = ""
+    _searched: int = 0
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether some text is held back."""
+        return bool(self._held)
+
+    def add(self, text: str) -> str:
+        """Take the next text; return what belongs to no call."""
+        self._held += text
+        return "".join(self._decided())
+
+    def end(self) -> str:
+        """Return the text held back, at the end of the answer."""
+        text, self._held, self.is_open = self._held, "", False
+        return text
+
+    def _decided(self) -> Iterator[str]:
+        while True:
+            mark = END if self.is_open else BEGIN
+            at = self._held.find(mark, max(0, self._searched - len(mark)))
+            self._searched = len(self._held)
+            if self.is_open and (at < 0 or at > CALL_CHARS_MAX):
+                if len(self._held) > CALL_CHARS_MAX:
+                    self.is_open, self.ends = False, self.ends + 1
+                    yield self._take(self._held.find(BEGIN) + len(BEGIN))
+                    continue
+                return
+            if at < 0:
+                yield self._take(_certain(self._held))
+                return
+            if self.is_open:
+                yield self._close(at)
+            else:
+                yield self._take(len(self._held[:at].rstrip()))
+                self.is_open = True
+
+    def _close(self, at: int) -> str:
+        """Take a whole call, which ends before `at`; return it as text if it is invalid."""
+        self.is_open, self.ends = False, self.ends + 1
+        call = self._call(self._held[self._held.find(BEGIN) + len(BEGIN) : at])
+        text = self._take(at + len(END))
+        if call is None or len(self.calls) == CALLS_MAX:
+            return text
+        self.calls.append(call)
+        return ""
+
+    def _take(self, count: int) -> str:
+        text, self._held, self._searched = self._held[:count], self._held[count:], 0
+        return text
+
+    def _call(self, body: str) -> ToolCall | None:
+        try:
+            found = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(found, dict) or found.keys() != {"name", "arguments"}:
+            return None
+        name, arguments = found["name"], _written(found["arguments"])
+        if arguments is None or all(tool.name != name for tool in self.tools):
+            return None
+        return ToolCall(name=name, arguments=arguments)
+
+
+def _written(arguments: object) -> str | None:
+    """Write arguments as the chat template does; None if they are no object, or too much."""
+    if not isinstance(arguments, dict):
+        return None
+    try:
+        orjson.dumps(arguments)  # It bounds the depth.
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return None
+    return text if len(text) <= TOOL_CHARS_MAX else None
+
+
+def _certain(text: str) -> int:
+    """The length of the text before what may begin a call."""
+    for count in range(min(len(BEGIN) - 1, len(text)), 0, -1):
+        if text.endswith(BEGIN[:count]):
+            return len(text[:-count].rstrip())
+    return len(text.rstrip())

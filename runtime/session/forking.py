@@ -1,0 +1,261 @@
+"""A session that begins from the past of a recorded one: its log is written, then it is taken up.
+
+The recording's events up to a unit are stepped again under a new name, and `Forked` after them, so
+the new log is whole by itself: it replays, is redacted and deleted like any other, and does not
+need its parent. What follows is what follows a restart (`taking_up`): a driver goes on with it, and
+the model is rebuilt from the log. So a fork may be refused only before its log is there.
+
+Everything here works in a thread, on logs of any content.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.errors import ErrorCode, LocalProtocolError
+from protocol.values.state import State
+from recorder.format.errors import RecorderError
+from recorder.format.mapping import (
+    EVENT_KINDS,
+    SCHEMA,
+    Hashes,
+    MappingError,
+    event_of,
+    event_record,
+)
+from recorder.format.records import Fields, Record
+from recorder.mend.recover import is_lost
+from recorder.read.reader import LogReader
+from recorder.write.logfile import LogFile
+
+from ..model.backends.base import BackendInfo
+from .again import Places
+from .beginning import Parent
+from .journal import step_records
+from .peer import NO_TOKEN
+from .taking_up import Begun, TakenUp
+
+_logger = logging.getLogger("antiphon.session")
+AT_ONCE: Final = 2
+"""Forks being written: each takes a thread, and as long as its recording is to be read twice."""
+EDITED: Final = {
+    "redacted": "it is redacted",
+    "shrunk": "it was cut down to an error",
+}
+"""Fields of a head whose session never was as its log says."""
+
+
+class ForkRefused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
+    """There will be no fork; the text is for the client."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def unsupported(why: str) -> ForkRefused:
+    """Make the refusal of a recording from which no session can go on."""
+    return ForkRefused(ErrorCode.UNSUPPORTED, f"this recording cannot be forked: {why}")
+
+
+@attrs.frozen(kw_only=True)
+class _Cut:
+    """Where the past of a fork ends: behind the step of its event `seq`, before unit `unit`."""
+
+    unit: int
+    seq: int
+    kv_length: int
+
+
+def write_fork(
+    parent: Parent, opened: ev.ConnectionOpened, head: Fields, info: BackendInfo, file: LogFile
+) -> TakenUp:
+    """Write a fork's log up to its beginning.
+
+    Args:
+        opened: what would be the first event of a new session of its client.
+        head: of the new log, as of such a session.
+        file: the log, not created yet; it is removed again if this fails.
+
+    Raises:
+        ForkRefused: the recording, or its unit, cannot be forked here.
+        OSError: the disk refused.
+    """
+    try:
+        with LogReader(parent.info.open()) as reader:
+            _check_head(reader.head.fields, info.fingerprint)
+            cut = _find_cut(reader, parent.at)
+        if cut.kv_length >= opened.limits.context_tokens:
+            raise ForkRefused(ErrorCode.UNSUPPORTED, "the model's context is full at this unit")
+        file.create()
+        try:
+            with LogReader(parent.info.open()) as reader:
+                return _Copy(parent, cut, opened, head, file).write(reader)
+        except BaseException:
+            file.remove()
+            raise
+    except (RecorderError, MappingError, LocalProtocolError) as error:
+        _logger.info("recording %s cannot be forked: %s", parent.info.recording_id, error)
+        raise unsupported("it cannot be read, or does not replay here") from error
+
+
+def _check_head(head: Fields, fingerprint: Mapping[str, object]) -> None:
+    config = head.get("config")
+    forked = config.get("fork") if isinstance(config, dict) else None
+    for name, why in EDITED.items():
+        if head.get(name) is not None:
+            raise unsupported(why)
+    if isinstance(forked, dict) and forked.get("is_held"):
+        raise unsupported("it is a fork that was held to its parent")
+    if head.get("schema") != SCHEMA:
+        raise unsupported("another version of the server made it")
+    if head.get("fingerprint") != dict(fingerprint):
+        raise unsupported("its model, or what it ran on, was another one")
+
+
+def _records(reader: LogReader) -> Iterator[Record]:
+    """Give the records behind the head; a recording with damage is refused."""
+    for item in reader:
+        if not isinstance(item, Record) or is_lost(item):
+            raise unsupported("it is damaged")
+        if item.kind != "session":
+            yield item
+
+
+def _find_cut(reader: LogReader, at: int | None) -> _Cut:
+    """Find the end of a unit, or of the last one: a unit counts once it is to be finalized."""
+    found, event_seq, kv_length = None, 0, 0
+    for record in _records(reader):
+        if record.kind == "effect":
+            index = record.fields.get("index")
+            if record.fields.get("type") == ef.StartFinalize.__name__ and isinstance(index, int):
+                found = _Cut(unit=index + 1, seq=event_seq, kv_length=kv_length)
+        elif record.kind in EVENT_KINDS:
+            event_seq = record.seq
+            result = record.fields.get("result")
+            if isinstance(result, dict) and isinstance(length := result.get("kv_length"), int):
+                kv_length = length
+            if record.kind == "prepare" and found is None:
+                found = _Cut(unit=0, seq=event_seq, kv_length=0)
+        if found is not None and found.unit == at:
+            return found
+    if found is None:
+        raise unsupported("its session was never set up")
+    if at is not None:
+        text = f"at: no unit ends before unit {at}, the last one that does is before {found.unit}"
+        raise ForkRefused(ErrorCode.INVALID_PAYLOAD, text)
+    return found
+
+
+class _Copy:
+    """One fork being written."""
+
+    def __init__(
+        self, parent: Parent, cut: _Cut, opened: ev.ConnectionOpened, head: Fields, file: LogFile
+    ) -> None:
+        self._parent, self._cut, self._opened = parent, cut, opened
+        self._head, self._file = head, file
+        self._session: Session | None = None
+        self._places, self._hashes = Places(), Hashes()
+        self._rest = deque[tuple[str, Fields]]()
+        self._begun: Begun | None = None
+        self._next_seq = self._at_ns = 0
+
+    def write(self, reader: LogReader) -> TakenUp:
+        """Write the log; return the session that goes on with it."""
+        for _ in self._file.write(self._all(reader)):
+            pass
+        assert self._session is not None
+        return TakenUp(
+            path=self._file.path,
+            opened=self._session.opened,
+            session=self._session,
+            owner="",
+            away_ns=0,
+            at_ns=self._at_ns,
+            next_seq=self._next_seq,
+            places=self._places,
+            first_frame=self._session.counts["frames_sent"],
+            file=self._file,
+            begun=self._begun,
+        )
+
+    def _all(self, reader: LogReader) -> Iterator[Record]:
+        for record in _records(reader):
+            if record.kind in EVENT_KINDS:
+                event = event_of(record.fields, record.at_ns)
+                if isinstance(event, ev.ConnectionOpened):
+                    yield self._first(event)
+                yield from self._step(self._own(event))
+                if record.seq >= self._cut.seq:
+                    break
+            elif record.kind != "mark":
+                kind, fields = self._rest.popleft() if self._rest else ("", {})
+                if (kind, fields.get("type")) != (record.kind, record.fields.get("type")):
+                    raise unsupported(f"it does not replay, from record {record.seq} on")
+        session = self._session
+        if (
+            session is None
+            or session.state is not State.ACTIVE
+            or session.counts["units"] != self._cut.unit
+        ):
+            raise unsupported("its session was not set up at this unit")
+        forked = ev.Forked(
+            at_ns=self._at_ns,
+            limits=self._opened.limits,
+            resume_hash=self._opened.resume_hash,
+            recording_notice=self._opened.recording_notice,
+        )
+        yield from self._step(forked)
+
+    def _first(self, event: ev.ConnectionOpened) -> Record:
+        """Make the head, with the seed of the recording; its session must be of the same kind."""
+        opened = self._opened
+        if (event.mode, event.endpoint) != (opened.mode, opened.endpoint):
+            raise unsupported(f"its session was one of {event.endpoint}, with mode {event.mode}")
+        parent: Fields = {
+            "recording": event.recording_id,
+            "seq": self._cut.seq,
+            "unit": self._cut.unit,
+        }
+        return self._number("session", {**self._head, "seed": event.seed, "parent": parent})
+
+    def _own(self, event: ev.Event) -> ev.Event:
+        """Give an event the names of the fork, and none of the parent's tokens."""
+        if isinstance(event, ev.ConnectionOpened):
+            opened = self._opened
+            event = attrs.evolve(
+                event, recording_id=opened.recording_id, created_ms=opened.created_ms
+            )
+        if isinstance(event, ev.ConnectionOpened | ev.PeerAttached | ev.Forked):
+            event = attrs.evolve(event, resume_hash=NO_TOKEN if event.resume_hash else "")
+        return event
+
+    def _step(self, event: ev.Event) -> Iterator[Record]:
+        self._at_ns = event.at_ns
+        if self._session is None:
+            if not isinstance(event, ev.ConnectionOpened):
+                raise unsupported("its first event is missing")
+            self._session, effects = Session.open(event)
+        else:
+            effects = self._session.step(event)
+        if isinstance(event, ev.Forked):
+            self._begun = Begun(event, effects)
+        made = step_records(self._session, event, effects, self._hashes)
+        self._rest = deque(made)
+        for kind, fields in (event_record(event), *made):
+            if kind == "tx":
+                self._places.note(fields, self._next_seq)
+            yield self._number(kind, fields)
+
+    def _number(self, kind: str, fields: Fields) -> Record:
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        return Record(kind=kind, seq=seq, at_ns=self._at_ns, fields=fields)

@@ -1,0 +1,78 @@
+// Elements: made with text, never with markup, so that what a server or a log says is only shown.
+
+/**
+ * Make an element. Properties are set as they are; `class`, `for`, `role`, `aria-...` and `data-...`
+ * are attributes; a function is a listener (`onclick`).
+ * @param {string} tag @param {Record<string, any>} [properties] @param {...(Node | string | null | undefined | false)} children
+ * @returns {any}
+ */
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null) continue;
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else if (/^(class|for|role|list|form|href|type|aria-.*|data-.*)$/.test(name))
+      element.setAttribute(name, value);
+    else /** @type {any} */ (element)[name] = value;
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** A field with its label. @param {string} label @param {HTMLElement} input @param {string} [note] */
+export function field(label, input, note) {
+  return h(
+    "label",
+    { class: "field" },
+    h("span", {}, label),
+    input,
+    note && h("small", { class: "soft" }, note),
+  );
+}
+
+/** A switch with its label. @param {string} label @param {Record<string, any>} properties */
+export function check(label, properties) {
+  const input = h("input", { type: "checkbox", ...properties });
+  return Object.assign(h("label", { class: "check" }, input, h("span", {}, label)), { input });
+}
+
+/** A list of choices. @param {[string, string][]} options value and text @param {Record<string, any>} [properties] */
+export function select(options, properties = {}) {
+  return h("select", properties, ...options.map(([value, text]) => h("option", { value }, text)));
+}
+
+/** Put other children into an element. @param {Element} element @param {...(Node | string)} children */
+export function fill(element, ...children) {
+  element.replaceChildren(...children);
+}
+
+/** A message that stands until another takes its place. @param {"bad" | "warn" | "good" | ""} tone */
+export function notice(tone = "", role = "alert") {
+  const element = h("p", { class: `notice ${tone}`, role, hidden: true });
+  const say = (/** @type {string} */ text, now = tone) => {
+    element.className = `notice ${now}`;
+    element.textContent = text;
+    element.hidden = !text;
+  };
+  return { element, say };
+}
+
+/** The user's browser can tell a time of day, a duration and a size. */
+export const when = (/** @type {number} */ ms) =>
+  new Date(ms).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+/** @param {number} ms */
+export function duration(ms) {
+  const s = Math.round(ms / 1000);
+  const parts = [Math.floor(s / 3600), Math.floor(s / 60) % 60, s % 60];
+  if (!parts[0]) parts.shift();
+  return parts.map((part, i) => (i ? String(part).padStart(2, "0") : part)).join(":");
+}
+
+/** @param {number} bytes */
+export function size(bytes) {
+  const units = ["B", "kB", "MB", "GB"];
+  let unit = 0;
+  for (; bytes >= 1000 && unit < units.length - 1; unit++) bytes /= 1000;
+  return `${bytes.toFixed(unit && bytes < 10 ? 1 : 0)} ${units[unit]}`;
+}

@@ -1,0 +1,209 @@
+// Server: how it stands, for its operators: sessions, the queue, workers, and what was refused.
+
+import { ApiError, ask, askJson } from "./api.js";
+import { duration, fill, h, notice, size } from "./dom.js";
+
+const LOOK_MS = 2000;
+
+/** @param {import("./main.js").App} app @returns {import("./main.js").Page} */
+export function serverPage(app) {
+  const page = new ServerPage();
+  void app;
+  return { element: page.element, show: () => page.follow(), hide: () => page.rest() };
+}
+
+class ServerPage {
+  #tiles = h("dl", { class: "tiles", "aria-label": "Now" });
+  #sessions = table("Sessions", ["Session", "Mode", "Owner", "State", "Age", "Units", "Dropped", "KV tokens"]);
+  #queue = table("Queue", ["Place", "Mode", "Owner", "Waited", "Expected", ""]);
+  #workers = table("Workers", ["Worker", "State", "Slots in use", "Age", ""]);
+  #refused = h("p", { class: "soft" });
+  #notice = notice("bad");
+  #timer = 0;
+  #isShown = false;
+
+  constructor() {
+    this.element = h(
+      "section",
+      { class: "stack", "aria-label": "Server" },
+      h(
+        "div",
+        { class: "head-row" },
+        h("h1", {}, "Server"),
+        h("a", { class: "button", href: "/status", target: "_blank", rel: "noopener" }, "All of the status"),
+        h("a", { class: "button", href: "/metrics", target: "_blank", rel: "noopener" }, "Metrics"),
+      ),
+      this.#notice.element,
+      this.#tiles,
+      this.#sessions.element,
+      this.#queue.element,
+      this.#workers.element,
+      this.#refused,
+    );
+  }
+
+  async follow() {
+    this.#isShown = true;
+    clearTimeout(this.#timer);
+    if (!document.hidden) await this.#look();
+    if (this.#isShown) this.#timer = window.setTimeout(() => this.follow(), LOOK_MS);
+  }
+
+  rest() {
+    this.#isShown = false;
+    clearTimeout(this.#timer);
+  }
+
+  async #look() {
+    try {
+      const [status, queue, { workers }] = await Promise.all([
+        askJson("/status"),
+        askJson("/api/queue"),
+        askJson("/api/workers"),
+      ]);
+      this.#tell(status);
+      this.#sessions.fill(status.sessions.map(sessionRow));
+      this.#queue.fill(queue.tickets.map((/** @type {any} */ it) => this.#ticketRow(it)));
+      this.#workers.fill(workers.map((/** @type {any} */ it) => this.#workerRow(it, workers.length)));
+      this.#notice.say("");
+    } catch (error) {
+      this.#notice.say(/** @type {ApiError} */ (error).message);
+    }
+  }
+
+  /** @param {any} status */
+  #tell(status) {
+    const { slots, sessions } = status;
+    const dropped = sessions.reduce(
+      (/** @type {number} */ sum, /** @type {any} */ it) => sum + it.dropped_units,
+      0,
+    );
+    const tokens = sessions.reduce((/** @type {number} */ sum, /** @type {any} */ it) => sum + it.kv_tokens, 0);
+    const tiles = [
+      ["Sessions", sessions.length, ""],
+      [
+        "Free slots",
+        slots ? slots.free : "–",
+        slots
+          ? `of ${slots.slots}${slots.condemned ? `, ${slots.condemned} condemned` : ""}`
+          : "the model loads",
+      ],
+      ["Waiting", status.queue_length, `at most ${status.max_queue_size}`],
+      ["Connections", status.connections, ""],
+      ["Dropped seconds", dropped, "of the sessions that run"],
+      ["KV tokens", tokens.toLocaleString(), ""],
+      ["Recorded", size(status.recorder.file_bytes ?? 0), "since the start"],
+      ["Up", duration(1000 * status.uptime_s), `version ${status.version}`],
+    ];
+    fill(
+      this.#tiles,
+      ...tiles.map(([name, value, note]) =>
+        h("div", {}, h("dt", {}, name), h("dd", {}, String(value), note && h("small", {}, note))),
+      ),
+    );
+    const denied = Object.entries(status.denied).filter(([, count]) => count);
+    this.#refused.textContent = denied.length
+      ? `Denied requests: ${denied.map(([reason, count]) => `${count} ${reason.replaceAll("_", " ")}`).join(", ")}.`
+      : "";
+  }
+
+  /** @param {any} ticket */
+  #ticketRow({ ticket_id: id, position, estimated_wait_s: s, waited_s: waited, mode, owner }) {
+    const cancel = h(
+      "button",
+      {
+        type: "button",
+        class: "danger",
+        "aria-label": `Cancel place ${position}`,
+        onclick: () => this.#do(`/api/queue/${encodeURIComponent(id)}`, "DELETE"),
+      },
+      "Cancel",
+    );
+    return [String(position), mode, owner || "–", duration(1000 * waited), `${s} s`, cancel];
+  }
+
+  /** @param {any} worker @param {number} count */
+  #workerRow(worker, count) {
+    const drain = h(
+      "button",
+      {
+        type: "button",
+        class: "danger",
+        disabled: count < 2 || worker.state === "draining",
+        title:
+          count < 2
+            ? "There is no other worker for its sessions"
+            : "Lease no more of its slots, and move its sessions",
+        onclick: () => this.#do(`/api/workers/${worker.number}/drain`, "POST"),
+      },
+      "Drain",
+    );
+    return [
+      worker.where,
+      worker.state,
+      `${worker.leased} of ${worker.slots}`,
+      worker.age_s === null ? "–" : duration(1000 * worker.age_s),
+      drain,
+    ];
+  }
+
+  /** @param {string} path @param {string} method */
+  async #do(path, method) {
+    try {
+      await ask(path, { method });
+      await this.#look();
+    } catch (error) {
+      this.#notice.say(/** @type {ApiError} */ (error).message);
+    }
+  }
+}
+
+/** @param {any} session */
+function sessionRow({
+  session_id: id,
+  mode,
+  owner,
+  state,
+  connection,
+  age_s: age,
+  units,
+  chunks,
+  dropped_units: dropped,
+  kv_tokens: tokens,
+}) {
+  const away = connection === "connected" ? "" : `, ${connection}`;
+  const count = mode === "transcription" ? chunks : units;
+  return [
+    h("code", {}, id ?? "–"),
+    mode,
+    owner || "–",
+    `${state.toLowerCase()}${away}`,
+    duration(1000 * age),
+    String(count),
+    String(dropped),
+    tokens.toLocaleString(),
+  ];
+}
+
+/** A table that shows only its name where it has no rows. @param {string} name @param {string[]} columns */
+function table(name, columns) {
+  const body = h("tbody", {});
+  const head = h(
+    "tr",
+    {},
+    ...columns.map((column) => h("th", { scope: "col", "aria-label": column || "Actions" }, column)),
+  );
+  const none = h("p", { class: "soft small" }, "None now.");
+  const shown = h("div", { class: "scroll" }, h("table", { class: "cards" }, h("thead", {}, head), body));
+  const cells = (/** @type {(string | Node)[]} */ row) =>
+    row.map((cell, i) => h("td", columns[i] ? { "data-name": columns[i] } : { class: "actions" }, cell));
+  return {
+    element: h("section", { class: "card", "aria-label": name }, h("h2", {}, name), none, shown),
+    /** @param {(string | Node)[][]} rows */
+    fill(rows) {
+      none.hidden = rows.length > 0;
+      shown.hidden = !rows.length;
+      fill(body, ...rows.map((row) => h("tr", {}, ...cells(row))));
+    },
+  };
+}

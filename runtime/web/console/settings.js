@@ -1,0 +1,94 @@
+// Forms made of the server's own schema: each setting with its default and its bounds.
+
+import { check, field, h, select } from "./dom.js";
+import { SETTINGS } from "./words.js";
+
+/**
+ * @typedef {{element: HTMLElement, values: () => Record<string, any>, check: () => boolean}} Form
+ */
+
+/** @param {any} schema @returns {string} its type, without null */
+const typeOf = (schema) => [schema.type].flat().find((type) => type !== "null");
+
+/**
+ * A form for the settings of a schema; those with a single value are left out.
+ * @param {Record<string, any>} schemas by their names @param {string[]} [without]
+ * @returns {Form} `values` gives those that differ from their defaults
+ */
+export function settingsForm(schemas, without = []) {
+  const rows = Object.entries(schemas)
+    .filter(([name, schema]) => !without.includes(name) && isChoice(schema))
+    .map(([name, schema]) => row(name, schema));
+  const reset = h(
+    "button",
+    { type: "button", class: "quiet", onclick: () => rows.forEach((it) => it.reset()) },
+    "Defaults",
+  );
+  const element = h(
+    "div",
+    { class: "grid" },
+    ...rows.map((it) => it.element),
+    h("div", { class: "row" }, reset),
+  );
+  return {
+    element,
+    values: () => Object.fromEntries(rows.flatMap((it) => (it.isDefault() ? [] : [[it.name, it.value()]]))),
+    check: () => rows.every((it) => it.input.reportValidity()),
+  };
+}
+
+/** @param {any} schema */
+function isChoice(schema) {
+  if (schema.default === undefined || "const" in schema) return false;
+  const options = schema.enum?.filter((/** @type {any} */ it) => it !== null);
+  return !options || options.length > 1;
+}
+
+/** @param {string} name @param {any} schema */
+function row(name, schema) {
+  const label = SETTINGS[name] ?? name;
+  const note = schema.description?.replaceAll("`", "");
+  const type = typeOf(schema);
+  if (type === "boolean") {
+    const made = check(label, { checked: schema.default, title: note });
+    const value = () => made.input.checked;
+    return {
+      name,
+      input: made.input,
+      element: made,
+      value,
+      isDefault: () => value() === schema.default,
+      reset: () => (made.input.checked = schema.default),
+    };
+  }
+  const input = schema.enum
+    ? select(
+        schema.enum.filter((/** @type {any} */ it) => it !== null).map((/** @type {string} */ it) => [it, it]),
+      )
+    : number(schema, type);
+  const reset = () => (input.value = String(schema.default));
+  reset();
+  const value = () => (schema.enum ? input.value : Number(input.value));
+  return {
+    name,
+    input,
+    element: field(label, input, note),
+    value,
+    isDefault: () => value() === schema.default,
+    reset,
+  };
+}
+
+/** @param {any} schema @param {string} type */
+function number(schema, type) {
+  const { minimum: low = schema.exclusiveMinimum, maximum: high } = schema;
+  const step = type === "integer" ? 1 : "any";
+  return h("input", {
+    type: "number",
+    required: true,
+    min: String(low ?? ""),
+    max: String(high ?? ""),
+    step: String(step),
+    inputMode: type === "integer" ? "numeric" : "decimal",
+  });
+}

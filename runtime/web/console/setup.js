@@ -1,0 +1,149 @@
+// How a conversation is set up: prompt, voice, devices, recording, and the model's settings.
+
+import { encodeBase64 } from "../antiphon.js";
+import { devices } from "../microphone.js";
+import { askJson } from "./api.js";
+import { check, field, fill, h, select } from "./dom.js";
+import { settingsForm } from "./settings.js";
+
+/** The longest system prompt that a server takes. */
+const PROMPT_CHARS_MAX = 32_768;
+/** Reference audio: 30 s in any format that is taken. */
+const VOICE_BYTES_MAX = 12 * 1024 * 1024;
+
+export class Setup {
+  /** @type {import("./settings.js").Form | null} */ #form = null;
+  #prompt = h("textarea", {
+    rows: 3,
+    maxLength: PROMPT_CHARS_MAX,
+    placeholder: "You are a helpful assistant.",
+    spellcheck: true,
+  });
+  #voice = select(
+    [
+      ["own", "The model’s own"],
+      ["file", "A WAV file…"],
+    ],
+    { onchange: () => this.#pickVoice() },
+  );
+  #file = h("input", {
+    type: "file",
+    accept: "audio/wav,.wav",
+    hidden: true,
+    onchange: () => this.#takeFile(),
+    oncancel: () => (this.#voice.value = this.#reference ? "file" : "own"),
+  });
+  #microphone = select([["", "Default"]]);
+  #speaker = select([["", "Default"]]);
+  #unrecorded = check("Do not record this conversation", {});
+  #problem = h("p", { class: "problem", role: "alert", hidden: true });
+  #advanced = h("div", {});
+  /** @type {{name: string, base64: string} | null} */ #reference = null;
+
+  constructor() {
+    const advanced = h("details", {}, h("summary", {}, "Model settings"), this.#advanced);
+    this.element = h(
+      "section",
+      { class: "card setup", "aria-label": "Set-up" },
+      h("h2", {}, "Set-up"),
+      h("p", { class: "soft small" }, "Takes effect when a conversation begins."),
+      field("Prompt", this.#prompt),
+      field("Voice", this.#voice),
+      this.#file,
+      this.#problem,
+      h("div", { class: "pair" }, field("Microphone", this.#microphone), field("Loudspeaker", this.#speaker)),
+      this.#unrecorded,
+      advanced,
+    );
+    this.lookForDevices();
+  }
+
+  /** @param {any} facts of the server */
+  learn({ settings, recording, sliding_windows: windows }) {
+    this.#unrecorded.hidden = !recording.is_on || recording.is_always;
+    if (this.#form || !windows.length) return;
+    const duplex = { ...settings.duplex, sliding_window: { ...settings.duplex.sliding_window, enum: windows } };
+    this.#form = settingsForm(duplex);
+    fill(this.#advanced, this.#form.element);
+    this.#offerDefaultVoice();
+  }
+
+  /** Names are known once the browser's user has let the page use a device. */
+  async lookForDevices() {
+    for (const [kind, list] of /** @type {const} */ ([
+      ["audioinput", this.#microphone],
+      ["audiooutput", this.#speaker],
+    ])) {
+      const found = (await devices(kind).catch(() => [])).filter(({ id, name }) => id && name);
+      const chosen = list.value;
+      fill(
+        list,
+        h("option", { value: "" }, "Default"),
+        ...found.map(({ id, name }) => h("option", { value: id }, name)),
+      );
+      list.value = found.some(({ id }) => id === chosen) ? chosen : "";
+    }
+  }
+
+  /** What `Conversation` takes; null where a value is out of its bounds, and shown. */
+  options() {
+    if (this.#form && !this.#form.check()) return null;
+    const config = this.#form?.values() ?? {};
+    return {
+      instructions: this.#prompt.value,
+      ...(Object.keys(config).length ? { config } : {}),
+      ...(this.#reference ? { voice: { ref_audio_base64: this.#reference.base64 } } : {}),
+      ...(this.#unrecorded.input.checked && !this.#unrecorded.hidden ? { record: false } : {}),
+    };
+  }
+
+  get microphoneId() {
+    return this.#microphone.value;
+  }
+
+  get speakerId() {
+    return this.#speaker.value;
+  }
+
+  /** @param {boolean} isRunning */
+  lock(isRunning) {
+    for (const input of this.element.querySelectorAll("input, select, textarea, button"))
+      input.disabled = isRunning;
+  }
+
+  async #offerDefaultVoice() {
+    const { default: name } = await askJson("/api/voices").catch(() => ({}));
+    if (!name) return;
+    this.#voice.options[0].after(h("option", { value: "default" }, `The server’s: ${name}`));
+  }
+
+  async #pickVoice() {
+    this.#say("");
+    this.#reference = null;
+    if (this.#voice.value === "file") return this.#file.click();
+    if (this.#voice.value !== "default") return;
+    try {
+      const { name, base64 } = await askJson("/api/default_ref_audio");
+      this.#reference = { name, base64 };
+    } catch (error) {
+      this.#voice.value = "own";
+      this.#say(/** @type {Error} */ (error).message);
+    }
+  }
+
+  async #takeFile() {
+    const [file] = this.#file.files;
+    if (!file || file.size > VOICE_BYTES_MAX) {
+      this.#voice.value = "own";
+      return this.#say(file ? `${file.name} is larger than 12 MB.` : "");
+    }
+    this.#reference = { name: file.name, base64: encodeBase64(await file.arrayBuffer()) };
+    this.#voice.selectedOptions[0].textContent = `A WAV file: ${file.name}`;
+  }
+
+  /** @param {string} text */
+  #say(text) {
+    this.#problem.textContent = text;
+    this.#problem.hidden = !text;
+  }
+}

@@ -1,0 +1,204 @@
+// What a conversation looks like: captions, the lane of its seconds, its measures, its levels.
+
+import { fill, h } from "./dom.js";
+
+const LANE_MAX = 60;
+/** Turns that stay on the page: an hour has some hundred. */
+const CAPTIONS_MAX = 500;
+
+const KINDS = /** @type {const} */ ({
+  listen: "listened",
+  speak: "spoke",
+  late: "late",
+  dropped: "dropped",
+  failed: "failed",
+});
+
+/** The model's words, turn by turn; a screen reader reads them as they come. */
+export class Captions {
+  #list = h("ol", {
+    class: "captions",
+    role: "log",
+    "aria-live": "polite",
+    "aria-label": "What the model says",
+    tabIndex: 0,
+  });
+  #empty;
+  /** @type {any} */ #last = null;
+  #name = "";
+
+  /** @param {string} text shown before the first words */
+  constructor(text) {
+    this.#empty = h("p", { class: "soft hint" }, text);
+    this.element = h("div", { class: "stage-words" }, this.#empty, this.#list);
+  }
+
+  /** @param {{responseId: string, text: string, isFinal: boolean, isInterrupted: boolean}} caption */
+  tell({ responseId, text, isFinal, isInterrupted }) {
+    this.#empty.hidden = true;
+    if (!this.#last || this.#name !== responseId) {
+      if (!text) return;
+      this.#last = h("li", {});
+      this.#name = responseId;
+      this.#list.append(this.#last);
+      while (this.#list.children.length > CAPTIONS_MAX) this.#list.firstChild.remove();
+    }
+    if (this.#last.firstChild?.data !== text) fill(this.#last, text);
+    this.#last.classList.toggle("open", !isFinal);
+    if (isInterrupted) this.#last.append(h("span", { class: "cut" }, " interrupted"));
+    this.#list.scrollTop = this.#list.scrollHeight;
+  }
+
+  clear() {
+    fill(this.#list);
+    this.#last = null;
+    this.#name = "";
+    this.#empty.hidden = false;
+  }
+}
+
+/** One small bar a second: as high as its answer took, in the colour of what became of it. */
+export class Lane {
+  #bars = h("div", { class: "bars", role: "img", "aria-label": "No second yet" });
+  #counts = { listen: 0, speak: 0, late: 0, dropped: 0, failed: 0 };
+  #legend = h("p", { class: "legend" });
+
+  constructor() {
+    this.element = h("section", { class: "lane", "aria-label": "Seconds" }, this.#bars, this.#legend);
+    this.clear();
+  }
+
+  /** @param {{kind: "listen" | "speak" | "dropped" | "failed", isLate: boolean, latencyMs: number | null}} unit */
+  add({ kind, isLate, latencyMs }) {
+    this.#counts[kind] += 1;
+    if (isLate) this.#counts.late += 1;
+    const took = latencyMs === null ? "" : `, answered in ${Math.round(latencyMs)} ms`;
+    const bar = h("span", {
+      class: `bar ${kind}${isLate ? " late" : ""}`,
+      title: `${KINDS[kind]}${isLate ? ", late" : ""}${took}`,
+    });
+    bar.style.height = `${Math.round(Math.min(1, 0.18 + (latencyMs ?? 1000) / 1220) * 100)}%`;
+    this.#bars.append(bar);
+    while (this.#bars.children.length > LANE_MAX) this.#bars.firstChild.remove();
+    this.#tell();
+  }
+
+  clear() {
+    fill(this.#bars);
+    this.#counts = { listen: 0, speak: 0, late: 0, dropped: 0, failed: 0 };
+    this.#tell();
+  }
+
+  #tell() {
+    const shown = Object.entries(this.#counts).filter(
+      ([kind, count]) => count || kind === "listen" || kind === "speak",
+    );
+    fill(
+      this.#legend,
+      ...shown.map(([kind, count]) =>
+        h("span", { class: `sign ${kind}` }, `${KINDS[/** @type {keyof typeof KINDS} */ (kind)]} ${count}`),
+      ),
+    );
+    this.#bars.setAttribute(
+      "aria-label",
+      `Seconds: ${shown.map(([kind, count]) => `${KINDS[/** @type {keyof typeof KINDS} */ (kind)]} ${count}`).join(", ")}`,
+    );
+  }
+}
+
+/** The measures of a conversation. */
+export class Measures {
+  /** @type {Record<string, HTMLElement>} */ #values = {};
+  #kv = h("span", { class: "part" });
+
+  constructor() {
+    const rows = [
+      ["delay", "Response delay", "from your last word to the model’s first"],
+      ["latency", "Latency", "from the end of a second to its answer"],
+      ["kv", "KV cache", "tokens of the model’s context in use"],
+      ["silent", "Stopped in", "from an interruption to silence"],
+      ["time", "Time", "since the session began"],
+    ];
+    this.element = h(
+      "dl",
+      { class: "measures", "aria-label": "Measures" },
+      ...rows.map(([id, name, note]) => {
+        this.#values[id] = h("dd", {}, "–");
+        return h(
+          "div",
+          { title: note },
+          h("dt", {}, name),
+          this.#values[id],
+          id === "kv" && h("div", { class: "gauge" }, this.#kv),
+        );
+      }),
+    );
+  }
+
+  /** @param {number | null} ms */
+  delay(ms) {
+    this.#values.delay.textContent = ms === null ? "–" : `${(ms / 1000).toFixed(1)} s`;
+  }
+
+  /** @param {number | null} ms */
+  latency(ms) {
+    if (ms !== null) this.#values.latency.textContent = `${Math.round(ms)} ms`;
+  }
+
+  /** @param {number} tokens @param {number | null} limit */
+  kv(tokens, limit) {
+    if (!tokens) return;
+    this.#values.kv.textContent = limit
+      ? `${tokens.toLocaleString()} of ${limit.toLocaleString()}`
+      : tokens.toLocaleString();
+    this.#kv.style.width = `${limit ? Math.min(100, (100 * tokens) / limit) : 0}%`;
+  }
+
+  /** @param {number} ms */
+  silent(ms) {
+    this.#values.silent.textContent = `${Math.round(ms)} ms`;
+  }
+
+  /** @param {string} text */
+  time(text) {
+    this.#values.time.textContent = text;
+  }
+
+  clear() {
+    for (const value of Object.values(this.#values)) value.textContent = "–";
+    this.#kv.style.width = "0";
+  }
+}
+
+/** Two rings around the state: how loud the user is, and how loud the model. */
+export class Levels {
+  #user = h("span", { class: "ring user" });
+  #model = h("span", { class: "ring model" });
+  #frame = 0;
+
+  constructor() {
+    this.element = h(
+      "div",
+      { class: "orb", "aria-hidden": "true" },
+      this.#user,
+      this.#model,
+      h("span", { class: "core" }),
+    );
+  }
+
+  /** @param {{level: number}} microphone @param {{level: number}} speaker */
+  follow(microphone, speaker) {
+    cancelAnimationFrame(this.#frame);
+    const draw = () => {
+      this.#user.style.transform = `scale(${1 + Math.min(1, 3 * microphone.level) * 0.7})`;
+      this.#model.style.transform = `scale(${1 + Math.min(1, speaker.level) * 0.6})`;
+      this.#frame = requestAnimationFrame(draw);
+    };
+    draw();
+  }
+
+  rest() {
+    cancelAnimationFrame(this.#frame);
+    this.#user.style.transform = this.#model.style.transform = "scale(1)";
+  }
+}

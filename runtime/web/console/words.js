@@ -1,0 +1,89 @@
+// What the page says of states, ends and errors, and what a user may say to the models that are known.
+
+import { sentence } from "./api.js";
+
+/** @type {Record<string, string>} */
+export const STATES = {
+  idle: "Ready when you are",
+  opening: "Asking your browser for the microphone…",
+  connecting: "Connecting…",
+  queued: "Waiting for a free slot…",
+  listening: "Listening",
+  speaking: "Speaking",
+  reconnecting: "The connection is lost. Coming back…",
+  ended: "The conversation is over",
+};
+
+/** @type {Record<string, string>} Why a session ended, by its reason on the wire. */
+const ENDS = {
+  stopped: "You ended the conversation.",
+  timeout: "The session came to the end of its time.",
+  context_full: "The model’s context is full: a new conversation begins with an empty one.",
+  server_shutdown: "The server is shutting down.",
+  backend_error: "The model failed.",
+  cancelled: "The place in the queue was cancelled.",
+  pause_timeout: "The session was paused for too long.",
+  idle: "Nothing was said for too long.",
+  flooded: "More was sent than a session may send.",
+  lost: "The connection was lost.",
+};
+
+/** @param {string} reason @param {Error | null} error */
+export function endOf(reason, error) {
+  if (error) return sentence(error.message);
+  return ENDS[reason] ?? `The session ended: ${reason}.`;
+}
+
+/** @type {Record<string, string>} The same for a table. */
+const ENDED = {
+  client: "by the client",
+  peer_gone: "connection closed",
+  timeout: "time was up",
+  context_full: "context full",
+  server_shutdown: "server shut down",
+  backend_error: "the model failed",
+  pause_timeout: "paused too long",
+  idle: "silence",
+};
+
+/** How a recording ended, in a word or two. @param {any} recording */
+export function endedHow({ state, reason }) {
+  if (state === "open") return "runs";
+  if (state === "finished") return reason ? (ENDED[reason] ?? String(reason).replaceAll("_", " ")) : "finished";
+  return state;
+}
+
+/** @type {Record<string, string>} Of the inference settings; others are shown by their own names. */
+export const SETTINGS = {
+  generate_audio: "Speak aloud",
+  force_listen_count: "Listen first (seconds)",
+  max_new_speak_tokens_per_chunk: "Tokens a second",
+  temperature: "Temperature",
+  top_k: "Top k",
+  top_p: "Top p",
+  listen_prob_scale: "Weight of listening",
+  length_penalty: "Length penalty",
+  sliding_window: "When the context fills",
+  max_slice_nums: "Slices of a picture",
+  decode_mode: "Decoding",
+  max_new_tokens: "Longest answer (tokens)",
+  min_new_tokens: "Shortest answer (tokens)",
+  repetition_penalty: "Repetition penalty",
+  do_sample: "Sample",
+};
+
+/** @type {Record<string, string[]>} What models understand that understand little, by their names. */
+export const HINTS = {
+  tiny: [
+    "Hello Antiphon",
+    "What time is it?",
+    "Tell me a joke",
+    "How are you today?",
+    "Play some music",
+    "Count to three",
+    "What can you do?",
+    "Read me the news",
+  ],
+};
+/** With a camera or a screen, in addition. */
+export const SEEING = { tiny: "What do you see?" };

@@ -1,0 +1,80 @@
+"""Scenes of golden logs of forks: sessions that begin from the past of another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+
+from runtime.session.beginning import Parent
+from tests.golden_moving import moving
+from tests.golden_openai import LOUD, QUIET, say, speak
+from tests.golden_stage import ONE_SLOT, Scene, brief
+from tests.helpers import Peer, World
+
+APPEND = "session.input_audio.append"
+LAW = {"audio": {"format": {"type": "audio/pcmu", "rate": 8000}}}
+TONE = bytes(range(250)) * 32
+"""A second in G.711."""
+
+
+async def begin(server: World, parent: Parent | None = None, **session: Any) -> Peer:
+    """Have a session that can be resumed, or a fork of one."""
+    peer = server.connect("audio", endpoint="live", resumable=True, parent=parent)
+    await peer.heard("info")
+    say(peer, "session.start", session=session)
+    await peer.heard("session.started")
+    return peer
+
+
+def log_of(server: World, peer: Peer, at: int | None = None) -> Parent:
+    """The recording of a session, to be forked."""
+    info = server.log_of(peer.way_back[0])
+    return Parent(info=info, at=at)
+
+
+async def forks(server: World) -> None:
+    """A muted client is away amid a second; its fork waits for the slot, and is muted no more."""
+    parent = await begin(server, model="scripted", instructions="Be brief.", **LAW)
+    await speak(parent, APPEND, *[TONE] * 3)
+    say(parent, "session.input_audio.mute")
+    await speak(parent, APPEND, TONE, TONE[:4000])
+    parent.vanish()
+    await anyio.sleep(1)
+    pcm = {"format": {"type": "audio/pcm", "rate": 24_000}}
+    fork = await begin(server, log_of(server, parent, 3), audio=pcm)
+    await speak(fork, APPEND, LOUD, QUIET)
+    fork.vanish()
+    await anyio.sleep(1)
+    again = server.come_back(*fork.way_back)
+    await speak(again, APPEND, *[LOUD] * 7)
+    say(again, "session.close")
+    await again.over()
+
+
+async def forks_twice(server: World) -> None:
+    """The fork of a fork, whose worker dies; it may not go unrecorded, nor have another model."""
+    parent = await begin(server, model="scripted")
+    await speak(parent, APPEND, LOUD, LOUD)
+    await anyio.sleep(1)
+    first = await begin(server, log_of(server, parent))
+    say(parent, "session.close")
+    await speak(first, APPEND, LOUD)
+    await anyio.sleep(1)
+    say(first, "session.close")
+    await first.over()
+    fork = server.connect("audio", endpoint="live", parent=log_of(server, first))
+    await fork.heard("info")
+    say(fork, "session.start", session={"store": False})
+    say(fork, "session.start", session={"model": "other"})
+    say(fork, "session.start", session={"delegation": {"type": "client"}})
+    await fork.heard("session.started")
+    await speak(fork, APPEND, *[LOUD] * 6)
+    say(fork, "session.close")
+    await fork.over()
+
+
+FORKING_SCENES: dict[str, Scene] = {
+    "live-fork": Scene(play=forks, backend={"script": brief, **ONE_SLOT}),
+    "live-fork-lost": moving(forks_twice, 4, fault="gone"),
+}

@@ -1,0 +1,463 @@
+"""The console in a browser: a spoken conversation with `tiny`, and what goes wrong around one.
+
+Chromium's microphone plays a file again and again: a question, and time for an answer. So a test
+waits for what it wants to see, and it does not matter when in the file its session began.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import pytest
+import soundfile
+from websockets.sync.client import ClientConnection, connect
+
+from recorder.keep.store import Store
+from recorder.read.reader import read
+from runtime.access.keyfile import change_key_file
+from runtime.access.keys import Key, hash_key
+from tests.browser import CHROMIUM, WAIT_S, Tab, chromium
+from tests.helpers import init_frame
+from tests.live.servers import LiveServer, live_server
+from tests.requesting import request
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
+
+README: Final = Path(__file__).parents[2] / "README.md"
+SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
+ANSWER: Final = "No news is good news, and there is no news today."
+KEY: Final = "antiphon_of_anna"
+SILENT_MS: Final = 50
+"""From an interruption to silence; the fade takes 30 of it."""
+Samples = npt.NDArray[np.float32]
+TRIES: Final = 4
+"""A machine that is busy may hold the browser's threads up for a moment, but not each time."""
+PAGES: Final = ("Talk", "Recordings", "Chat", "Transcribe", "Server")
+WIDTHS: Final = (1400, 700, 390)
+
+
+@attrs.frozen
+class Console:
+    """The console of a server in a browser."""
+
+    tab: Tab
+    server: LiveServer
+
+    @property
+    def base(self) -> str:
+        host, port = self.server.address
+        return f"http://{host}:{port}"
+
+    def open(self, page: str = "Talk") -> None:
+        """Load the console, and wait for one of its pages."""
+        self.tab.open("about:blank")
+        self.tab.open(f"{self.base}/#{page.lower()}")
+        self.tab.until(f"document.title === '{page} - Antiphon'")
+
+    def press(self, name: str) -> None:
+        """Click the button with this text on the page that is shown."""
+        self.tab.until(f"button('{name}') && !button('{name}').disabled", setup=BUTTON)
+        self.tab.run(f"button('{name}').click()")
+
+    def text(self, selector: str) -> str:
+        """The text of the first such element."""
+        said: str = self.tab.run(f"document.querySelector('{selector}').textContent")
+        return said
+
+    def wait_for(self, selector: str, text: str) -> None:
+        """Wait until the first such element has this in its text."""
+        found = f"(document.querySelector({json.dumps(selector)})?.textContent ?? '')"
+        try:
+            self.tab.until(f"{found}.includes({json.dumps(text)})")
+        except AssertionError as error:
+            raise AssertionError(f"{self.tab.run(found)!r} has no {text!r}") from error
+
+    def wait_until(self, state: str) -> None:
+        """Wait until the conversation is in this state."""
+        self.tab.until(f"document.querySelector('.talk').dataset.state === '{state}'")
+
+
+BUTTON: Final = """
+globalThis.button = (name) => [...document.querySelectorAll('button, a.button')].find(
+  (it) => it.textContent === name && it.checkVisibility());
+"""
+
+
+@pytest.fixture(scope="module")
+def microphone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the browser's microphone hears: a question, and seconds to answer it."""
+    question, rate = soundfile.read(SPEECH / "076-read-me-the-news.flac", dtype="float32")
+    pause = np.zeros(rate, np.float32)
+    path = tmp_path_factory.mktemp("microphone") / "question.wav"
+    soundfile.write(path, np.concatenate([pause, question, *[pause] * 5]), rate, subtype="PCM_16")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tab(microphone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """A browser with that microphone, and a camera that shows a clock."""
+    flags = (
+        *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
+        f"--use-file-for-fake-audio-capture={microphone}",
+    )
+    with chromium(tmp_path_factory.mktemp("browser"), *flags) as tab:
+        tab.resize(1400, 900)
+        yield tab
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recordings")
+
+
+@pytest.fixture(scope="module")
+def tiny(recordings: Path) -> Iterator[LiveServer]:
+    """A server with one slot."""
+    with live_server("--slots", "1", "--record", str(recordings), model="tiny") as server:
+        yield server
+        assert "Traceback" not in server.errors.read_text()
+
+
+@pytest.fixture
+def console(tab: Tab, tiny: LiveServer) -> Iterator[Console]:
+    """The console of `tiny`: whatever is done with it, it logs nothing and asks nobody else."""
+    tab.logged.clear()
+    tab.requested.clear()
+    console = Console(tab, tiny)
+    yield console
+    tab.open("about:blank")  # what runs ends
+    assert tab.logged == []
+    assert [url for url in tab.requested if not url.startswith((console.base, "about:"))] == []
+
+
+# -- a conversation -------------------------------------------------------------------------------
+
+
+def test_a_question_is_answered_aloud(console: Console, recordings: Path) -> None:
+    """Two clicks (the page's, and the browser's for the microphone) lead to a spoken answer."""
+    console.open()
+    console.press("Start talking")
+    console.wait_for(".captions", ANSWER)
+    assert console.text(".pill") in {"full", "ready"}
+    assert "listened" in console.text(".legend")
+    assert console.tab.run("document.querySelectorAll('.bar.speak').length") >= 2
+    assert console.text(".measures div:nth-child(1) dd").endswith(" s")
+    assert " of 8,192" in console.text(".measures div:nth-child(3) dd")
+    console.press("Stop")
+    console.wait_until("ended")
+    link = console.tab.run("document.querySelector('.links a').getAttribute('href')")
+    page = request(console.server.address, link, headers={})
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    said = sent(recordings, link.split("/")[3])
+    played = [it["played_ms"] for it in said if it["type"] == "playback.ack"]
+    assert played == sorted(played)
+    assert 1_000 < played[-1] < 6_000
+
+
+def sent(recordings: Path, recording_id: str) -> list[dict[str, Any]]:
+    """What a client sent, as the recording has it."""
+    records = read(Store(recordings).path(recording_id))
+    return [json.loads(str(it.fields["frame"])) for it in records if it.kind == "rx"]
+
+
+def test_an_interruption_silences_the_speaker(console: Console) -> None:
+    """The user would hear on for seconds what the model said before it was interrupted."""
+    console.open()
+    console.press("Start talking")
+    took = []
+    for _ in range(TRIES):
+        console.wait_until("speaking")
+        console.tab.run("document.querySelector('.measures div:nth-child(4) dd').textContent = ''")
+        console.tab.key("Escape")
+        console.wait_for(".measures div:nth-child(4) dd", " ms")
+        took.append(int(console.text(".measures div:nth-child(4) dd").removesuffix(" ms")))
+        console.wait_until("listening")
+        if took[-1] < SILENT_MS:
+            break
+    assert min(took) < SILENT_MS
+    assert "interrupted" in console.text(".captions")
+    console.press("Stop")
+    console.wait_until("ended")
+
+
+def begin(client: ClientConnection) -> None:
+    """Take the slot."""
+    client.send(init_frame())
+    while json.loads(client.recv(timeout=WAIT_S))["type"] != "session.created":
+        pass
+
+
+def test_a_place_in_the_queue_is_shown(console: Console) -> None:
+    """A user who waits would believe that the page hangs."""
+    with connect(f"{console.server.url}?mode=audio", compression=None) as other:
+        begin(other)
+        console.open()
+        console.press("Start talking")
+        console.wait_until("queued")
+        console.wait_for(".detail", "Place 1 of 1 in the queue")
+        console.press("Stop")  # who no longer wants to wait leaves the queue
+        console.wait_until("ended")
+        waiting = "fetch('/api/queue').then((it) => it.json()).then((it) => it.queue_length)"
+        console.tab.until(f"{waiting}.then((length) => length === 0)")
+        console.press("Start again")
+        console.wait_for(".detail", "Place 1 of 1 in the queue")
+    console.wait_until("listening")
+    console.wait_for(".legend", "listened 1")
+    console.press("Stop")
+    console.wait_until("ended")
+
+
+def test_a_model_sees_what_the_camera_shows(console: Console, recordings: Path) -> None:
+    """Pictures go with the sound, one a second."""
+    console.open()
+    console.tab.run(
+        "s = document.querySelector('.controls select'); s.value = 'front';"
+        "s.dispatchEvent(new Event('change'))"
+    )
+    console.press("Start talking")
+    console.tab.until("document.querySelector('.preview').videoWidth > 0")
+    console.wait_for(".legend", "listened 2")
+    console.press("Stop")
+    console.wait_until("ended")
+    link = console.tab.run("document.querySelector('.links a').getAttribute('href')")
+    said = sent(recordings, link.split("/")[3])
+    assert any("video_frames" in it["input"] for it in said if it["type"] == "input.append")
+
+
+def samples_of(audio: str) -> Samples:
+    """The samples of an append."""
+    return np.frombuffer(base64.b64decode(audio), "<f4")
+
+
+def test_a_key_held_is_what_is_heard(console: Console, recordings: Path) -> None:
+    """With push to talk silence goes out, but while the key is held."""
+    console.open()
+    console.press("Push to talk")
+    console.press("Start talking")
+    console.wait_until("listening")
+    assert console.tab.run("document.querySelector('.talk').classList.contains('muted')")
+    console.wait_for(".legend", "listened 2")
+    console.tab.run("document.activeElement.blur()")
+    console.tab.call("Input.dispatchKeyEvent", type="keyDown", key=" ")
+    console.tab.until("document.querySelector('.hold.held')?.checkVisibility() ?? false")
+    assert not console.tab.run("document.querySelector('.talk').classList.contains('muted')")
+    console.tab.call("Input.dispatchKeyEvent", type="keyUp", key=" ")
+    console.tab.until("!document.querySelector('.hold.held')")
+    console.press("Stop")
+    console.wait_until("ended")
+    link = console.tab.run("document.querySelector('.links a').getAttribute('href')")
+    said = sent(recordings, link.split("/")[3])
+    appends = [it["input"]["audio"] for it in said if it["type"] == "input.append"]
+    assert not any(map(np.any, map(samples_of, appends[:2])))
+
+
+def test_a_setting_out_of_its_bounds_is_not_sent(console: Console) -> None:
+    """The bounds are the server's own: a user sees them before a session is refused."""
+    console.open()
+    console.tab.run("document.querySelector('.setup details').open = true")
+    shown = console.tab.run(
+        "[...document.querySelectorAll('.setup input[type=number]')].map((it) => [it.min, it.max])"
+    )
+    assert ["0", "2"] in shown
+    console.tab.run("document.querySelector('.setup input[max=\"2\"]').value = '3'")
+    console.press("Start talking")
+    assert not console.tab.run("document.querySelector('.setup input[max=\"2\"]').validity.valid")
+    assert console.tab.run("document.querySelector('.talk').dataset.state") == "idle"
+
+
+# -- the other pages ------------------------------------------------------------------------------
+
+
+def test_a_chat(console: Console) -> None:
+    """A question is answered, and spoken where that is wanted."""
+    console.open("Chat")
+    console.tab.run("document.querySelector('.composer textarea').focus()")
+    console.tab.run("document.querySelector('.composer .check input').click()")
+    console.tab.type("Good morning!")
+    console.tab.key("Enter")
+    console.wait_for(".message.model", "Good morning to you.")
+    console.tab.until("document.querySelector('.composer .primary').textContent === 'Send'")
+    assert console.tab.run("document.querySelectorAll('.message').length") == 2
+
+
+def test_a_chat_goes_on_after_a_pause(tab: Tab) -> None:
+    """A server ends a chat in which nothing is asked; its user would have to ask twice."""
+    with live_server("--no-record", "--chat-idle-s", "1") as server:
+        console = Console(tab, server)
+        console.open("Chat")
+        for count in (1, 2):
+            console.tab.run("document.querySelector('.composer textarea').focus()")
+            console.tab.type("one two three")
+            console.tab.key("Enter")
+            ready = "document.querySelector('.composer .primary').textContent === 'Send'"
+            console.tab.until(f"document.querySelectorAll('.model').length > {count} && {ready}")
+            sessions = "fetch('/api/sessions').then((it) => it.json()).then((it) => it.sessions)"
+            console.tab.until(f"{sessions}.then((all) => all.length === 0)")
+        answers = console.tab.run(
+            "[...document.querySelectorAll('.message.model .body')].map((it) => it.textContent)"
+        )
+        assert len(answers) == 2
+        assert "No answer." not in answers
+
+
+def test_a_transcription(console: Console) -> None:
+    """What is said is written, and the last words too, though the user has stopped."""
+    console.open("Transcribe")
+    console.press("Start listening")
+    console.wait_for(".transcript", "news")
+    console.press("Stop")
+    console.tab.until("button('Start listening') !== undefined")
+    assert "news" in console.text(".transcript")
+
+
+def test_a_file_is_transcribed(console: Console) -> None:
+    """Sound that is sent faster than it was spoken is written to its end."""
+    console.open("Transcribe")
+    document = console.tab.call("DOM.getDocument")["root"]["nodeId"]
+    found = console.tab.call("DOM.querySelector", nodeId=document, selector="[type=file]")
+    speech = str(SPEECH / "076-read-me-the-news.flac")
+    console.tab.call("DOM.setFileInputFiles", files=[speech], nodeId=found["nodeId"])
+    console.wait_for(".transcript", "read me the news")
+    console.tab.until("button('Start listening') !== undefined", setup=BUTTON)
+
+
+def test_recordings_are_listed_and_removed(console: Console) -> None:
+    """Those of the tests before; one is removed by two clicks."""
+    console.open("Recordings")
+    rows = "document.querySelectorAll('tbody tr').length"
+    console.tab.until(f"{rows} > 1")
+    count = console.tab.run(rows)
+    console.press("Delete")
+    console.press("Really delete?")
+    console.tab.until(f"{rows} === {count - 1}")
+    console.tab.run(
+        "s = document.querySelector('.head-row select'); s.value = 'chat';"
+        "s.dispatchEvent(new Event('change'))"
+    )
+    console.tab.until(f"{rows} < {count - 1}")
+    modes = "[...document.querySelectorAll('tbody td[data-name=Mode]')].map((it) => it.textContent)"
+    assert set(console.tab.run(modes)) == {"chat"}
+
+
+def test_an_operator_sees_the_queue_and_cancels_a_place(console: Console) -> None:
+    """Who waits is shown, and a place is taken away by a click."""
+    url = f"{console.server.url}?mode=audio"
+    with connect(url, compression=None) as first, connect(url, compression=None) as second:
+        begin(first)
+        second.send(init_frame())
+        console.open("Server")
+        console.wait_for("section[aria-label=Sessions]", "active")
+        console.wait_for("section[aria-label=Queue]", "audio")
+        console.press("Cancel")
+        console.wait_for("section[aria-label=Queue]", "None now.")
+    assert console.tab.run("[...document.querySelectorAll('.tiles dt')].length") > 5
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_fits_and_has_names(console: Console, page: str) -> None:
+    """Nothing is wider than the window, and all that can be used has a name for screen readers."""
+    console.open(page)
+    for width in WIDTHS:
+        console.tab.resize(width, 800)
+        assert console.tab.run("document.documentElement.scrollWidth") <= width, width
+    console.tab.resize(1400, 900)
+    nodes = console.tab.call("Accessibility.getFullAXTree")["nodes"]
+    nameless = [node for node in nodes if is_usable(node) and not node["name"].get("value")]
+    assert nameless == []
+
+
+def is_usable(node: dict[str, Any]) -> bool:
+    """Whether a user can do something with a node."""
+    named = {"button", "link", "textbox", "checkbox", "combobox", "slider", "spinbutton"}
+    role = node.get("role", {}).get("value", "")
+    return not node.get("ignored") and role in {*named, "searchbox"}
+
+
+# -- a page of one's own --------------------------------------------------------------------------
+
+
+def test_the_page_of_the_readme_talks(tab: Tab, tmp_path: Path) -> None:
+    """A reader copies it into a folder, opens it, and it does nothing."""
+    (page,) = re.findall(r"```html\n(.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "index.html").write_text(page)
+    with live_server("--no-record", "--static", str(tmp_path)) as server:
+        console = Console(tab, server)
+        tab.logged.clear()
+        tab.open(f"{console.base}/")
+        tab.run("document.querySelector('#talk').click()")
+        console.wait_for("#caption", "this is second")
+        tab.open("about:blank")
+    assert [line for line in tab.logged if "favicon" not in line and "404" not in line] == []
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_microphone_that_is_refused(tiny: LiveServer, tmp_path: Path) -> None:
+    """The page says what the user can do about it, and holds no slot."""
+    flags = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream=deny")
+    with chromium(tmp_path, *flags) as tab:
+        console = Console(tab, tiny)
+        console.open()
+        console.press("Start talking")
+        console.wait_until("ended")
+        assert "allow it in the address bar" in console.text(".notice.bad")
+        assert console.tab.run("button('Start again') !== undefined")
+        assert tab.logged == []
+
+
+def test_a_server_that_is_lost_and_comes_back(tab: Tab, tmp_path: Path) -> None:
+    """The page says so, and the conversation goes on with the server that takes it up."""
+    options = ("--record", str(tmp_path), "--resumable")
+    with live_server(*options) as first:
+        console = Console(tab, first)
+        console.open()
+        console.press("Start talking")
+        console.wait_for(".legend", "listened 2")
+        first.kill()
+        console.wait_until("reconnecting")
+        console.tab.until("!document.querySelector('#banner').hidden")
+    with live_server(*options, "--port", str(first.address[1])):
+        console.tab.until("document.querySelector('.talk').dataset.state !== 'reconnecting'")
+        console.tab.until("document.querySelector('#banner').hidden")
+        heard = int(console.text(".sign.listen").removeprefix("listened "))
+        console.wait_for(".captions", "this is second")
+        assert heard >= 2
+        console.press("Stop")
+        console.wait_until("ended")
+        assert console.tab.run("document.querySelector('.notice').hidden")
+
+
+def test_a_key_is_asked_for(tab: Tab, tmp_path: Path) -> None:
+    """A wrong key is told to be wrong, and with the right one all works, the WebSocket too."""
+    path = tmp_path / "keys.toml"
+    anna = Key(name="anna", hash=hash_key(KEY))
+    change_key_file(path, lambda _: (anna,), create=True)
+    with live_server("--no-record", "--keys", str(path)) as server:
+        console = Console(tab, server)
+        tab.open(console.base)
+        tab.until("document.querySelector('dialog').open")
+        for wrong, said in (("no key", "has only letters"), ("antiphon_wrong", "does not know")):
+            tab.run(f"document.querySelector('#key').value = '{wrong}'")
+            console.press("Continue")
+            console.wait_for("#key-problem", said)
+        tab.run(f"document.querySelector('#key').value = '{KEY}'")
+        console.press("Continue")
+        tab.until("!document.querySelector('dialog').open")
+        console.wait_for("#server", "anna: sign out")
+        names = tab.run("[...document.querySelectorAll('#nav a')].map((it) => it.textContent)")
+        assert names == ["Talk", "Chat", "Transcribe"]  # nothing is recorded, and she is no admin
+        console.press("Start talking")
+        console.wait_for(".legend", "listened 1")
+        console.press("Stop")
+        console.wait_until("ended")
+        console.press("anna: sign out")
+        tab.until("document.querySelector('dialog')?.open ?? false")
