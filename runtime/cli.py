@@ -101,7 +101,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
             "prune": ("replay.library.prune:prune_command", "Remove old recordings."),
         },
         "Test and measure": {
-            "eval": ("replay.eval.command:eval_command", "Measure recorded conversations."),
+            "eval": ("replay.assess.command:eval_command", "Measure recorded conversations."),
             "fuzz": ("replay.fuzz.command:fuzz_command", "Play hostile clients to a server."),
             "bench": (
                 "runtime.commands.bench.command:bench_command",

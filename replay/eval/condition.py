@@ -1,6 +1,7 @@
 """Figures, such as `response_delay_p90`, and conditions on them, such as `take_over_rate < 0.9`.
 
-They read the summary of a folder, and also what a single recording has of each measure.
+They read the summary of a folder, and also what a single recording has of each measure. After a dot
+they read a comparison with a baseline: `take_over_rate.difference`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import attrs
 
 from runtime.settings.values import nearest
 
+from .paired import PAIRED, Paired
 from .summary import STATISTICS, Statistics
 from .table import MEASURES
 
@@ -29,6 +31,10 @@ TEXT_CHARS_MAX: Final = 200
 """The longest measure, comparison and number take a third."""
 _FORM: Final = re.compile(r"\s*([^\s<>=!]+)\s*([<>=!]+)\s*(\S+)\s*", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+
+
+Found = Mapping[str, Statistics] | Mapping[str, Paired]
+"""Values by measure: of a summary, or of a comparison."""
 
 
 class ConditionError(ValueError):
@@ -47,16 +53,22 @@ class Figure:
     measure: str
     statistic: str
 
-    def value(self, found: Mapping[str, Statistics]) -> float:
-        """Return its value; raises `UnknownValueError`."""
+    def value(self, found: Found) -> float:
+        """Return its value, of a summary or a comparison; raises `UnknownValueError`."""
         if self.measure not in found:
-            raise UnknownValueError(f"{self.text!r}: no recording has {self.measure}")
+            both = " in both" if self.is_of_a_comparison else ""
+            raise UnknownValueError(f"{self.text!r}: no recording has {self.measure}{both}")
         return float(getattr(found[self.measure], self.statistic))
+
+    @property
+    def is_of_a_comparison(self) -> bool:
+        """Whether it needs a baseline."""
+        return self.statistic in PAIRED
 
     @property
     def is_of_recordings(self) -> bool:
         """Whether single recordings can be judged by it; counts say how much a folder has."""
-        return self.statistic not in {"count", "recordings"}
+        return self.statistic not in {"count", "recordings", *PAIRED}
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +78,7 @@ class Condition(Figure):
     comparison: str
     number: float
 
-    def is_met(self, found: Mapping[str, Statistics]) -> bool:
+    def is_met(self, found: Found) -> bool:
         """Whether it holds; raises `UnknownValueError`."""
         return COMPARISONS[self.comparison](self.value(found), self.number)
 
@@ -106,11 +118,14 @@ def parse_figure(name: str) -> Figure:
 
 
 def judge(
-    conditions: Iterable[Condition], found: Mapping[str, Statistics]
+    conditions: Iterable[Condition],
+    summary: Mapping[str, Statistics],
+    compared: Mapping[str, Paired] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Return the conditions that hold, and complaints on those that cannot be judged."""
     met, unknown = list[str](), list[str]()
     for condition in conditions:
+        found: Found = compared or {} if condition.is_of_a_comparison else summary
         try:
             if condition.is_met(found):
                 met.append(f"{condition.text} (it is {condition.value(found):g})")
@@ -121,6 +136,9 @@ def judge(
 
 def _named(name: str) -> tuple[str, str]:
     """Part a measure from the statistic that may follow its name."""
+    measure, _, paired = name.partition(".")
+    if paired in PAIRED:
+        return measure, paired
     if name not in MEASURES:
         measure, _, statistic = name.rpartition("_")
         if statistic in STATISTICS:

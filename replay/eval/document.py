@@ -7,6 +7,7 @@ same logs give the same bytes.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
@@ -24,13 +25,16 @@ from .measures import Measure
 from .naming import Name, Names
 from .summary import Statistics
 from .table import MEASURES, SETTINGS
-from .text import show_number
+from .text import PAIRED_COLUMNS, paired_cells, show_number
 
 RECORDINGS_MAX: Final = 1_000
 """A page of so many takes 3 MB; more are in the JSON."""
 COLUMNS: Final = ("measure", "value", "median", "p90", "worst", "count", "worst in")
 _TONES: Final[Mapping[Result, str]] = MappingProxyType(
-    {"measured": "good", "damaged": "bad", "unreadable": "bad"}
+    {
+        **{"measured": "good", "skipped": "", "failed": "bad"},
+        **{"damaged": "bad", "unreadable": "bad"},
+    }
 )
 
 
@@ -55,6 +59,7 @@ def page_of(
         yield f'<p class="notice">{_text(text)}</p>\n'
     yield "<main>\n<h2>Measures</h2>\n"
     yield from _summary(done, names)
+    yield from _compared(done)
     yield from _recordings(done, names, target)
     yield from _definitions(done)
     yield "</main>\n</body>\n</html>\n"
@@ -101,6 +106,23 @@ def _line(measure: Measure, found: Statistics, names: Names) -> str:
     )
 
 
+def _compared(done: Evaluation) -> Iterator[str]:
+    if done.comparison is None:
+        return
+    found = done.comparison
+    yield f"<h2>Compared with {_text(found.name)}, {found.sessions} sessions in both</h2>\n"
+    heads = "".join(f"<th>{name}</th>" for name in PAIRED_COLUMNS if name != "unit")
+    yield f'<div class="table"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n'
+    for name, paired in found.paired.items():
+        _, unit, before, *cells = paired_cells(MEASURES[name], paired)
+        numbers = "".join(f"<td>{cell}</td>" for cell in cells)
+        yield (
+            f'<tr><th scope="row">{_abbreviation(MEASURES[name])}</th>'
+            f"<td>{before} <small>{_text(unit)}</small></td>{numbers}</tr>\n"
+        )
+    yield "</tbody></table></div>\n"
+
+
 def _abbreviation(measure: Measure) -> str:
     return f'<abbr title="{_text(measure.definition)}">{_foldable(measure.name)}</abbr>'
 
@@ -110,33 +132,40 @@ def _foldable(measure: str) -> str:
 
 
 def _recordings(done: Evaluation, names: Names, target: Path) -> Iterator[str]:
-    order = "" if done.by is None else f", worst first by {done.by}"
+    what = "" if done.comparison is None else "the difference of "
+    order = "" if done.by is None else f", worst first by {what}{done.by}"
     yield f"<h2>Recordings{order}</h2>\n"
     if done.by is not None and not any(done.by in row.own for row in done.rows):
         yield f'<p class="soft">No recording has {done.by}.</p>\n'
     for row in done.rows[:RECORDINGS_MAX]:
-        yield _recording(row, names[row.log], done.by, target)
+        apart = {} if done.comparison is None else done.comparison.own.get(row.log, {})
+        yield _recording(row, names[row.log], done.by, target, apart)
     more = len(done.rows) - RECORDINGS_MAX
     if more > 0:
         yield f'<p class="soft">and {more} more: <code>antiphon eval --json</code></p>\n'
 
 
-def _recording(row: Row, name: Name, by: str | None, target: Path) -> str:
+def _recording(
+    row: Row, name: Name, by: str | None, target: Path, apart: Mapping[str, float]
+) -> str:
     facts = [str(row.body.get(each, "")) for each in ("mode", "dialect")]
     facts += [show_span(row.duration_ns // NS_PER_MS)] if row.body else []
     facts += [f"redacted: {', '.join(sorted(row.lost))}"] if row.lost else []
     about = " · ".join(_text(each) for each in facts if each)
     error = f'<p class="bad">{_text(row.error)}</p>\n' if row.error else ""
-    values = "".join(_value(row, each, by) for each in row.own)
+    values = "".join(_value(row, each, by, apart.get(each)) for each in row.own)
     shown = f'<dl class="values">{values}</dl>\n' if values else ""
+    links = [_link(name, target)]
+    if isinstance(made := row.body.get("made"), str):
+        links.append(f"<code>{_text(f'antiphon view {shlex.quote(made)}')}</code>")
     return (
         f"<article>\n<h3>{escaped(name.path)}</h3>\n"
-        f'<p class="soft">{about}{" · " * bool(about)}{_link(name, target)}</p>\n'
+        f'<p class="soft">{" · ".join([*[about] * bool(about), *links])}</p>\n'
         f"{error}{shown}</article>\n"
     )
 
 
-def _value(row: Row, measure: str, by: str | None) -> str:
+def _value(row: Row, measure: str, by: str | None, apart: float | None) -> str:
     found, unit = row.own[measure], MEASURES[measure].unit
     mark = ' class="by"' if measure == by else ""
     at_s = row.worst_at_s(measure)
@@ -144,6 +173,8 @@ def _value(row: Row, measure: str, by: str | None) -> str:
     if at_s is not None:
         amount = f"worst {show_number(found.worst)} " if found.count > 1 else ""
         worst = f" <small>{amount}at {show_number(at_s)} s</small>"
+    if apart:
+        worst += f" <small>({'+' * (apart > 0)}{show_number(apart)})</small>"
     return (
         f"<div{mark}><dt>{_foldable(measure)}</dt>"
         f"<dd>{show_number(found.value)} <small>{_text(unit)}</small>{worst}</dd></div>"

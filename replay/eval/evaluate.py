@@ -6,7 +6,7 @@ measures are kept, so memory does not grow with what was said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,14 +14,17 @@ import attrs
 
 from protocol.values.limits import NS_PER_S
 from recorder.format.errors import RecorderError
+from recorder.format.records import Fields
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
 
 from ..shared.commands import reason
+from ..shared.fields import below, typed
 from ..shared.progress import Watch, size_of, unwatched, watched
 from .facts import Facts, Lost
 from .gather import gather
 from .measures import Scores
+from .paired import Baseline, Comparison, compare, paired_json
 from .score import score
 from .summary import (
     DIGITS,
@@ -33,7 +36,8 @@ from .summary import (
 )
 from .table import MEASURES
 
-Result = Literal["measured", "damaged", "unreadable"]
+Result = Literal["measured", "damaged", "unreadable", "skipped", "failed"]
+"""`skipped` and `failed`: no model could be run on it, and a model that was run failed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +67,11 @@ class Row:
         assert isinstance(found, Mapping)
         return found
 
+    def with_body(self, **more: object) -> Row:
+        """Return the row with more that is known of the recording; the measures come last."""
+        body = {name: value for name, value in self.body.items() if name != "measures"}
+        return attrs.evolve(self, body={**body, **more, "measures": self.measures})
+
     def worst_at_s(self, measure: str) -> float | None:
         """Return where the worst moment of a measure is; None if it has no single moments."""
         at_s = self.measures.get(measure, {}).get("worst_at_s")
@@ -71,11 +80,20 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class Evaluation:
-    """All logs; `by` is the measure whose worst recordings come first, if any has one."""
+    """All logs.
+
+    Attributes:
+        by: the measure whose worst recordings come first, if any has one; those that are worse
+            than their baseline by most, if there is one.
+        about: how a model was run, as plain values; empty if none was.
+        comparison: with a baseline; None without one.
+    """
 
     rows: tuple[Row, ...]
     summary: dict[str, Statistics]
     by: str | None
+    about: Json = attrs.field(factory=dict)
+    comparison: Comparison | None = None
 
     def count(self, result: Result) -> int:
         """Count the logs with a result."""
@@ -83,8 +101,8 @@ class Evaluation:
 
     @property
     def has_failures(self) -> bool:
-        """Whether a log is damaged or could not be read."""
-        return self.count("measured") < len(self.rows)
+        """Whether a log is damaged or could not be read, or a model failed on it."""
+        return self.count("measured") + self.count("skipped") < len(self.rows)
 
     @property
     def duration_ns(self) -> int:
@@ -93,63 +111,100 @@ class Evaluation:
 
     def to_json(self) -> Json:
         """Write everything as plain values."""
+        compared = self.comparison
         return {
+            **self.about,
             "by": self.by,
-            "recordings": [
-                {"log": row.log, "result": row.result}
-                | ({"error": row.error} if row.error else {})
-                | row.body
-                for row in self.rows
-            ],
+            "recordings": [self._row_json(row) for row in self.rows],
             "summary": statistics_json(self.summary),
+            **({} if compared is None else {"comparison": paired_json(compared.paired)}),
         }
+
+    def _row_json(self, row: Row) -> Json:
+        body = {"log": row.log, "result": row.result}
+        body |= {"error": row.error} if row.error else {}
+        own = {} if self.comparison is None else self.comparison.own.get(row.log, {})
+        return body | row.body | ({"differences": own} if own else {})
 
 
 def evaluate(logs: Iterable[Path], watch: Watch, by: str | None = None) -> Evaluation:
     """Measure logs; those that are worst by a measure come first (by default the first of all)."""
-    summary, rows = Summary(), list[Row]()
+    return sum_up(measure_logs(logs, watch), by)
+
+
+def measure_logs(logs: Iterable[Path], watch: Watch) -> Iterator[tuple[Row, Scores]]:
+    """Measure logs one after the other."""
     for log in logs:
         row, scores = measure_log(log, str(log), watch)
+        if row.result == "unreadable":
+            watch(size_of(log))
+        yield row, scores
+
+
+def sum_up(
+    measured: Iterable[tuple[Row, Scores]],
+    by: str | None = None,
+    baseline: Baseline | None = None,
+    about: Json | None = None,
+) -> Evaluation:
+    """Sum up recordings, and compare them with a baseline if there is one."""
+    summary, rows = Summary(), list[Row]()
+    for row, scores in measured:
         if row.result == "measured":
             summary.add(row.log, scores)
-        elif row.result == "unreadable":
-            watch(size_of(log))
         rows.append(row)
     statistics = summary.statistics()
     judging = (name for name in statistics if MEASURES[name].better)
     by = by or next(judging, None)
-    return Evaluation(rows=tuple(_worst_first(rows, by)), summary=statistics, by=by)
+    compared = None
+    if baseline is not None:
+        owns = {row.log: row.own for row in rows if row.result == "measured"}
+        compared = compare(baseline, owns)
+    return Evaluation(
+        rows=tuple(_worst_first(rows, by, compared)),
+        summary=statistics,
+        by=by,
+        about=about or {},
+        comparison=compared,
+    )
 
 
 def measure_log(log: Path | OpenSource, name: str, watch: Watch = unwatched) -> tuple[Row, Scores]:
     """Measure one log, a path or a source, which is closed; `name` is for people."""
-    summary = Summary()
     try:
         with LogReader(log) as reader:
-            facts = gather(reader.head.fields, watched(reader, watch))
+            head = reader.head.fields
+            facts = gather(head, watched(reader, watch))
         scores = score(facts)
-        summary.add(name, scores)
-        own, measures = summary.statistics(), scores_json(scores)
+        row = row_of(name, scores, _body(head, facts))
     except (OSError, RecorderError) as error:
         return Row(log=name, result="unreadable", error=reason(error)), {}
     except OverflowError:  # a forged log: numbers of a server fit
         return Row(log=name, result="unreadable", error="a number in it is too large"), {}
     damage = facts.damage_count
-    row = Row(
-        log=name,
+    row = attrs.evolve(
+        row,
         result="damaged" if damage else "measured",
         error=f"damaged, {damage} times: not in the summary" if damage else "",
         duration_ns=facts.duration_ns,
         lost=facts.lost,
-        own=own,
-        body=_body(facts) | {"measures": measures},
     )
     return row, scores
 
 
-def _body(facts: Facts) -> Json:
+def row_of(name: str, scores: Scores, body: Json) -> Row:
+    """Make the row of a recording that was measured; `body` has more about it."""
+    summary = Summary()
+    summary.add(name, scores)
+    body = body | {"measures": scores_json(scores)}
+    return Row(log=name, result="measured", own=summary.statistics(), body=body)
+
+
+def _body(head: Fields, facts: Facts) -> Json:
+    parent = typed(below(head, "parent"), "recording", str)
     return {
         "recording_id": facts.recording_id,
+        **({} if parent is None else {"parent": parent}),
         "mode": facts.mode,
         "dialect": facts.dialect,
         "duration_s": round(facts.duration_ns / NS_PER_S, DIGITS),
@@ -159,10 +214,13 @@ def _body(facts: Facts) -> Json:
     }
 
 
-def _worst_first(rows: Iterable[Row], by: str | None) -> list[Row]:
-    """Sort by a measure, logs without it last; equal ones keep their order."""
+def _worst_first(rows: Iterable[Row], by: str | None, compared: Comparison | None) -> list[Row]:
+    """Sort by a measure, or its difference, logs without it last; equal ones keep their order."""
     if by is None:
         return [*rows]
+    if compared is not None:
+        own = compared.own
+        return sorted(rows, key=lambda row: worst_key(by, own.get(row.log, {}).get(by)))
     return sorted(rows, key=lambda row: worst_key(by, row.own[by].worst if by in row.own else None))
 
 

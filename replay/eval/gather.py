@@ -75,7 +75,7 @@ class _Gathering:
             duration_ns=story.duration_ns,
             finished=story.end.finished,
             damage_count=story.damage_count,
-            lost=_lost_in(self._timeline.head) - _SAID[self._user.source],
+            lost=lost_in(self._timeline.head) - _SAID[self._user.source],
             speech_source=self._user.source if is_talk else None,
             conversation=self._conversation() if is_talk else Conversation(),
             input_lead=self._user.lead if is_talk else None,
@@ -145,7 +145,7 @@ class _Gathering:
             self._units.take(passage, self._timeline)
 
 
-def _lost_in(head: Fields) -> frozenset[Lost]:
+def lost_in(head: Fields) -> frozenset[Lost]:
     """Say what redactions took out of a log."""
     entries = typed(head, REDACTED, list) or typed(head, REDACTED, tuple) or ()
     removed = [

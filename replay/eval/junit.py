@@ -1,8 +1,9 @@
 """An evaluation as JUnit XML, which CI systems show: a test case for each recording.
 
 A recording fails by its own values. It has an error, and no failures, if its log is damaged or
-unreadable. Conditions on the whole folder are in the output of the suite; the exit code judges
-them. The file has no times of its own: the same logs give the same bytes.
+unreadable, or the model failed on it; it is skipped if no model can be run on it. Conditions on the
+whole folder are in the output of the suite; the exit code judges them. The file has no times of its
+own: the same logs give the same bytes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def junit_of(
         "tests": str(len(cases)),
         "failures": str(sum(case.find("failure") is not None for case in cases)),
         "errors": str(sum(case.find("error") is not None for case in cases)),
+        **_skipped(cases),
         "time": _seconds(sum(row.duration_ns for row in done.rows)),
     }
     suites = ET.Element("testsuites", counts)
@@ -53,6 +55,12 @@ def junit_of(
     return text + b"\n"
 
 
+def _skipped(cases: Iterable[ET.Element]) -> dict[str, str]:
+    """Count the skipped cases, if there are any."""
+    count = sum(case.find("skipped") is not None for case in cases)
+    return {"skipped": str(count)} if count else {}
+
+
 def _case(row: Row, name: Name, conditions: Iterable[Condition]) -> ET.Element:
     about = {
         "classname": name.folder or SUITE,
@@ -60,6 +68,9 @@ def _case(row: Row, name: Name, conditions: Iterable[Condition]) -> ET.Element:
         "time": _seconds(row.duration_ns),
     }
     case = ET.Element("testcase", about)
+    if row.result == "skipped":
+        _finding(case, "skipped", row.result, printable(row.error))
+        return case
     if row.error:
         _finding(case, "error", row.result, printable(row.error))
         return case

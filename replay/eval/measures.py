@@ -12,7 +12,7 @@ from protocol.values.limits import NS_PER_S
 
 Kind = Literal["times", "total", "ratio"]
 """How a recording has it: as values of single moments, as one amount, or as a part of a whole."""
-Unit = Literal["s", "words", "count", "share", "s/min", "tokens/s"]
+Unit = Literal["s", "words", "count", "share", "s/min", "tokens/s", "logits", "%"]
 Better = Literal["lower", "higher", ""]
 Source = Literal["Antiphon", "Full-Duplex-Bench v1", "Full-Duplex-Bench v1.5"]
 
@@ -20,9 +20,13 @@ SCALES: Final[Mapping[Unit, float]] = MappingProxyType(
     {
         **{"words": 1, "count": 1, "share": 1},
         **{"s": 1 / NS_PER_S, "s/min": 60, "tokens/s": NS_PER_S},
+        **{"logits": 1e-6, "%": 1e-7},
     }
 )
-"""By unit: the factor from an internal value to a shown one. Internal times are nanoseconds."""
+"""By unit: the factor from an internal value to a shown one.
+
+Internal times are nanoseconds, logits millionths, and probabilities billionths.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +35,7 @@ class Measure:
 
     Attributes:
         better: which values are good; empty if the measure only describes.
-        modes: the sessions that have it.
+        modes: the sessions that have it; `forced`: duplex sessions judged by `--mode forced`.
     """
 
     name: str
@@ -40,7 +44,7 @@ class Measure:
     better: Better
     definition: str
     source: Source = "Antiphon"
-    modes: Literal["duplex", "chat", "transcription", "all"] = "duplex"
+    modes: Literal["duplex", "chat", "transcription", "all", "forced"] = "duplex"
 
 
 @attrs.frozen
@@ -59,7 +63,7 @@ class Total:
 
 @attrs.frozen
 class Ratio:
-    """A part of a whole; never of nothing."""
+    """A part of a whole, or a sum of several values; never of nothing."""
 
     part: int
     whole: int

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 
 class ConditionType(click.ParamType["Condition"]):
-    """A condition on measures."""
+    """A condition on measures; on a comparison too, if there can be one."""
 
     name = "condition"
+
+    def __init__(self, *, compares: bool = False) -> None:
+        self._compares = compares
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -25,9 +28,12 @@ class ConditionType(click.ParamType["Condition"]):
         from .condition import ConditionError, parse
 
         try:
-            return parse(str(value))
+            condition = parse(str(value))
         except ConditionError as error:
             self.fail(str(error), param, ctx)
+        if condition.is_of_a_comparison and not self._compares:
+            self.fail(f"{condition.text!r}: there is no baseline here", param, ctx)
+        return condition
 
 
 class FigureType(click.ParamType["Figure"]):
@@ -42,6 +48,9 @@ class FigureType(click.ParamType["Figure"]):
         from .condition import ConditionError, parse_figure
 
         try:
-            return parse_figure(str(value))
+            figure = parse_figure(str(value))
         except ConditionError as error:
             self.fail(str(error), param, ctx)
+        if figure.is_of_a_comparison:
+            self.fail(f"{figure.text!r}: there is no baseline here", param, ctx)
+        return figure

@@ -15,6 +15,7 @@ from runtime.media import speech_detector as sd
 from runtime.telemetry.unit_meter import DEADLINE_NS
 
 from ..story.placing import JITTER_MS
+from .forced_table import FORCED
 from .limits import (
     ANSWER_WAIT_MS,
     FDB_MODEL_GAP_MS,
@@ -378,5 +379,5 @@ _ROWS: Final = (
         ),
     ),
 )
-MEASURES: Final[Mapping[str, Measure]] = MappingProxyType({row.name: row for row in _ROWS})
+MEASURES: Final[Mapping[str, Measure]] = MappingProxyType({it.name: it for it in (*_ROWS, *FORCED)})
 """All measures by name, in the order in which they are shown."""

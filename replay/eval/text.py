@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,8 +16,9 @@ from recorder.format.format import SUFFIX
 
 from ..shared.page import printable
 from ..shared.recordings import show_span
-from .evaluate import Evaluation, Row
+from .evaluate import Evaluation, Result, Row
 from .measures import Measure
+from .paired import Comparison, Paired, verdict_of
 from .summary import Json, Statistics
 from .table import MEASURES, SETTINGS
 
@@ -24,6 +26,11 @@ WORST_MAX: Final = 10
 """Recordings listed below the table; JSON has all."""
 LINE_CHARS: Final = 240
 """Outside a terminal a row is one line, for `grep`."""
+TROUBLE: Final[tuple[Result, ...]] = ("skipped", "failed", "damaged", "unreadable")
+PAIRED_COLUMNS: Final = (
+    *("measure", "unit", "baseline", "value", "difference", "low", "high", "p", "pairs"),
+    "",
+)
 _BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "": "describes"}
 _COLUMNS: Final = ("measure", "unit", "value", "median", "p90", "worst", "count", "worst in")
 
@@ -41,11 +48,13 @@ def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
         has_room = terminal.measure(table, options=unbounded).maximum <= terminal.width
         yield table if has_room else _table(done, _COLUMNS[:-1])
         yield ""
+    if done.comparison is not None:
+        yield from _compared(done.comparison, terminal)
     if done.by is not None:
         yield from _worst(done, done.by)
     measured = done.count("measured")
     counts = [f"{measured} recording{'s' * (measured != 1)} measured"]
-    counts += [f"{n} {result}" for result in ("damaged", "unreadable") if (n := done.count(result))]
+    counts += [f"{n} {result}" for result in TROUBLE if (n := done.count(result))]
     redacted = sum("speech" in row.lost for row in done.rows)
     if redacted:
         yield f"{redacted} redacted: without the user's speech they have no measures of turns"
@@ -79,18 +88,52 @@ def show_number(number: float) -> str:
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
+def _compared(found: Comparison, terminal: Console) -> Iterator[RenderableType]:
+    count = f"{found.sessions} session{'s' * (found.sessions != 1)} in both"
+    yield f"compared with {printable(found.name)}, {count}; low to high is the 95 % interval:"
+    table = _paired_table(found, hidden=())
+    unbounded = terminal.options.update(max_width=LINE_CHARS)
+    has_room = terminal.measure(table, options=unbounded).maximum <= terminal.width
+    yield table if has_room else _paired_table(found, hidden=("unit", "baseline", "value", "pairs"))
+    yield ""
+
+
+def _paired_table(found: Comparison, hidden: tuple[str, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown = [name not in hidden for name in PAIRED_COLUMNS]
+    for name in compress(PAIRED_COLUMNS, shown):
+        is_text = name in ("measure", "unit", "")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    for name, paired in found.paired.items():
+        table.add_row(*map(Text, compress(paired_cells(MEASURES[name], paired), shown)))
+    return table
+
+
+def paired_cells(measure: Measure, found: Paired) -> tuple[str, ...]:
+    """Write the cells of a comparison's row."""
+    numbers = (found.baseline, found.value, found.difference, found.low, found.high)
+    shown = map(show_number, numbers)
+    rest = (f"{found.p:.4f}", str(found.recordings), verdict_of(measure, found))
+    return (measure.name, measure.unit, *shown, *rest)
+
+
 def _short(log: str) -> str:
     return printable(Path(log).name.removesuffix(SUFFIX))
 
 
 def _worst(done: Evaluation, by: str) -> Iterator[str]:
-    rows = [row for row in done.rows if by in row.own][:WORST_MAX]
+    compared = done.comparison
+    own = {row.log: row.own[by].worst for row in done.rows if by in row.own}
+    if compared is not None:
+        own = {log: found[by] for log, found in compared.own.items() if by in found}
+    rows = [row for row in done.rows if row.log in own][:WORST_MAX]
     if not rows:
         yield f"no recording has {by}"
         return
-    yield f"worst first, by {by} ({MEASURES[by].unit}):"
-    yield from (f"  {row.own[by].worst:10.3f}  {printable(row.log)}" for row in rows)
-    more = sum(by in row.own for row in done.rows) - len(rows)
+    what = f"the difference of {by}" if compared is not None else by
+    yield f"worst first, by {what} ({MEASURES[by].unit}):"
+    yield from (f"  {own[row.log]:10.3f}  {printable(row.log)}" for row in rows)
+    more = len(own) - len(rows)
     if more > 0:
         yield f"  and {more} more: --json"
 

@@ -41,12 +41,13 @@ class Loading:
     device: str | None = None
     dtype: str | None = None
     deterministic: bool = False
+    slots: int = 1
 
     def load(self) -> Backend:
-        """Load it with one slot, enough for replay; `ValueError` if it is not available here."""
+        """Load it, with one slot for replay; `ValueError` if it is not available here."""
         return load_backend(
             self.name,
-            1,
+            self.slots,
             device=self.device,
             dtype=self.dtype,
             deterministic=self.deterministic,

@@ -122,7 +122,7 @@ class UnitReplay(Rerun[BackendSession]):
         if self._is_held(recorded.index):
             self.units_held += 1
         elif self.teacher_forced:
-            self._count(forced)
+            self.judge(asked.unit, recorded, forced)
         found, choice = compare_forced(recorded, forced)
         kept = attrs.evolve(made, index=recorded.index, costs=recorded.costs)
         return Verdict(
@@ -148,7 +148,8 @@ class UnitReplay(Rerun[BackendSession]):
         """Whether a unit was held to another recording; only a model with forcing holds units."""
         return index < self.held_units and isinstance(self.held, Forces)
 
-    def _count(self, forced: ForcedResult) -> None:
+    def judge(self, _unit: Unit, _recorded: UnitResult, forced: ForcedResult) -> None:
+        """Count the decisions of a forced unit that was not held; `replay.assess` does more."""
         made = forced.result
         self.decisions += len(made.decided_ids) + len(made.codec_ids)
         self.decisions_changed += len(forced.choices)

@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from replay.eval.command import eval_command
+from replay.assess.command import eval_command
+from replay.assess.run import MODES
 from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse, parse_figure
 from replay.eval.evaluate import evaluate
+from replay.eval.paired import PAIRED
 from replay.eval.summary import STATISTICS
 from replay.eval.table import MEASURES, SETTINGS
 from replay.eval.text import definition_rows
@@ -317,9 +319,18 @@ def test_the_page_has_the_same_definitions() -> None:
     page = PAGE.read_text("utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows == definition_rows()
-    assert [line[2:] for line in page.splitlines() if line.startswith("- ")][: len(SETTINGS)] == [
-        *SETTINGS
-    ]
+    said = page.partition("## What holds for all of them")[2]
+    assert [line[2:] for line in said.splitlines() if line.startswith("- ")] == [*SETTINGS]
+
+
+def test_the_page_has_all_options_of_a_model() -> None:
+    """A mode or a statistic would be found by reading the code."""
+    page = PAGE.read_text("utf-8")
+    options = {option for param in eval_command.params for option in param.opts if "--" in option}
+    assert {it for it in options if f"`{it}`" not in page and f"{it} " not in page} == set()
+    assert all(f"| {mode} |" in page for mode in MODES)
+    assert all(f"`.{statistic}`" in page for statistic in PAIRED)
+    assert all(f"*{verdict}*" in page for verdict in ("worse", "better", "other"))
 
 
 def test_the_page_s_commands_are_read() -> None:

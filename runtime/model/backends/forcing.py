@@ -54,11 +54,37 @@ class Choice:
 
 
 @attrs.frozen(kw_only=True)
+class Leaning:
+    """The first decision of a forced unit that was free to decide: to be silent or to be heard.
+
+    `listen` is silence. Inside an open turn so is `turn_eos`: the turn goes on after a `listen`.
+
+    Attributes:
+        is_open: a turn of the model was open when the unit began.
+        was_silent, is_silent: the recorded decision, and the model's own.
+        margin: the best logit of silence minus the best of all other tokens, penalties and
+            `listen_prob_scale` included; None if one of them was ruled out.
+        listen, turn_end: probabilities of `listen` and `turn_eos` in [0, 1], without penalties.
+    """
+
+    is_open: bool
+    was_silent: bool
+    is_silent: bool
+    margin: float | None
+    listen: float
+    turn_end: float
+
+
+@attrs.frozen(kw_only=True)
 class ForcedResult:
-    """The result of a forced unit, with the recorded decisions, and the differences in order."""
+    """The result of a forced unit, with the recorded decisions, and the differences in order.
+
+    `leaning` is None if the unit was not free to decide, or the model has no logits.
+    """
 
     result: UnitResult
     choices: tuple[Choice, ...]
+    leaning: Leaning | None = None
 
 
 @runtime_checkable

@@ -36,8 +36,12 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
 """What each command is given beside the choice; URL is the address of a server."""
 LONG: Final = frozenset({"bench", "bench engine", "worker"})
 """Each of their choices measures for minutes, or serves for ever; their own tests run the parts."""
-DENIED: Final = {("doctor", "--device", "cuda"): 1}
-"""Choices that need what this machine may not have, and the exit code that says so."""
+DENIED: Final = {
+    ("doctor", "--device", "cuda"): 1,
+    ("eval", "--mode", "open"): 2,
+    ("eval", "--mode", "forced"): 2,
+}
+"""Choices that need what this machine may not have, or a model; and the exit code that says so."""
 
 
 def choices() -> Iterator[tuple[str, str, str]]:

@@ -4,8 +4,9 @@ Pure: `unit.py` feeds the decisions. The order is the public code's (model.md, "
 untempered softmax sample may end the chunk; then ids are forbidden, repetition and length are
 penalised, listening is scaled, and the rest is sampled with temperature, top-k and top-p. Chat has
 the public code's rules too; streaming requests are sampled plainly. Logits, (V,) of tokens and
-(codes,) of codes, are changed in place, except by `tokens_apart`; draws are uniform in [0, 1). If a
-shortlist of `Candidates` does not suffice, the rules of tokens raise `TooShortError`.
+(codes,) of codes, are changed in place, except by `tokens_apart` and `leaning`; draws are uniform
+in [0, 1). If a shortlist of `Candidates` does not suffice, the rules of tokens raise
+`TooShortError`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from protocol.values.model import DuplexConfig
 from protocol.values.turn import ChatConfig
 
+from ..forcing import Leaning
 from ..streams import SamplingParams
 from .candidates import Candidates
 from .sampling import choose, choose_gap, untempered, untempered_gap, untempered_room
@@ -106,6 +108,35 @@ def tokens_apart(
         gap = None if gap is None or room is None else max(gap, room)
         return float(logits[ends] - logits[wanted]), gap
     return _finite(weighed[own] - weighed[wanted]), gap
+
+
+def leaning(
+    logits: Logits,
+    history: Sequence[int],
+    config: DuplexConfig,
+    tokens: Tokens,
+    *,
+    is_open: bool,
+    own: int,
+    recorded: int,
+) -> Leaning:
+    """Say how a unit's first decision was made, between silence and all other tokens."""
+    ids = tokens.ids
+    silence = [ids.listen, ids.turn_eos] if is_open else [ids.listen]
+    shares = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    weighed = logits.copy()
+    _weigh(Candidates(values=weighed), history, config, tokens)
+    silent = weighed[silence].max()
+    weighed[silence] = -np.inf
+    return Leaning(
+        is_open=is_open,
+        was_silent=recorded in silence,
+        is_silent=own in silence,
+        margin=_finite(silent - weighed.max()),
+        listen=float(shares[ids.listen]),
+        turn_end=float(shares[ids.turn_eos]),
+    )
 
 
 def _finite(margin: float) -> float | None:

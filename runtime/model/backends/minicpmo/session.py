@@ -134,7 +134,8 @@ class ModelSession:
     ) -> Steps[ForcedResult]:
         teacher = Teacher(forced, self._machine.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)
-        return ForcedResult(result=result, choices=tuple(teacher.choices))
+        choices, leaning = tuple(teacher.choices), teacher.leaning
+        return ForcedResult(result=result, choices=choices, leaning=leaning)
 
     def _unit(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, Protocol
 
-from ..forcing import Choice, Forced
+from ..forcing import Choice, Forced, Leaning
 
 
 class Apart(Protocol):
@@ -22,13 +22,15 @@ class Apart(Protocol):
 class Teacher:
     """The decisions of one recorded unit, and the model's different choices, in order.
 
-    `codec_eos` ends speech: it is decided, but not in `forced`.
+    `codec_eos` ends speech: it is decided, but not in `forced`. `leaning` is of the first token, if
+    it was free.
     """
 
     def __init__(self, forced: Forced, codec_eos: int) -> None:
         self._tokens: Final = forced.decided_ids
         self._codes: Final = (*forced.codec_ids, codec_eos)
         self.choices: list[Choice] = []
+        self.leaning: Leaning | None = None
 
     def token(self, step: int, own: int, apart: Apart) -> int:
         """Return the recorded token of a step, or the model's own after the last."""

@@ -30,6 +30,7 @@ from .decide import (
     decide,
     decide_code,
     fed_max,
+    leaning,
     tokens_apart,
 )
 from .parts import Parts
@@ -248,7 +249,13 @@ class UnitRun:
             logits = numbers_of(fed.logits.whole())
             return tokens_apart(logits, history, numbers, config, tokens, own=own, wanted=wanted)
 
-        return self.teacher.token(step, own, apart)
+        token = self.teacher.token(step, own, apart)
+        if step == 0:
+            logits, is_open = numbers_of(fed.logits.whole()), self.state.turn_open
+            self.teacher.leaning = leaning(
+                logits, history, config, tokens, is_open=is_open, own=own, recorded=token
+            )
+        return token
 
     def _config(self, step: int) -> DuplexConfig:
         """The settings of a step; a unit that must speak cannot begin by listening."""

@@ -1,0 +1,1 @@
+"""A model run over recorded sessions, and measured: `antiphon eval`."""

@@ -1,0 +1,235 @@
+"""The command `antiphon eval`: how the conversations of a folder went, from their logs.
+
+With `--model` it is what another model makes of the same recordings, compared with a baseline.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import attrs
+import click
+
+from recorder.format.format import SUFFIX
+from runtime.commands.interrupts import run
+
+from ..eval import text
+from ..eval.condition import Condition, judge
+from ..eval.evaluate import Evaluation, measure_logs, sum_up
+from ..eval.options import ConditionType
+from ..eval.paired import Baseline
+from ..eval.reports import Reports
+from ..eval.summary import Json
+from ..eval.table import MEASURES
+from ..rerun.environment import Loading
+from ..rerun.folder import JOBS_MAX, find_logs
+from ..shared.commands import UnusableError, print_all, print_json
+from ..shared.progress import calls_of, progress, size_of
+from ..shared.recordings import LogType
+from .baseline import as_recorded, is_of_logs, of_logs, of_measured
+from .run import MODES, Measured, Mode, Run, Task, run_model
+
+HOLDS: Final = "condition holds: {}"
+JOBS: Final = 4
+_PATH: Final = click.Path(path_type=Path)
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What is to be measured: the logs, by which mode and model, compared with what."""
+
+    logs: tuple[Path, ...]
+    mode: Mode
+    model: str | None
+    baseline: str | None
+    out: Path | None
+    jobs: int | None
+    by: str | None
+    conditions: tuple[Condition, ...]
+
+    def check(self) -> list[Path]:
+        """Find the logs; `click.UsageError`: options do not go together."""
+        if not self.logs:
+            raise click.UsageError("name a folder or a log, or give --definitions")
+        runs = {self.model, self.out, self.jobs} != {None}
+        if self.mode == "closed" and runs:
+            raise click.UsageError("--model, --out and --jobs are for --mode open or forced")
+        if self.mode != "closed" and self.model is None:
+            raise click.UsageError(f"--mode {self.mode} runs a model: --model")
+        if self.mode == "forced" and self.baseline is not None and is_of_logs(self.baseline):
+            raise click.UsageError("--mode forced is compared with a model: --baseline MODEL")
+        compared = [it for it in self.conditions if it.is_of_a_comparison]
+        if compared and self.baseline is None and self.mode != "open":
+            raise click.UsageError(f"{compared[0].text!r} needs a --baseline")
+        found = find_logs(self.logs)
+        if not found:
+            raise UnusableError(f"{self.logs[0]}: no *{SUFFIX} in it")
+        return found
+
+    def run(self, model: str, found: list[Path]) -> Run:
+        """Run a model on logs."""
+        task = Task(mode=self.mode, model=model, jobs=self.jobs or JOBS, out=self.out)
+        with progress(sum(map(calls_of, found)), model, of_calls=True) as watch:
+            done = run(partial(run_model, task, found, Loading.load, watch))
+        if done.folder is not None:
+            kept = f"{done.found} of {len(found)} results were there"
+            click.echo(f"{model}: {kept}: {done.folder}", err=True)
+        return done
+
+    def evaluate(self, found: list[Path]) -> Evaluation:
+        """Measure logs, with the model if there is one, and compare."""
+        about: Json = {}
+        if self.mode == "closed":
+            with progress(sum(map(size_of, found)), "eval") as watch:
+                measured: list[Measured] = [*measure_logs(found, watch)]
+        else:
+            assert self.model is not None
+            done = self.run(self.model, found)
+            measured, is_exact = done.measured, done.info.deterministic
+            about = {"mode": self.mode, "model": self.model, "deterministic": is_exact}
+            about |= {} if done.folder is None else {"kept": str(done.folder)}
+        baseline = self._baseline(measured, found)
+        if baseline is not None:
+            about = {"mode": self.mode, **about, "baseline": baseline.name}
+        return sum_up(measured, self.by, baseline, about)
+
+    def _baseline(self, measured: list[Measured], found: list[Path]) -> Baseline | None:
+        rows = [row for row, _ in measured]
+        if self.baseline is None:
+            return as_recorded(rows) if self.mode == "open" else None
+        if is_of_logs(self.baseline):
+            return of_logs(self.baseline, rows, self.logs)
+        if self.mode == "closed":
+            raise UnusableError(f"{self.baseline}: no folder of recordings")
+        return of_measured(self.baseline, self.run(self.baseline, found).measured)
+
+
+@click.command("eval")
+@click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=LogType())
+@click.option("--definitions", is_flag=True, help="Print what each measure is, and read no log.")
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    default="closed",
+    show_default=True,
+    help="closed: the log as it is; open: a model decides freely; forced: on the recorded past.",
+)
+@click.option("--model", help="The model that --mode open or forced runs: a name or a folder.")
+@click.option("--baseline", metavar="DIR|MODEL", help="Compare with these logs, or this model.")
+@click.option("--out", type=_PATH, metavar="FOLDER", help="Keep each result, and take it up again.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, JOBS_MAX),
+    help=f"Sessions that the model runs at once [default: {JOBS}].",
+)
+@click.option(
+    "--by",
+    type=click.Choice(list(MEASURES)),
+    metavar="MEASURE",
+    help="List the recordings that are worst by this measure first, in --html too.",
+)
+@click.option(
+    "--fail-if",
+    "conditions",
+    multiple=True,
+    type=ConditionType(compares=True),
+    metavar="CONDITION",
+    help="Exit with 1 if this holds, such as 'take_over_rate < 0.9'; may be repeated.",
+)
+@click.option("--junit", type=_PATH, help="Also write JUnit XML for CI: a test a recording.")
+@click.option("--html", type=_PATH, help="Also write a page with all measures and recordings.")
+@click.option("--force", is_flag=True, help="Let --junit and --html replace a file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def eval_command(
+    *,
+    definitions: bool,
+    junit: Path | None,
+    html: Path | None,
+    force: bool,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Measure the recorded conversations in LOG or below DIR: what was said, and when.
+
+    Response delay, take-over rate, overlap, barge-in and more are computed from each log, without a
+    model: both voices are apart in it, to the sample. A measure that means nothing in a recording
+    is absent there, and not 0. --definitions says what each one is.
+
+    The table sums up all recordings. VALUE is the median of single moments, the sum of amounts, and
+    the share in all recordings together; P90 is what nine of ten do not exceed. With --json the
+    object has each recording, the worst first, and the summary.
+
+    --mode open plays each recording's client to another --model, which decides freely, and measures
+    the session that comes out. --mode forced keeps the recorded past, and asks in each second what
+    the model would decide there, and by which margin. Both are for duplex sessions.
+
+    A comparison has the mean difference from the --baseline over the sessions that both have, its
+    95 % interval, and p. Without a baseline, --mode open compares with what was recorded.
+
+    A condition of --fail-if is a measure, one of < <= > >= == != and a number. It reads VALUE; for
+    another column it ends with its name: response_delay_p90, _median, _worst, _count, _recordings.
+    After a dot it reads the comparison: take_over_rate.difference, .low, .high, .p, .baseline.
+
+    In --junit a recording fails by the conditions that its own values meet, those on _count,
+    _recordings and comparisons left out; the exit code judges the folder.
+
+    A log that is damaged or cannot be read is named on stderr, is not in the summary, and stops no
+    other. The same is true of one on which no model can be run: a chat, or one without the user's
+    sound. With --out a run that was killed goes on where it was.
+
+    \b
+    Examples:
+      antiphon eval recordings
+      antiphon eval recordings --by barge_in_stop_latency
+      antiphon eval nightly --fail-if 'take_over_rate < 0.9' --fail-if 'response_delay_p90 > 1.5'
+      antiphon eval nightly --by talk_over --html nightly/index.html --force
+      antiphon eval recordings --json | jq '.recordings[0].measures.response_delay'
+      antiphon eval tuesday --baseline monday --fail-if 'take_over_rate.high < 0'
+      antiphon eval nightly --mode open --model NEW --baseline OLD --out runs
+      antiphon eval nightly --mode forced --model NEW --fail-if 'decision_agreement < 0.98'
+      antiphon eval --definitions
+
+    \b
+    Exit codes:
+      0  measured, and no condition holds
+      1  a condition of --fail-if holds
+      2  a log is damaged or cannot be read, a model cannot be loaded or failed, a file cannot be
+         written, or no recording has a condition's measure
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    if definitions:
+        _define(as_json=as_json)
+    asked = Asked(**how)
+    found = asked.check()
+    reports = Reports(junit=junit, html=html, force=force)
+    reports.check(found)
+    done = asked.evaluate(found)
+    paired = None if done.comparison is None else done.comparison.paired
+    met, unknown = judge(asked.conditions, done.summary, paired)
+    reports.write(done, asked.logs, asked.conditions, [*map(HOLDS.format, met), *unknown])
+    _print(done, met, unknown, as_json=as_json)
+
+
+def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: bool) -> NoReturn:
+    for complaint in text.complaints(done):
+        click.echo(complaint, err=True)
+    exit_code = 1 if met else 2 if unknown or done.has_failures else 0
+    if as_json:
+        print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
+    else:
+        terminal = text.console()
+        print_all(terminal, text.lines_of(done, terminal))
+        print_all(terminal, map(HOLDS.format, met))
+    for complaint in unknown:
+        click.echo(complaint, err=True)
+    sys.exit(exit_code)
+
+
+def _define(*, as_json: bool) -> NoReturn:
+    if as_json:
+        print_json(text.definitions_json())
+    else:
+        print_all(text.console(), text.definition_lines())
+    sys.exit(0)

@@ -1,0 +1,70 @@
+"""A recording before a model is run on it: what it is, and why it may have to be skipped.
+
+`SkippedError` says why a model cannot be judged on it; nothing is lost, and others go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from protocol.values.modes import OF_MODE
+from recorder.format.records import Fields, Record
+from recorder.read.reader import LogReader
+
+from ..eval.gather import lost_in
+from ..shared.fields import typed
+
+HASH_BYTES: Final = 16
+
+
+class SkippedError(Exception):
+    """A recording on which no model can be judged; the message says why."""
+
+
+@attrs.frozen(kw_only=True)
+class Recording:
+    """A log, by the hash of its bytes, with the fields of its head."""
+
+    log: Path
+    content: str
+    head: Fields
+    mode: str
+
+    @property
+    def recording_id(self) -> str:
+        """Its name; empty if the head has none."""
+        return typed(self.head, "recording_id", str) or ""
+
+    @property
+    def created_ms(self) -> int:
+        """When it was made, in Unix milliseconds."""
+        return typed(self.head, "wall_ms", int) or 0
+
+
+def content_of(log: Path) -> str:
+    """Hash the bytes of a log (blake2b-128, hex); `OSError` if it cannot be read."""
+    with log.open("rb") as file:
+        return hashlib.file_digest(
+            file, lambda: hashlib.blake2b(digest_size=HASH_BYTES)
+        ).hexdigest()
+
+
+def look_at(log: Path) -> Recording:
+    """Look at a log before a model is run on it.
+
+    `SkippedError`: none can be; `RecorderError` or `OSError`: it cannot be read.
+    """
+    with LogReader(log) as reader:
+        head = reader.head.fields
+        if "speech" in lost_in(head):
+            raise SkippedError("redacted: the user's sound is not in it")
+        first = next((it for it in reader if isinstance(it, Record) and it.seq > 0), None)
+        mode = None if first is None else typed(first.fields, "mode", str)
+        served = {name: known for name, known in OF_MODE.items() if name == mode}
+        if mode is not None and not any(known.work == "unit" for known in served.values()):
+            raise SkippedError(f"mode {mode}: only duplex sessions are run again")
+    return Recording(log=log, content=content_of(log), head=head, mode=mode or "")

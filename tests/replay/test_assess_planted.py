@@ -1,0 +1,110 @@
+"""A suite for `tiny`: a change that is planted in a model is found, and named by a measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from replay.assess.baseline import of_measured
+from replay.assess.run import Mode
+from replay.eval.evaluate import Evaluation, sum_up
+from replay.eval.paired import Baseline, verdict_of
+from replay.eval.table import MEASURES
+from runtime.model.engine.backend import EngineBackend
+from tests.assessed import PLANTED, record_talks, run_on, tiny
+
+SESSIONS = 12
+P_MAX = 0.01
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return record_talks(tmp_path_factory.mktemp("talks"), SESSIONS, tiny(1))
+
+
+@pytest.fixture(scope="module")
+def baseline(logs: list[Path]) -> Callable[[Mode], Baseline]:
+    """What the model itself does."""
+    made: dict[Mode, Baseline] = {}
+
+    def of(mode: Mode) -> Baseline:
+        if mode not in made:
+            done = run_on(logs, mode, EngineBackend(tiny()))
+            made[mode] = of_measured("tiny", done.measured)
+        return made[mode]
+
+    return of
+
+
+Found = tuple[str, int]
+"""A measure, and the sign of its difference."""
+
+
+def judged(
+    logs: list[Path], baseline: Callable[[Mode], Baseline], mode: Mode, name: str
+) -> Evaluation:
+    return sum_up(run_on(logs, mode, PLANTED[name]()).measured, None, baseline(mode))
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "found"),
+    [
+        ("forced", "listens less", [("silence_margin", -1)]),
+        ("forced", "may speak at once", [("decisions", 1), ("take_overs_added", 1)]),
+        ("forced", "another voice in the prompt", [("silence_margin", 1)]),
+        ("forced", "another voice of the vocoder", [("sound_otherwise", 1)]),
+        ("forced", "weights of a layer, 10 %", [("silence_margin", -1)]),
+        ("forced", "weights of a layer, 100 %", [("decision_agreement", -1)]),
+        ("open", "may speak at once", [("time_to_first_audio", -1), ("overlap", -1)]),
+        ("open", "weights of a layer, 100 %", [("fdb_v1_5_response_latency", 1)]),
+    ],
+)
+def test_a_planted_change_is_found(
+    logs: list[Path],
+    baseline: Callable[[Mode], Baseline],
+    mode: Mode,
+    name: str,
+    found: list[Found],
+) -> None:
+    """A checkpoint that became worse would be deployed."""
+    done = judged(logs, baseline, mode, name)
+    assert done.count("measured") == SESSIONS
+    assert done.comparison is not None
+    for measure, sign in found:
+        one = done.comparison.paired[measure]
+        assert one.p <= P_MAX, (measure, one)
+        assert one.low * sign > 0 < one.high * sign, (measure, one)
+        assert verdict_of(MEASURES[measure], one)
+
+
+@pytest.mark.parametrize("mode", ["open", "forced"])
+def test_no_change_is_found_where_there_is_none(
+    logs: list[Path], baseline: Callable[[Mode], Baseline], mode: Mode
+) -> None:
+    """Each build would fail."""
+    done = judged(logs, baseline, mode, "none")
+    assert done.comparison is not None
+    assert {(it.difference, it.p) for it in done.comparison.paired.values()} == {(0, 1)}
+
+
+def test_only_what_was_changed_differs(
+    logs: list[Path], baseline: Callable[[Mode], Baseline]
+) -> None:
+    """A change of the sound would be blamed on the decisions."""
+    done = judged(logs, baseline, "forced", "another voice of the vocoder")
+    assert done.comparison is not None
+    apart = {name for name, it in done.comparison.paired.items() if it.difference}
+    assert apart == {"sound_otherwise"}
+    assert done.summary["sound_otherwise"].value == 1
+
+
+def test_half_precision_changes_no_decision(
+    logs: list[Path], baseline: Callable[[Mode], Baseline]
+) -> None:
+    """A port to another format could not be told from a model that decides otherwise."""
+    done = judged(logs, baseline, "forced", "half precision")
+    assert done.summary["decision_agreement"].value == 1
+    assert done.comparison is not None
+    assert 0 < abs(done.comparison.paired["silence_margin"].difference) < 0.03
