@@ -178,7 +178,7 @@ class Hearing(Replies):
     def clear_sound(self, _message: ClearSound) -> None:
         """Forget the sound that the model has not heard yet."""
         self.skipped += len(self.unheard) // SAMPLE16_BYTES
-        self.unheard, self.uncommitted_bytes = b"", 0
+        self.unheard, self.uncommitted_bytes = bytearray(), 0
         self.say(InputStep(kind="cleared"))
 
     # -- silence in place of a client that sends none ----------------------------------------------
@@ -206,7 +206,7 @@ class Hearing(Replies):
             return
         if not self.waiting and not self.resampling and self.call.unit is None:
             silence = bytes(self.second_bytes - len(self.unheard))
-            second, self.unheard = self.unheard + silence, b""
+            second, self.unheard = bytes(self.unheard) + silence, bytearray()
             self._detect(silence)
             self.hear(second)
         self.expect_answer()

@@ -40,7 +40,7 @@ class Pieces(EventIds, Duplex):
         spoken: the end of the model's speech before, as the resampler needs it: PCM16, 24 kHz.
     """
 
-    unheard: bytes = b""
+    unheard: bytearray = attrs.Factory(bytearray)
     before: bytes = bytes(HISTORY_BYTES)
     resampling: deque[Second] = attrs.Factory(deque)
     spoken: bytes = bytes(HISTORY_BYTES)
@@ -63,7 +63,7 @@ class Pieces(EventIds, Duplex):
     def forget_client(self) -> None:
         """Forget sound that fills no second, or is being resampled."""
         super().forget_client()
-        self.unheard, self.before = b"", bytes(HISTORY_BYTES)
+        self.unheard, self.before = bytearray(), bytes(HISTORY_BYTES)
         self.resampling.clear()
 
     def refused(self, message: ClientMessage) -> Refused | None:
@@ -78,8 +78,8 @@ class Pieces(EventIds, Duplex):
         """Take sound, and have each second that is full run."""
         self.unheard += pcm16
         while len(self.unheard) >= self.second_bytes and not self.is_closed:
-            second = self.unheard[: self.second_bytes]
-            self.unheard = self.unheard[self.second_bytes :]
+            second = bytes(self.unheard[: self.second_bytes])
+            del self.unheard[: self.second_bytes]
             self.hear(second)
 
     def hear(self, second: bytes) -> None:

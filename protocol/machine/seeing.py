@@ -44,7 +44,7 @@ class Seeing(Forking):
         super().forget_client()
         self.undecided_media.clear()
         self.seen, self.waiting = (), WaitingUnits()
-        self.assembler.remainder, self.assembler.attached = b"", Attachments()
+        self.assembler.remainder, self.assembler.attached = bytearray(), Attachments()
 
     def start_if_due(self) -> None:
         """Start the oldest waiting unit, if one may start."""

@@ -54,7 +54,7 @@ class PendingUnit:
 class Assembler:
     """Audio that does not fill a unit yet, with its attachments."""
 
-    remainder: bytes = b""
+    remainder: bytearray = attrs.Factory(bytearray)
     attached: Attachments = Attachments()
     ordinal: int = 0
 
@@ -63,7 +63,11 @@ class Assembler:
 
         `pcm` is float32 LE, any whole number of samples above 0.
         """
-        audio = self.remainder + pcm
+        if len(self.remainder) + len(pcm) < UNIT_BYTES:  # a small piece, of which there are many
+            self.remainder += pcm
+            self.attached = self._merge(attached, whole=True)
+            return []
+        audio = bytes(self.remainder) + pcm
         spans = range(0, len(audio) - UNIT_BYTES + 1, UNIT_BYTES)
         last_begin = (len(audio) - 1) // UNIT_BYTES * UNIT_BYTES
         units = []
@@ -73,7 +77,7 @@ class Assembler:
             units.append(PendingUnit(ordinal=self.ordinal, pcm=unit, attached=merged))
             self.ordinal += 1
             self.attached = Attachments()
-        self.remainder = audio[len(spans) * UNIT_BYTES :]
+        self.remainder = bytearray(audio[len(spans) * UNIT_BYTES :])
         if self.remainder:
             self.attached = self._merge(attached, whole=True)
         return units

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
-import orjson
 
+from protocol.values.errors import FrameError
 from protocol.values.limits import TOOL_CHARS_MAX
 from protocol.values.tools import CALLS_MAX, Tool, ToolCall
+from protocol.wire.strict import count_keys
 
 BEGIN: Final = "<tool_call>"
 END: Final = "</tool_call>"
@@ -93,8 +94,8 @@ class CallStream:
 
     def _call(self, body: str) -> ToolCall | None:
         try:
-            found = orjson.loads(body)
-        except orjson.JSONDecodeError:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or found.keys() != {"name", "arguments"}:
             return None
@@ -109,9 +110,10 @@ def _written(arguments: object) -> str | None:
     if not isinstance(arguments, dict):
         return None
     try:
-        orjson.dumps(arguments)  # It bounds the depth.
+        count_keys(arguments)  # It bounds the depth.
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):
+        text.encode()
+    except (FrameError, ValueError):
         return None
     return text if len(text) <= TOOL_CHARS_MAX else None
 

@@ -142,7 +142,7 @@ def _client_bytes() -> dict[str, list[int]]:
     """The bytes of a unit's frames to the server and from it, with heads, by mode."""
     (exchange,) = make_exchanges(1)
     answer = sum(len(it) + 10 for it in deltas("1", exchange.pcm))
-    frames = {"audio": exchange.frame_of_sound, "video": exchange.frame}
+    frames = {"audio": exchange.pieces(1)[0], "video": exchange.frame}
     return {
         mode: [len(client_frame(TEXT, frame.encode())), answer] for mode, frame in frames.items()
     }
@@ -186,6 +186,7 @@ class _Bench:
         """Run sessions of one mode."""
         order = {"sessions": sessions, "units": seconds, "pace": "spread"}
         order |= {"port": self.gateway.hello["port"], "has_picture": mode == "video"}
+        order |= {"pieces": 1, "coding": "float32"}
         await self._load.ask(order)
         before = await self._read()
         found = await self._load.ask("go")
