@@ -150,18 +150,19 @@ class Intake(trio.abc.Stream):
                     with self.link.holding():
                         await self.share.hold(len(self._rest))
                 break
+            if left < 1:
+                break
             try:
                 message = unmasked(self._rest[whole.start : whole.end], whole.mask)
             except UnicodeDecodeError:
                 return None  # the codec tells the peer
-            if left < 1 or self.take is None:
-                break
             left -= 1
             self._rest = self._rest[whole.end :]
             self._missing_bytes = 0 if self._rest else 1
             self._rate.take(1.0, whole.end)
             self.share.finish(self._scanner.finished)
             self._scanner.skip()
+            assert self.take is not None
             waits = self.take(message)
             if waits is not None:
                 await waits

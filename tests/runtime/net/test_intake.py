@@ -140,6 +140,27 @@ def test_a_flood_is_held_to_the_rate() -> None:
         assert expected - 8 <= messages_by(client, time_s) <= expected + 1
 
 
+def test_a_flood_that_passes_by_the_codec_is_held_to_the_rate() -> None:
+    """The way past the codec would be a way past the limit."""
+    times: list[float] = []
+
+    async def flood(client: Client) -> None:
+        def take(_: object) -> None:
+            times.append(trio.current_time())
+            client.intake.seen += 1
+
+        client.intake.take = take
+        await client.ours.send_all(raw_frame(TEXT, b"{}") * 5_000)
+
+    client = played(flood)
+    per_s = ALLOWED.messages_per_s_max
+    assert (len(times), client.bytes_passed) == (5_000, 0)
+    assert client.counters.pauses > 0
+    for time_s in (0, 1, 5, 20):
+        expected = per_s * (BURST_S + time_s)
+        assert expected - 8 <= sum(at <= time_s for at in times) <= expected + 1
+
+
 def test_a_flood_of_bytes_is_held_to_the_rate() -> None:
     """One client on the server's own network would fill its memory and its disk."""
 
