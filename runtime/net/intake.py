@@ -52,6 +52,8 @@ class Intake(trio.abc.Stream):
         take: takes a text message of one frame, and returns what to wait for before the next, if
             anything; None: all messages are the codec's.
         seen: messages that the session has seen, in any way.
+        is_closing: a close of ours is on its way: all that still comes is read as it comes, since
+            bytes that are left unread would make the end a reset.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Intake(trio.abc.Stream):
         self._last_words = last_words
         self.take: Callable[[str | Utf8Text], Awaitable[None] | None] | None = None
         self.seen = 0
+        self.is_closing = False
         self._rate = Rate(
             settings.messages_per_s_max,
             settings.bytes_per_s_max,
@@ -132,7 +135,7 @@ class Intake(trio.abc.Stream):
 
     async def _read(self, bytes_max: int) -> bytes:
         missing = max(self._missing_bytes, self._scanner.missing_bytes)
-        self.link.expect(missing)
+        self.link.expect(1 if self.is_closing else missing)
         most = UNCOUNTED_BYTES if self.share.budget.is_tight else max(READ_BYTES, missing)
         return await self.link.receive_some(min(most, bytes_max))
 

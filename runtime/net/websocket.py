@@ -163,7 +163,6 @@ class TrioWebSocket:
         self._received = 0
         self._told_too_big = False
         self._waiting: trio.CancelScope | None = None
-        self._is_closing = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer the request with 101, and hold the library's reader task; started then.
@@ -216,7 +215,7 @@ class TrioWebSocket:
             raise self._closed()
         try:
             message: str | bytes = await self._connection.get_message()
-            while self._is_closing:
+            while self._intake.is_closing:
                 message = await self._connection.get_message()
         except trio_websocket.ConnectionClosed:
             if not self._intake.is_too_big:
@@ -303,7 +302,8 @@ class TrioWebSocket:
 
     async def close(self, code: int, reason: str) -> None:
         """As `WebSocket`."""
-        self._is_closing = True
+        self._intake.is_closing = True
+        self._link.expect(1)
         self._stop_delivering()
         self._line.pings = False
         try:

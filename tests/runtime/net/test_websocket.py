@@ -224,7 +224,6 @@ async def test_a_huge_frame_is_told_at_once_and_never_held_in_memory() -> None:
     assert heard.frames == [None]
 
 
-@pytest.mark.xfail(strict=False, reason="a reset in place of an end, half of the time")
 async def test_after_1009_the_connection_ends_in_peace(clock: MockClock) -> None:
     """On systems that drop what a reset overtakes, a client would not learn what was too big."""
     async with playing(Heard(), frame_bytes_max=1 << 20) as address, raw_client(address) as raw:
