@@ -70,15 +70,6 @@ class BytewiseDecoder(MessageDecoder):
         return checked._replace(payload=frame.payload.decode("latin-1"))
 
 
-def unmasked(payload: bytes, mask: bytes) -> str | Utf8Text:
-    """The text of a whole frame, as `message_of`; `UnicodeDecodeError` if it is not UTF-8."""
-    data = FastMasker(mask).process(payload)
-    if data.isascii() or len(data) < TEXT_BYTES_MIN:
-        return data.decode()
-    data.decode()  # the result is not kept: one emoji would widen all its characters
-    return Utf8Text(bytes(data))
-
-
 def message_of(joined: str | bytes) -> str | bytes | Utf8Text:
     """The message of `BytewiseDecoder`'s joined pieces: `str`, UTF-8 if large, or binary."""
     if isinstance(joined, bytes) or joined.isascii():

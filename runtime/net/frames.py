@@ -81,14 +81,10 @@ class FrameScanner:
         is_amid = self._left or self._message_bytes or self._is_lost or self.is_too_big
         if is_amid or len(data) < 2 or data[0] != _WHOLE_TEXT or not data[1] & _MASKED:
             return None
-        body, size = 2, data[1] & _SIZE
-        if size >= _TWO_BYTES:
-            body += 2 if size == _TWO_BYTES else 8
-            size = int.from_bytes(data[2:body], "big")
-        start = body + _MASK_BYTES
+        start, size = _payload_at(data, 0)
         if start > len(data) or size > min(bytes_max, self._message_bytes_max):
             return None
-        return Whole(data[body:start], start, start + size)
+        return Whole(data[start - _MASK_BYTES : start], start, start + size)
 
     def skip(self) -> None:
         """Count a whole message, whose bytes are not scanned."""
@@ -105,11 +101,7 @@ class FrameScanner:
                 return Run(at, not self._is_dropped, cost)
         while at + 2 <= end:
             first, second = data[at], data[at + 1]
-            body, size = at + 2 + _MASK_BYTES, second & _SIZE
-            if size >= _TWO_BYTES:
-                width = 2 if size == _TWO_BYTES else 8
-                size = int.from_bytes(data[at + 2 : at + 2 + width], "big")
-                body += width
+            body, size = _payload_at(data, at)
             if not _is_frame(first, second, size):
                 self._is_lost = True
                 return Run(end, True, cost)
@@ -151,6 +143,16 @@ class FrameScanner:
                 self.passed_bytes = 0
                 self._message_bytes = 0
         return at + size
+
+
+def _payload_at(data: bytes, at: int) -> tuple[int, int]:
+    """Where the payload of a masked frame begins, and its size, if its header has come whole."""
+    start, size = at + 2, data[at + 1] & _SIZE
+    if size >= _TWO_BYTES:
+        width = 2 if size == _TWO_BYTES else 8
+        size = int.from_bytes(data[start : start + width], "big")
+        start += width
+    return start + _MASK_BYTES, size
 
 
 def _is_frame(first: int, second: int, size: int) -> bool:

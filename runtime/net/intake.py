@@ -17,11 +17,9 @@ from typing import Final
 
 import trio
 
-from protocol.values.utf8 import Utf8Text
-
 from ..settings.settings import Settings
 from .budget import Share
-from .codec import unmasked
+from .codec import FastMasker
 from .counters import Counters
 from .frames import FrameScanner, Whole
 from .limits import UNCOUNTED_BYTES
@@ -78,7 +76,7 @@ class Intake(trio.abc.Stream):
         self._counters = counters
         self._on_too_big = on_too_big
         self._last_words = last_words
-        self.take: Callable[[str | Utf8Text], Awaitable[None] | None] | None = None
+        self.take: Callable[[str], Awaitable[None] | None] | None = None
         self.seen = 0
         self.is_closing = False
         self._rate = Rate(
@@ -156,7 +154,8 @@ class Intake(trio.abc.Stream):
             if left < 1:
                 break
             try:
-                message = unmasked(self._rest[whole.start : whole.end], whole.mask)
+                payload = self._rest[whole.start : whole.end]
+                message = FastMasker(whole.mask).process(payload).decode()
             except UnicodeDecodeError:
                 return None  # the codec tells the peer
             left -= 1

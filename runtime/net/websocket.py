@@ -34,7 +34,7 @@ from wsproto.events import CloseConnection, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
-from protocol.values.utf8 import Frame, Utf8Text
+from protocol.values.utf8 import Frame
 
 from .budget import Share
 from .codec import message_of, tune
@@ -239,7 +239,7 @@ class TrioWebSocket:
             self._intake.take = None
             delivering.cancel()
 
-        def take(message: str | Utf8Text) -> Awaitable[None] | None:
+        def take(message: str) -> Awaitable[None] | None:
             self._received += 1
             try:
                 waits = on_message(message)
