@@ -1,8 +1,8 @@
 """The shell around one session: inbox -> log -> step -> log -> perform.
 
 - Events are taken off one inbox, one by one, in the log's order: each is appended to the log,
-  stepped, its effects appended, and only then performed. One task does this, the driver's; all
-  others post events. A frame that comes while it waits is stepped by the task that brought it.
+  stepped, its effects appended, and only then performed. The driver's task does this for events
+  that are posted; while it waits, a task that brings an event (`bring`) does it instead.
 - Posting never blocks. Client bytes are bounded: `frame_received` waits while the inbox or the
   decoder is too far behind, and a bounded time for the recorder.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
@@ -239,9 +239,7 @@ class Driver:
         if frame is not None and len(frame) > LARGE_BYTES_MIN:
             return self._large_frame_received(frame)
         self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
-        if self._events or self._decodes.is_behind or self._journal.is_behind:
-            return self._wait_for_room()
-        return None
+        return self._wait_for_room() if self._is_behind or self._journal.is_behind else None
 
     async def _large_frame_received(self, frame: Frame) -> None:
         await self._lane.enter(len(frame or b""))
@@ -251,9 +249,13 @@ class Driver:
         self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
         await self._wait_for_room()
 
+    @property
+    def _is_behind(self) -> bool:
+        return self._events.frame_bytes > INBOX_BYTES_MAX or self._decodes.is_behind
+
     async def _wait_for_room(self) -> None:
         """Wait while the server is too far behind."""
-        while self._events.frame_bytes > INBOX_BYTES_MAX or self._decodes.is_behind:
+        while self._is_behind:
             self._relief = anyio.Event()
             await self._relief.wait()
         await self._journal.wait_for_room()

@@ -44,7 +44,7 @@ class Performer:
             tasks.start_soon(self._writer.run)
 
     def perform(self, effect: ef.Effect, ready: Ready, now_ns: int) -> None:
-        """Perform an effect of a step at `now_ns`; what the peer sees of it waits for `ready`."""
+        """Perform an effect of a step at `now_ns`; frames and closes are sent after `ready`."""
         assert self._tasks is not None
         if self._writer is not None:
             self._writer.saw(effect)

@@ -169,8 +169,8 @@ class Server:
     ) -> EndReason | None:
         """Run one session to its end; return its reason, or None where it was broken off.
 
-        Only cancellation is raised, and `ForkRefused` where there is none. Else the WebSocket, open
-        and accepted, is closed; `on_left` is called when it is, though the session may go on.
+        Only cancellation is raised, and `ForkRefused` before a session begins. Else the WebSocket,
+        open and accepted, is closed; `on_left` is called then, though the session may go on.
         """
         driver = await self._make_driver(self._identities.draw(), arrival)
         number, connection = self._connect(websocket, driver)
