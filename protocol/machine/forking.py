@@ -31,7 +31,7 @@ class Forking(Beginning):
         """Forget what the other session's client sent and the model has not heard."""
 
     def forked(self, event: ev.Forked) -> None:
-        """Begin again, with the past as it is; ignored where there is none to go on from."""
+        """Begin again, with the past as it is; ignored if the session was never set up."""
         if self.state is not State.ACTIVE or self.call.phase not in AT_REST:
             return
         self.opened = attrs.evolve(

@@ -7,14 +7,26 @@ or UTF-8, and is rarely copied, for it may be large.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import AnyStr, Final
 
 from ..values.errors import CLOSE_INVALID_FRAME, FrameError
 from ..values.limits import JSON_DEPTH_MAX
 
+Nested = dict[str, object] | list[object]
 NESTED: Final = (dict, list)
-"""What holds other values."""
+"""The types of objects and arrays; a union in `isinstance` would be made for each call."""
+
+
+def nested_in(level: Iterable[Nested]) -> list[Nested]:
+    """Return the objects and arrays directly in those of one level."""
+    return [
+        child
+        for node in level
+        for child in (node.values() if isinstance(node, dict) else node)
+        if isinstance(child, NESTED)
+    ]
 
 
 def not_json(reason: str) -> FrameError:
@@ -39,21 +51,11 @@ def _find(data: bytes, char: str, start: int) -> int:
 
 def count_keys(value: dict[str, object]) -> int:
     """Count the keys of all objects, level by level, as deep as frames may be."""
-    for child in value.values():
-        if isinstance(child, NESTED):
-            break
-    else:
-        return len(value)
     keys = 0
-    level: list[dict[str, object] | list[object]] = [value]
+    level: list[Nested] = [value]
     for _ in range(JSON_DEPTH_MAX):
         keys += sum(len(node) for node in level if isinstance(node, dict))
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, NESTED)
-        ]
+        level = nested_in(level)
         if not level:
             return keys
     raise not_json(f"frame nested deeper than {JSON_DEPTH_MAX} levels")

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Final
 
 import attrs
 
+from protocol.values.digest import DIGEST_BYTES
 from protocol.values.modes import OF_MODE
 from recorder.format.records import Fields, Record
 from recorder.read.reader import LogReader
 
 from ..eval.gather import lost_in
 from ..shared.fields import typed
-
-HASH_BYTES: Final = 16
 
 
 class SkippedError(Exception):
@@ -49,7 +47,7 @@ def content_of(log: Path) -> str:
     """Hash the bytes of a log (blake2b-128, hex); `OSError` if it cannot be read."""
     with log.open("rb") as file:
         return hashlib.file_digest(
-            file, lambda: hashlib.blake2b(digest_size=HASH_BYTES)
+            file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)
         ).hexdigest()
 
 

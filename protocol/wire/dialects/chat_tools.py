@@ -21,6 +21,7 @@ from ..field import DROPPED, Field
 from ..kinds import NAMED, PROMPTED, SAID, Holds, Kind, because, choice, text
 from ..nested import Variants, items, one, variants
 from ..reading import Reading, as_object
+from ..strict import Nested, nested_in
 from ..table import Object, Row, Table
 
 TOOL_NAMED: Final = Holds("name", "name", TOOL_NAME)
@@ -45,15 +46,10 @@ CALL_ID: Final = text(CALL_ID_CHARS_MAX, 1, holds=NAMED)
 def _schema(value: Value, _: Reading) -> str:
     """Read a JSON Schema as text, bounded in depth and length."""
     found = as_object(value.value, value.path)
-    levels: list[object] = [found]
+    level: list[Nested] = [dict(found)]
     for _level in range(TOOL_DEPTH_MAX):
-        levels = [
-            below
-            for each in levels
-            if isinstance(each, dict | list)
-            for below in (each.values() if isinstance(each, dict) else each)
-        ]
-    if any(isinstance(each, dict | list) for each in levels):
+        level = nested_in(level)
+    if level:
         raise invalid(value.path, f"more than {TOOL_DEPTH_MAX} levels")
     text = orjson.dumps(found).decode()
     if len(text) > TOOL_CHARS_MAX:
