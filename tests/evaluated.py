@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import numpy as np
+from click.testing import CliRunner, Result
 
 from protocol.values import events as ev
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
+from replay.assess.command import eval_command
 from replay.eval.conversation import Conversation, Span, Text
 from replay.eval.facts import Facts
 from replay.eval.gather import gather
@@ -116,3 +119,15 @@ def measured(conversation: Conversation) -> dict[str, Any]:
     """Measure a conversation, and leave out what is absent."""
     found = conversation_scores(conversation)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def call(*arguments: object) -> Result:
+    """Run `antiphon eval`; it must never end in a traceback."""
+    result = CliRunner().invoke(eval_command, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def told(*arguments: object) -> Any:
+    """Run it for a script, and read its JSON."""
+    return json.loads(call(*arguments, "--json").stdout)

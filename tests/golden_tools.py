@@ -25,7 +25,7 @@ def ask(*messages: object, **fields: Any) -> str:
 
 
 def calling(turn: Turn) -> Answer:
-    """Call both tools, with text between that is no call; then tell what came of it."""
+    """Call both tools, with plain text between the calls; then tell their results."""
     if turn.messages[-1].role == "tool" or not turn.tools:
         return default_answer(turn)
     clock = call("clock", '{"zone": "UTC"}')

@@ -36,7 +36,7 @@ SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
 ANSWER: Final = "No news is good news, and there is no news today."
 KEY: Final = "antiphon_of_anna"
 SILENT_MS: Final = 50
-"""From an interruption to silence; the fade takes 30 of it."""
+"""From an interruption to silence, of which the fade takes 30 ms."""
 Samples = npt.NDArray[np.float32]
 TRIES: Final = 4
 """A machine that is busy may hold the browser's threads up for a moment, but not each time."""
@@ -128,7 +128,7 @@ def tiny(recordings: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def console(tab: Tab, tiny: LiveServer) -> Iterator[Console]:
-    """The console of `tiny`: whatever is done with it, it logs nothing and asks nobody else."""
+    """The console of `tiny`: it must log no error, and send no request to another server."""
     tab.logged.clear()
     tab.requested.clear()
     console = Console(tab, tiny)

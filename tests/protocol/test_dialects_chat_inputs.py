@@ -48,6 +48,15 @@ def ask_of_001(**fields: object) -> Any:
     return REALTIME.parse(Request.APPEND, body, CHAT)
 
 
+def explained_in_both(fields: dict[str, object], code: str, text: str) -> None:
+    """Ask with bad fields in both dialects, and find each error's code, and its text's start."""
+    for parse, root in ((ask, "$."), (ask_of_001, "$.input.")):
+        with pytest.raises(FieldError) as caught:
+            parse(**fields)
+        assert caught.value.code == code
+        assert caught.value.message.startswith(root + text)
+
+
 def message(*content: object, role: str = "user") -> dict[str, object]:
     """A message with a list of contents."""
     return {"role": role, "content": list(content)}
@@ -402,11 +411,7 @@ def test_a_bad_turn_is_explained_in_both_dialects(
     fields: dict[str, object], code: str, text: str
 ) -> None:
     """Else a client author has to guess which of thirty fields is wrong."""
-    for parse, root in ((ask, "$."), (ask_of_001, "$.input.")):
-        with pytest.raises(FieldError) as caught:
-            parse(**fields)
-        assert caught.value.code == code
-        assert caught.value.message.startswith(root + text)
+    explained_in_both(fields, code, text)
 
 
 def test_as_much_as_is_allowed_is_taken() -> None:

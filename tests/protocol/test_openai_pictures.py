@@ -104,7 +104,7 @@ def test_a_bad_picture_is_refused_by_its_header(name: str) -> None:
 
 @pytest.mark.parametrize("url", ["data:image/gif;base64,AA==", "https://example.org/cat.png", ""])
 def test_other_kinds_are_refused_by_name(url: str) -> None:
-    """A client would wait for an answer to a picture that nobody fetches."""
+    """A client would wait for an answer to a picture that the server does not fetch."""
     expected = "only a JPEG, PNG or WebP is taken here: data:image/jpeg;base64,..."
     assert refusal(url) == expected
 

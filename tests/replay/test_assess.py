@@ -11,14 +11,13 @@ from typing import Any
 
 import attrs
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from protocol.values.model import Opening
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from replay.assess.baseline import as_recorded
-from replay.assess.command import eval_command
 from replay.assess.kept import Kept
 from replay.assess.recording import content_of
 from replay.assess.run import Mode
@@ -33,23 +32,13 @@ from runtime.model.backends.base import BackendError, BackendGone
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.engine.backend import EngineBackend
 from tests.assessed import Planted, configured, record_talks, run_on, tiny
+from tests.evaluated import call, told
 from tests.exported import GOLDEN
 from tests.generated import ClientScript, draw_and_record, record_model
 from tests.terminal import on_terminal
 
 COUNT = 4
 WILD = range(2, 9)
-
-
-def call(*arguments: object) -> Result:
-    """Run the command; whatever happens, it must not end in a traceback."""
-    result = CliRunner().invoke(eval_command, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def told(*arguments: object) -> Any:
-    return json.loads(call(*arguments, "--json").stdout)
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +349,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("other")
 def test_a_build_fails_by_a_difference(folder: Path, tmp_path: Path) -> None:
-    """A regression would be a number that is read by nobody."""
+    """A regression would be a number in a report that does not fail."""
     page, how = tmp_path / "page.html", ("--mode", "open", "--model", "other")
     condition = "time_to_first_audio.difference < -0.5"
     keep = ("--out", tmp_path / "runs")

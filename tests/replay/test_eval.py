@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 
 import attrs
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,23 +31,12 @@ from replay.eval.text import definition_rows
 from replay.redact.command import redact_command
 from replay.shared.progress import unwatched
 from runtime.commands.server_process import RUN
-from tests.evaluated import Duplex, loud
+from tests.evaluated import Duplex, call, loud, told
 from tests.exported import GOLDEN
 from tests.replay.test_logs import write_log
 from tests.terminal import on_terminal
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluate.md"
-
-
-def call(*arguments: object) -> Result:
-    """Run the command; whatever happens, it must not end in a traceback."""
-    result = CliRunner().invoke(eval_command, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def told(*arguments: object) -> Any:
-    return json.loads(call(*arguments, "--json").stdout)
 
 
 def record(folder: Path, name: str, delay_s: float) -> Path:

@@ -163,7 +163,7 @@ async def test_a_piece_of_sound_wakes_one_task_once() -> None:
 
 @pytest.mark.parametrize("frame", [raw_frame(TEXT, b"bad"), raw_frame(BINARY, b"bad")])
 async def test_what_breaks_at_a_message_is_raised(frame: bytes) -> None:
-    """A bug of ours in a session leaves it open and deaf, and nobody knows."""
+    """A bug in a session leaves its connection open and unread, without a trace."""
 
     def waits_for(message: Frame) -> None:
         if plain(message) in ("bad", b"bad"):
