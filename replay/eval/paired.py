@@ -49,7 +49,7 @@ class Paired:
         value, baseline: the means over the pairs.
         difference: their difference: positive if the value is above the baseline.
         low, high: of the difference, a 95 % interval.
-        p: how often chance gives at least such a difference; 1 if there is none.
+        p: how often chance gives a difference at least as large; 1 if the difference is 0.
     """
 
     recordings: int
