@@ -72,7 +72,7 @@ MACHINE_SCHEMA: Final = 1
 SCHEMA: Final[Mapping[str, int]] = {"machine": MACHINE_SCHEMA, "snapshot": SNAPSHOT}
 """The schema versions in the head of a new log."""
 HASHES_KEPT: Final = 3
-"""A second of sound and a picture or two: the objects between a picture's decoding and its unit."""
+"""Of the pictures that wait for their unit; a fourth is hashed twice."""
 HASHED_BYTES_MAX: Final = 256 << 10
 """The digests of larger objects are not kept, to save memory."""
 
@@ -89,16 +89,21 @@ def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
 
 
 class Hashes:
-    """Digests of bytes; the last few are kept, since decoded media soon go to the model."""
+    """Digests of bytes; those of pictures to be proven are kept until they go to the model."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[bytes, str]] = deque(maxlen=HASHES_KEPT)
 
     def of(self, data: bytes) -> str:
-        """Hash bytes, or return the kept digest of the same object."""
-        for kept, found in self._kept:
+        """Hash bytes, or give up the kept digest of the same object."""
+        for place, (kept, found) in enumerate(self._kept):
             if kept is data:
+                del self._kept[place]
                 return found
+        return digest(data)
+
+    def keep(self, data: bytes) -> str:
+        """Hash bytes that will be hashed once more."""
         made = digest(data)
         if len(data) <= HASHED_BYTES_MAX:
             self._kept.append((data, made))
@@ -114,6 +119,8 @@ def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str,
     if isinstance(effect, ef.Send):
         return "tx", {"type": "Send", "ordinal": effect.ordinal, "frame": effect.frame}
     hash_of = digest if hashes is None else hashes.of
+    if hashes is not None and isinstance(effect, ef.DecodeMedia) and effect.kind == "jpeg":
+        hash_of = hashes.keep
     fields = {name: _hashed(value, hash_of) for name, value in _plain(effect).items()}
     return "effect", {"type": type(effect).__name__, **fields}
 
