@@ -52,7 +52,7 @@ from .values import Change, Forked, ForkError, ForkRefusedError
     "--out",
     metavar="FOLDER",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the fork's log goes [default: next to LOG].",
+    help="Where the fork's log goes, made if need be [default: next to LOG].",
 )
 @click.option("--anyway", is_flag=True, help="Fork though the environment or the model differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+import anyio
 import attrs
 
 from protocol.values import events as ev
@@ -53,7 +54,7 @@ async def make_fork(
     anyway: bool = False,
     watch: Watch = lambda _done, _units: None,
 ) -> tuple[Path, Forked]:
-    """Fork a recording into a folder; return the fork's log, and a summary.
+    """Fork a recording into a folder, made if need be; return the fork's log, and a summary.
 
     Args:
         identity: its name; the seed is the recording's, unless it changes.
@@ -79,6 +80,7 @@ async def make_fork(
         **_head(head, times, connected),
         **_model_fields(head, change, backend.info, name=str(name), is_elsewhere=is_elsewhere),
     }
+    await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
     path = Store(folder).path(identity.recording_id)
     with new_file(path, like=log) as part, LogReader(log) as reader, _recorder() as recorder:
         logs: list[SessionLog] = []

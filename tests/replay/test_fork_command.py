@@ -70,8 +70,7 @@ def test_a_fork_and_what_it_says(log: Path, tmp_path: Path) -> None:
 
 def test_json_of_a_fork(log: Path, tmp_path: Path) -> None:
     """A script could not find the fork, or what came of it."""
-    out = tmp_path / "forks"
-    out.mkdir()
+    out = tmp_path / "made" / "forks"
     arguments = ("--replace-audio", QUESTION, "--seed", 7, "--set", "temperature=0", "--out", out)
     body = json.loads(call(log, "--at", 3, "--json", *arguments).stdout)
     assert body.keys() == {
@@ -94,7 +93,8 @@ def test_json_of_a_fork(log: Path, tmp_path: Path) -> None:
         (("--at", "2", "--set", "temperature"), 2, "NAME=VALUE"),
         (("--at", "2", "--set", "temperature=9"), 2, "allowed is 0 to 2"),
         (("--at", "2", "--replace-audio", "nowhere.wav"), 2, "nowhere.wav"),
-        (("--at", "2", "--out", "nowhere"), 2, "nowhere"),
+        (("--at", "2", "--out", str(QUESTION)), 2, "is a file"),
+        (("--at", "2", "--out", str(QUESTION / "forks")), 2, "Not a directory"),
         (("--at", "-1"), 2, "--at"),
         ((), 2, "--at"),
     ],
