@@ -61,7 +61,7 @@ class FrameScanner:
         self._message_bytes = 0
         self._left = 0
         self._is_data = False
-        self._is_last = False
+        self._is_last = True
         self._is_dropped = False
         self._is_lost = False
         self.finished = 0
@@ -78,11 +78,13 @@ class FrameScanner:
 
         None for anything but a text message of one frame and at most `bytes_max`.
         """
-        is_amid = self._left or self._message_bytes or self._is_lost or self.is_too_big
+        is_amid = self._left or not self._is_last or self._is_lost or self.is_too_big
         if is_amid or len(data) < 2 or data[0] != _WHOLE_TEXT or not data[1] & _MASKED:
             return None
         start, size = _payload_at(data, 0)
         if start > len(data) or size > min(bytes_max, self._message_bytes_max):
+            return None
+        if start != _payload_start(size):
             return None
         return Whole(data[start - _MASK_BYTES : start], start, start + size)
 
@@ -126,9 +128,9 @@ class FrameScanner:
     def _begin(self, first: int, size: int, *, is_dropped: bool, body: int, end: int) -> int:
         self._left = size
         self._is_data = not first & _CONTROL
-        self._is_last = bool(first & _FIN)
         self._is_dropped = is_dropped
         if self._is_data:
+            self._is_last = bool(first & _FIN)
             self._message_bytes += size
         return self._walk(body, end)
 
@@ -153,6 +155,12 @@ def _payload_at(data: bytes, at: int) -> tuple[int, int]:
         size = int.from_bytes(data[start : start + width], "big")
         start += width
     return start + _MASK_BYTES, size
+
+
+def _payload_start(size: int) -> int:
+    """Where the payload of a masked frame of that size begins: sizes have one form (5.2)."""
+    width = 0 if size < _TWO_BYTES else 2 if size < 1 << 16 else 8
+    return 2 + width + _MASK_BYTES
 
 
 def _is_frame(first: int, second: int, size: int) -> bool:

@@ -80,7 +80,10 @@ class Ended:
         )
 
     async def tell(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
-        """Send the frames that the client has not heard, and close with 1000: it is over."""
+        """Send the frames that the client has not heard, and close with 1000: it is over.
+
+        Raises an `ExceptionGroup` of what `frames_of` raises, with the connection broken.
+        """
         connection = Connection(
             websocket,
             on_frame=lambda _: anyio.sleep_forever(),
@@ -117,6 +120,10 @@ class EndedSessions:
         self._ended[ended.recording_id] = ended
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
+
+    def discard(self, recording_id: str) -> None:
+        """Keep a session no longer: its frames cannot be read."""
+        self._ended.pop(recording_id, None)
 
     def get(self, recording_id: str, now_ns: int) -> Ended | None:
         """The session of this name; None if it ended too long ago, or is not known."""

@@ -21,6 +21,7 @@ from protocol.values.errors import REFUSALS, ErrorCode
 from protocol.values.messages import EndReason
 from protocol.values.modes import MODES, Mode
 from protocol.values.resuming import ComeBack
+from recorder.format.errors import RecorderError
 from recorder.format.records import Fields
 from recorder.keep.store import Store
 from recorder.write.writer import Recorder
@@ -261,8 +262,11 @@ class Server:
         if asked.last_seq >= it.frames_sent:
             return AHEAD
         if isinstance(it, Ended):
-            with bound_session(recording_id):
-                await it.tell(websocket, asked, self._settings.stall_s)
+            try:
+                with bound_session(recording_id):
+                    await it.tell(websocket, asked, self._settings.stall_s)
+            except* (RecorderError, OSError):  # removed since, or its recording failed
+                self._ended.discard(recording_id)
             return ""
         token = self._identities.token()
         number, connection = self._connect(websocket, it)

@@ -251,6 +251,28 @@ async def test_bytes_that_are_no_text_end_it_with_1007() -> None:
     assert session.taken == ["good"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [raw_frame(TEXT, b"", fin=False), raw_frame(TEXT, b"late")],
+        [raw_frame(TEXT, b"", fin=False) + raw_frame(PING, b""), raw_frame(TEXT, b"late")],
+        [b"\x81\xfe\x00\x04\x00\x00\x00\x00late"],
+        [b"\x81\xff" + bytes(6) + b"\x00\xc8" + bytes(4) + b"l" * 200],
+    ],
+)
+async def test_text_that_the_rfc_forbids_ends_it_with_1002(wrong: list[bytes]) -> None:
+    """What the codec refuses reaches the session, if it looks like a whole message."""
+    session = Session()
+    async with serving(session) as address, raw_client(address) as raw:
+        for piece in [raw_frame(TEXT, b"good"), *wrong, raw_frame(TEXT, b"late")]:
+            with suppress(trio.BrokenResourceError):
+                await raw.stream.send_all(piece)
+            await wait_all_tasks_blocked(SETTLE_S)
+        await session.done.wait()
+    assert session.taken == ["good"]
+    assert session.code == 1002
+
+
 async def test_a_message_above_the_limit_comes_as_none_in_its_place() -> None:
     """A client hears nothing of its mistake, or of one that came later first."""
     session = Session()

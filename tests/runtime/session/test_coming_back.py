@@ -36,6 +36,12 @@ def logged(folder: Path) -> list[str]:
     return [str(record.fields["frame"]) for record in read(path) if record.kind == "tx"]
 
 
+def remove_logs(folder: Path) -> None:
+    """Remove the logs, as retention does."""
+    for path in folder.glob("*"):
+        path.unlink()
+
+
 def events(folder: Path) -> list[ev.Event]:
     """The events that the only log of a folder holds."""
     (path,) = folder.glob("*")
@@ -177,6 +183,27 @@ def test_who_does_not_come_back_ends(tmp_path: Path) -> None:
 
     on_virtual_time(body)
     replays(tmp_path)
+
+
+def test_who_comes_back_to_a_log_that_was_removed_hears_that_there_is_no_session(
+    tmp_path: Path,
+) -> None:
+    """Its connection broke with an error of the server, again and again."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            peer.vanish()
+            await anyio.sleep(601)
+            remove_logs(tmp_path)
+            broken = server.come_back(*peer.way_back)
+            await broken.over()
+            assert broken.closed is None
+            late = server.come_back(*peer.way_back)
+            await late.over()
+            assert late.closed == (1008, "there is no such session, or this is not its token")
+
+    on_virtual_time(body)
 
 
 def test_a_right_token_takes_over_a_session_that_is_alive(tmp_path: Path) -> None:
