@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
 
-from recorder.format.compression import Compressor
 from recorder.format.errors import LogFailed, LogFull, LogMisuse
 from recorder.format.format import MIB, SUFFIX, recording_id_of
 from recorder.format.records import Record
@@ -454,33 +452,6 @@ async def test_inline_recorder_tells_of_failures(disk: MemoryDisk) -> None:
             await log.written(1)
         await anyio.lowlevel.checkpoint()
         assert len(failures) == 1
-
-
-async def test_a_file_begun_in_another_thread_has_a_compressor_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fork was written while other sessions were: zstd broke, and the server with it."""
-    threads = dict[int, set[int]]()
-    compress = Compressor.steps
-
-    def steps(self: Compressor, *args: Any, **kwargs: Any) -> Any:
-        threads.setdefault(id(self), set()).add(threading.get_ident())
-        return compress(self, *args, **kwargs)
-
-    monkeypatch.setattr(Compressor, "steps", steps)
-    with Recorder() as recorder:
-        other = recorder.open(tmp_path / "other.session.zst", {}, at_ns=0)
-        await other.written(0)
-        file = recorder.file(tmp_path / "fork.session.zst")
-        await anyio.to_thread.run_sync(file.create)
-        head = Record(kind="session", seq=0, at_ns=0, fields={})
-        list(file.write([head, record("event", 1)]))
-        fork = recorder.go_on(file, 2)
-        fork.append(record("event", 2), urgent=True)
-        await fork.written(2)
-    assert len(set.union(*threads.values())) == 2
-    assert [len(its) for its in threads.values()] == [1, 1]
-    assert verify(tmp_path / "fork.session.zst").state == "open"
 
 
 def test_wake_ups_are_shared() -> None:
