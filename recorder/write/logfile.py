@@ -50,7 +50,7 @@ class LogFile:
         self.path: Final = path
         self.is_dirty = False
         self._disk: Final = disk
-        self._compressor: Final = compressor
+        self._compressor = compressor
         self._encoder: Final = RecordEncoder()
         self._descriptor: int | None = None
         self._is_created = False
@@ -58,6 +58,10 @@ class LogFile:
         self._directories: Final = directories or Directories(disk)
         self._number = 0
         self._chain = Chain()
+
+    def hand_over(self, compressor: Compressor) -> None:
+        """Have another thread write from now on, which has its own compressor."""
+        self._compressor = compressor
 
     def create(self) -> None:
         """Create the file; `OSError` if it exists."""

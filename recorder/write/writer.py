@@ -144,7 +144,8 @@ class Recorder:
         fails, in the current event loop, else in the recorder's thread. `LogMisuse`: the recorder
         is closed, or the name is not that of a recording.
         """
-        log = self._keep(SessionLog(self._shared, self.file(path), on_failure))
+        file = self._file(path, self._compressor)
+        log = self._keep(SessionLog(self._shared, file, on_failure))
         log.put(Record(kind="session", seq=0, at_ns=at_ns, fields=fields), urgent=True)
         return log
 
@@ -162,14 +163,19 @@ class Recorder:
         self, file: LogFile, next_seq: int, on_failure: OnFailure | None = None
     ) -> SessionLog:
         """Go on with a reopened log, cut off at its end; `LogMisuse`, `on_failure` as in `open`."""
+        file.hand_over(self._compressor)
         return self._keep(SessionLog(self._shared, file, on_failure, next_seq=next_seq))
 
     def file(self, path: Path) -> LogFile:
-        """Make a log's file, for a caller that creates it and begins it before it is to `go_on`."""
+        """Make a log's file, for a caller that creates it and begins it before it is to `go_on`.
+
+        It may be written in any one thread until then, while the recorder's writes others.
+        """
+        return self._file(path, Compressor())
+
+    def _file(self, path: Path, compressor: Compressor) -> LogFile:
         recording_id_of(path)
-        return LogFile(
-            path, disk=self._disk, compressor=self._compressor, directories=self._directories
-        )
+        return LogFile(path, disk=self._disk, compressor=compressor, directories=self._directories)
 
     def _keep(self, log: SessionLog) -> SessionLog:
         with self._shared.changed:

@@ -40,7 +40,7 @@ from ..media.voices import VoiceLibrary
 from ..net.counters import Counters
 from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
-from ..net.websocket import WebSocket
+from ..net.websocket import WebSocket, WebSocketClosed
 from ..session.beginning import VERSION, Parent, model_names
 from ..session.forking import ForkRefused
 from ..session.server import NO_SESSION, Server
@@ -327,6 +327,8 @@ async def _apart(serve: Callable[[], Awaitable[None]]) -> None:
     """Serve a session in the server's own tasks, which an error of one must not end."""
     try:
         await serve()
+    except WebSocketClosed:
+        pass  # its client left before it could be refused
     except Exception:
         _LOG.exception("a session broke")
 

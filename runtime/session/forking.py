@@ -46,6 +46,8 @@ from .taking_up import Begun, TakenUp
 _logger = logging.getLogger("antiphon.session")
 AT_ONCE: Final = 2
 """Forks being written: each takes a thread, and as long as its recording is to be read twice."""
+WAITING_MAX: Final = 16
+"""Forks that wait to be written; more are refused: each is written though its client has left."""
 EDITED: Final = {
     "redacted": "it is redacted",
     "shrunk": "it was cut down to an error",

@@ -12,7 +12,7 @@ import attrs
 
 from protocol.machine.session import Session
 from protocol.values import events as ev
-from protocol.values.errors import ErrorCode
+from protocol.values.errors import REFUSALS, ErrorCode
 from recorder.keep.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
@@ -21,7 +21,7 @@ from ..settings.settings import Settings
 from ..slots.workers import Workers
 from . import rebuilding
 from .beginning import Arrival, log_head
-from .forking import AT_ONCE, ForkRefused, unsupported, write_fork
+from .forking import AT_ONCE, WAITING_MAX, ForkRefused, unsupported, write_fork
 from .journal import OnFailed, OpenLog
 from .taking_up import TakenUp, take_up
 
@@ -67,6 +67,8 @@ class SessionLogs:
         assert arrival.parent is not None
         if self.recorder is None or not opened.limits.rebuild_wait_s:
             raise ForkRefused(ErrorCode.UNSUPPORTED, _CANNOT)
+        if self._forking.statistics().tasks_waiting >= WAITING_MAX:
+            raise ForkRefused(ErrorCode.QUEUE_FULL, REFUSALS[ErrorCode.QUEUE_FULL])
         head = log_head(self._settings, self._workers.info, opened, arrival.owner)
         file = self.recorder.file(self._store.path(opened.recording_id))
         write = partial(write_fork, arrival.parent, opened, head, self._workers.info, file)

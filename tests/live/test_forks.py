@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
+import struct
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -317,6 +319,20 @@ def test_what_cannot_be_forked_is_refused_by_its_reason(tmp_path: Path) -> None:
         assert len(list(tmp_path.glob("*.zst"))) == 3, "a fork that was refused left a log"
         with place.fork(name) as (fork, _):
             leave(fork)
+
+
+def test_a_client_that_leaves_before_its_fork_is_refused_is_no_error(tmp_path: Path) -> None:
+    """Anyone could fill the server's log with tracebacks."""
+    with serving(tmp_path, "--resumable") as place:
+        with place.parent() as (parent, name):
+            say(parent, sounds()[:2])
+            leave(parent)
+        for _ in range(5):
+            it = place.connect(f"live/sessions/{name}/fork?at=9&resumable=1")
+            reset = struct.pack("ii", 1, 0)
+            it.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            it.close_socket()
+        assert place.refused(name, "?at=9")[0] == "invalid_payload"
 
 
 def test_only_its_format_and_what_is_delegated_may_change(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""What forks may cost a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from runtime.session import rebuilding
+from runtime.session.beginning import Arrival
+from runtime.session.forking import AT_ONCE, WAITING_MAX, ForkRefused
+from tests.golden_forking import begin, log_of
+from tests.helpers import Peer, on_virtual_time, world
+
+MORE = 5
+
+
+def test_forks_that_wait_to_be_written_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that were gone filled the disk with copies of a recording."""
+    codes: list[str] = []
+
+    async def slowly(work: Callable[[], Any]) -> Any:
+        await anyio.sleep(1)
+        return work()
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            parent = log_of(server, await begin(server, model="scripted"), 0)
+            monkeypatch.setattr(rebuilding, "in_thread", slowly)
+
+            arrival = Arrival(mode="audio", endpoint="live", parent=parent)
+
+            async def fork() -> None:
+                peer = Peer("audio")
+                try:
+                    await server.server.handle(peer.server_end, arrival)
+                except ForkRefused as refused:
+                    codes.append(refused.code)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(AT_ONCE + WAITING_MAX + MORE):
+                    tasks.start_soon(fork)
+                await anyio.sleep(0.5)
+                tasks.cancel_scope.cancel()
+
+    on_virtual_time(body)
+    assert codes == ["queue_full"] * MORE
