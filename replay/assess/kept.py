@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
@@ -76,7 +77,7 @@ class Kept:
                 duration_ns=int(body["duration_ns"]),
                 lost=frozenset(body["body"].get("lost", ())),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError):
             return None
         self.found += 1
         return row, scores
@@ -89,9 +90,11 @@ class Kept:
         _write(self._path(content), told)
 
     def remove_log(self, content: str) -> None:
-        """Remove a log that an earlier run made, and whose result it did not keep."""
+        """Remove a log that an earlier run made, or began, and whose result it did not keep."""
         for log in self.folder.glob(f"open-{content}.*"):
             log.unlink()
+        for part in self.folder.glob(f"{PART_PREFIX}*/open-{content}.*"):
+            rmtree(part.parent)
 
     def _path(self, content: str) -> Path:
         return self.folder / f"{content}.json"

@@ -17,6 +17,7 @@ from protocol.values.model import Opening
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
+from recorder.write.files import PART_PREFIX
 from replay.assess.baseline import as_recorded
 from replay.assess.kept import Kept
 from replay.assess.recording import content_of
@@ -210,14 +211,19 @@ def test_a_result_that_cannot_be_read_is_made_again(logs: list[Path], tmp_path: 
     """Half a file of a full disk would end each later run, or count as a result."""
     whole = run_on(logs, "open", EngineBackend(tiny()), out=tmp_path)
     assert whole.folder is not None
-    spoilt = ["", "[]", '{"duration_ns": 1, "body": {}, "scores": {"errors": [1, 2]}}']
+    endless = '{"duration_ns": Infinity, "body": {"result": "measured"}, "scores": {}}'
+    spoilt = ["", endless, '{"duration_ns": 1, "body": {}, "scores": {"errors": [1, 2]}}']
     spoilt.append(spoilt[-1].replace("errors", "take_over_rate").replace("2", "0"))
+    begun = whole.folder / f"{PART_PREFIX}killed" / f"open-{content_of(logs[0])}.session.zst"
+    begun.parent.mkdir()
+    begun.write_bytes(b"a log that was begun")
     for log, text in zip(logs, spoilt, strict=False):
         (whole.folder / f"{content_of(log)}.json").write_text(text)
     model = Mortal(EngineBackend(tiny()))
     done = run_on(logs, "open", model, out=tmp_path)
     assert (model.opened, done.found) == (len(spoilt), COUNT - len(spoilt))
     assert plain(done) == plain(whole)
+    assert not begun.parent.exists()
 
 
 def test_results_are_of_one_model_mode_and_version(
