@@ -97,10 +97,10 @@ def print_json(body: object) -> None:
 
 
 def print_all(console: Console, lines: Iterable[RenderableType]) -> None:
-    """Print lines and tables; text from a log is not read as markup or colours."""
+    """Print lines and tables; text from a log is not read as markup, colours or `:emoji:`."""
     for line in lines:
         if isinstance(line, str):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
             console.print(line)
 

@@ -1,9 +1,10 @@
 """Models by name or by folder, and how each is loaded.
 
-The name comes from an operator (`--model`) or a log, never from a client. Torch is imported only
-for a model that needs it. A folder holds a published checkpoint: `config.json`, `tokenizer.json`,
-safetensors, and `assets/token2wav` if it can speak. A bad checkpoint is one error that says why;
-`antiphon doctor --model FOLDER` says more.
+The name comes from an operator (`--model`) or a log, never from a client. A package that the
+operator installed may offer a backend, as an entry point of the group `BACKENDS`; it is imported
+only when it is named, and torch only for a model that needs it. A folder holds a published
+checkpoint: `config.json`, `tokenizer.json`, safetensors, and `assets/token2wav` if it can speak. A
+bad checkpoint is one error that says why; `antiphon doctor --model FOLDER` says more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +35,11 @@ MODELS: Final = ("tiny", "scripted")
 LLAMA_OMNI: Final = "llama_omni:"
 """Prefix of the URL of a llama.cpp-omni server, `ws://host:port`."""
 
+INSTALLED: Final = "backend:"
+"""Prefix of an installed package's backend: `backend:NAME`, or `backend:NAME:ARGUMENT`."""
+BACKENDS: Final = "antiphon.backends"
+"""The group of entry points: each is called as `load_backend` is, with its argument as the name."""
+
 
 class ModelUnknownError(ValueError):
     """There is no model of that name, and no such folder."""
@@ -54,14 +61,29 @@ def model_folder(name: str) -> Path:
     if not folder.is_dir():
         raise ModelUnknownError(
             f"unknown model {name!r}: choose from {', '.join(MODELS)}, {LLAMA_OMNI}URL, or name "
-            f"the folder of a checkpoint{nearest(name, MODELS)}"
+            f"the folder of a checkpoint, or an installed {INSTALLED}NAME{nearest(name, MODELS)}"
         )
     return folder
 
 
+def installed_backend(name: str) -> tuple[EntryPoint, str]:
+    """Find a `backend:NAME:ARGUMENT` and its argument; `ModelUnknownError` if it is missing."""
+    wanted, _, argument = name.removeprefix(INSTALLED).partition(":")
+    found = entry_points(group=BACKENDS)
+    if wanted not in found.names:
+        there = ", ".join(sorted(found.names)) or "none"
+        raise ModelUnknownError(
+            f"unknown model {name!r}: the backends of installed packages are {there}"
+            f"{nearest(wanted, sorted(found.names))}"
+        )
+    return found[wanted], argument
+
+
 def check_model(name: str) -> None:
     """Raise `ModelUnknownError` for an unknown model, before anything is started."""
-    if name != "scripted" and not name.startswith(LLAMA_OMNI):
+    if name.startswith(INSTALLED):
+        installed_backend(name)
+    elif name != "scripted" and not name.startswith(LLAMA_OMNI):
         model_folder(name)
 
 
@@ -85,7 +107,8 @@ def load_backend(
     """Load a model.
 
     Args:
-        name: one of `MODELS`, `llama_omni:` and a URL, or the folder of a checkpoint.
+        name: one of `MODELS`, `llama_omni:` and a URL, `backend:` and a name, or the folder of a
+            checkpoint.
         slots: sessions at once; None takes the model's own number, for a folder as many as fit into
             memory.
         device: one of the settings' `DEVICES`; None takes the CPU for `tiny`, for a folder a GPU if
@@ -108,6 +131,14 @@ def load_backend(
         if slots not in {None, 1}:
             raise ValueError("llama_omni serves one session at a time: --slots is 1")
         return LlamaOmniBackend(name.removeprefix(LLAMA_OMNI))
+    if name.startswith(INSTALLED):
+        entry, argument = installed_backend(name)
+        with explained(Path(name)), importing():
+            return _checked(
+                entry.load()(
+                    argument, slots, device=device, dtype=dtype, deterministic=deterministic
+                )
+            )
     check_model(name)  # Before seconds are spent on importing torch.
     with importing():
         from .backends.minicpmo.model import SLOTS
@@ -133,6 +164,13 @@ async def load_backend_async(
     """As `load_backend`, in a thread; cancelled, it returns at once and drops the model."""
     load = partial(load_backend, device=device, dtype=dtype, deterministic=deterministic)
     return await to_thread.run_sync(load, name, slots, abandon_on_cancel=True)
+
+
+def _checked(made: Backend) -> Backend:
+    """Return a package's backend; `TypeError` if it is not one."""
+    if not isinstance(getattr(made, "info", None), BackendInfo) or not hasattr(made, "open"):
+        raise TypeError(f"it made a {type(made).__name__}, which is no Backend")
+    return made
 
 
 @contextmanager
