@@ -18,7 +18,7 @@ EVIDENCE := docs/evidence
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench soak
+.PHONY: help setup demo test lint bench docs docs-pictures soak
 
 help:
 	@echo 'make setup   make .venv and install Antiphon and its tools into it'
@@ -26,6 +26,7 @@ help:
 	@echo 'make test    run the tests (ARGS="-m quick" in a minute; ARGS="-k units" for some)'
 	@echo 'make lint    check style, formatting and types'
 	@echo 'make bench   measure, and print the numbers as JSON'
+	@echo 'make docs    build the site of the documentation (ARGS="--repository URL" for links to files)'
 	@echo 'make soak    run for long, and keep the numbers under $(EVIDENCE)/'
 	@echo 'PYTHON=...   which Python (3.11 or later) makes .venv'
 
@@ -44,11 +45,19 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@echo 'ruff format --check'
 	@$(BIN)/ruff format --check .
+	@echo 'codespell'
+	@$(BIN)/codespell
 	@echo 'mypy'
 	@$(BIN)/mypy
 
 bench: $(INSTALLED)
 	@$(BIN)/antiphon bench --json $(ARGS)
+
+docs: $(INSTALLED)
+	@$(BIN)/python -m docs.site $(ARGS)
+
+docs-pictures: $(INSTALLED)
+	@$(BIN)/python -m tests.pictures
 
 soak: $(WITH_RAY)
 	@mkdir -p $(EVIDENCE)
@@ -72,13 +81,13 @@ soak: $(WITH_RAY)
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev]'
+		--constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
 $(WITH_RAY): $(INSTALLED)
 	@echo 'installing Ray into $(VENV)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev,ray]'
+		--constraint constraints.txt --editable '.[dev,docs,ray]'
 	@touch $@
 
 $(BIN)/python:

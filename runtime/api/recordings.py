@@ -8,7 +8,8 @@
 | `GET /api/recordings/{recording_id}/log` | the log, or a range; of an open log its whole blocks |
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
 | `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer |
-| `GET /api/sessions/{recording_id}/recording`, `/view` | the log and the page, by session |
+| `GET /api/sessions/{recording_id}/recording` | the log, by session |
+| `GET /api/sessions/{recording_id}/view` | the page, by session |
 | `GET /v1/live/sessions/{recording_id}/content` | a WAV of both voices, as OpenAI's Live API names it |
 
 The id of a session names its recording too. A key sees the recordings of its own name, `admin` all;

@@ -1,0 +1,211 @@
+"""The pages of the reference that are made from code, by their names on the site."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import click
+
+from runtime.cli import GROUPS, main
+from runtime.serve.routing import SPOKEN
+from runtime.settings.declaration import Setting, declared
+from runtime.settings.settings import Settings
+
+from .staging import ROOT
+
+HTTP: Final = ("console", "routes", "recordings", "marks", "voices", "workers")
+"""Modules of `runtime/api` whose docstrings have a table of addresses."""
+TYPES: Final[Mapping[str, str]] = {
+    "antiphon": "`@antiphon/client`: `antiphon.js`, in browsers and Node",
+    "conversation": "`@antiphon/client/media`: a conversation",
+    "microphone": "`@antiphon/client/media`: the microphone",
+    "speaker": "`@antiphon/client/media`: the loudspeaker",
+    "camera": "`@antiphon/client/media`: the camera",
+    "listeners": "Listeners, which a conversation has",
+}
+PYTHON: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "The client": ("`import antiphon`. Every error is an `antiphon.ClientError`.", ("antiphon",)),
+    "Streaming input": (
+        "`import runtime.streaming`; [Streaming input](../streaming.md) explains it.",
+        ("runtime.streaming",),
+    ),
+    "Recordings": (
+        "A log is read record by record, and run again.",
+        ("recorder.read.reader", "recorder.format.records", "replay.rerun.logic"),
+    ),
+    "A model": (
+        "What a model gives the server. `examples/backend` has one in 100 lines.",
+        ("runtime.model.backends.base", "protocol.values.model"),
+    ),
+}
+"""By heading: an introduction, and the modules."""
+
+
+def generated() -> dict[str, str]:
+    """All pages: their names and texts."""
+    return {
+        "reference/commands.md": commands(),
+        "reference/settings.md": settings(),
+        "reference/http.md": http(),
+        "reference/python.md": python(),
+        "reference/javascript.md": javascript(),
+    }
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """The command line, from its parsers."""
+    lines = [
+        "# Command line",
+        "",
+        "As `antiphon COMMAND --help` shows it, with version "
+        f"{_version()}. Exit codes are 0 for success and 2 for a command that is wrong;"
+        " other codes are in a command's own text. Ctrl-C ends a command with 130.",
+        "",
+    ]
+    context = click.Context(main, info_name="antiphon")
+    for heading, group in GROUPS.items():
+        lines += [f"## {heading}", ""]
+        for name in group:
+            with warnings.catch_warnings(action="ignore"):  # trio's and Hypothesis's of each other
+                command = main.get_command(context, name)
+            assert command is not None
+            lines += _command(command, click.Context(command, context, info_name=name))
+    return "\n".join(lines)
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield from (f"### {context.command_path}", "", f"`{context.command_path} {usage}`", "")
+    yield from (_prose(command.help or ""), "")
+    rows = [row for param in command.get_params(context) if (row := param.get_help_record(context))]
+    if rows:
+        yield from ("| option | |", "|---|---|")
+        for flags, text in rows:
+            yield f"| `{_cell(flags)}` | {_cell(_escaped(text))} |"
+        yield ""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            within = command.get_command(context, name)
+            assert within is not None
+            yield from _command(within, click.Context(within, context, info_name=name))
+
+
+def _prose(text: str) -> str:
+    """Write the help of a command as Markdown: one after a backspace keeps its lines."""
+    parts = []
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        if paragraph.lstrip().startswith("\b"):
+            parts.append("```text\n" + paragraph.lstrip("\b \n").rstrip() + "\n```")
+        else:
+            parts.append(_escaped(" ".join(paragraph.split())))
+    return "\n\n".join(parts)
+
+
+def _escaped(text: str) -> str:
+    text = text.replace("<", "&lt;")
+    return text if "`" in text else re.sub(r"([*_\[\]])", r"\\\1", text)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _version() -> str:
+    found = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    assert found is not None
+    return found[1]
+
+
+# -- settings and addresses -----------------------------------------------------------------------
+
+
+def settings() -> str:
+    """All settings of a server."""
+    lines = [
+        "# Settings",
+        "",
+        "Every setting of `antiphon serve` is a key of a TOML file, a variable and a flag. "
+        "[Running a server](../operations.md#configuration) says which one counts, and explains "
+        "what belongs together.",
+        "",
+    ]
+    heading = ""
+    for each in declared(Settings):
+        if each.heading and each.heading != heading:
+            heading = each.heading
+            head = "| key, variable, flag | default | allowed | meaning |"
+            lines += ["", f"## {heading}", "", head, "|---|---|---|---|"]
+        lines.append(_setting(each))
+    return "\n".join([*lines, ""])
+
+
+def _setting(each: Setting) -> str:
+    default = each.unset if each.default is None or each.default == () else str(each.default)
+    default = default.lower() if each.kind == "truth" else default
+    names = f"`{each.name}`<br>`{each.variable}`<br>`{each.flag}`"
+    allowed = each.allowed or ("true, false" if each.kind == "truth" else "")
+    cells = (names, default, allowed, each.help if "`" in each.help else _escaped(each.help))
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def http() -> str:
+    """The addresses of a server."""
+    lines = [
+        "# HTTP",
+        "",
+        "All on the server's one port. A key is sent as a bearer token, or by a browser as a "
+        "password; without keys every request may do all. [Running a "
+        "server](../operations.md#over-http) has their fields and codes.",
+        "",
+        "## WebSockets",
+        "",
+        "| dialect | address | first message |",
+        "|---|---|---|",
+    ]
+    for name, spoken in SPOKEN.items():
+        link = f"[`{name}`](../protocol.md#{name})"
+        lines.append(f"| {link} | `{spoken.path}{spoken.query}` | `{spoken.first}` |")
+    lines = [line.replace("| `` |", "| |") for line in lines]
+    lines += ["", "## Health", "", "| address | is | for |", "|---|---|---|"]
+    lines += ["| `GET /health` | whether the server lives, and has a voice | all |"]
+    lines += ["| `GET /ready` | 200, or 503 while it loads, is full or drains | all |"]
+    for name in HTTP:
+        module = ast.parse((ROOT / "runtime" / "api" / f"{name}.py").read_text("utf-8"))
+        title, _, rest = (ast.get_docstring(module) or "").partition("\n")
+        rows = [line for line in rest.splitlines() if line.startswith("|")]
+        lines += ["", f"## {title.partition(':')[0].rstrip('.')}", "", title, ""]
+        lines += rows or [" ".join(rest.split())]
+    return "\n".join([*lines, ""])
+
+
+# -- libraries ------------------------------------------------------------------------------------
+
+
+def python() -> str:
+    """The modules that users import."""
+    lines = ["# Python", ""]
+    for heading, (introduction, modules) in PYTHON.items():
+        lines += [f"## {heading}", "", introduction, ""]
+        lines += [line for name in modules for line in (f"::: {name}", "")]
+    return "\n".join(lines)
+
+
+def javascript() -> str:
+    """The types of the client for browsers and Node."""
+    folder = ROOT / "runtime" / "web" / "types"
+    lines = ["# JavaScript", ""]
+    lines += [
+        "The types of the package; [The console](../console.md#a-page-of-your-own) explains it."
+    ]
+    for name, title in TYPES.items():
+        text = (folder / f"{name}.d.ts").read_text("utf-8")
+        lines += ["", f"## {title}", "", "```typescript", text.rstrip(), "```"]
+    return "\n".join([*lines, ""])
