@@ -3,7 +3,7 @@ r"""What pages show, run: each block of `console`, `sh` and `python`, in the ord
 | in a page | is |
 |---|---|
 | a block of `console` | commands after `$ `; after each what it prints at least, without `...` |
-| a block of `sh` | commands, one a line (`\` goes on), and comments |
+| a block of `sh` | commands, one a line (`\` goes on), and comments; `A=...` begins a script |
 | a block of `python` | a program |
 | `<!-- exit: 1 -->` before a block | its last command ends with 1, and not with 0 |
 | `<!-- not run: why -->` before a block | it is only parsed |
@@ -43,6 +43,7 @@ RUN_S: Final = 60
 BLOCK: Final = re.compile(
     r"(?:^<!-- (exit|not run): (.+?) -->\n+)?^( *)```(\w+)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE
 )
+CONDITION: Final = re.compile(r"--(?:fail-if|where) '[^']*'")
 SHELL: Final = re.compile(r"[|<>&;$*`(]")
 
 
@@ -61,6 +62,9 @@ class Block:
     def commands(self) -> Iterator[tuple[str, list[str]]]:
         """Its commands, and what each prints at least."""
         joined = re.sub(r"\\\n\s*", "", self.text)
+        if re.match(r"[A-Z]+=", self.text):  # a script
+            yield self.text, []
+            return
         if self.language == "sh":
             yield from ((line, []) for line in _lines(re.sub(r"\s+#.*$", "", joined, flags=re.M)))
             return
@@ -135,7 +139,7 @@ class Runner:
             line = f"{line} --print-config"
         if line.startswith("python examples/"):
             line = f"{line} --url {self.url}"
-        if not line.startswith("antiphon ") or SHELL.search(re.sub(r"'[^']*'", "", line)):
+        if not line.startswith("antiphon ") or SHELL.search(CONDITION.sub("", line)):
             return self._shell(line)
         words = self._addressed(shlex.split(line)[1:])
         with chdir(self.folder):

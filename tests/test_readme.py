@@ -143,7 +143,7 @@ def test_a_page_does_what_it_says(
 
 def test_most_blocks_are_run() -> None:
     """Whatever fails could be marked as not run."""
-    assert sum(not block.why_not for block in SHOWN) >= 2 * len(SHOWN) // 3
+    assert sum(not block.why_not for block in SHOWN) >= 0.6 * len(SHOWN)
     assert all(len(block.why_not.split()) >= 3 for block in SHOWN if block.why_not)
 
 
