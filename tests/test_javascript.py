@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 
 from protocol.wire.codec import encode_base64
+from protocol.wire.rates import to_pcm16 as to_live
 from runtime.client.transcription import to_pcm16
 from runtime.client.units import UnitCutter
 from tests.live.servers import live_server
@@ -83,15 +84,42 @@ def test_a_transcription(url: str) -> None:
     assert run("transcription.mjs", url) == "ok"
 
 
+def test_a_session_of_live(tmp_path: Path) -> None:
+    """A page could not talk to a server of OpenAI's Live API, or not go on from its recording."""
+    options = ("--record", str(tmp_path), "--slots", "1", "--queue-max", "0")
+    with live_server(*options) as server, peer(write_down) as at:
+        assert run("live.mjs", server.url, at) == "ok"
+
+
+def write_down(websocket: ServerConnection) -> None:
+    """Be a server of `live` with a transcriber."""
+    say(websocket, "info", code="session_queued", message="position 1 of 1")
+    say(websocket, "info", code="slot_assigned", message="")
+    assert hear(websocket)["session"]["model"] == "scripted"
+    say(websocket, "session.started", session={"id": "sess_1"})
+    say(websocket, "session.input_transcript.delta", delta="hello", start_ms=200, end_ms=700)
+    say(websocket, "session.of.later")
+    say(websocket, "session.closed", reason="expired")
+    websocket.close(1000, "timeout")
+
+
 @given(st.lists(st.floats(-2, 2, width=32), max_size=50))
 @example([number / 32_767 for number in (0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 32_766.5)])
+@example([number / 32_768 for number in (0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 32_767.5)])
 @settings(max_examples=15)
 def test_sound_is_rounded_as_in_python(samples: list[float]) -> None:
     """One client's words would be heard otherwise than the other's."""
     sound = np.array(samples, "<f4")
     commit = {"type": "input_audio_buffer.commit"}
     append = {"type": "input_audio_buffer.append", "audio": encode_base64(to_pcm16(sound))}
-    assert json.loads(run("pcm16.mjs", encode_base64(sound.tobytes()))) == [
+    text = encode_base64(sound.tobytes())
+    (_, *live) = json.loads(run("pcm16.mjs", text, "live"))
+    cutter = UnitCutter()
+    assert live == [
+        {"type": "session.input_audio.append", "audio": encode_base64(to_live(append.pcm))}
+        for append in (*cutter.add(sound), *cutter.rest())
+    ]
+    assert json.loads(run("pcm16.mjs", text, "realtime")) == [
         {"type": "session.update", "model": "m"},
         commit,
         *([append] if samples else []),

@@ -9,6 +9,7 @@ hand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from protocol.values.state import RECEPTION, TRANSITIONS, Course, Gate
 from protocol.wire.dialects import MODES_OF
 from protocol.wire.schema.rows import Schema
 from protocol.wire.schema.wire import Message, describe
+from runtime.serve import routing
 from tests.transcript_pure import PurePlayer
 from tests.transcripts import Step, Transcript, example, fill, load_all
 
@@ -355,6 +357,26 @@ def test_a_transcript_that_is_gone_is_missed(without: str, lost: str) -> None:
     """The list is empty whatever is shown."""
     missing = not_shown(without=without)
     assert lost in missing if lost else not missing
+
+
+def test_every_address_is_connected_to_by_a_transcript() -> None:
+    """A server's address is one that no client has been shown to use."""
+    there = re.findall(r"^\| `(/[^`]+)` \|", routing.__doc__ or "", re.MULTILINE)
+    assert "/v1/live/sessions/{id}/fork" in there
+    served = [it for it in load_all() if it.steps[-1].kind != "refused"]
+    used = [it.connect for it in served]
+    used += [step.value for it in served for step in it.steps if step.kind == "connect"]
+    missing = {
+        address
+        for address in there
+        if not any(re.fullmatch(f"{pattern_of(address)}([?&].*)?", url) for url in used)
+    }
+    assert missing == {"/v1/live/sessions/{id}/attach"}, "it listens to another client's session"
+
+
+def pattern_of(address: str) -> str:
+    """What fits an address of the table in `runtime.serve.routing`."""
+    return "[^/?&]+".join(map(re.escape, re.split(r"\{\w+\}", address)))
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -55,9 +55,11 @@ def test_our_own_client_reads_a_transcript(transcript: Transcript) -> None:
             client.receive(json.dumps(example(step.value)))
         elif step.kind == "send" and "model" in step.value and client.gate is Gate.UNCHOSEN:
             client.send(ChooseModel(model=str(step.value["model"])))
-    for close in transcript.bodies("close"):
-        client.connection_closed(close["code"], close["reason"])
-        assert client.state is State.CLOSED
+        elif step.kind == "connect":
+            client = ClientConnection(transcript.dialect, mode_of(transcript))
+        elif step.kind == "close":
+            client.connection_closed(step.value["code"], step.value["reason"])
+            assert client.state is State.CLOSED
 
 
 def mode_of(transcript: Transcript) -> Mode:

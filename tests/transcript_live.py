@@ -153,6 +153,8 @@ class LivePlayer:
 
     async def _play(self, step: Step) -> None:
         match step.kind:
+            case "connect":
+                self._socket = await self._connect(step.value.format_map(self._names))
             case "occupy":
                 await self._occupy(step.value)
             case "words":

@@ -86,6 +86,14 @@ class Occupant:
     lease: Lease | None = None
 
 
+@attrs.define
+class Past:
+    """The events of a session that may be forked, and how many of them end each unit."""
+
+    events: list[Any]
+    cuts: list[int] = attrs.field(factory=list)
+
+
 class PureServer:
     """The world around the session."""
 
@@ -99,15 +107,14 @@ class PureServer:
         self.settings = Settings(model="scripted", **server)
         self.model = PureModel(self.clock, transcript.script, slots, MediaDecoder(voices))
         self.pool = Pool(self.model.backend.info.slots)
-        identities = CountedIdentities()
+        self.identities = CountedIdentities()
         self.admission = Admission(
             self.pool,
             clock_ns=lambda: self.clock.now_ns,
-            new_ticket_id=identities.ticket_id,
+            new_ticket_id=self.identities.ticket_id,
             queue_max=self.settings.queue_max,
             limit_s=self.settings.limit_s,
         )
-        self.identity = identities.draw()
         self.occupants: list[Occupant | None] = []
 
     def occupy(self, url: str) -> None:
@@ -171,6 +178,7 @@ class PurePlayer:
         self.session: Session | None = None
         self.opened: ev.ConnectionOpened | None = None
         self.refusal: NotServedError | None = None
+        self.pasts: dict[str, Past] = {}
         self.began_ns = 0
         self.ticket: Ticket | None = None
         self.lease: Lease | None = None
@@ -193,8 +201,11 @@ class PurePlayer:
 
     def _play(self, step: Step) -> None:
         if step.kind not in {"occupy", "operator"} and not self._is_connected:
-            self._connect()
+            self._connect(self.transcript.connect)
         match step.kind:
+            case "connect":
+                self._check_end()
+                self._connect(step.value.format_map(self.names))
             case kind if kind in SENDS:
                 self._send(frame_of(step))
             case "receive":
@@ -288,9 +299,9 @@ class PurePlayer:
     def _is_connected(self) -> bool:
         return self.session is not None or self.refusal is not None or bool(self.said)
 
-    def _connect(self) -> None:
+    def _connect(self, url: str) -> None:
         try:
-            to = self.server.route(self.transcript.connect)
+            to = self.server.route(url)
         except NotServedError as refusal:
             self.refusal = refusal
             return
@@ -301,18 +312,35 @@ class PurePlayer:
             self.said.extend(to.dialect.encode(ErrorReport(code=code, message=text)))
             self.said.append((CLOSE_TRY_LATER, code.value))
             return
-        self.began_ns = self.clock.now_ns
         self.opened = self._opened(to)
+        if to.fork:
+            self._fork(to, self.opened)
+            return
+        self.began_ns = self.clock.now_ns
         self.session, effects = Session.open(self.opened)
+        self.pasts[self.session.session_id] = Past([self.opened])
         self._perform(effects)
+
+    def _fork(self, to: Route, opened: ev.ConnectionOpened) -> None:
+        """Begin from the past of the session before, as `runtime.session.forking` does."""
+        assert self.server.records
+        past = self.pasts[to.fork]
+        own = {"recording_id": opened.recording_id, "created_ms": opened.created_ms}
+        first, *rest = past.events[: past.cuts[-1 if to.at is None else to.at - 1]]
+        self.session, _ = Session.open(attrs.evolve(first, **own))
+        for event in rest:
+            self.session.step(event)
+        self.began_ns = self.clock.now_ns - self.session.now_ns
+        self._step(ev.Forked(at_ns=0, limits=opened.limits))
 
     def _opened(self, to: Route) -> ev.ConnectionOpened:
         settings, info = self.server.settings, self.model.backend.info
+        identity = self.server.identities.draw()
         return ev.ConnectionOpened(
-            recording_id=self.server.identity.recording_id,
-            created_ms=self.server.identity.created_ms,
+            recording_id=identity.recording_id,
+            created_ms=identity.created_ms,
             mode=to.mode,
-            seed=self.server.identity.seed,
+            seed=identity.seed,
             limits=ev.SessionLimits(
                 session_s=(
                     settings.limit_live_s
@@ -361,7 +389,12 @@ class PurePlayer:
     def _step(self, event: ev.Event) -> None:
         assert self.session is not None
         event = attrs.evolve(event, at_ns=self.clock.now_ns - self.began_ns)
-        self._perform(self.session.step(event))
+        effects = self.session.step(event)
+        if (past := self.pasts.get(self.session.session_id)) is not None:
+            past.events.append(event)
+            if any(isinstance(it, ef.StartFinalize) for it in effects):
+                past.cuts.append(len(past.events))
+        self._perform(effects)
 
     # -- effects --------------------------------------------------------------------------------
 
@@ -389,6 +422,10 @@ class PurePlayer:
                     self.post(ev.TicketLeft)
             case ef.DecodeMedia():
                 self.model.decode(effect)
+            case ef.Rebuild():  # the script needs no past
+                assert self.session is not None
+                units = self.session.counts["units"]
+                self.post(ev.Rebuilt, lease=effect.lease, steps=units)
             case ef.Release():
                 self.model.release(lambda: self._released(effect))
             case ef.SetTimer():

@@ -37,6 +37,7 @@ STEPS: Final = frozenset(
         "close",
         "refused",
         "leave",
+        "connect",
         "wait_s",
         "occupy",
         "vacate",

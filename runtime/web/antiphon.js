@@ -1,6 +1,6 @@
 /**
- * Antiphon's client for browsers and Node, over a WebSocket, in one file: the `realtime` protocol, and
- * `transcription`.
+ * Antiphon's client for browsers and Node, over a WebSocket, in one file: the protocols `realtime`,
+ * `transcription` and `live`.
  *
  *     import { connect } from "./antiphon.js";
  *
@@ -23,7 +23,9 @@
  * `flush`; sound to be transcribed goes out as it comes, for the server cuts it. `connect` tries
  * again, with growing waits, until the server has created the session. A connection that is lost after
  * that is made again, and the session goes on where the server lets it (`resume`). Settings
- * within `config`, `generation` and `speech` bear the names that they have on the wire.
+ * within `config`, `generation` and `speech` bear the names that they have on the wire. With `dialect:
+ * "live"` and a `model` a session of mode `audio` speaks OpenAI's Live API, at its addresses: a second's
+ * text and its sound are two `speech`, and the user's words are told where the server writes them down.
  *
  * It records no microphone, plays nothing, keeps no history of a chat and knows no other dialect.
  * Node before 22 has no WebSocket by itself: give one as `WebSocket`.
@@ -49,21 +51,25 @@ const KEPT_BYTES_MAX = 32 * 1024 * 1024;
 const GREETING_MS = 10_000;
 /** Refusals: an `error`, then a close with 1013. */
 const REFUSALS = ["service_unavailable", "queue_full", "worker_busy", "worker_connect_failed"];
+/** All that `live` says of a place in the queue is its `message`. */
+const NOWHERE = { position: 0, estimated_wait_s: 0, ticket_id: "", queue_length: 0 };
 /** What a server without the model says, in place of the utterance. */
 const MODEL_ERRORS = ["model_not_found", "model_not_validated"];
 /** Going away, lost, failed, restarting, full, a gateway without its server: these may pass. */
 const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
 
 /**
- * @typedef {{position: number, estimated_wait_s: number, ticket_id: string, queue_length: number}} QueuePlace
+ * @typedef {{position: number, estimated_wait_s: number, ticket_id: string, queue_length: number,
+ *   message?: string}} QueuePlace in `live` only the message tells it
  * @typedef {Record<string, number | string>} Metrics
  * @typedef {{type: "listen", inputId: string, metrics: Metrics}} ListenEvent
  * @typedef {{type: "speech", text: string, audio: Float32Array, endOfTurn: boolean,
  *   responseId: string, inputId: string, metrics: Metrics}} SpeechEvent
  * @typedef {{type: "error", code: string, message: string, sessionId: string}} ErrorEvent
  * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
+ * @typedef {{type: "words", text: string, startMs: number, endMs: number}} WordsEvent what the user said, in `live`
  * @typedef {{type: "closed", reason: string}} ClosedEvent
- * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | ClosedEvent} SessionEvent
+ * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent} SessionEvent
  * @typedef {{prompt_tokens: number, completion_tokens: number, total_tokens: number}} Usage
  * @typedef {{type: "delta", text: string} | ErrorEvent
  *   | {type: "done", text: string, usage: Usage}} TranscriptEvent `done` ends an utterance
@@ -87,7 +93,9 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   server that are lost, since more than may be kept had not arrived
  * @typedef {object} Options
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
- * @property {string} [model] of a transcription, which needs it: by a name that the server knows it by
+ * @property {"realtime" | "live"} [dialect] `live`: OpenAI's Live API, for mode `audio`, with `model` and
+ *   without `config`, `voice`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+ * @property {string} [model] of a transcription and of `live`, which need it: by a name that the server knows it by
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
@@ -435,11 +443,13 @@ export class DuplexSession {
   #sentSamples = 0;
   #sentUnits = 0;
   #onSent;
+  #dialect;
 
   /** @param {Channel} channel @param {Created} created @param {Options} options */
   constructor(channel, created, options) {
     this.#channel = channel;
     this.#onSent = options.onSent;
+    this.#dialect = dialectOf(options);
     this.created = created;
     this.mode = options.mode;
     if (options.onEvent && options.onEnd) tell(this, options.onEvent, options.onEnd);
@@ -477,6 +487,7 @@ export class DuplexSession {
 
   /** Make the model stop speaking, at once; what is held goes with it, 250 ms at least. */
   interrupt() {
+    this.#must("interrupt");
     this.#sendRest(Math.max(this.#rest.length, APPEND_SAMPLES_MIN), true);
   }
 
@@ -485,6 +496,7 @@ export class DuplexSession {
    * @param {number} playedMs since the session began
    */
   acknowledge(playedMs) {
+    this.#must("acknowledge");
     this.#channel.send({ type: "playback.ack", played_ms: Math.round(playedMs) });
   }
 
@@ -494,13 +506,19 @@ export class DuplexSession {
    * @returns {Promise<void>} settled when the connection is closed
    */
   close(reason) {
+    if (reason !== undefined) this.#must("reason");
     return this.#channel.close(reason);
+  }
+
+  /** @param {string} what */
+  #must(what) {
+    if (this.#dialect.lacks.includes(what)) throw new MisuseError(`there is no ${what} in this dialect`);
   }
 
   /** @returns {AsyncGenerator<SessionEvent, void>} what happens, up to the session's end */
   async *[Symbol.asyncIterator]() {
     for (let event; (event = await this.#channel.receive()) !== null; ) {
-      const said = readEvent(event);
+      const said = this.#dialect.read(event);
       if (said) yield said;
     }
   }
@@ -526,11 +544,11 @@ export class DuplexSession {
 
   /** @param {number} size @param {boolean} [forceListen] */
   #send(size, forceListen = false) {
-    const input = { audio: encodeBase64(this.#rest.subarray(0, size)), force_listen: forceListen };
     const seen = this.#frames.length ? { video_frames: this.#frames } : {};
     // A name costs bytes; an answer bears it, so that its delay can be measured.
     const name = this.#onSent ? { input_id: `in_${++this.#sentUnits}` } : {};
-    this.#channel.send({ type: "input.append", input: { ...input, ...seen }, ...name });
+    const sound = this.#rest.subarray(0, size);
+    this.#channel.send({ ...this.#dialect.append(sound, { force_listen: forceListen, ...seen }), ...name });
     this.#onSent?.(name.input_id ?? "");
     this.#rest = this.#rest.subarray(size);
     this.#frames = [];
@@ -556,6 +574,83 @@ async function tell(session, onEvent, onEnd) {
 /** @param {any} error @returns {ErrorEvent} */
 function errorEvent({ code, message, sessionId }) {
   return { type: "error", code, message, sessionId };
+}
+
+/**
+ * The dialects of a duplex session: their address, what they lack, and how they say things.
+ * @type {Record<string, {path: string, query: string, lacks: string[],
+ *   init: (options: Options) => object, created: (event: any) => Created | false,
+ *   append: (samples: Float32Array, more: object) => object, read: (event: any) => SessionEvent | null}>}
+ */
+const DIALECTS = {
+  realtime: {
+    path: "/v1/realtime",
+    query: "mode",
+    lacks: [],
+    init: ({ mode, instructions = "", config, voice, record }) => {
+      const wishes = mode === "chat" ? {} : { system_prompt: instructions, config, voice };
+      return { type: "session.init", payload: { ...wishes, record, notices: true } };
+    },
+    created: (event) => event.type === "session.created" && {
+      sessionId: event.session_id ?? event.id,
+      ...(event.session_id && { recording: event.recording ?? "off" }), // a transcription is not told
+      recordingId: event.recording_id ?? "",
+      recordingNotice: event.recording_notice ?? "",
+    },
+    append: (samples, more) => ({ type: "input.append", input: { audio: encodeBase64(samples), ...more } }),
+    read: readEvent,
+  },
+  live: {
+    path: "/v1/live/sessions",
+    query: "",
+    lacks: ["config", "voice", "onSent", "interrupt", "acknowledge", "reason"],
+    init: ({ model, instructions, record }) => {
+      const format = { type: "audio/pcm", rate: UNIT_SAMPLES };
+      return { type: "session.start", session: { model, instructions, audio: { format }, store: record } };
+    },
+    created: (event) => event.type === "session.started" && {
+      sessionId: event.session.id,
+      recording: event.session.store ? "on" : "off",
+      recordingId: "",
+      recordingNotice: "",
+    },
+    append: (samples) => {
+      return { type: "session.input_audio.append", audio: encodeBase64(toPcm16(samples, PCM16_MAX + 1)) };
+    },
+    read: readLive,
+  },
+};
+
+/** @param {Options} options */
+function dialectOf({ dialect = "realtime" }) {
+  if (!(dialect in DIALECTS)) throw new MisuseError(`there is no dialect ${dialect} in this client`);
+  return DIALECTS[dialect];
+}
+
+/** @param {any} event of `live` @returns {SessionEvent | null} */
+function readLive(event) {
+  const about = { inputId: "", metrics: {} };
+  const speech = { type: /** @type {const} */ ("speech"), endOfTurn: false, responseId: "", ...about };
+  switch (event.type) {
+    case "session.output_transcript.delta":
+      return { ...speech, text: event.delta, audio: new Float32Array(0) };
+    case "session.output_audio.delta": {
+      const audio = from16kHz(new Int16Array(decodeBase64(event.delta).buffer));
+      return audio.some(Boolean) ? { ...speech, text: "", audio } : { type: "listen", ...about };
+    }
+    case "session.input_transcript.delta":
+      return { type: "words", text: event.delta, startMs: event.start_ms, endMs: event.end_ms };
+  }
+  return readEvent(event);
+}
+
+/** @param {Int16Array} pcm16 at 16 kHz @returns {Float32Array} at 24 kHz, on the lines between its samples */
+function from16kHz(pcm16) {
+  return Float32Array.from({ length: (pcm16.length * 3) / 2 }, (_, i) => {
+    const [at, part] = [Math.floor((i * 2) / 3), ((i * 2) % 3) / 3];
+    const next = pcm16[Math.min(at + 1, pcm16.length - 1)];
+    return (pcm16[at] + (next - pcm16[at]) * part) / (PCM16_MAX + 1);
+  });
 }
 
 /** @param {any} event @returns {SessionEvent | null} */
@@ -725,7 +820,7 @@ export class TranscriptionSession {
     if (!(samples instanceof Float32Array || samples instanceof Int16Array)) {
       throw new MisuseError("samples are to be a Float32Array or an Int16Array");
     }
-    const pcm = samples instanceof Int16Array ? samples : toPcm16(samples);
+    const pcm = samples instanceof Int16Array ? samples : toPcm16(samples, PCM16_MAX);
     if (!this.#isBegun) this.#commit(false);
     this.#isBegun = true;
     for (let start = 0; start < pcm.length; start += APPEND_SAMPLES_MAX) {
@@ -775,13 +870,14 @@ export class TranscriptionSession {
 /**
  * Round samples to 16-bit integers, to even ones where two are as near; what is too loud is clipped.
  * @param {Float32Array} samples
+ * @param {number} scale what 1 is
  * @returns {Int16Array}
  */
-function toPcm16(samples) {
+function toPcm16(samples, scale) {
   return Int16Array.from(samples, (sample) => {
-    const scaled = Math.fround(Math.max(-1, Math.min(1, sample)) * PCM16_MAX);
+    const scaled = Math.fround(Math.max(-1, Math.min(1, sample)) * scale);
     const rounded = Math.round(scaled);
-    return rounded - scaled === 0.5 && rounded % 2 ? rounded - 1 : rounded;
+    return Math.min(PCM16_MAX, rounded - scaled === 0.5 && rounded % 2 ? rounded - 1 : rounded);
   });
 }
 
@@ -812,8 +908,11 @@ export async function connect(url, options) {
   if (options.mode === "transcription" && !options.model) {
     throw new MisuseError("mode=transcription needs a model");
   }
-  const { retries = 4, random = Math.random, signal } = options;
-  const address = endpoint(url, options.mode);
+  const { dialect = "realtime", retries = 4, random = Math.random, signal } = options;
+  const lacking = Object.keys(options).find((name) => dialectOf(options).lacks.includes(name));
+  if (lacking) throw new MisuseError(`there is no ${lacking} in ${dialect}`);
+  if (dialect !== "realtime" && options.mode !== "audio") throw new MisuseError(`${dialect} has only mode=audio`);
+  const address = endpoint(url, options);
   for (let attempt = 0; ; attempt++) {
     signal?.throwIfAborted();
     try {
@@ -833,8 +932,8 @@ function backoff(attempt, chance) {
   return Math.min(BACKOFF_MS * 2 ** attempt, BACKOFF_MS_MAX) * (1 - chance / 2);
 }
 
-/** @param {string} url @param {string} mode */
-function endpoint(url, mode) {
+/** @param {string} url @param {Options} options */
+function endpoint(url, options) {
   let address;
   try {
     address = new URL(url);
@@ -842,8 +941,9 @@ function endpoint(url, mode) {
     throw new MisuseError(`${url} is no address: it is like ws://127.0.0.1:8006`);
   }
   if (!/^wss?:$/.test(address.protocol)) throw new MisuseError("an address begins with ws: or wss:");
-  if (address.pathname === "/") address.pathname = "/v1/realtime";
-  address.searchParams.set("mode", mode);
+  const { path, query } = dialectOf(options);
+  if (["/", DIALECTS.realtime.path].includes(address.pathname)) address.pathname = path;
+  if (query) address.searchParams.set(query, options.mode);
   return address.href;
 }
 
@@ -878,7 +978,7 @@ async function open(address, options) {
     const Session = options.mode === "chat" ? ChatSession : DuplexSession;
     return new Session(channel, created, options);
   } catch (error) {
-    channel.leave();
+    channel.leave(1000); // as above: nobody comes back to a session that was not set up
     if (options.signal?.aborted) throw error;
     if (!channel.hasOpened) throw new CannotConnectError(`cannot connect to ${address}${whyPerhaps(address)}`);
     throw error;
@@ -900,24 +1000,20 @@ function whyPerhaps(address) {
 }
 
 /** @param {Channel} channel @param {Options} options @returns {Promise<Created>} */
-async function setUp(channel, { mode, model, instructions, config, voice, record, onQueue }) {
-  const wishes = mode === "chat" ? {} : { system_prompt: instructions ?? "", config, voice };
-  const wish = record === undefined ? {} : { record };
-  const payload = { ...wishes, ...wish, notices: true };
+async function setUp(channel, options) {
+  const { mode, model, record, onQueue } = options;
+  const dialect = dialectOf(options);
   for (;;) {
     const event = await channel.receive();
     if (event === null) throw new SessionClosedError(channel.code, channel.reason);
     if (event.type === "session.queued" || event.type === "session.queue_update") onQueue?.(event);
-    if (event.type === "session.queue_done") channel.send({ type: "session.init", payload });
-    if (event.type === "session.created") {
-      const recordingId = event.recording_id ?? "";
-      const recordingNotice = event.recording_notice ?? "";
-      if (mode !== "transcription") {
-        const recording = event.recording ?? "off";
-        return { sessionId: event.session_id, recording, recordingId, recordingNotice };
-      }
-      channel.send({ type: "session.update", model, ...wish });
-      return { sessionId: event.id, recordingId, recordingNotice };
+    if (event.code === "session_queued") onQueue?.({ ...NOWHERE, message: event.message });
+    const isNext = event.type === "session.queue_done" || event.code === "slot_assigned";
+    if (isNext) channel.send(dialect.init(options));
+    const created = dialect.created(event);
+    if (created) {
+      if (mode === "transcription") channel.send({ type: "session.update", model, record });
+      return created;
     }
     if (event.type === "error" && !REFUSALS.includes(event.error.code)) {
       throw new ReportedError(event.error);

@@ -2,6 +2,11 @@
 import { connect, decodeBase64 } from "../../runtime/web/antiphon.js";
 
 const sent = [];
+const [, , samples, dialect] = process.argv;
+const GREETINGS = {
+  live: [{ type: "info", code: "slot_assigned" }, { type: "session.started", session: { id: "s" } }],
+  realtime: [{ type: "session.created", id: "s", created: 1 }],
+};
 
 /** A server that lets every client in at once. */
 class Socket {
@@ -10,7 +15,7 @@ class Socket {
   constructor() {
     setTimeout(() => {
       this.tell("open", {});
-      this.tell("message", { data: JSON.stringify({ type: "session.created", id: "s", created: 1 }) });
+      for (const event of GREETINGS[dialect]) this.tell("message", { data: JSON.stringify(event) });
     });
   }
   addEventListener(type, listener) {
@@ -24,7 +29,9 @@ class Socket {
   }
 }
 
-const session = await connect("ws://nowhere", { mode: "transcription", model: "m", WebSocket: Socket });
-session.append(new Float32Array(decodeBase64(process.argv[2]).buffer));
-session.finish();
+const mode = dialect === "live" ? "audio" : "transcription";
+const session = await connect("ws://nowhere", { mode, dialect, model: "m", WebSocket: Socket });
+session.append(new Float32Array(decodeBase64(samples).buffer));
+if (dialect === "live") session.flush();
+else session.finish();
 console.log(JSON.stringify(sent));

@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import { connect } from "../../runtime/web/antiphon.js";
 
-const [, , url, mode] = process.argv;
+const [, , url, kind] = process.argv;
+const [mode, dialect] = kind === "live" ? ["audio", "live"] : [kind, "realtime"];
 const sent = new Set();
 const changes = [];
 
@@ -15,8 +16,8 @@ class Tapped extends WebSocket {
 }
 
 const onConnection = ({ type }) => changes.push(type);
-const session = await connect(url, { mode, model: "scripted", WebSocket: Tapped, onConnection });
-const { recordingId } = session.created;
+const session = await connect(url, { mode, dialect, model: "scripted", WebSocket: Tapped, onConnection });
+const { sessionId } = session.created;
 const sound = (level) => Float32Array.from({ length: 16_000 }, (_, i) => level * Math.sin(i / 20));
 const heard = [];
 const hear = ({ type, text, reason }) => heard.push([type, text ?? reason ?? ""]);
@@ -36,7 +37,7 @@ if (mode === "chat") {
   await session.close("enough");
 } else {
   const speaking = speak().then(() => (mode === "audio" ? pause(500) : session.finish()));
-  if (mode === "audio") speaking.then(() => session.close("enough"));
+  if (mode === "audio") speaking.then(() => session.close(dialect === "live" ? undefined : "enough"));
   for await (const event of session) {
     hear(event);
     if (event.type === "done") break;
@@ -44,4 +45,4 @@ if (mode === "chat") {
   await session.close();
 }
 assert.equal(changes.at(-1), "reconnected");
-console.log(JSON.stringify({ recordingId, sent: [...sent], heard }));
+console.log(JSON.stringify({ sessionId, sent: [...sent], heard }));

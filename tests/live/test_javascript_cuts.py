@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from recorder.keep.store import Store
+from protocol.wire.codec import decode_base64
+from recorder.read.reader import LogReader
 from tests.cutting import cutting
 from tests.live.servers import LiveServer, live_server
 from tests.resumed import heard_and_said
@@ -33,6 +34,10 @@ def told(frame: str) -> tuple[str, str] | None:
         case "response.output.delta":
             is_listen = event.get("kind") == "listen"
             return ("listen", "") if is_listen else ("speech", event.get("text", ""))
+        case "session.output_transcript.delta":
+            return "speech", event["delta"]
+        case "session.output_audio.delta":
+            return "speech" if any(decode_base64("", event["delta"])) else "listen", ""
         case "response.done":
             return "response", event["text"]
         case "transcription.delta":
@@ -44,7 +49,16 @@ def told(frame: str) -> tuple[str, str] | None:
     return None
 
 
-@pytest.mark.parametrize("mode", ["audio", "chat", "transcription"])
+def log_of(folder: Path, session_id: str) -> Path:
+    """The log of a session."""
+    for path in folder.iterdir():
+        with LogReader(path) as reader:
+            if reader.head.fields["session_id"] == session_id:
+                return path
+    raise AssertionError(session_id)
+
+
+@pytest.mark.parametrize("mode", ["audio", "live", "chat", "transcription"])
 @pytest.mark.parametrize("cuts", [[2_000], [90_000, 60_000], [3_000, 2_500, 9_000]])
 def test_each_message_and_each_event_counts_once(
     server: tuple[LiveServer, Path], mode: str, cuts: Sequence[int]
@@ -56,7 +70,7 @@ def test_each_message_and_each_event_counts_once(
     with cutting(made.address, cuts=list(cuts)) as cutter:
         said = json.loads(run("resuming.mjs", f"ws://127.0.0.1:{cutter.port}", mode))
         assert cutter.connections > 1
-    received, frames = heard_and_said(Store(folder).path(said["recordingId"]))
+    received, frames = heard_and_said(log_of(folder, said["sessionId"]))
     assert said["sent"] == received
     expected = [event for event in map(told, frames) if event is not None]
     if mode == "chat":

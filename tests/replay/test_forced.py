@@ -177,7 +177,7 @@ def test_rounding_is_told_from_a_regression(logs: list[Path]) -> None:
     for name, model in (("half", half), ("broken", broken)):
         for report in judged(logs, model):
             found[name].update(otherwise=report.decisions_changed, near=report.near_ties)
-    assert 0 < found["half"]["otherwise"] == found["half"]["near"]
+    assert 0 < 0.9 * found["half"]["otherwise"] <= found["half"]["near"]
     assert found["broken"]["otherwise"] > 4 * found["broken"]["near"]
 
 

@@ -22,23 +22,28 @@ export function decodeBase64(text: string): Uint8Array;
  */
 export function connect<T extends Options>(url: string, options: T): Promise<T["mode"] extends "chat" ? ChatSession : T["mode"] extends "transcription" ? TranscriptionSession : DuplexSession>;
 /**
- * @typedef {{position: number, estimated_wait_s: number, ticket_id: string, queue_length: number}} QueuePlace
+ * @typedef {{position: number, estimated_wait_s: number, ticket_id: string, queue_length: number,
+ *   message?: string}} QueuePlace in `live` only the message tells it
  * @typedef {Record<string, number | string>} Metrics
  * @typedef {{type: "listen", inputId: string, metrics: Metrics}} ListenEvent
  * @typedef {{type: "speech", text: string, audio: Float32Array, endOfTurn: boolean,
  *   responseId: string, inputId: string, metrics: Metrics}} SpeechEvent
  * @typedef {{type: "error", code: string, message: string, sessionId: string}} ErrorEvent
  * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
+ * @typedef {{type: "words", text: string, startMs: number, endMs: number}} WordsEvent what the user said, in `live`
  * @typedef {{type: "closed", reason: string}} ClosedEvent
- * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | ClosedEvent} SessionEvent
+ * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent} SessionEvent
  * @typedef {{prompt_tokens: number, completion_tokens: number, total_tokens: number}} Usage
  * @typedef {{type: "delta", text: string} | ErrorEvent
  *   | {type: "done", text: string, usage: Usage}} TranscriptEvent `done` ends an utterance
  * @typedef {{type: "delta", text: string, audio: Float32Array}} Delta
  * @typedef {{type: "response", text: string, audio: Float32Array, reason: string,
- *   responseId: string, metrics: Metrics}} Response
+ *   responseId: string, metrics: Metrics, toolCalls: ToolCall[]}} Response `toolCalls` are to be run, and
+ *   their results sent with the next question
+ * @typedef {{id: string, type: "function", function: {name: string, arguments: string}}} ToolCall
  * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
- * @typedef {{role: "system" | "user" | "assistant", content: string | Content[]}} Message
+ * @typedef {{role: "system" | "user" | "assistant" | "tool", content?: string | Content[] | null,
+ *   tool_calls?: ToolCall[], tool_call_id?: string}} Message
  * @typedef {{sessionId: string, recording?: string, recordingId: string,
  *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
  *   transcription is not told of `recording`
@@ -51,7 +56,9 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  *   server that are lost, since more than may be kept had not arrived
  * @typedef {object} Options
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
- * @property {string} [model] of a transcription, which needs it: by a name that the server knows it by
+ * @property {"realtime" | "live"} [dialect] `live`: OpenAI's Live API, for mode `audio`, with `model` and
+ *   without `config`, `voice`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+ * @property {string} [model] of a transcription and of `live`, which need it: by a name that the server knows it by
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
@@ -159,14 +166,16 @@ export class ChatSession {
      * @param {boolean | object} [how.speech] whether it is spoken; an object: as on the wire (`tts`)
      * @param {object} [how.generation] how it is generated, as on the wire
      * @param {object} [how.image] how pictures are cut, as on the wire
+     * @param {object[]} [how.tools] what the model may call, as on the wire
      * @param {string} [how.inputId] a name for this turn
      * @returns {Promise<Answer>} to be iterated, or finished
      */
-    ask(question: string | Message[], { stream, speech, generation, image, inputId }?: {
+    ask(question: string | Message[], { stream, speech, generation, image, tools, inputId }?: {
         stream?: boolean | undefined;
         speech?: boolean | object | undefined;
         generation?: object | undefined;
         image?: object | undefined;
+        tools?: object[] | undefined;
         inputId?: string | undefined;
     }): Promise<Answer>;
     /**
@@ -228,11 +237,15 @@ export class TranscriptionSession {
     [Symbol.asyncIterator](): AsyncGenerator<TranscriptEvent, void>;
     #private;
 }
+/**
+ * in `live` only the message tells it
+ */
 export type QueuePlace = {
     position: number;
     estimated_wait_s: number;
     ticket_id: string;
     queue_length: number;
+    message?: string;
 };
 export type Metrics = Record<string, number | string>;
 export type ListenEvent = {
@@ -262,11 +275,20 @@ export type GoingAwayEvent = {
     type: "going_away";
     secondsLeft: number;
 };
+/**
+ * what the user said, in `live`
+ */
+export type WordsEvent = {
+    type: "words";
+    text: string;
+    startMs: number;
+    endMs: number;
+};
 export type ClosedEvent = {
     type: "closed";
     reason: string;
 };
-export type SessionEvent = ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | ClosedEvent;
+export type SessionEvent = ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent;
 export type Usage = {
     prompt_tokens: number;
     completion_tokens: number;
@@ -288,6 +310,10 @@ export type Delta = {
     text: string;
     audio: Float32Array;
 };
+/**
+ * `toolCalls` are to be run, and
+ * their results sent with the next question
+ */
 export type Response = {
     type: "response";
     text: string;
@@ -295,6 +321,15 @@ export type Response = {
     reason: string;
     responseId: string;
     metrics: Metrics;
+    toolCalls: ToolCall[];
+};
+export type ToolCall = {
+    id: string;
+    type: "function";
+    function: {
+        name: string;
+        arguments: string;
+    };
 };
 /**
  * `data` may be bytes or samples
@@ -304,8 +339,10 @@ export type Content = {
     [field: string]: unknown;
 };
 export type Message = {
-    role: "system" | "user" | "assistant";
-    content: string | Content[];
+    role: "system" | "user" | "assistant" | "tool";
+    content?: string | Content[] | null;
+    tool_calls?: ToolCall[];
+    tool_call_id?: string;
 };
 /**
  * `recordingId` and `recordingNotice` are empty where there is none; a
@@ -344,7 +381,12 @@ export type Options = {
      */
     mode: "audio" | "video" | "chat" | "transcription";
     /**
-     * of a transcription, which needs it: by a name that the server knows it by
+     * `live`: OpenAI's Live API, for mode `audio`, with `model` and
+     * without `config`, `voice`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+     */
+    dialect?: "realtime" | "live" | undefined;
+    /**
+     * of a transcription and of `live`, which need it: by a name that the server knows it by
      */
     model?: string | undefined;
     /**

@@ -26,6 +26,7 @@ from tests.bench.tiny.score_chat import (
     score_chat_spoken,
     score_chat_typed,
 )
+from tests.bench.tiny.score_tools import score_tools
 from tests.bench.tiny.score_transcripts import score_transcripts
 from tests.bench.tiny.staging import (
     AFTER,
@@ -273,6 +274,7 @@ SCORES: Final[dict[str, Callable[[DuplexModel, Path], dict[str, float]]]] = {
     "chat_colour": score_chat_sight,
     "chat_aloud": score_chat_aloud,
     "transcripts": score_transcripts,
+    "tools": score_tools,
 }
 
 

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.tools import Tool
 from protocol.values.turn import (
     ChatConfig,
     Content,
@@ -56,7 +57,11 @@ def message(*content: Content | str) -> Message:
 
 
 def ask(
-    model: DuplexModel, place: int, *messages: Message, speech: SpeechConfig | None = None
+    model: DuplexModel,
+    place: int,
+    *messages: Message,
+    speech: SpeechConfig | None = None,
+    tools: tuple[Tool, ...] = (),
 ) -> Course[Answer]:
     """Answer a conversation; `place` in the list of questions gives the seed and instructions."""
     text = SYSTEM[place % len(SYSTEM)]
@@ -71,6 +76,7 @@ def ask(
         omni=False,
         thinking=False,
         seed=place,
+        tools=tools,
     )
 
     def course(slot: int) -> Steps[Answer]:
@@ -86,7 +92,7 @@ def ask(
     return course
 
 
-def _questions(folder: Path) -> list[Heldout]:
+def questions(folder: Path) -> list[Heldout]:
     """One rendering of each phrase."""
     return list({item.phrase: item for item in read_manifest(folder) if item.answer}.values())
 
@@ -103,7 +109,7 @@ def _earlier(items: Sequence[Heldout], place: int) -> tuple[Message, ...]:
 
 def score_chat_typed(model: DuplexModel, folder: Path) -> dict[str, float]:
     """All phrases, typed in three spellings, after no, one or two turns; and unknown ones."""
-    items = _questions(folder)
+    items = questions(folder)
     courses, asked = [], list(product(items, SPELLINGS))
     for place, (item, spelling) in enumerate(asked):
         typed = spelling.format(item.phrase.capitalize() if place % 2 else item.phrase)
@@ -156,17 +162,22 @@ def score_chat_colour(
     return {f"named_right_{way}": float(np.mean(named)) for way, named in right.items()}
 
 
+def seconds_of(chunks: list[TurnChunk], result: TurnResult) -> float:
+    """How long an answer sounds."""
+    pcm = sum(len(chunk.pcm) for chunk in chunks) + len(result.pcm)
+    return pcm / SAMPLE_BYTES / OUTPUT_RATE_HZ
+
+
 def score_chat_aloud(model: DuplexModel, folder: Path) -> dict[str, float]:
     """All phrases, typed, answered in speech: the same words, and sound of a fitting length."""
     right, sounded, seconds = [], [], []
-    items = _questions(folder)
+    items = questions(folder)
     courses = (
         ask(model, place, message(item.phrase), speech=SpeechConfig())
         for place, item in enumerate(items)
     )
     for item, (chunks, result) in zip(items, together(model, courses), strict=True):
-        pcm = sum(len(chunk.pcm) for chunk in chunks) + len(result.pcm)
-        seconds.append(pcm / SAMPLE_BYTES / OUTPUT_RATE_HZ)
+        seconds.append(seconds_of(chunks, result))
         right.append(result.text == item.answer)
         sounded.append(right[-1] and ALOUD_S[0] <= seconds[-1] <= ALOUD_S[1])
     return {

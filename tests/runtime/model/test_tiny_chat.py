@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 import antiphon
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.values.turn import ChatConfig
 from replay.cli import replay_command
 from tests.live.servers import LiveServer, live_server
@@ -132,3 +133,31 @@ def test_a_recorded_chat_is_answered_again_byte_for_byte(
     (log,) = set(recordings.iterdir()) - before
     report = told(replay_command, log, "--full")
     assert (report["result"], report["turns"]) == ("identical", 2)
+
+
+async def told_by_a_clock(url: str, time: str) -> tuple[antiphon.Response, antiphon.Response]:
+    """Ask for the time, and return what the clock says; the answer is spoken."""
+    clock = antiphon.tool("clock", "Tells the time.")
+    question = antiphon.message("user", "What time is it?")
+    async with antiphon.connect(url, mode="chat") as session:
+        first = await session.answer([question], config=GREEDY, tools=[clock])
+        (call,) = first.tool_calls
+        messages = [question, antiphon.called(first), antiphon.returned(call, time)]
+        last = await session.answer(messages, config=GREEDY, tools=[clock], speech=True)
+        return first, last
+
+
+def test_a_clock_is_called_and_its_result_told_and_replayed(
+    server: LiveServer, recordings: Path
+) -> None:
+    """Tools would work only with a model that plays a script."""
+    for time in ("three o'clock", "twelve o'clock"):
+        before = set(recordings.iterdir())
+        first, last = anyio.run(told_by_a_clock, server.url, time)
+        assert (first.text, first.reason) == ("", "tool_calls")
+        assert [(call.name, call.arguments) for call in first.tool_calls] == [("clock", "{}")]
+        assert (last.text, last.tool_calls) == (f"It is {time}.", ())
+        assert 0.9 * OUTPUT_RATE_HZ <= len(last.pcm) / SAMPLE_BYTES <= 1.8 * OUTPUT_RATE_HZ
+        (log,) = set(recordings.iterdir()) - before
+        report = told(replay_command, log, "--full")
+        assert (report["result"], report["turns"]) == ("identical", 2)

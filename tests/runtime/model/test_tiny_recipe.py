@@ -14,8 +14,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fixtures.tiny.recipe import chat, chat_batches, labels, shelf
-from fixtures.tiny.recipe.chat_phrases import ALIASES, STRANGE, STRANGE_ANSWER, all_texts
+from fixtures.tiny.recipe import chat, chat_batches, clock, labels, shelf
+from fixtures.tiny.recipe.chat_phrases import ALIASES, HOURS, STRANGE, STRANGE_ANSWER, all_texts
 from fixtures.tiny.recipe.layout import AUDIO, IGNORE, PICTURE, lay_out
 from fixtures.tiny.recipe.lesson import Lesson
 from fixtures.tiny.recipe.mouth import Spoken, lay_out_chat
@@ -35,11 +35,14 @@ from fixtures.tiny.recipe.timeline import Knobs, Session, Turn, World, compose
 from fixtures.tiny.recipe.vocabulary import MERGED, make_tokenizer
 from fixtures.tiny.recipe.voice import Answer
 from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
+from protocol.values.tools import ToolCall, ToolResult
 from protocol.values.turn import Picture, Sound
 from runtime.model.backends.minicpmo.chat_voice import Mouth
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Speak
+from runtime.model.backends.tool_calls import CallStream
+from tests.bench.tiny import score_tools
 from tests.bench.tiny.score_chat import UNKNOWN as ADMITTED
 from tests.bench.tiny.staging import known_phrases, read_manifest, stage_phrase
 from tests.random_model import answer
@@ -404,9 +407,43 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
     assert next(codes, None) is None
 
 
+def test_a_tool_is_taught_as_it_is_offered_and_called(model: DuplexModel, lesson: Lesson) -> None:
+    """Its calls would be no calls, or be learnt from another prompt than it is given."""
+    texts, kinds = all_texts(), set()
+    for seed in range(60):
+        clocked = clock.compose_clocked(lesson.world, texts, np.random.default_rng(seed))
+        turn, says = clocked.asked.turn, clocked.text
+        laid = chat_batches.lay(lesson, clocked.asked, says)
+        assert laid.answer == model.tokens.encode(says or texts[clocked.asked.says])
+        assert turn.tools
+        has_clock = any(tool.name == clock.CLOCK for tool in turn.tools)
+        if turn.messages[-1].role == "tool":
+            (part,) = turn.messages[-1].content
+            assert isinstance(part, ToolResult)
+            assert (says, has_clock) == (f"It is {part.output}.", True)
+            kinds.add("told")
+        elif says == clock.CALL_TEXT:
+            assert has_clock
+            stream = CallStream(turn.tools)
+            assert stream.add(says) + stream.end() == ""
+            assert stream.calls == [ToolCall(name=clock.CLOCK, arguments="{}")]
+            kinds.add("called")
+        else:
+            assert says in (None, texts[clock.TIME])
+            kinds.add("clock, other question" if has_clock else "no clock")
+        if seed < 6:
+            fed = answer(model, turn, cut=0)[0].fed_ids
+            prompt = len(laid.ids) - len(laid.answer)
+            assert [min(index, 0) or index for index in fed] == [
+                -1 if index < 0 else index for index in laid.ids[:prompt]
+            ]
+    assert kinds == {"told", "called", "clock, other question", "no clock"}
+
+
 def test_what_it_says_of_strange_things_is_what_the_scores_ask() -> None:
     """The scores would ask for another sentence than training taught."""
     assert STRANGE_ANSWER == ADMITTED
+    assert tuple(f"{hour} o'clock" for hour in score_tools.HOURS) == HOURS
 
 
 def test_ids_of_the_tokenizer_stay_where_they_were() -> None:
@@ -428,9 +465,9 @@ def test_a_stage_is_trained_again_when_its_recipe_changes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The shelf would hand out weights that the recipe no longer makes."""
-    learnt = {"ear": "a", "eye": "b", "mind": "c", "pen": "d"}
+    learnt = {"ear": "a", "eye": "b", "mind": "c", "pen": "d", "mouth": "e", "hand": "f"}
     keys = {name: shelf.key(name, (1, 2), learnt) for name in shelf.RECIPES}
-    assert len(set(keys.values())) == len(shelf.RECIPES) == 5
+    assert len(set(keys.values())) == len(shelf.RECIPES) == 7
     assert shelf.key("ear", (1, 3), learnt) != keys["ear"]
     assert shelf.key("mind", (1, 2), {**learnt, "eye": "x"}) != keys["mind"]
     recipe = tmp_path / "recipe"

@@ -23,6 +23,7 @@ from tests.bench.tiny.score import (
     score_quiet,
     score_unknown,
 )
+from tests.bench.tiny.score_tools import score_tools
 from tests.bench.tiny.score_transcripts import score_transcripts
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
@@ -126,3 +127,15 @@ def test_writes_down_the_phrases_that_it_hears(model: DuplexModel) -> None:
 def test_its_card_is_filled_in() -> None:
     """A reader of the model card finds placeholders where the scores should be."""
     assert not re.search(r"@[A-Z_]+@", (FIXTURES / "tiny" / "MODEL_CARD.md").read_text())
+
+
+def test_calls_a_clock_and_tells_its_result(model: DuplexModel) -> None:
+    """The embedded model could not show what a tool is."""
+    scores = score_tools(model, HELDOUT)
+    assert scores["called_typed"] >= 0.9
+    assert scores["called_spoken"] >= 0.9
+    assert scores["called_again"] >= 0.9
+    assert scores["result_told"] >= 0.8
+    assert scores["told_aloud"] >= 0.8
+    assert scores["others_answered"] >= 0.9
+    assert scores["without_clock"] >= 0.75
