@@ -623,7 +623,7 @@ const DIALECTS = {
 
 /** @param {Options} options */
 function dialectOf({ dialect = "realtime" }) {
-  if (!(dialect in DIALECTS)) throw new MisuseError(`there is no dialect ${dialect} in this client`);
+  if (!Object.hasOwn(DIALECTS, dialect)) throw new MisuseError(`there is no dialect ${dialect} in this client`);
   return DIALECTS[dialect];
 }
 
