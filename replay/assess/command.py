@@ -15,6 +15,7 @@ import click
 
 from recorder.format.format import SUFFIX
 from runtime.commands.interrupts import run
+from runtime.settings.bounds import DEVICES, DTYPES
 
 from ..eval import text
 from ..eval.condition import Condition, judge
@@ -34,6 +35,8 @@ from .run import MODES, Measured, Mode, Run, Task, run_model
 
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
+
+
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -47,6 +50,8 @@ class Asked:
     baseline: str | None
     out: Path | None
     jobs: int | None
+    device: str | None
+    dtype: str | None
     by: str | None
     conditions: tuple[Condition, ...]
 
@@ -54,9 +59,11 @@ class Asked:
         """Find the logs; `click.UsageError`: options do not go together."""
         if not self.logs:
             raise click.UsageError("name a folder or a log, or give --definitions")
-        runs = {self.model, self.out, self.jobs} != {None}
+        runs = {self.model, self.out, self.jobs, self.device, self.dtype} != {None}
         if self.mode == "closed" and runs:
-            raise click.UsageError("--model, --out and --jobs are for --mode open or forced")
+            raise click.UsageError(
+                "--model, --out, --jobs, --device and --dtype are for --mode open or forced"
+            )
         if self.mode != "closed" and self.model is None:
             raise click.UsageError(f"--mode {self.mode} runs a model: --model")
         if self.mode == "forced" and self.baseline is not None and is_of_logs(self.baseline):
@@ -71,7 +78,14 @@ class Asked:
 
     def run(self, model: str, found: list[Path]) -> Run:
         """Run a model on logs."""
-        task = Task(mode=self.mode, model=model, jobs=self.jobs or JOBS, out=self.out)
+        task = Task(
+            mode=self.mode,
+            model=model,
+            jobs=self.jobs or JOBS,
+            out=self.out,
+            device=self.device,
+            dtype=self.dtype,
+        )
         with progress(sum(map(calls_of, found)), model, of_calls=True) as watch:
             done = run(partial(run_model, task, found, Loading.load, watch))
         if done.folder is not None:
@@ -125,6 +139,8 @@ class Asked:
     type=click.IntRange(1, JOBS_MAX),
     help=f"Sessions that the model runs at once [default: {JOBS}].",
 )
+@click.option("--device", type=click.Choice(DEVICES), help="Where the models compute.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="The format in which they compute.")
 @click.option(
     "--by",
     type=click.Choice(list(MEASURES)),

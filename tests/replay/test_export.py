@@ -28,10 +28,10 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.export import holding, writing
 from replay.export.command import export_command
-from replay.export.moments import Note, Picture, Sound, Words
+from replay.export.moments import Note, Picture, Words
 from replay.export.timeline import Timeline
 from replay.export.writing import FORMATS
-from replay.story.placing import HELD_UP_S_MAX
+from runtime.measures.placing import HELD_UP_S_MAX, Sound
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.exported import (
     ASKED_ALOUD,
