@@ -9,8 +9,8 @@ the first dot (https://github.com/webdataset/webdataset). The standard library w
     ID-000003.json       what it decided, its text, and about which session
 
 Units that failed or were undone are left out. What a redaction took out is left out too, with
-everything that was computed from it by the recorder: silence is no sample of speech. A session whose
-client asked not to be recorded has no log. Equal logs give equal bytes: files have no times or owner.
+the tokens that say it: silence is no sample of speech. A session whose client asked not to be
+recorded has no log. Equal logs give equal bytes: files have no times or owner.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Units:
         if PICTURES not in lost:
             for number, jpeg in enumerate(unit.frames):
                 yield f"{number}.jpg", jpeg
-        if VOICE not in lost and result.pcm:
+        if VOICE not in lost and result.pcm and not result.is_listen:
             yield "model.wav", _wav(result.pcm, OUTPUT_RATE_HZ)
         is_said = TEXT not in lost
         body = {

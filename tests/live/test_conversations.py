@@ -84,5 +84,5 @@ def test_a_server_s_metrics_are_those_of_its_recordings(tmp_path: Path) -> None:
     logs = sorted(tmp_path.rglob("*.session.zst"))
     assert len(logs) == len(CALLS)
     assert live == recorded_in(logs)
-    for name in ("response_delay", "overlap", "barge_ins", "self_talk", "take_over_rate"):
+    for name in ("response_delay", "overlap", "self_talk", "take_over_rate"):
         assert sum(live[name, "audio"]) > 0, name

@@ -19,6 +19,8 @@ from replay.redact.command import redact_command
 from replay.story.reading import SessionStory
 from tests.exported import AUDIO, CHAT, VIDEO, exported
 
+ANSWERED = ("listen", "speech", "withheld")
+
 
 def samples_in(data: bytes) -> dict[str, dict[str, bytes]]:
     """Read a shard as WebDataset does: files that follow one another and share a name."""
@@ -48,16 +50,17 @@ def test_each_answered_second_is_a_sample() -> None:
     """A trainer would learn other decisions than those of the session."""
     samples = samples_in(exported(VIDEO, "dataset"))
     with LogReader(VIDEO) as reader:
-        units = [it for it in SessionStory().read(reader) if it.outcome in ("listen", "speech")]
+        units = [it for it in SessionStory().read(reader) if it.outcome in ANSWERED]
     assert [told(it)["unit"] for it in samples.values()] == [it.index for it in units]
     for sample, unit in zip(samples.values(), units, strict=True):
         heard, rate_hz = read_wav(sample["user.wav"])
         assert (len(heard), rate_hz) == (16_000, 16_000)
         assert sum(name.endswith(".jpg") for name in sample) == unit.frames
         assert told(sample)["codec_ids"] == list(unit.codec_ids)
-        assert told(sample)["is_listen"] == (unit.outcome == "listen")
-        assert ("model.wav" in sample) == bool(unit.pcm)
-        if unit.pcm:
+        if unit.outcome != "withheld":
+            assert told(sample)["is_listen"] == (unit.outcome == "listen")
+        assert ("model.wav" in sample) == (unit.outcome == "speech")
+        if unit.outcome == "speech":
             spoken, rate_hz = read_wav(sample["model.wav"])
             assert (spoken.tobytes(), rate_hz) == (unit.pcm, 24_000)
             assert told(sample)["text"] == unit.text
