@@ -260,14 +260,9 @@ def make_suite(found: list[Path], folder: Path) -> NoReturn:
 
 def judge_suite(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
     """Judge a suite; exits with 1 if a case is not as expected, with 2 if none was judged."""
-    if (
-        len(asked.logs) != 1
-        or asked.mode == "forced"
-        or asked.baseline
-        or asked.conditions
-        or reports.html
-    ):
-        why = "--suite takes one folder, --mode closed or open, and no --baseline, --fail-if or --html"
+    others = asked.baseline or asked.conditions or reports.html
+    if len(asked.logs) != 1 or asked.mode == "forced" or others:
+        why = "--suite takes one folder, --mode closed or open; no --baseline, --fail-if, --html"
         raise click.UsageError(why)
     (folder,) = asked.logs
     reports.check([])
