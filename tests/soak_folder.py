@@ -5,8 +5,8 @@
 Records N short sessions of the scripted model, then runs `antiphon eval --mode open` over a quarter
 of them and over all, each in a process of its own whose memory is read, and again under SIGKILLs
 until it is done: it must give what the whole run gave. What was found goes to `folder.json`,
-without a date; it exits with 1 if results differ, or if a session more takes over 100 kB: its row of
-the summary is kept, its sound is not.
+without a date; it exits with 1 if results differ, or if a session more takes over 100 kB: its row
+of the summary is kept, its sound is not. With few sessions that figure is noise.
 """
 
 from __future__ import annotations
