@@ -17,6 +17,7 @@ from recorder.read.verify import verify
 from runtime.commands.interrupts import run
 from runtime.model.backends.base import Backend
 
+from .eval.evaluate import measure_log
 from .library import text
 from .library.summary import summary_lines
 from .rerun.environment import Loading
@@ -153,6 +154,8 @@ def verify_command(log: Path, as_json: bool) -> None:
 def inspect_command(log: Path, as_json: bool) -> None:
     """Describe the session LOG: its states, units, drops, errors and end.
 
+    With --json also its measures, as antiphon eval has them.
+
     \b
     Exit codes:
       0  described; a log with damage has gaps
@@ -160,7 +163,8 @@ def inspect_command(log: Path, as_json: bool) -> None:
     """  # noqa: D301 - click takes a backspace to keep the lines
     with opened_log(log) as reader:
         told = inspect(reader.head.fields, records_of(log, reader))
-    body = {"log": str(log), **to_json(told)}
+    measures = measure_log(log, str(log))[0].measures if as_json else {}
+    body = {"log": str(log), **to_json(told), "measures": measures}
     finish(body, text.inspect_lines(told), as_json=as_json)
 
 

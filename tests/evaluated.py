@@ -15,11 +15,11 @@ from protocol.values import events as ev
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.assess.command import eval_command
-from replay.eval.conversation import Conversation, Span, Text
 from replay.eval.facts import Facts
 from replay.eval.gather import gather
-from replay.eval.measures import Scores
 from replay.eval.score import conversation_scores, score
+from runtime.measures.conversation import Conversation, Span, Text
+from runtime.measures.measure import Scores
 from tests.exported import Talk
 from tests.helpers import init_frame
 from tests.replay.test_logs import HEAD, OPENED

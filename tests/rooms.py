@@ -33,8 +33,8 @@ ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "protocol": ("values", "wire", "machine"),
     "recorder": ("format", "write", "read", "keep", "mend"),
     "runtime": (
-        "settings", "net", "media", "client", "model", "slots", "streaming", "access", "telemetry",
-        "link", "placement", "worker", "session", "api", "serve", "commands", "cli",
+        "settings", "net", "media", "measures", "client", "model", "slots", "streaming", "access",
+        "telemetry", "link", "placement", "worker", "session", "api", "serve", "commands", "cli",
     ),
     "replay": (
         "shared", "rerun", "story", "export", "redact", "eval", "library", "shrink", "play", "diff",

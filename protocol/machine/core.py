@@ -1,7 +1,7 @@
 """The part of a session that all courses share: state, sending, timers, slot, end.
 
 A course (`duplex`, `chat`, `transcription`) is a `Core` that overrides the hooks below and has a
-method for each message and event of its own (`session.METHODS`).
+method for each message and event of its own (`methods.METHODS`).
 
 - Every message to the client passes `say`, which looks its transition up in `state.TRANSITIONS`.
 - `end` says `session.closed` if there was a `session.created`, then closes the socket.
@@ -82,6 +82,7 @@ class Core:
         frames_sent: the ordinal of the next `Send`.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
         wants_notices: the client asked for messages that do not answer its own.
+        said, taken: messages of this step: to the client, and the client's own, if taken.
         cause: the client's own name for the message that is being read; may be empty.
     """
 
@@ -112,6 +113,8 @@ class Core:
     early: Frame = None
     wants_notices: bool = False
     cause: str = ""
+    said: list[ServerMessage] = attrs.Factory(list)
+    taken: ClientMessage | None = None
 
     # -- what a course says of itself -----------------------------------------------------------
 
@@ -248,6 +251,7 @@ class Core:
         self.state = next_state(Role.SERVER, self.course, self.state, type(message))
         if self.behaves(SESSION_NAMED):
             message = _named(message, session_id_of(self.opened.recording_id))
+        self.said.append(message)
         for frame in self.dialect.encode(message):
             self.say_frame(frame)
 

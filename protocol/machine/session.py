@@ -9,18 +9,16 @@ Its course (`duplex`, `chat` with its single request, `transcription`) has the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values import openai as oa
-from ..values import requests as rq
 from ..values.behaviour import NEWEST, NOTICES
 from ..values.digest import digest
 from ..values.errors import LocalProtocolError
 from ..values.limits import ESTIMATE_INTERVAL_S, NS_PER_S, STATE_HASH_UNITS
-from ..values.messages import EndReason, GoingAway, Queued, QueueUpdate
+from ..values.messages import EndReason, GoingAway, Queued, QueueUpdate, ServerMessage
 from ..values.requests import ClientMessage, CloseRequest, Init, Played, Report
 from ..values.state import BEGINNINGS, Course, Gate, State, course_of
 from ..wire.dialects import first_dialect
@@ -29,6 +27,7 @@ from .chat import Chat
 from .dictation import Dictation
 from .duplex import Duplex
 from .live import Live
+from .methods import METHODS
 from .openai import OpenAI
 from .reception import SHORTENED_BYTES_MIN, Reception
 from .resuming import Resuming
@@ -49,54 +48,6 @@ OF_ENDPOINT: Final[Mapping[tuple[ev.Endpoint, Course], type[Resuming]]] = {
     ("openai", Course.TRANSCRIPTION): Dictation,
 }
 """Courses of their own at some addresses."""
-METHODS: Final[Mapping[type[ev.Event | ClientMessage], str]] = {
-    rq.Init: "init",
-    rq.Append: "append",
-    rq.See: "see",
-    rq.Pause: "pause",
-    rq.Resume: "resume",
-    rq.Interrupt: "interrupt",
-    rq.Ask: "ask",
-    rq.ChooseModel: "choose",
-    rq.AppendSound: "append_sound",
-    rq.Commit: "commit",
-    rq.Mute: "mute",
-    rq.Unmute: "unmute",
-    rq.Update: "update",
-    oa.Configure: "configure_session",
-    oa.CommitSound: "commit_sound",
-    oa.ClearSound: "clear_sound",
-    oa.Respond: "respond",
-    oa.CancelResponse: "cancel_response",
-    oa.CreateItem: "create_item",
-    oa.DeleteItem: "delete_item",
-    oa.RetrieveItem: "retrieve_item",
-    oa.TruncateItem: "truncate_item",
-    ev.Forked: "forked",
-    ev.MediaDecoded: "media_decoded",
-    ev.MediaRejected: "media_rejected",
-    ev.SpeechStarted: "speech_started",
-    ev.SpeechStopped: "speech_stopped",
-    ev.UserTranscribed: "user_transcribed",
-    ev.BackendOpened: "backend_opened",
-    ev.BackendOpenFailed: "backend_open_failed",
-    ev.UnitDone: "unit_done",
-    ev.UnitFailed: "unit_failed",
-    ev.FinalizeDone: "finalize_done",
-    ev.FinalizeFailed: "finalize_failed",
-    ev.RollbackDone: "rollback_done",
-    ev.RollbackFailed: "rollback_failed",
-    ev.TurnPrefilled: "turn_prefilled",
-    ev.TurnProgress: "turn_progressed",
-    ev.TurnDone: "turn_done",
-    ev.TurnFailed: "turn_failed",
-    ev.ChunkDone: "chunk_done",
-    ev.ChunkFailed: "chunk_failed",
-    ev.LeaseRevoked: "lease_revoked",
-    ev.Rebuilt: "rebuilt",
-    ev.RebuildFailed: "rebuild_failed",
-}
-"""The course's method for each event and message of its own."""
 Connected = Literal["connected", "detached", "asleep"]
 
 
@@ -137,6 +88,7 @@ class Session:
         if event.at_ns < self._core.now_ns:
             raise LocalProtocolError(f"time went back from {self._core.now_ns} to {event.at_ns} ns")
         self._core.now_ns = event.at_ns
+        self._core.said, self._core.taken = [], None
         handler = _HANDLERS.get(type(event))
         if handler is None:
             self._hand_over(event)
@@ -231,6 +183,16 @@ class Session:
         core = self._core
         common = {"frames_sent": core.frames_sent, "fields_ignored": core.fields_ignored}
         return {**core.counts, **common}
+
+    @property
+    def said(self) -> Sequence[ServerMessage]:
+        """Messages to the client in the last step, as its course made them."""
+        return self._core.said
+
+    @property
+    def taken(self) -> ClientMessage | None:
+        """The client's message that its course was handed in the last step."""
+        return self._core.taken
 
     def snapshot(self) -> dict[str, object]:
         """Return the whole state under keys that recordings know (`snapshot`)."""
@@ -363,6 +325,7 @@ class Session:
         core.fields_ignored += len(getattr(message, "ignored", ()))
         if not getattr(message, "record", True):
             core.forget_recording()
+        core.taken = message
         self._hand_over(message)
 
     # -- the slot -------------------------------------------------------------------------------

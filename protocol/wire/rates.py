@@ -98,17 +98,28 @@ class Heard:
 
     def take(self, data: bytes) -> bytes:
         """Take a piece of any size; returns float32 LE, mono, as far as it is known."""
-        pcm16 = expand(data, self._coding)
         if self._rate_hz == self._to_hz:
-            return to_float32(pcm16)
-        self._waiting += pcm16
+            return to_float32(expand(data, self._coding))
+        block = self._next(data)
+        if len(block) == HISTORY_BYTES:
+            return b""
+        return resample(block, self._rate_hz, self._to_hz)
+
+    def skip(self, data: bytes) -> int:
+        """Take a piece, and return only the number of samples that it gives."""
+        if self._rate_hz == self._to_hz:
+            return len(expand(data, self._coding)) // SAMPLE16_BYTES
+        how = _FILTERS[self._rate_hz, self._to_hz]
+        samples = (len(self._next(data)) - HISTORY_BYTES) // SAMPLE16_BYTES
+        return samples // how.down * how.up
+
+    def _next(self, data: bytes) -> bytes:
+        """Return the samples that can be resampled now, after those before them."""
+        self._waiting += expand(data, self._coding)
         block = _FILTERS[self._rate_hz, self._to_hz].down * SAMPLE16_BYTES
         whole = HISTORY_BYTES + (len(self._waiting) - HISTORY_BYTES) // block * block
-        if whole == HISTORY_BYTES:
-            return b""
-        made = resample(self._waiting[:whole], self._rate_hz, self._to_hz)
-        self._waiting = self._waiting[whole - HISTORY_BYTES :]
-        return made
+        ready, self._waiting = self._waiting[:whole], self._waiting[whole - HISTORY_BYTES :]
+        return ready
 
 
 def to_float32(pcm16: bytes) -> bytes:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from recorder.format.format import SUFFIX
+from runtime.measures.measure import Scores
 
 from ..eval.evaluate import Row, measure_logs
-from ..eval.measures import Scores
 from ..eval.naming import names_of
 from ..eval.paired import Baseline
 from ..rerun.folder import find_logs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NoReturn
 
 import attrs
@@ -15,6 +16,7 @@ import click
 
 from recorder.format.format import SUFFIX
 from runtime.commands.interrupts import run
+from runtime.settings.bounds import DEVICES, DTYPES
 
 from ..eval import text
 from ..eval.condition import Condition, judge
@@ -31,9 +33,15 @@ from ..shared.progress import calls_of, progress, size_of
 from ..shared.recordings import LogType
 from .baseline import as_recorded, is_of_logs, of_logs, of_measured
 from .run import MODES, Measured, Mode, Run, Task, run_model
+from .suite import read_suite
+from .suite_judging import Judged, judged_closed, judged_open, junit_of_cases, lines_of_cases
+from .suite_making import write_suite
 
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
+RUNS_ONLY: Final = "--model, --out, --jobs, --device and --dtype"
+
+
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -47,6 +55,8 @@ class Asked:
     baseline: str | None
     out: Path | None
     jobs: int | None
+    device: str | None
+    dtype: str | None
     by: str | None
     conditions: tuple[Condition, ...]
 
@@ -54,9 +64,9 @@ class Asked:
         """Find the logs; `click.UsageError`: options do not go together."""
         if not self.logs:
             raise click.UsageError("name a folder or a log, or give --definitions")
-        runs = {self.model, self.out, self.jobs} != {None}
+        runs = {self.model, self.out, self.jobs, self.device, self.dtype} != {None}
         if self.mode == "closed" and runs:
-            raise click.UsageError("--model, --out and --jobs are for --mode open or forced")
+            raise click.UsageError(f"{RUNS_ONLY} are for --mode open or forced")
         if self.mode != "closed" and self.model is None:
             raise click.UsageError(f"--mode {self.mode} runs a model: --model")
         if self.mode == "forced" and self.baseline is not None and is_of_logs(self.baseline):
@@ -71,7 +81,14 @@ class Asked:
 
     def run(self, model: str, found: list[Path]) -> Run:
         """Run a model on logs."""
-        task = Task(mode=self.mode, model=model, jobs=self.jobs or JOBS, out=self.out)
+        task = Task(
+            mode=self.mode,
+            model=model,
+            jobs=self.jobs or JOBS,
+            out=self.out,
+            device=self.device,
+            dtype=self.dtype,
+        )
         with progress(sum(map(calls_of, found)), model, of_calls=True) as watch:
             done = run(partial(run_model, task, found, Loading.load, watch))
         if done.folder is not None:
@@ -125,6 +142,8 @@ class Asked:
     type=click.IntRange(1, JOBS_MAX),
     help=f"Sessions that the model runs at once [default: {JOBS}].",
 )
+@click.option("--device", type=click.Choice(DEVICES), help="Where the models compute.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="The format in which they compute.")
 @click.option(
     "--by",
     type=click.Choice(list(MEASURES)),
@@ -142,6 +161,10 @@ class Asked:
 @click.option("--junit", type=_PATH, help="Also write JUnit XML for CI: a test a recording.")
 @click.option("--html", type=_PATH, help="Also write a page with all measures and recordings.")
 @click.option("--force", is_flag=True, help="Let --junit and --html replace a file.")
+@click.option("--suite", is_flag=True, help="DIR is a suite: judge its cases by what they expect.")
+@click.option(
+    "--record-suite", type=_PATH, metavar="FOLDER", help="Make a suite of the recordings in DIR."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval_command(
     *,
@@ -150,6 +173,8 @@ def eval_command(
     html: Path | None,
     force: bool,
     as_json: bool,
+    suite: bool,
+    record_suite: Path | None,
     **how: Any,
 ) -> None:
     """Measure the recorded conversations in LOG or below DIR: what was said, and when.
@@ -180,6 +205,8 @@ def eval_command(
     other. The same is true of one on which no model can be run: a chat, or one without the user's
     sound. With --out a run that was killed goes on where it was.
 
+    A --suite has cases in suite.toml: a recording or WAV files each, and what is expected.
+
     \b
     Examples:
       antiphon eval recordings
@@ -190,26 +217,76 @@ def eval_command(
       antiphon eval tuesday --baseline monday --fail-if 'take_over_rate.high < 0'
       antiphon eval nightly --mode open --model NEW --baseline OLD --out runs
       antiphon eval nightly --mode forced --model NEW --fail-if 'decision_agreement < 0.98'
+      antiphon eval nightly --record-suite suite
+      antiphon eval --suite suite --mode open --model NEW --junit cases.xml
       antiphon eval --definitions
 
     \b
     Exit codes:
-      0  measured, and no condition holds
-      1  a condition of --fail-if holds
+      0  measured, and no condition holds; every case of a suite that was judged is as expected
+      1  a condition of --fail-if holds, or a case is not as expected
       2  a log is damaged or cannot be read, a model cannot be loaded or failed, a file cannot be
          written, or no recording has a condition's measure
     """  # noqa: D301 - click takes a backspace to keep the lines
     if definitions:
         _define(as_json=as_json)
-    asked = Asked(**how)
+    asked, reports = Asked(**how), Reports(junit=junit, html=html, force=force)
+    if suite:
+        judge_suite(asked, reports, as_json=as_json)
+    if record_suite is not None:
+        make_suite(asked.check(), record_suite)
+    measure(asked, reports, as_json=as_json)
+
+
+def measure(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
+    """Measure recordings, and say so."""
     found = asked.check()
-    reports = Reports(junit=junit, html=html, force=force)
     reports.check(found)
     done = asked.evaluate(found)
     paired = None if done.comparison is None else done.comparison.paired
     met, unknown = judge(asked.conditions, done.summary, paired)
     reports.write(done, asked.logs, asked.conditions, [*map(HOLDS.format, met), *unknown])
     _print(done, met, unknown, as_json=as_json)
+
+
+def make_suite(found: list[Path], folder: Path) -> NoReturn:
+    """Make a suite of recordings, and say which are not in it."""
+    made, left_out = write_suite(found, folder)
+    for complaint in left_out:
+        click.echo(complaint, err=True)
+    click.echo(f"{folder}: {made} cases, {len(left_out)} recordings left out")
+    sys.exit(0 if made else 2)
+
+
+def judge_suite(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
+    """Judge a suite; exits with 1 if a case is not as expected, with 2 if none was judged."""
+    others = asked.baseline or asked.conditions or reports.html
+    if len(asked.logs) != 1 or asked.mode == "forced" or others:
+        why = "--suite takes one folder, --mode closed or open; no --baseline, --fail-if, --html"
+        raise click.UsageError(why)
+    (folder,) = asked.logs
+    reports.check([])
+    suite, cases = read_suite(folder), list[Judged]()
+    if asked.mode == "closed":
+        cases = judged_closed(suite)
+    elif asked.model is None:
+        raise click.UsageError("--mode open runs a model: --model")
+    else:
+        with TemporaryDirectory() as place:
+            kept = attrs.evolve(asked, out=asked.out or Path(place))
+            cases = judged_open(suite, lambda logs: kept.run(str(asked.model), logs).measured)
+    exit_code = 1 if any(it.failures for it in cases) else 0
+    if all(it.skipped for it in cases):
+        exit_code = 2
+    reports.write_junit(junit_of_cases(suite, cases))
+    if as_json:
+        bodies = [attrs.asdict(it) for it in cases]
+        print_json(
+            {"mode": asked.mode, "model": asked.model, "cases": bodies, "exit_code": exit_code}
+        )
+    else:
+        print_all(text.console(), lines_of_cases(cases))
+    sys.exit(exit_code)
 
 
 def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: bool) -> NoReturn:

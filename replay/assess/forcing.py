@@ -15,12 +15,12 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import Unit, UnitResult
 from recorder.format.errors import LogDamaged
 from recorder.read.reader import LogReader
+from runtime.measures.measure import Scores
 from runtime.model.backends.base import Backend
 from runtime.model.backends.forcing import ForcedResult
 
 from ..eval.evaluate import Row, row_of
 from ..eval.forced import ForcedSession
-from ..eval.measures import Scores
 from ..eval.summary import DIGITS, Json
 from ..rerun.full import RELEASE_WAIT_S
 from ..rerun.full_units import UnitReplay

@@ -23,10 +23,10 @@ import attrs
 
 from protocol.values.digest import digest
 from recorder.write.files import PART_PREFIX, new_file
+from runtime.measures.measure import KINDS, Kind, Ratio, Scores, Times, Total, Value
 from runtime.model.backends.base import BackendInfo
 
 from ..eval.evaluate import Row, row_of
-from ..eval.measures import KINDS, Kind, Ratio, Scores, Times, Total, Value
 from ..eval.table import MEASURES
 
 NAME_CHARS: Final = 16

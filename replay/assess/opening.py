@@ -14,11 +14,11 @@ from typing import Final
 
 from recorder.format.records import Fields
 from recorder.read.reader import read
+from runtime.measures.measure import Scores
 from runtime.model.backends.base import Backend
 from runtime.session.identity import Identity
 
 from ..eval.evaluate import Row, measure_log
-from ..eval.measures import Scores
 from ..eval.summary import Json
 from ..fork.make import make_fork
 from ..fork.values import Change, ForkRefusedError

@@ -14,10 +14,10 @@ import anyio
 import attrs
 
 from recorder.format.errors import LogDamaged, RecorderError
+from runtime.measures.measure import Scores
 from runtime.model.backends.base import Backend, BackendError, BackendGone, BackendInfo, Closes
 
 from ..eval.evaluate import Result, Row
-from ..eval.measures import Scores
 from ..fork.values import CannotForkError
 from ..rerun.environment import Loading
 from ..rerun.verdicts import ModelUnavailableError
@@ -46,12 +46,17 @@ _TROUBLE: Final[tuple[tuple[type[Exception], Result], ...]] = (
 
 @attrs.frozen(kw_only=True)
 class Task:
-    """A model to run: its name, how, on how many recordings at once, and where results are kept."""
+    """A model to run: its name, how, on how many recordings at once, and where results are kept.
+
+    `device` and `dtype` are those of `load_backend`.
+    """
 
     mode: Mode
     model: str
     jobs: int
     out: Path | None
+    device: str | None = None
+    dtype: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +84,7 @@ async def run_model(
     model cannot be loaded, or was lost; or the folder takes no files.
     """
     try:
-        backend = load(Loading(task.model, slots=task.jobs))
+        backend = load(Loading(task.model, device=task.device, dtype=task.dtype, slots=task.jobs))
     except Exception as error:  # any error means that there is no model
         raise UnusableError(f"the model {task.model!r} cannot be loaded: {error}") from error
     watch(0)

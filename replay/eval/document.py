@@ -17,11 +17,11 @@ from typing import Final
 from urllib.parse import quote
 
 from protocol.values.limits import NS_PER_MS
+from runtime.measures.measure import Measure
 
 from ..shared.page import escaped, head_of, policy_of, printable, style_with
 from ..shared.recordings import show_span
 from .evaluate import Evaluation, Result, Row
-from .measures import Measure
 from .naming import Name, Names
 from .summary import Statistics
 from .table import MEASURES, SETTINGS

@@ -17,13 +17,13 @@ from recorder.format.errors import RecorderError
 from recorder.format.records import Fields
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
+from runtime.measures.measure import Scores
 
 from ..shared.commands import reason
 from ..shared.fields import below, typed
 from ..shared.progress import Watch, size_of, unwatched, watched
 from .facts import Facts, Lost
 from .gather import gather
-from .measures import Scores
 from .paired import Baseline, Comparison, compare, paired_json
 from .score import score
 from .summary import (

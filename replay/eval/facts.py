@@ -7,9 +7,8 @@ from typing import Literal
 import attrs
 
 from protocol.values.modes import Mode, Work
-
-from .conversation import Conversation
-from .hearing import SpeechSource
+from runtime.measures.conversation import Conversation
+from runtime.measures.hearing import SpeechSource
 
 Lost = Literal["speech", "words"]
 """What a redaction took out that measures need: the user's sound, or the model's text."""

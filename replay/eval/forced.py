@@ -12,15 +12,14 @@ from typing import Final
 import attrs
 
 from protocol.values.model import UNIT_SAMPLES, Unit, UnitResult
+from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, Span
+from runtime.measures.hearing import UserSpeech
+from runtime.measures.limits import HEARD_MS
+from runtime.measures.measure import Ratio, Scores, Total, Value
+from runtime.measures.placing import Sound, time_of
 from runtime.model.backends.forcing import ForcedResult, Leaning
 
-from ..export.moments import Sound
 from ..rerun.outputs import is_near_tie
-from ..story.placing import time_of
-from .conversation import TICK_HZ, TICKS_PER_MS, Span
-from .hearing import UserSpeech
-from .limits import HEARD_MS
-from .measures import Ratio, Scores, Total, Value
 
 HEARD: Final = HEARD_MS * TICKS_PER_MS
 MICRO: Final = 1_000_000

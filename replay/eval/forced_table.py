@@ -10,10 +10,10 @@ from functools import partial
 from typing import Final
 
 from protocol.values.limits import MS_PER_S
+from runtime.measures.limits import HEARD_MS
+from runtime.measures.measure import Measure
 
 from ..rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN
-from .limits import HEARD_MS
-from .measures import Measure
 
 _HEARD: Final = f"{HEARD_MS / MS_PER_S:g} s"
 _OVER: Final = f"Of units in an open turn of the model in which the user speaks for {_HEARD}: "

@@ -9,36 +9,35 @@ ends where it cannot be. Memory holds intervals and counts, and no sound.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
 from protocol.values import events as ev
+from protocol.values.messages import ServerMessage
 from protocol.values.model import UnitResult
 from protocol.values.modes import OF_MODE, Work
+from protocol.values.requests import ClientMessage
 from recorder.format.mapping import EVENT_KINDS
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
+from runtime.measures.conversation import Conversation
+from runtime.measures.hearing import SpeechSource
+from runtime.measures.limits import NEAR_TIE_LOGITS
+from runtime.measures.placing import Sound
+from runtime.measures.talk import Talk
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.instruments import Books, Instruments
 from runtime.telemetry.unit_meter import UnitMeter
 
-from ..export.moments import Moment, Note, Sound, Words
+from ..export.moments import Moment, Words
 from ..export.timeline import Timeline
-from ..redact.redaction import REDACTED
 from ..shared.fields import below, typed
+from ..shared.redacted import removed_in
 from ..story.exchanges import Exchange
-from ..story.placing import JITTER_MS, sample_at
 from ..story.reading import Passage
-from .conversation import TICKS_PER_MS, TICKS_PER_SAMPLE, Conversation, Span, Text, joined, ticks_of
 from .facts import Answer, Facts, Lost
-from .hearing import SpeechSource, UserSpeech
-from .limits import NEAR_TIE_LOGITS, PAUSE_MS, SPEECH_GAP_MS
-
-GAP: Final = SPEECH_GAP_MS * TICKS_PER_MS
-PAUSE: Final = PAUSE_MS * TICKS_PER_MS
-JITTER: Final = JITTER_MS * TICKS_PER_MS
 
 
 def gather(head: Fields, items: Iterable[Record | Damage]) -> Facts:
@@ -50,18 +49,16 @@ class _Gathering:
     def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
         self._timeline: Final = Timeline(head, items, self._watch)
         self._story: Final = self._timeline.story
-        self._user: Final = UserSpeech()
-        self._model: Final = ModelSound()
+        self._talk: Final = Talk()
+        self._talked_ns = 0
         self._units: Final = _Units()
         self._chat: Final = _Chat()
-        self._texts: list[Text] = []
-        self._notes: dict[str, list[int]] = {"force_listen": [], "paused": []}
         self._word_delays: list[tuple[int, int]] = []
 
     def facts(self) -> Facts:
         for moment in self._timeline:
             self._take(moment)
-        story, units = self._story, self._units
+        story, units, talk = self._story, self._units, self._talk
         if story.exchanges.current is not None:
             self._chat.ended(story.exchanges.current)
         work = self._work
@@ -75,15 +72,15 @@ class _Gathering:
             duration_ns=story.duration_ns,
             finished=story.end.finished,
             damage_count=story.damage_count,
-            lost=lost_in(self._timeline.head) - _SAID[self._user.source],
-            speech_source=self._user.source if is_talk else None,
-            conversation=self._conversation() if is_talk else Conversation(),
-            input_lead=self._user.lead if is_talk else None,
+            lost=lost_in(self._timeline.head) - _SAID[talk.user.source],
+            speech_source=talk.user.source if is_talk else None,
+            conversation=talk.conversation(self._talked_ns) if is_talk else Conversation(),
+            input_lead=talk.user.lead if is_talk else None,
             errors=len(story.errors),
             dropped_units=len(story.drops),
             late_units=units.late if units.is_in_step else None,
             answered_units=units.answered,
-            underruns=self._model.underruns,
+            underruns=talk.model.underruns,
             near_ties=units.near_ties,
             decisions=units.decisions,
             answers=self._chat.answers() if work == "turn" else (),
@@ -95,40 +92,33 @@ class _Gathering:
         opened = self._story.opened
         return "unit" if opened is None else OF_MODE[opened.mode].work
 
-    def _conversation(self) -> Conversation:
-        return Conversation(
-            user=self._user.spans(),
-            model=self._model.spans(),
-            texts=tuple(sorted(self._texts, key=lambda text: text.begin)),
-            stops=tuple(self._notes["force_listen"]),
-            pauses=tuple(self._notes["paused"]),
-            end=ticks_of(self._story.duration_ns),
-        )
-
     # -- as it is told --------------------------------------------------------------------------
 
     def _take(self, moment: Moment) -> None:
         match moment:
-            case Sound(voice="user"):
-                self._user.hear(moment)
-                self._user.place(self._story.duration_ns)
-            case Sound():
-                self._model.hear(moment)
+            case Sound(voice="model"):
                 self._chat.heard(moment.at_ns, moment.begin_ns)
-            case Words(voice="model", text=text):
-                begin = sample_at("model", moment.begin_ns) * TICKS_PER_SAMPLE["model"]
-                self._texts.append(Text(begin, len(text.split())))
+            case Words(voice="model"):
                 self._chat.heard(moment.at_ns)
-            case Note(kind=kind) if kind in self._notes:
-                self._notes[kind].append(ticks_of(moment.begin_ns))
 
-    def _watch(self, passage: Passage) -> None:
+    def _watch(
+        self, passage: Passage, request: ClientMessage | None, messages: Sequence[ServerMessage]
+    ) -> None:
         record, story = passage.record, self._story
+        if record.kind in EVENT_KINDS:
+            self._talked_ns = record.at_ns
         if passage.effect == "DetectSpeech":
-            self._user.searched(record.fields, record.at_ns)
+            at, rate_hz = (typed(record.fields, name, int) for name in ("at", "rate_hz"))
+            if at is not None and rate_hz:
+                silence_ms = typed(record.fields, "silence_ms", int)
+                self._talk.user.searched(record.at_ns, at, rate_hz, silence_ms)
+        if request is not None:
+            self._talk.received(record.at_ns, request)
+        for message in messages:
+            self._talk.sent(record.at_ns, message)
         match passage.event:
             case ev.SpeechStarted() | ev.SpeechStopped():
-                self._user.found(passage.event)
+                self._talk.user.found(passage.event)
             case ev.UnitDone(result=result):
                 opening = below(story.opening, "config")
                 free = typed(opening, "force_listen_count", int) or 0
@@ -147,14 +137,7 @@ class _Gathering:
 
 def lost_in(head: Fields) -> frozenset[Lost]:
     """Say what redactions took out of a log."""
-    entries = typed(head, REDACTED, list) or typed(head, REDACTED, tuple) or ()
-    removed = [
-        (typed(one, "kind", str), typed(one, "side", str))
-        for entry in entries
-        if isinstance(entry, Mapping) and isinstance(taken := entry.get("removed"), list | tuple)
-        for one in taken
-        if isinstance(one, Mapping)
-    ]
+    removed = removed_in(head)
     return frozenset(lost for lost, kind in _LOST.items() if kind in removed)
 
 
@@ -167,34 +150,6 @@ _SAID: Final[Mapping[SpeechSource, frozenset[Lost]]] = {
     "energy": frozenset(),
 }
 """What the events of a redacted log still hold, by where its speech was found."""
-
-
-class ModelSound:
-    """The stretches of the model's sound; `underruns` counts the gaps within responses."""
-
-    def __init__(self) -> None:
-        self.underruns = 0
-        self._spans: list[Span] = []
-        self._last: tuple[str, int] = ("", 0)
-
-    def hear(self, sound: Sound) -> None:
-        """Take a sound in its final place, after all before."""
-        begin, end = (at * TICKS_PER_SAMPLE["model"] for at in (sound.begin, sound.end))
-        if end == begin:
-            return
-        response, ended = self._last
-        is_same = response != "" and sound.response_id == response
-        self.underruns += is_same and begin - ended > JITTER
-        goes_on = is_same and begin - ended < PAUSE
-        if goes_on:
-            self._spans[-1] = Span(self._spans[-1].begin, end)
-        else:
-            self._spans.append(Span(begin, end))
-        self._last = (sound.response_id, end)
-
-    def spans(self) -> tuple[Span, ...]:
-        """Return the stretches, once all sound is heard."""
-        return joined(self._spans, GAP)
 
 
 class _Units:

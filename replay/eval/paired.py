@@ -15,7 +15,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from .measures import Measure
+from runtime.measures.measure import Measure
+
 from .summary import DIGITS, Json, Statistics
 from .table import MEASURES
 

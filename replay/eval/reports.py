@@ -62,6 +62,11 @@ class Reports:
             pieces = page_of(done, names, self.html, told)
             self._write(self.html, (piece.encode() for piece in pieces))
 
+    def write_junit(self, xml: bytes) -> None:
+        """Write other tests than recordings; raises `UnusableError`."""
+        if self.junit is not None:
+            self._write(self.junit, [xml])
+
     def _write(self, target: Path, pieces: Iterable[bytes]) -> None:
         try:
             with new_file(target, replaces=self.force) as part, part.open("wb") as file:

@@ -15,7 +15,8 @@ from typing import Final
 
 import attrs
 
-from .measures import SCALES, Measure, Ratio, Scores, Times, Total, Value
+from runtime.measures.measure import SCALES, Measure, Ratio, Scores, Times, Total, Value
+
 from .table import MEASURES
 
 DIGITS: Final = 6

@@ -11,12 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.values.limits import MS_PER_S, NS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from runtime.media import speech_detector as sd
-from runtime.telemetry.unit_meter import DEADLINE_NS
-
-from ..story.placing import JITTER_MS
-from .forced_table import FORCED
-from .limits import (
+from runtime.measures.limits import (
     ANSWER_WAIT_MS,
     FDB_MODEL_GAP_MS,
     FDB_SHORT_MS,
@@ -28,7 +23,12 @@ from .limits import (
     SPEECH_GAP_MS,
     YIELD_MS,
 )
-from .measures import Measure
+from runtime.measures.measure import Measure
+from runtime.measures.placing import JITTER_MS
+from runtime.media import speech_detector as sd
+from runtime.telemetry.unit_meter import DEADLINE_NS
+
+from .forced_table import FORCED
 
 
 def _s(span_ms: int) -> str:

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from protocol.values.limits import NS_PER_MS
 from recorder.format.format import SUFFIX
+from runtime.measures.measure import Measure
 
 from ..shared.page import printable
 from ..shared.recordings import show_span
 from .evaluate import Evaluation, Result, Row
-from .measures import Measure
 from .paired import Comparison, Paired, verdict_of
 from .summary import Json, Statistics
 from .table import MEASURES, SETTINGS

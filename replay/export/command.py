@@ -16,6 +16,7 @@ from protocol.values.limits import NS_PER_MS
 from recorder.format.format import SUFFIX
 
 from ..shared.commands import (
+    UnusableError,
     opened_log,
     print_json,
     records_of,
@@ -24,7 +25,7 @@ from ..shared.commands import (
 )
 from ..shared.progress import progress
 from ..shared.recordings import LogType, next_to, show_bytes, show_seconds
-from .moments import TooLongError
+from .moments import NoDatasetError, TooLongError
 from .timeline import Timeline
 from .writing import FORMATS, STREAMS, SUFFIXES, Format, export
 
@@ -52,6 +53,7 @@ def export_command(
       mcap   sound, pictures and text for Foxglove and other readers of MCAP
       jsonl  the time line: a line for each sound, picture, text, loss and refusal
       txt    the conversation as an asciicast: asciinema play FILE (also .cast)
+      dataset  the seconds of a duplex session for a trainer, as a shard of WebDataset (.tar)
 
     All keep the session's clock: 0 is when the client connected. The user's sound ends when it
     arrived, the model's begins when it was sent, each after earlier sound of the same voice. A log
@@ -76,7 +78,8 @@ def export_command(
     to_stdout = str(output) == "-"
     if to_stdout and chosen not in STREAMS:
         raise click.UsageError(f"{chosen} needs a file, not stdout")
-    target = output or next_to(log, f"{log.name.removesuffix(SUFFIX)}.{chosen}")
+    ending = "tar" if chosen == "dataset" else chosen
+    target = output or next_to(log, f"{log.name.removesuffix(SUFFIX)}.{ending}")
     refuse_log_as_output(target, [log])
     try:
         with opened_log(log) as reader:
@@ -84,6 +87,8 @@ def export_command(
             with progress(reader.tail_bytes, f"writing {chosen}") as watch:
                 items = records_of(log, reader, watch)
                 made = export(reader.head.fields, items, chosen, to_file, like=log, replaces=force)
+    except NoDatasetError as error:
+        raise UnusableError(f"{log}: {error}") from error
     except (OSError, TooLongError) as error:
         if to_stdout and isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise  # stdout is the command's, not a file

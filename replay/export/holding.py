@@ -1,8 +1,9 @@
 """Moments that wait until they are final, and come out in the order of their time.
 
-Each voice is a line of sounds (`replay.story.placing`). The model's sound can be cut short while it
-plays, so it is held until it has been heard. A session in real time holds a second or two; one that
-was faster than its own sound can hold most of it, so PCM above `HELD_BYTES_MAX` lies in a file.
+Each voice is a line of sounds (`runtime.measures.placing`). The model's sound can be cut short
+while it plays, so it is held until it has been heard. A session in real time holds a second or two;
+one that was faster than its own sound can hold most of it, so PCM above `HELD_BYTES_MAX` lies in a
+file.
 """
 
 from __future__ import annotations
@@ -16,18 +17,12 @@ from typing import Final
 import attrs
 
 from protocol.values.model import SAMPLE_BYTES
+from runtime.measures.placing import VOICES, Line, Sound, Stretch, Voice, sample_at, time_of
 
-from ..story.placing import VOICES, Line, Voice, sample_at, time_of
-from .moments import Moment, Note, Sound, Words
+from .moments import Moment, Note, Words
 
 HELD_BYTES_MAX: Final = 8 << 20
 """Of PCM in memory: half a minute of both voices; more goes to a temporary file."""
-
-
-@attrs.define
-class _Stretch:
-    begin: int
-    moved: int = 0
 
 
 @attrs.define(order=False)
@@ -39,7 +34,7 @@ class _Held:
     place: int = 0
     length: int = 0
     moved: int = 0
-    stretch: _Stretch | None = None
+    stretch: Stretch | None = None
 
     def __lt__(self, other: _Held) -> bool:
         return (self.begin_ns, self.number) < (other.begin_ns, other.number)
@@ -55,7 +50,6 @@ class Holding:
     def __init__(self) -> None:
         self._held: list[_Held] = []
         self._user: deque[_Held] = deque()
-        self._stretch = _Stretch(0)
         self._count = self._model_sounds = 0
         self._pcm: SpooledTemporaryFile[bytes] | None = None
         self._pcm_bytes = 0
@@ -87,8 +81,7 @@ class Holding:
         held = self._new(attrs.evolve(sound, pcm=b""), sound.begin_ns, sound.end_ns)
         held.place, held.length = self._pcm_bytes, len(pcm)
         if voice == "user":
-            self._follow(line)
-            held.stretch, held.moved = self._stretch, self._stretch.moved
+            held.stretch, held.moved = line.stretch, line.stretch.moved
             self._user.append(held)
         else:
             self._model_sounds += 1
@@ -109,13 +102,6 @@ class Holding:
         until_ns = end_ns if is_cut and end_ns is not None else begin_ns
         self._count += 1
         return _Held(begin_ns, self._count, until_ns, moment)
-
-    def _follow(self, line: Line) -> None:
-        if line.moved:
-            self._stretch.moved += line.moved
-            self._stretch.begin = line.begin
-        elif line.begin != self._stretch.begin:
-            self._stretch = _Stretch(line.begin)
 
     def _first(self) -> _Held | None:
         if not self._user:

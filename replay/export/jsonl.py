@@ -21,11 +21,11 @@ import json
 from typing import Any, BinaryIO
 
 from protocol.values.limits import NS_PER_MS
+from runtime.measures.placing import RATE_HZ, Sound
 
 from ..rerun.environment import model_of
 from ..shared.fields import below, typed
-from ..story.placing import RATE_HZ
-from .moments import Moment, Note, Picture, Sound, Words
+from .moments import Moment, Note, Picture, Words
 from .timeline import Timeline
 
 

@@ -29,12 +29,12 @@ from mcap.writer import Writer
 
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
+from runtime.measures.placing import RATE_HZ, Sound
 
 from ..shared.fields import below
-from ..story.placing import RATE_HZ
 from .captions import plain
 from .mixer import to_pcm16
-from .moments import Moment, Note, NoteKind, Picture, Sound, Words
+from .moments import Moment, Note, NoteKind, Picture, Words
 from .timeline import Timeline
 
 START_NS_MAX: Final = 1 << 63

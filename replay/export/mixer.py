@@ -21,9 +21,9 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
+from runtime.measures.placing import RATE_HZ, VOICES, Sound, Voice, sample_at
 
-from ..story.placing import RATE_HZ, VOICES, Voice, sample_at
-from .moments import Sound, TooLongError
+from .moments import TooLongError
 from .timeline import Timeline
 
 STEREO_HZ: Final = 48_000

@@ -1,7 +1,7 @@
 """The moments of a session's time line: plain values, the same for every format.
 
 Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the grid of its own rate
-(`replay.story.placing`). PCM is float32 LE, mono.
+(`runtime.measures.placing`). PCM is float32 LE, mono.
 """
 
 from __future__ import annotations
@@ -11,46 +11,18 @@ from typing import Final, Literal
 
 import attrs
 
-from protocol.values.model import SAMPLE_BYTES
-
-from ..story.placing import Voice, time_of
+from runtime.measures.placing import Sound, Voice
 
 
 class TooLongError(ValueError):
     """A session is longer than the sound that a format can hold."""
 
 
+class NoDatasetError(ValueError):
+    """A session has no seconds for a trainer; the message says why."""
+
+
 NAMES: Final[Mapping[Voice, str]] = {"user": "User", "model": "Model"}
-
-
-@attrs.frozen(kw_only=True)
-class Sound:
-    """A sound that arrived from the user, or was sent to them, at `at_ns`.
-
-    `begin` (from the session's start) and `pcm` (float32 LE, mono) are at the voice's rate;
-    `response_id` is the model's turn.
-    """
-
-    voice: Voice
-    at_ns: int
-    begin: int
-    pcm: bytes
-    response_id: str = ""
-
-    @property
-    def end(self) -> int:
-        """The sample after its last."""
-        return self.begin + len(self.pcm) // SAMPLE_BYTES
-
-    @property
-    def begin_ns(self) -> int:
-        """When it is first heard."""
-        return time_of(self.voice, self.begin)
-
-    @property
-    def end_ns(self) -> int:
-        """When it is over."""
-        return time_of(self.voice, self.end)
 
 
 @attrs.frozen(kw_only=True)

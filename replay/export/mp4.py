@@ -22,10 +22,11 @@ from av.video import VideoStream
 from numpy.typing import NDArray
 
 from protocol.values.limits import NS_PER_MS
+from runtime.measures.placing import Sound
 from runtime.media.image import scale
 
 from .mixer import CHANNELS, STEREO_HZ, Mixer, Stereo
-from .moments import Picture, Sound
+from .moments import Picture
 from .timeline import Timeline
 
 SIDE_MAX: Final = 1280

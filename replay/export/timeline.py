@@ -1,9 +1,9 @@
 """The time line of a recorded session: sound, pictures and words, with their times.
 
 - **User sound** ends when its message arrived, or follows the sound before it
-  (`replay.story.placing`); a second that the server dropped is heard too. A JPEG stands where its
-  message arrived, a PNG or a WebP of a live session where it was decoded. Sound and pictures of a
-  chat's question stand where it arrived; of its conversation, only the last message is new.
+  (`runtime.measures.placing`); a second that the server dropped is heard too. A JPEG stands where
+  its message arrived, a PNG or a WebP of a live session where it was decoded. Sound and pictures of
+  a chat's question stand where it arrived; of its conversation, only the last message is new.
 - **Model sound** begins when its frame was sent, or after the sound that still plays, as a client
   would play it. A listen during a turn, or `interrupted`, cuts playing sound short; sound left when
   a turn has ended plays to its end.
@@ -19,7 +19,7 @@ the order in which they begin; memory is bounded, see `holding`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -38,19 +38,19 @@ from protocol.wire.media import kind_of
 from protocol.wire.rates import to_float32
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
+from runtime.measures.placing import SETTLED_NS, Positions, Sound, Voice
 
 from ..rerun.logic import Replayer
 from ..rerun.words import Step
-from ..story.placing import SETTLED_NS, Positions, Voice
 from ..story.reading import Passage, SessionStory
 from ..story.tools import asked_texts, calls_text
 from .holding import Holding
-from .moments import Moment, Note, NoteKind, Picture, Sound, Words
+from .moments import Moment, Note, NoteKind, Picture, Words
 
 HOLD_NS: Final = NS_PER_S
 """How long words of an answer wait for their sound: a voice is made a second at a time."""
 
-Watch = Callable[[Passage], None]
+Watch = Callable[[Passage, ClientMessage | None, Sequence[ms.ServerMessage]], None]
 
 _NOTES: Final[dict[type, NoteKind]] = {
     ms.Queued: "queued",
@@ -74,15 +74,15 @@ class Timeline:
     """The moments of one session, to be iterated once.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
-    damage; `watch` is called with each record as the story reads it. `duration_ns` is to the end of
-    all that was read so far, sound included.
+    damage; `watch` is called with each record as the story reads it, and the messages in it.
+    `duration_ns` is to the end of all that was read so far, sound included.
     """
 
     def __init__(
         self, head: Fields, items: Iterable[Record | Damage], watch: Watch | None = None
     ) -> None:
         self.head: Final = head
-        self._watch: Final = watch
+        self._watch = watch
         self._replayer: Final = Replayer(go_on=True)
         self.story: Final = SessionStory(self._replayer)
         self.duration_ns = 0
@@ -95,6 +95,12 @@ class Timeline:
         self._asked_ns: int | None = None
         self._utterances = 0
         self._positions: Final = Positions()
+
+    def tell(self, watch: Watch) -> None:
+        """Read the log for a watcher, without its moments."""
+        self._watch = watch
+        for _ in self:
+            pass
 
     def __iter__(self) -> Iterator[Moment]:
         try:
@@ -132,20 +138,23 @@ class Timeline:
             self._note("damage", f"{item.reason}: {item.detail}")
         if passage is None:
             return
+        wire, kind = self.story.wire, passage.record.kind
+        messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
+        is_request = kind == "rx" and passage.short is None and passage.frame
+        request = wire.request(passage.frame) if is_request else None
         if self._watch is not None:
-            self._watch(passage)
+            self._watch(passage, request, messages)
         fields = passage.record.fields
         self.duration_ns = max(self.duration_ns, self._now_ns)
         if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
             self._flush_texts()
-        match passage.record.kind:
-            case "tx" if passage.frame:
-                for message in self.story.wire.messages(passage.frame):
-                    self._take_message(message)
+        for message in messages:
+            self._take_message(message)
+        match kind:
             case "rx" if passage.short is not None:
                 self._note("shortened", passage.short.told)
-            case "rx" if passage.frame:
-                self._take_request(self.story.wire.request(passage.frame))
+            case "rx":
+                self._take_request(request)
             case "effect" if passage.effect == "DropUnit":
                 self._note("dropped", f"second {fields.get('ordinal')} of the input")
             case "effect" if passage.effect == "Close":

@@ -18,10 +18,10 @@ from recorder.write.files import new_file
 
 from .timeline import Timeline
 
-Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "mcap", "txt"]
+Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "mcap", "txt", "dataset"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
-    {**{f".{name}": name for name in FORMATS}, ".cast": "txt"}
+    {**{f".{name}": name for name in FORMATS}, ".cast": "txt", ".tar": "dataset"}
 )
 """Formats by a file's ending."""
 STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})

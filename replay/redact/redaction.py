@@ -27,6 +27,7 @@ from runtime.model.models import MODELS
 
 from ..rerun.remake import RemakeError, Remaker
 from ..rerun.words import describe
+from ..shared.redacted import REDACTED
 from .client_frames import FrameEditor
 from .event_fields import EventEditor
 from .policy import TRACES, Kind, Policy, Tally
@@ -60,7 +61,6 @@ HEAD_KEPT: Final = frozenset(
 CONFIG_KEPT: Final = frozenset({"model", "mode", "durability", "deterministic", "owner"})
 MARK_KEPT: Final = frozenset({"text", "by"})
 """The fields of a mark; others are left out."""
-REDACTED: Final = "redacted"
 
 
 class RedactError(ValueError):

@@ -7,24 +7,28 @@ of names are read in one way. The machine decides which requests were accepted.
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from contextlib import suppress
 from typing import Final
 
 from protocol.values import events as ev
 from protocol.values.errors import RemoteProtocolError
-from protocol.values.live import LiveSettings
-from protocol.values.messages import ServerMessage, TranscriptDelta, TranscriptDone
+from protocol.values.messages import Created, ServerMessage, TranscriptDelta, TranscriptDone
 from protocol.values.modes import OF_MODE, Mode
-from protocol.values.openai import Configure, InputStep
-from protocol.values.requests import Append, AppendSound, ClientMessage, Init, Request
-from protocol.values.sound import rate_of
+from protocol.values.openai import Configured, InputStep
+from protocol.values.requests import ClientMessage, Request
+from protocol.values.sound import Coding, rate_of
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import OPENAI_TRANSCRIPTION, REALTIME, first_dialect
 from protocol.wire.dialects.base import Context, Dialect, Json
 from protocol.wire.dialects.opening import OPENING, choose
-from protocol.wire.rates import Heard
+from protocol.wire.g711 import compress
+from protocol.wire.rates import LIVE_RATE_HZ, Heard, to_pcm16
+from runtime.measures.talk import ClientSound
 
+SOUND_ENDS: Final = "output_audio.delta"
+"""Of the types of OpenAI's dialects that have sound."""
 INVALID: Final = "invalid"
 """The kind of a frame that is no JSON object, or was too long."""
 
@@ -39,7 +43,9 @@ class Wire:
         self.mode: Mode = "video" if opened is None else opened.mode
         self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
         self.dialect = first_dialect(self.mode, self.endpoint)
-        self._heard, self._has_sound = Heard(), False
+        self._sound: Final = ClientSound(self.mode, self.endpoint)
+        self._coding: Coding = "audio/pcm"
+        self._spoken = Heard()
         self._bytes_max: Final = OF_MODE[self.mode].frame_bytes_max
         self.context: Final = (
             Context(mode=self.mode)
@@ -69,15 +75,7 @@ class Wire:
             request = dialect.parse(dialect.classify(body), body, self.context)
         except RemoteProtocolError:
             return None
-        match request:
-            case Init(live=LiveSettings(rate_hz=rate_hz, coding=coding)):
-                self._heard = Heard(rate_hz, coding)
-            case Configure(heard=str() as coding) if not self._has_sound:
-                self._heard = Heard(rate_of(coding), coding)
-            case AppendSound(pcm16=pcm16) if self.endpoint in ev.PIECES:
-                self._has_sound = True
-                return Append(pcm=self._heard.take(pcm16))
-        return request
+        return self._sound.read(request)
 
     def prepare(self, frame: Frame) -> None:
         """Note what a client's frame says of the next ones, whether it was taken or not."""
@@ -95,10 +93,38 @@ class Wire:
         dialects = (OPENING, REALTIME) if self.dialect is OPENING else (self.dialect,)
         for dialect in dialects:
             with suppress(RemoteProtocolError):
-                messages = () if body is None else dialect.decode(body, self.mode)
+                messages = () if body is None else dialect.decode(self._as_pcm(body), self.mode)
+                self._learn(messages)
                 is_dictated = dialect is OPENAI_TRANSCRIPTION
                 return tuple(map(_as_transcript, messages)) if is_dictated else messages
         return ()
+
+    def _learn(self, messages: tuple[ServerMessage, ...]) -> None:
+        """Note how the model's sound is written from here on."""
+        for message in messages:
+            if isinstance(message, Created) and self.endpoint == "live":
+                self._coding = message.live.coding
+            elif isinstance(message, Created | Configured):
+                self._coding = message.openai.spoken
+            else:
+                continue
+            if self._coding != "audio/pcm":
+                self._spoken = Heard(rate_of(self._coding), self._coding, LIVE_RATE_HZ)
+
+    def _as_pcm(self, body: Json) -> Json:
+        """Write a piece of the model's sound as a client's decoder has it: 16 bits, 24 kHz."""
+        delta = body.get("delta")
+        is_sound = str(body.get("type")).endswith(SOUND_ENDS) and isinstance(delta, str)
+        if self._coding == "audio/pcm" or not is_sound:
+            return body
+        with suppress(ValueError):
+            data = b64decode(str(delta), validate=True)
+            pcm16 = to_pcm16(self._spoken.take(data))
+            silence = compress(bytes(2), self._coding)
+            if data == silence * len(data):
+                pcm16 = bytes(len(pcm16))  # its decoder gives a little more than silence
+            return {**body, "delta": b64encode(pcm16).decode()}
+        return body
 
     def _body(self, frame: Frame) -> Json | None:
         try:

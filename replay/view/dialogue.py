@@ -38,9 +38,9 @@ from protocol.values.requests import Part as ReceivedPart
 from protocol.wire.media import kind_of
 from protocol.wire.rates import to_float32
 from recorder.format.records import Record
+from runtime.measures.placing import Positions, Voice
 
 from ..story.dictated import Dictated
-from ..story.placing import Positions, Voice
 from ..story.tools import asked_texts, calls_text
 from .parts import Json, Part, plain
 from .pictures import Pictures

@@ -1,7 +1,7 @@
 """A voice on the session's clock: where it is heard, as compressed sound and as peaks to draw.
 
 Rules:
-- `replay.story.placing` places the sound. A gap that the jitter of a network made is silence.
+- `runtime.measures.placing` places the sound. A gap that the jitter of a network made is silence.
 - A gap begins a new piece; a long stretch is cut into pieces of `PIECE_S`, so that the page decodes
   only what it plays. Each begins with `lead` samples of the sound before, decoded and not played,
   since a decoder needs that long to settle (RFC 7845, 4.6).
@@ -23,8 +23,8 @@ import pybase64
 from numpy.typing import NDArray
 
 from protocol.values.model import SAMPLE_BYTES
+from runtime.measures.placing import JITTER_MS, RATE_HZ, Line, Voice, time_of
 
-from ..story.placing import JITTER_MS, RATE_HZ, Line, Voice, time_of
 from .parts import Part
 
 PIECE_S: Final = 30

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Final, Literal, get_args
 
@@ -37,6 +37,14 @@ WAIT_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 """At most five units wait, a second each."""
 OVERLAP_BUCKETS_S: Final = (0.8, 2.0)
 """A knock and its silence last half a second, a word nearly one."""
+DELAY_BUCKETS_S: Final = (
+    *(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0),
+)
+"""People answer each other after 0.2 s; after 4 s they begin to repeat what they said."""
+AMOUNT_BUCKETS_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Seconds of a session that should not be."""
+SHARE_BUCKETS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+"""Fine at both ends: of good values, and of bad ones."""
 QUEUE_BUCKETS_S: Final = (
     *(0.01, 0.1, 1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
 )
@@ -249,6 +257,87 @@ SESSION_KV_TOKENS: Final = _spread(
     "session_kv_tokens", "The most that a session held in the KV cache.", TOKEN_BUCKETS, mode=MODES
 )
 
+# -- conversations, at their ends -----------------------------------------------------------------
+
+
+def _talk(name: str, meaning: str, buckets: tuple[float, ...]) -> Metric:
+    return _spread(f"conversation_{name}", meaning, buckets, mode=_DUPLEX)
+
+
+def _times(name: str, meaning: str) -> Metric:
+    return _count(f"conversation_{name}", meaning, mode=_DUPLEX)
+
+
+CONVERSATION: Final[Mapping[str, Metric]] = {
+    "response_delay": _talk(
+        "response_delay_seconds",
+        "From the end of a user's turn to the first sample of the answer, as played.",
+        DELAY_BUCKETS_S,
+    ),
+    "time_to_first_audio": _talk(
+        "time_to_first_audio_seconds",
+        "The response delay of a session's first answer.",
+        DELAY_BUCKETS_S,
+    ),
+    "take_over_rate": _talk(
+        "take_over_ratio", "Share of a session's turns that the model answered.", SHARE_BUCKETS
+    ),
+    "unanswered": _count(
+        "conversation_unanswered", "Turns that the model did not answer for 4 s.", mode=_DUPLEX
+    ),
+    "pause_take_over_rate": _talk(
+        "pause_take_over_ratio",
+        "Share of a session's pauses that the model took for the end of a turn.",
+        SHARE_BUCKETS,
+    ),
+    "false_starts": _count(
+        "conversation_false_starts",
+        "Short starts of the model that ended as the user spoke.",
+        mode=_DUPLEX,
+    ),
+    "early_starts": _count(
+        "conversation_early_starts", "Starts of the model while the user spoke.", mode=_DUPLEX
+    ),
+    "overlap": _talk(
+        "overlap_seconds", "Time of a session in which both voices are heard.", AMOUNT_BUCKETS_S
+    ),
+    "talk_over": _talk(
+        "talk_over_ratio",
+        "Share of a session in which early starts of the model are heard over the user.",
+        SHARE_BUCKETS,
+    ),
+    "barge_ins": _count(
+        "conversation_barge_ins", "Times that the user began to speak over the model.", mode=_DUPLEX
+    ),
+    "barge_in_yield_rate": _talk(
+        "barge_in_yield_ratio",
+        "Share of a session's barge-ins to which the model yielded.",
+        SHARE_BUCKETS,
+    ),
+    "barge_in_stop_latency": _talk(
+        "barge_in_stop_seconds",
+        "From the begin of a barge-in to the last sample of the model that yielded to it.",
+        DELAY_BUCKETS_S,
+    ),
+    "forced_stop_latency": _talk(
+        "forced_stop_seconds",
+        "From a client's `force_listen` to the last sample that the model is heard.",
+        DELAY_BUCKETS_S,
+    ),
+    "user_backchannels": _count(
+        "conversation_user_backchannels", "Backchannels of the user.", mode=_DUPLEX
+    ),
+    "model_backchannels": _count(
+        "conversation_model_backchannels", "Backchannels of the model.", mode=_DUPLEX
+    ),
+    "self_talk": _talk(
+        "self_talk_seconds",
+        "Sound of the model in a session that answers no speech.",
+        AMOUNT_BUCKETS_S,
+    ),
+}
+"""By the measure of `antiphon eval` that each holds: of rates and amounts, that of a session."""
+
 # -- turns of chat --------------------------------------------------------------------------------
 
 TURNS: Final = _count(
@@ -277,7 +366,8 @@ CHUNK_SECONDS: Final = _spread(
     "chunk_seconds", "From handing a second to the model to its text.", UNIT_BUCKETS_S
 )
 
-ALL: Final[tuple[Metric, ...]] = tuple(
-    value for value in list(globals().values()) if isinstance(value, Metric)
+ALL: Final[tuple[Metric, ...]] = (
+    *(value for value in list(globals().values()) if isinstance(value, Metric)),
+    *CONVERSATION.values(),
 )
-"""In the order of this file."""
+"""In the order of this file, conversations last."""

@@ -24,6 +24,7 @@ from protocol.values.utf8 import frame_bytes
 from . import catalogue as c
 from .call_meter import CallMeter, ChunkMeter, TurnMeter
 from .instruments import Books
+from .talk_meter import TalkMeter
 from .unit_meter import UnitMeter
 
 ERROR_BEGINS: Final = '{"type":"error"'
@@ -42,6 +43,7 @@ class Meter:
     def __init__(self, books: Books, opened: ev.ConnectionOpened) -> None:
         self._books = books
         self._work = METERS[OF_MODE[opened.mode].work](books)
+        self._talk = TalkMeter(books) if OF_MODE[opened.mode].work == "unit" else None
         self._now_ns = self._began_ns = 0
         self._queued_ns: int | None = None
         self._lease: int | None = None
@@ -60,6 +62,8 @@ class Meter:
         self._now_ns = event.at_ns
         self._happened(event)
         self._work.saw(event, effects, session)
+        if self._talk is not None:
+            self._talk.saw(event, effects, session)
         for effect in effects:
             self._asked(effect)
         self._kv_tokens_max = max(self._kv_tokens_max, self._work.kv_tokens)
@@ -67,6 +71,8 @@ class Meter:
     def over(self, reason: str | None) -> None:
         """Count the session's end."""
         self._work.over()
+        if self._talk is not None:
+            self._talk.over()
         self._books.add(c.SESSIONS_ENDED, reason or c.BROKEN_OFF)
         self._books.observe(c.SESSION_SECONDS, self._since(self._began_ns))
         if self._kv_tokens_max:

@@ -43,6 +43,8 @@ ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {
     "Core.opened": "it is the first event, which the log holds",
     "Core.effects": "they are handed over after each step",
+    "Core.said": "they are the frames of the step's effects, before they were written",
+    "Core.taken": "it is of the message that was read",
     "Core.cause": "it is of the message that is being read",
     "PendingInit.init": "what was asked stands in the log",
     "PendingTurn.ask": "likewise",

@@ -396,3 +396,43 @@ def test_progress_is_shown_on_a_terminal(folder: Path) -> None:
     shown = on_terminal((*RUN, "eval", str(log), "--mode", "open", "--model", "tiny"), columns=200)
     assert "loading model" in shown
     assert "tiny" in shown
+
+
+# -- a suite of its own ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def suite(folder: Path, tmp_path: Path) -> Path:
+    """What the embedded model did, as what is expected."""
+    made = tmp_path / "suite"
+    result = call(folder, "--record-suite", made)
+    assert result.exit_code == 0, result.output
+    return made
+
+
+def test_the_embedded_model_passes_its_own_suite(suite: Path) -> None:
+    """A retrained model could answer later, or not at all, and be shipped."""
+    for how in ((), ("--mode", "open", "--model", "tiny")):
+        result = call("--suite", suite, "--json", *how)
+        cases = json.loads(result.stdout)["cases"]
+        assert result.exit_code == 0, cases
+        assert len(cases) > 1
+        assert not any(it["skipped"] for it in cases)
+
+
+def test_a_model_that_does_not_answer_fails_it(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The suite would pass whatever a model does."""
+
+    def load(name: str, slots: int | None, **_: object) -> Any:
+        return Planted(
+            EngineBackend(tiny(slots or 1)), name, opens=configured(force_listen_count=99)
+        )
+
+    monkeypatch.setattr(environment, "load_backend", load)
+    xml = tmp_path / "cases.xml"
+    result = call("--suite", suite, "--mode", "open", "--model", "mute", "--junit", xml)
+    assert result.exit_code == 1
+    assert "is not answered" in result.output
+    assert b"<failure" in xml.read_bytes()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult
 from replay.eval.forced import ForcedSession
 from replay.eval.forced_table import FORCED
-from replay.eval.measures import KINDS, Ratio, Total
 from replay.eval.table import MEASURES
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN
+from runtime.measures.measure import KINDS, Ratio, Total
 from runtime.model.backends.forcing import Choice, Forced, ForcedResult, Leaning
 from runtime.model.backends.minicpmo.decide import leaning
 from runtime.model.engine.backend import EngineBackend

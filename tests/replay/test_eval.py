@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.assess.command import eval_command
 from replay.assess.run import MODES
+from replay.cli import inspect_command
 from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse, parse_figure
 from replay.eval.evaluate import evaluate
 from replay.eval.paired import PAIRED
@@ -372,3 +374,12 @@ def test_the_table_fits_its_terminal(folder: Path, columns: int) -> None:
     assert ("worst in" in lines[0]) is (columns == 200)
     names = {line.split()[0] for line in lines if line}
     assert {"response_delay", "fdb_v1_5_response_latency"} <= names
+
+
+def test_inspect_has_the_same_measures(folder: Path) -> None:
+    """A recording would have one response delay here and another there."""
+    log = sorted(folder.glob("*.zst"))[0]
+    result = CliRunner().invoke(inspect_command, [str(log), "--json"])
+    (row,) = told(log)["recordings"]
+    assert json.loads(result.stdout)["measures"] == row["measures"]
+    assert len(row["measures"]) > 3

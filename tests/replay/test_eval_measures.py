@@ -13,13 +13,13 @@ from protocol.values.model import UnitResult
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from replay.eval.conversation import TICKS_PER_MS, ns_of
 from replay.eval.gather import gather
-from replay.eval.measures import KINDS, Ratio, Times, Total
 from replay.eval.score import OF_WORDS, score
 from replay.eval.summary import STATISTICS, Summary, percentile
 from replay.eval.table import MEASURES
 from replay.redact.command import redact_command
+from runtime.measures.conversation import TICKS_PER_MS, ns_of
+from runtime.measures.measure import KINDS, Ratio, Times, Total
 from tests.evaluated import NS, Duplex, facts_in, facts_of, loud, measured, scores_in, spans, talk
 from tests.exported import CHAT, GOLDEN, LOGS
 from tests.replay.test_logs import HEAD, write_log

@@ -18,9 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from replay.eval.conversation import Conversation, Span, Text, ns_of
-from replay.eval.measures import Ratio, Times, Total
 from replay.eval.score import score
+from runtime.measures.conversation import Conversation, Span, Text, ns_of
+from runtime.measures.measure import Ratio, Times, Total
 from tests.evaluated import facts_in, facts_of, measured
 from tests.exported import LOGS
 from tests.replay.test_logs import Scene, scenes

@@ -21,8 +21,9 @@ from mcap.reader import NonSeekingReader, make_reader
 from replay.export import jsonl
 from replay.export.captions import captions
 from replay.export.mcap_file import write_mcap
-from replay.export.moments import Sound, Words
+from replay.export.moments import Words
 from replay.export.timeline import Timeline
+from runtime.measures.placing import Sound
 from tests.exported import (
     AUDIO,
     CHAT,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from replay.eval import paired
 from replay.eval.condition import ConditionError, judge, parse
-from replay.eval.measures import Ratio, Times, Total
 from replay.eval.paired import ALL_SIGNS_MAX, Baseline, Comparison, Paired, chance, compare
 from replay.eval.summary import Statistics, Summary
 from replay.eval.table import MEASURES
+from runtime.measures.measure import Ratio, Times, Total
 
 numbers = st.floats(-5, 5).map(lambda value: round(value, 3))
 

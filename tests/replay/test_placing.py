@@ -17,19 +17,19 @@ from protocol.values.limits import NS_PER_S
 from recorder.format.records import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from replay.export.moments import Sound
 from replay.export.timeline import Timeline
-from replay.story.placing import (
+from replay.view.sound import PEAKS_A_SECOND
+from runtime.measures.placing import (
     HELD_UP_S_MAX,
     JITTER_MS,
     RATE_HZ,
     VOICES,
     Line,
+    Sound,
     Voice,
     sample_at,
     time_of,
 )
-from replay.view.sound import PEAKS_A_SECOND
 from tests.exported import LOGS, exported, peaks, read_stereo
 from tests.replay.test_export import talk_of_impulses
 from tests.replay.test_logs import HEAD, Scene, scenes, write_log

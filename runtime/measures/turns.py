@@ -5,7 +5,7 @@ Everything follows from the intervals of both voices; `measures` has the definit
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, Literal
@@ -100,8 +100,9 @@ class Turns:
         self.false_starts: Final = [
             it for it in brief if within[it] is None and _speaking_at(talk.user, it.end) is not None
         ]
+        said_by_the_way = set(self.model_backchannels)
         self.early_starts: Final = [
-            it for it in talk.model if within[it] is not None and it not in self.model_backchannels
+            it for it in talk.model if within[it] is not None and it not in said_by_the_way
         ]
         self.unprompted: Final = [*_unprompted(talk)]
 
@@ -152,7 +153,7 @@ def _turns_of(talk: Conversation, speech: Sequence[Span], gaps: Sequence[Gap]) -
 
 def _turn_of(talk: Conversation, turn: Span, following: int | None) -> Turn:
     ends = [talk.end if following is None else following]
-    ends += [at for at in talk.pauses if at >= turn.end]
+    ends += talk.pauses[bisect_left(talk.pauses, turn.end) :][:1]
     until = min(ends)
     begun = _between(talk.model, turn.begin + 1, until)
     waited = turn.end + ANSWER_WAIT

@@ -12,8 +12,8 @@ Rules:
   client plays it, and the sound of a chat's question, which is a file.
 - A sound that is cut off ends there, and the next may begin there.
 
-All commands that show or export a session use this, so that a page and a file agree. It holds no
-sound.
+All that shows, exports or measures a session uses this, so that a page, a file and a metric agree.
+A line holds no sound.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal
 
+import attrs
+
 from protocol.values.limits import APPEND_SAMPLES_MAX, MS_PER_S, NS_PER_S
-from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 
 Voice = Literal["user", "model"]
 VOICES: Final[tuple[Voice, ...]] = ("user", "model")
@@ -82,16 +84,55 @@ def time_of(voice: Voice, sample: int) -> int:
     return sample * NS_PER_S // RATE_HZ[voice]
 
 
+@attrs.frozen(kw_only=True)
+class Sound:
+    """A sound that arrived from the user, or was sent to them, at `at_ns`.
+
+    `begin` (from the session's start) and `pcm` (float32 LE, mono) are at the voice's rate;
+    `response_id` is the model's turn.
+    """
+
+    voice: Voice
+    at_ns: int
+    begin: int
+    pcm: bytes
+    response_id: str = ""
+
+    @property
+    def end(self) -> int:
+        """The sample after its last."""
+        return self.begin + len(self.pcm) // SAMPLE_BYTES
+
+    @property
+    def begin_ns(self) -> int:
+        """When it is first heard."""
+        return time_of(self.voice, self.begin)
+
+    @property
+    def end_ns(self) -> int:
+        """When it is over."""
+        return time_of(self.voice, self.end)
+
+
+@attrs.define(eq=False)
+class Stretch:
+    """Sound without a gap; it was moved back by `moved` samples in all, and begins at `begin`."""
+
+    begin: int
+    moved: int = 0
+
+
 class Line:
     """One voice's line, placed up to `end`.
 
     `begin` is the first sample of the current stretch, after the last gap; the last call of `place`
-    moved that stretch back by `moved` samples.
+    moved that stretch back by `moved` samples. `stretch` is that stretch.
     """
 
     def __init__(self, voice: Voice) -> None:
         self.voice: Final[Voice] = voice
         self.end = self.begin = self.moved = 0
+        self.stretch = Stretch(0)
         self._floor = 0
         self._came_ns = 0
 
@@ -115,12 +156,25 @@ class Line:
             self.begin -= self.moved
         begin = max(wanted, self.end - self.moved)
         self.end = begin + samples
+        self._follow()
         return begin
+
+    def _follow(self) -> None:
+        if self.moved:
+            self.stretch.moved += self.moved
+            self.stretch.begin = self.begin
+        elif self.begin != self.stretch.begin:
+            self.stretch = Stretch(self.begin)
 
     def cut(self, at_ns: int) -> int:
         """End the placed sound at a time, if it is not over by then; return the line's end."""
         self.end = min(self.end, sample_at(self.voice, at_ns))
         return self.end
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing placed moves any more: the stretch lies at the sound before."""
+        return self.begin <= self._floor
 
     def settled_ns(self, now_ns: int) -> int:
         """The time before which sound that comes from now on moves and places nothing."""

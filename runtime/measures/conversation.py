@@ -14,7 +14,7 @@ import attrs
 
 from protocol.values.limits import MS_PER_S, NS_PER_S
 
-from ..story.placing import RATE_HZ, Voice
+from .placing import RATE_HZ, Voice
 
 TICK_HZ: Final = 48_000
 TICKS_PER_MS: Final = TICK_HZ // MS_PER_S
@@ -69,6 +69,11 @@ class Conversation:
     end: int = 0
 
     @property
+    def is_written(self) -> bool:
+        """Whether the model has no voice, so that its turns cannot be measured."""
+        return bool(self.texts) and not self.model
+
+    @property
     def ticks(self) -> int:
         """From the first sound of either voice to the last."""
         spans = (*self.user, *self.model)
@@ -87,14 +92,19 @@ def ns_of(ticks: int) -> int:
     return ticks * NS_PER_S // TICK_HZ
 
 
+def join(spans: list[Span], span: Span, gap: int) -> None:
+    """Add a span after all others; with less than `gap` between them, the last one grows."""
+    if span.ticks <= 0:
+        return
+    if spans and span.begin - spans[-1].end < gap:
+        spans[-1] = Span(spans[-1].begin, max(spans[-1].end, span.end))
+    else:
+        spans.append(span)
+
+
 def joined(spans: Iterable[Span], gap: int) -> tuple[Span, ...]:
     """Sort spans, and join those with less than `gap` between them; empty ones are left out."""
     found: list[Span] = []
     for span in sorted(spans):
-        if not span.ticks:
-            continue
-        if found and span.begin - found[-1].end < gap:
-            found[-1] = Span(found[-1].begin, max(found[-1].end, span.end))
-        else:
-            found.append(span)
+        join(found, span, gap)
     return tuple(found)

@@ -1,12 +1,12 @@
-"""Where the user speaks in a recording: as its log says, else found in its sound.
+"""Where the user speaks: as the server found it, else found in the sound.
 
-A server that searched for speech has what it found in the log, by the sample count of the client's
-sound. For other logs the energy detector runs here, with the server's settings. Either count is
-mapped to the place of the sound on the session's clock. Silence that the server put in place of a
-client's has no place; a position in it is the end of the sound before.
+A server that searches for speech says what it found by the sample count of the client's sound. For
+other sessions the energy detector runs here, with the server's settings. Either count is mapped to
+the place of the sound on the session's clock. Silence that the server put in place of a client's
+has no place; a position in it is the end of the sound before.
 
 After a gap of `SPEECH_GAP_MS` in the client's sound the detector starts again: a client that sends
-nothing does not speak.
+nothing does not speak. Memory holds what was found, and the last seconds of sound.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from protocol.values.effects import DetectSpeech
 from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire.rates import to_pcm16
-from recorder.format.records import Fields
-from runtime.media.speech_detector import SpeechDetector
 
-from ..export.moments import Sound
-from ..shared.fields import typed
-from .conversation import TICK_HZ, TICKS_PER_MS, TICKS_PER_SAMPLE, Span, joined
+from ..media.speech_detector import SpeechDetector
+from .conversation import TICK_HZ, TICKS_PER_MS, TICKS_PER_SAMPLE, Span, join
 from .limits import SPEECH_GAP_MS
+from .placing import Sound
 
 SpeechSource = Literal["log", "energy"]
 SAMPLE: Final = TICKS_PER_SAMPLE["user"]
 GAP: Final = SPEECH_GAP_MS * TICKS_PER_MS
 KEPT_BACK: Final = 4 * SAMPLE
 """A resampler keeps back fewer samples until more come."""
+PIECES_MAX: Final = 4096
+"""Pieces whose place is known: each begins after a gap, and speech is found within seconds."""
+BATCH_BYTES: Final = INPUT_RATE_HZ // 5 * SAMPLE_BYTES
+"""The detector takes 200 ms at once: pieces of 20 ms would cost it four times as much."""
 
 
 @attrs.define
@@ -50,7 +52,7 @@ class Places:
     """Maps a count of a client's sound, in ticks, to the session's clock."""
 
     def __init__(self) -> None:
-        self._pieces: list[_Piece] = []
+        self._pieces: deque[_Piece] = deque(maxlen=PIECES_MAX)
 
     def add(self, first: int, begin: int, ticks: int) -> None:
         """Take sound after all sound so far: its count, its place and its length."""
@@ -68,6 +70,11 @@ class Places:
         """Where the last sound ends on the clock."""
         return self._pieces[-1].begin + self._pieces[-1].ticks if self._pieces else 0
 
+    def is_past(self, count: int) -> bool:
+        """Whether sound from here on is known, so that the place of all before it is."""
+        last = self._pieces[-1] if self._pieces else None
+        return last is not None and count < last.first + last.ticks
+
     def span(self, first: int, end: int) -> Span:
         """Return the place of sound, from `first` until before `end`."""
         return Span(self._at(first), self._at(end - 1) + 1)
@@ -81,7 +88,7 @@ class Places:
 
 
 class UserSpeech:
-    """Collects where the user speaks, from placed sound in its order, and from the log.
+    """Collects where the user speaks, from placed sound in its order, and from the server.
 
     `lead` is by how much sound came before it could have been spoken, at most, and the time at
     which it came; None without sound.
@@ -91,19 +98,16 @@ class UserSpeech:
         self._energy: Final = _Energy()
         self._places: Final = Places()
         self._searched = deque[tuple[int, int]]()
-        self._sounds = deque[Sound]()
-        self._found: list[tuple[int, int]] = []
+        self._sounds = deque[tuple[int, int, int]]()
+        self._found = deque[tuple[int, int]]()
+        self._spans: list[Span] = []
         self._open: int | None = None
         self._silence_ms = SPEECH_SILENCE_MS
         self.source: SpeechSource = "energy"
         self.lead: tuple[int, int] | None = None
 
-    def searched(self, fields: Fields, at_ns: int) -> None:
-        """Take an effect `DetectSpeech`, from its record."""
-        at, rate_hz = typed(fields, "at", int), typed(fields, "rate_hz", int)
-        silence_ms = typed(fields, "silence_ms", int)
-        if at is None or not rate_hz:
-            return
+    def searched(self, at_ns: int, at: int, rate_hz: int, silence_ms: int | None) -> None:
+        """Take an effect `DetectSpeech`."""
         self.source = "log"
         self._silence_ms = self._silence_ms if silence_ms is None else silence_ms
         self._searched.append((at_ns, at * TICK_HZ // rate_hz))
@@ -122,33 +126,38 @@ class UserSpeech:
         lead_ns = max(0, sound.end_ns - sound.at_ns)
         if sound.pcm and (self.lead is None or lead_ns > self.lead[1]):
             self.lead = (sound.at_ns, lead_ns)
-        self._energy.hear(sound)
-        self._sounds.append(sound)
+        if self.source == "energy":
+            self._energy.hear(sound)
+        self._sounds.append((sound.at_ns, sound.begin, sound.end))
 
     def place(self, now_ns: int | None = None) -> None:
         """Match sound that came before a time (all, without one) with the searches for speech."""
-        while self._sounds and (now_ns is None or self._sounds[0].at_ns < now_ns):
-            sound = self._sounds.popleft()
-            while self._searched and self._searched[0][0] < sound.at_ns:
+        while self._sounds and (now_ns is None or self._sounds[0][0] < now_ns):
+            at_ns, begin, end = self._sounds.popleft()
+            while self._searched and self._searched[0][0] < at_ns:
                 self._searched.popleft()  # of silence that the client did not send
-            if self._searched and self._searched[0][0] == sound.at_ns:
+            if self._searched and self._searched[0][0] == at_ns:
                 first = self._searched.popleft()[1]
-                begin, end = sound.begin * SAMPLE, sound.end * SAMPLE
-                self._places.add(first, begin, end - begin)
+                self._places.add(first, begin * SAMPLE, (end - begin) * SAMPLE)
+        while self._found and (
+            now_ns is None or self._places.is_past(self._found[0][1] * TICKS_PER_MS)
+        ):
+            began_ms, ended_ms = self._found.popleft()
+            span = self._places.span(began_ms * TICKS_PER_MS, ended_ms * TICKS_PER_MS)
+            if span.end > span.begin:
+                join(self._spans, span, GAP)
 
     def spans(self) -> tuple[Span, ...]:
         """Return the stretches of speech, once all sound is heard."""
         if self.source == "energy":
-            return joined(self._energy.spans(), GAP)
+            return self._energy.spans()
         self.place()
-        spans = [
-            self._places.span(begin * TICKS_PER_MS, end * TICKS_PER_MS)
-            for begin, end in self._found
-        ]
         if self._open is not None:
             begin = self._open * TICKS_PER_MS
-            spans.append(Span(self._places.span(begin, begin + 1).begin, self._places.end))
-        return joined((it for it in spans if it.end > it.begin), GAP)
+            span = Span(self._places.span(begin, begin + 1).begin, self._places.end)
+            if span.end > span.begin:
+                join(self._spans, span, GAP)
+        return tuple(self._spans)
 
 
 class _Energy:
@@ -156,11 +165,13 @@ class _Energy:
 
     def __init__(self) -> None:
         self._places: Final = Places()
-        self._spans: list[tuple[int, int]] = []
+        self._spans: list[Span] = []
         self._detector = SpeechDetector()
         self._open: int | None = None
         self._base = self._samples = 0
         self._end: int | None = None
+        self._batch = bytearray()
+        self._batch_ns = 0
 
     def hear(self, sound: Sound) -> None:
         count = len(sound.pcm) // SAMPLE_BYTES
@@ -168,38 +179,51 @@ class _Energy:
             return
         if self._end is not None and (sound.begin - self._end) * SAMPLE >= GAP:
             self._break_off()
-        self._places.add(self._samples * SAMPLE, sound.begin * SAMPLE, count * SAMPLE)
+        first = self._samples + len(self._batch) // SAMPLE_BYTES
+        self._places.add(first * SAMPLE, sound.begin * SAMPLE, count * SAMPLE)
+        self._batch += sound.pcm
+        self._batch_ns, self._end = sound.end_ns, sound.end
+        if len(self._batch) >= BATCH_BYTES:
+            self._detect()
+
+    def _detect(self) -> None:
+        """Search the batch; sound is judged in frames, however it is cut."""
         effect = DetectSpeech(
             at=self._samples - self._base,
             rate_hz=INPUT_RATE_HZ,
-            data=to_pcm16(sound.pcm),
+            data=to_pcm16(bytes(self._batch)),
             threshold=SPEECH_THRESHOLD,
             silence_ms=SPEECH_SILENCE_MS,
             is_speech=self._detector.is_speech,
         )
-        self._samples, self._end = self._samples + count, sound.end
-        for event in self._detector.detect(effect, sound.end_ns):
+        self._samples += len(self._batch) // SAMPLE_BYTES
+        self._batch.clear()
+        for event in self._detector.detect(effect, self._batch_ns):
             at = self._base * SAMPLE + event.at_ms * TICKS_PER_MS
             if isinstance(event, ev.SpeechStarted):
                 self._open = at
             elif self._open is not None:
-                self._spans.append((self._open, at - SPEECH_SILENCE_MS * TICKS_PER_MS))
-                self._open = None
+                self._close(at - SPEECH_SILENCE_MS * TICKS_PER_MS)
 
-    def _ended(self) -> int:
-        """Where speech that has not stopped was last heard."""
-        detector = self._detector
-        heard_ms = detector.end_ms - detector.quiet_ms
-        return self._base * SAMPLE + heard_ms * TICKS_PER_MS
+    def _close(self, end: int) -> None:
+        assert self._open is not None
+        join(self._spans, self._places.span(self._open, end), GAP)
+        self._open = None
+
+    def _settle(self) -> None:
+        """Search what waits; speech that has not stopped ends where it was last heard."""
+        if self._batch:
+            self._detect()
+        if self._open is not None:
+            detector = self._detector
+            heard_ms = detector.end_ms - detector.quiet_ms
+            self._close(self._base * SAMPLE + heard_ms * TICKS_PER_MS)
 
     def _break_off(self) -> None:
-        if self._open is not None:
-            self._spans.append((self._open, self._ended()))
+        self._settle()
         self._base = self._samples
-        self._detector, self._open = SpeechDetector(), None
+        self._detector = SpeechDetector()
 
-    def spans(self) -> list[Span]:
-        found = [*self._spans]
-        if self._open is not None:
-            found.append((self._open, self._ended()))
-        return [self._places.span(begin, end) for begin, end in found]
+    def spans(self) -> tuple[Span, ...]:
+        self._settle()
+        return tuple(self._spans)
