@@ -6,7 +6,7 @@ them and a sample of the model (24 kHz) two, so nothing is rounded. Intervals ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -85,6 +85,19 @@ def ticks_of(at_ns: int) -> int:
 def ns_of(ticks: int) -> int:
     """Return a length in nanoseconds, without its fraction."""
     return ticks * NS_PER_S // TICK_HZ
+
+
+def shared(one: Iterable[Span], other: Iterable[Span]) -> Iterator[Span]:
+    """Yield where two voices are heard at once; spans of a voice are in order, and apart."""
+    others = iter(other)
+    current = next(others, None)
+    for span in one:
+        while current is not None:
+            if span.overlap(current):
+                yield Span(max(span.begin, current.begin), min(span.end, current.end))
+            if current.end > span.end:
+                break
+            current = next(others, None)
 
 
 def joined(spans: Iterable[Span], gap: int) -> tuple[Span, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Self
 
 import attrs
 
@@ -30,7 +30,7 @@ from ..redact.redaction import REDACTED
 from ..shared.fields import below, typed
 from ..story.exchanges import Exchange
 from ..story.placing import JITTER_MS, sample_at
-from ..story.reading import Passage
+from ..story.reading import Passage, SessionStory
 from .conversation import TICKS_PER_MS, TICKS_PER_SAMPLE, Conversation, Span, Text, joined, ticks_of
 from .facts import Answer, Facts, Lost
 from .hearing import SpeechSource, UserSpeech
@@ -43,13 +43,18 @@ JITTER: Final = JITTER_MS * TICKS_PER_MS
 
 def gather(head: Fields, items: Iterable[Record | Damage]) -> Facts:
     """Read a log, given the fields of its `session` record, its records in order, and damage."""
-    return _Gathering(head, items).facts()
+    with Gathering(head) as gathering:
+        for item in items:
+            gathering.take(item, gathering.story.take(item))
+        return gathering.facts()
 
 
-class _Gathering:
-    def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
-        self._timeline: Final = Timeline(head, items, self._watch)
-        self._story: Final = self._timeline.story
+class Gathering:
+    """Gathers the facts while `story` reads a log; a context, which lets go of held sound."""
+
+    def __init__(self, head: Fields, story: SessionStory | None = None) -> None:
+        self._timeline: Final = Timeline(head, watch=self._watch, story=story)
+        self.story: Final = self._timeline.story
         self._user: Final = UserSpeech()
         self._model: Final = ModelSound()
         self._units: Final = _Units()
@@ -58,10 +63,22 @@ class _Gathering:
         self._notes: dict[str, list[int]] = {"force_listen": [], "paused": []}
         self._word_delays: list[tuple[int, int]] = []
 
-    def facts(self) -> Facts:
-        for moment in self._timeline:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timeline.close()
+
+    def take(self, item: Record | Damage, passage: Passage | None) -> None:
+        """Take the next record, or damage, as the story read it."""
+        for moment in self._timeline.take(item, passage):
             self._take(moment)
-        story, units = self._story, self._units
+
+    def facts(self) -> Facts:
+        """Return the facts, once all records are taken."""
+        for moment in self._timeline.end():
+            self._take(moment)
+        story, units = self.story, self._units
         if story.exchanges.current is not None:
             self._chat.ended(story.exchanges.current)
         work = self._work
@@ -92,7 +109,7 @@ class _Gathering:
 
     @property
     def _work(self) -> Work:
-        opened = self._story.opened
+        opened = self.story.opened
         return "unit" if opened is None else OF_MODE[opened.mode].work
 
     def _conversation(self) -> Conversation:
@@ -102,7 +119,7 @@ class _Gathering:
             texts=tuple(sorted(self._texts, key=lambda text: text.begin)),
             stops=tuple(self._notes["force_listen"]),
             pauses=tuple(self._notes["paused"]),
-            end=ticks_of(self._story.duration_ns),
+            end=ticks_of(self.story.duration_ns),
         )
 
     # -- as it is told --------------------------------------------------------------------------
@@ -111,7 +128,7 @@ class _Gathering:
         match moment:
             case Sound(voice="user"):
                 self._user.hear(moment)
-                self._user.place(self._story.duration_ns)
+                self._user.place(self.story.duration_ns)
             case Sound():
                 self._model.hear(moment)
                 self._chat.heard(moment.at_ns, moment.begin_ns)
@@ -123,7 +140,7 @@ class _Gathering:
                 self._notes[kind].append(ticks_of(moment.begin_ns))
 
     def _watch(self, passage: Passage) -> None:
-        record, story = passage.record, self._story
+        record, story = passage.record, self.story
         if passage.effect == "DetectSpeech":
             self._user.searched(record.fields, record.at_ns)
         match passage.event:

@@ -33,12 +33,17 @@ SCRIPTS: Final = (
     "scale.js",
     "waveform.js",
     "paint.js",
+    "talk.js",
     "happenings.js",
     "voices.js",
     "units.js",
     "lanes.js",
     "timeline.js",
+    "stretch.js",
     "player.js",
+    "transcript.js",
+    "sums.js",
+    "address.js",
     "list.js",
     "detail.js",
     "header.js",
@@ -69,10 +74,10 @@ def page_of(
     """
     before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX]).split(_PARTS)
     yield before.encode()
-    narrator = Narrator()
-    for item in items:
-        yield from map(_block, narrator.tell(item))
-    yield from map(_block, narrator.conclude(head, replayed=replayed, comparison=comparison))
+    with Narrator(head) as narrator:
+        for item in items:
+            yield from map(_block, narrator.tell(item))
+        yield from map(_block, narrator.conclude(replayed=replayed, comparison=comparison))
     yield after.encode()
 
 
