@@ -46,7 +46,7 @@ def gather(head: Fields, items: Iterable[Record | Damage]) -> Facts:
     with Gathering(head) as gathering:
         for item in items:
             gathering.take(item, gathering.story.take(item))
-        return gathering.facts()
+        return gathering.end()[1]
 
 
 class Gathering:
@@ -69,15 +69,21 @@ class Gathering:
     def __exit__(self, *_: object) -> None:
         self._timeline.close()
 
-    def take(self, item: Record | Damage, passage: Passage | None) -> None:
-        """Take the next record, or damage, as the story read it."""
-        for moment in self._timeline.take(item, passage):
-            self._take(moment)
+    def take(self, item: Record | Damage, passage: Passage | None) -> list[Moment]:
+        """Take the next record, or damage, as the story read it; give the settled moments."""
+        return self._told(self._timeline.take(item, passage))
 
-    def facts(self) -> Facts:
-        """Return the facts, once all records are taken."""
-        for moment in self._timeline.end():
+    def end(self) -> tuple[list[Moment], Facts]:
+        """Return the last moments and the facts, once all records are taken."""
+        return self._told(self._timeline.end()), self._facts()
+
+    def _told(self, moments: Iterable[Moment]) -> list[Moment]:
+        told = [*moments]
+        for moment in told:
             self._take(moment)
+        return told
+
+    def _facts(self) -> Facts:
         story, units = self.story, self._units
         if story.exchanges.current is not None:
             self._chat.ended(story.exchanges.current)

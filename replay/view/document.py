@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from importlib.resources import files
 from typing import Final
 
@@ -23,7 +23,7 @@ from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 
 from ..shared.page import escaped, head_of, policy_of, style_with
-from .findings import Comparison
+from .findings import Comparison, Open, compared_with
 from .parts import Part
 from .story import Narrator
 
@@ -79,6 +79,13 @@ def page_of(
             yield from map(_block, narrator.tell(item))
         yield from map(_block, narrator.conclude(replayed=replayed, comparison=comparison))
     yield after.encode()
+
+
+def page_beside(
+    one: Open, other: Open, name: str
+) -> Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]:
+    """Compare two logs, and return `page_of` with the places at which `other` differs."""
+    return partial(page_of, comparison=compared_with(one, other, name))
 
 
 def _block(part: Part) -> bytes:

@@ -84,7 +84,7 @@ class Narrator(Inspector):
     ) -> list[Part]:
         """Give the last parts, if `replayed` with the verdict of logic replay."""
         parts = [*self._flush(), *self.dialogue.end()]
-        facts = self._gathering.facts()
+        _, facts = self._gathering.end()
         told = to_json(self.inspection(self.head))
         divergence = self.replayer.report().divergence
         found = [] if divergence is None else [finding_of(divergence)]
