@@ -59,6 +59,10 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "runtime.commands.talk.command:talk_command",
                 "Stream a WAV file to a server, hear its reply.",
             ),
+            "console": (
+                "runtime.commands.console:console_command",
+                "Serve a model, open the page to talk to it.",
+            ),
             "chat": (
                 "runtime.commands.chat.command:chat_command",
                 "Ask a server in words, read its answer.",
