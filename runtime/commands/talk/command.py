@@ -94,9 +94,8 @@ def talk_command(
     they come; its voice is written as one WAV file (mono, 24 kHz): all it said, one reply after
     the other, without the pauses between them. The file is empty when the model said nothing.
 
-    With --mic in place of FILE you speak into the default microphone, and hear the model, until
-    Ctrl-C. Use headphones: there is no echo cancellation, and the model would hear itself. It needs
-    antiphon[mic]; a browser can do the same (antiphon console).
+    With --mic you speak into the default microphone and hear the model, until Ctrl-C. Use
+    headphones: there is no echo cancellation. It needs antiphon[mic].
 
     \b
     Example:
