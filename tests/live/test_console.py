@@ -395,6 +395,7 @@ def test_a_page_fits_and_has_names(console: Console, page: str) -> None:
         console.tab.resize(width, 800)
         assert console.tab.run("document.documentElement.scrollWidth") <= width, width
     console.tab.resize(1400, 900)
+    assert console.tab.barriers() == []
     nodes = console.tab.call("Accessibility.getFullAXTree")["nodes"]
     nameless = [node for node in nodes if is_usable(node) and not node["name"].get("value")]
     assert nameless == []

@@ -2,7 +2,7 @@
 
 import { ApiError, ask, askJson, key, save } from "./api.js";
 import { Digests, firstWords, passageWith } from "./digests.js";
-import { duration, field, fill, h, notice, select, size, when } from "./dom.js";
+import { duration, field, fill, h, notice, select, size, spoken, when } from "./dom.js";
 import { endedHow } from "./words.js";
 
 const PAGE = 50;
@@ -118,9 +118,9 @@ class RecordingsPage {
             h(
               "tr",
               {},
-              recording.has_views && h("th", { scope: "col", "aria-label": "Compare" }),
+              recording.has_views && h("th", { scope: "col" }, spoken("Compare")),
               ...names.map(heading),
-              h("th", { scope: "col", "aria-label": "Actions" }),
+              h("th", { scope: "col" }, spoken("Actions")),
             ),
           ),
           this.#rows,

@@ -36,9 +36,12 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  *   | {type: "done", text: string, usage: Usage}} TranscriptEvent `done` ends an utterance
  * @typedef {{type: "delta", text: string, audio: Float32Array}} Delta
  * @typedef {{type: "response", text: string, audio: Float32Array, reason: string,
- *   responseId: string, metrics: Metrics}} Response
+ *   responseId: string, metrics: Metrics, toolCalls: ToolCall[]}} Response `toolCalls` are to be run, and
+ *   their results sent with the next question
+ * @typedef {{id: string, type: "function", function: {name: string, arguments: string}}} ToolCall
  * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
- * @typedef {{role: "system" | "user" | "assistant", content: string | Content[]}} Message
+ * @typedef {{role: "system" | "user" | "assistant" | "tool", content?: string | Content[] | null,
+ *   tool_calls?: ToolCall[], tool_call_id?: string}} Message
  * @typedef {{sessionId: string, recording?: string, recordingId: string,
  *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
  *   transcription is not told of `recording`
@@ -159,14 +162,16 @@ export class ChatSession {
      * @param {boolean | object} [how.speech] whether it is spoken; an object: as on the wire (`tts`)
      * @param {object} [how.generation] how it is generated, as on the wire
      * @param {object} [how.image] how pictures are cut, as on the wire
+     * @param {object[]} [how.tools] what the model may call, as on the wire
      * @param {string} [how.inputId] a name for this turn
      * @returns {Promise<Answer>} to be iterated, or finished
      */
-    ask(question: string | Message[], { stream, speech, generation, image, inputId }?: {
+    ask(question: string | Message[], { stream, speech, generation, image, tools, inputId }?: {
         stream?: boolean | undefined;
         speech?: boolean | object | undefined;
         generation?: object | undefined;
         image?: object | undefined;
+        tools?: object[] | undefined;
         inputId?: string | undefined;
     }): Promise<Answer>;
     /**
@@ -288,6 +293,10 @@ export type Delta = {
     text: string;
     audio: Float32Array;
 };
+/**
+ * `toolCalls` are to be run, and
+ * their results sent with the next question
+ */
 export type Response = {
     type: "response";
     text: string;
@@ -295,6 +304,15 @@ export type Response = {
     reason: string;
     responseId: string;
     metrics: Metrics;
+    toolCalls: ToolCall[];
+};
+export type ToolCall = {
+    id: string;
+    type: "function";
+    function: {
+        name: string;
+        arguments: string;
+    };
 };
 /**
  * `data` may be bytes or samples
@@ -304,8 +322,10 @@ export type Content = {
     [field: string]: unknown;
 };
 export type Message = {
-    role: "system" | "user" | "assistant";
-    content: string | Content[];
+    role: "system" | "user" | "assistant" | "tool";
+    content?: string | Content[] | null;
+    tool_calls?: ToolCall[];
+    tool_call_id?: string;
 };
 /**
  * `recordingId` and `recordingNotice` are empty where there is none; a
