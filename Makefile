@@ -65,6 +65,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak_gateways
 	@$(BIN)/python -m tests.soak_clients
 	@$(BIN)/python -m tests.soak_assessed
+	@$(BIN)/python -m tests.soak_console
 	@$(BIN)/python -m tests.law
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis

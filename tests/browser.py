@@ -132,6 +132,27 @@ class Tab:
         """Write what is seen as a PNG."""
         path.write_bytes(b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
+    def beyond_tab(self) -> list[str]:
+        """Press Tab through the page; give what a mouse can use and Tab does not reach."""
+        count = self.run(
+            """(() => {
+              const all = "a[href], button, input, select, textarea, summary, [tabindex]";
+              globalThis.usable = [...document.querySelectorAll(all)].filter((it) =>
+                it.checkVisibility({visibilityProperty: true}) && !it.disabled && it.tabIndex >= 0);
+              globalThis.reached = new Set();
+              document.activeElement.blur();
+              return usable.length;
+            })()"""
+        )
+        assert count, "nothing on the page can be used"
+        for _ in range(count + 2):
+            self.key("Tab", code="Tab", windowsVirtualKeyCode=9)
+            self.run("reached.add(document.activeElement), 0")
+        missed: list[str] = self.run(
+            "usable.filter((it) => !reached.has(it)).map((it) => it.outerHTML)"
+        )
+        return missed
+
     def barriers(self) -> list[Any]:
         """What axe-core finds serious or critical in the page; nothing if it is not installed."""
         if not AXE.exists():

@@ -389,13 +389,14 @@ def test_an_operator_sees_the_queue_and_cancels_a_place(console: Console) -> Non
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_fits_and_has_names(console: Console, page: str) -> None:
-    """Nothing is wider than the window, and all that can be used has a name for screen readers."""
+    """Nothing is wider than the window, and all can be used by keyboard and screen reader."""
     console.open(page)
     for width in WIDTHS:
         console.tab.resize(width, 800)
         assert console.tab.run("document.documentElement.scrollWidth") <= width, width
     console.tab.resize(1400, 900)
     assert console.tab.barriers() == []
+    assert console.tab.beyond_tab() == []
     nodes = console.tab.call("Accessibility.getFullAXTree")["nodes"]
     nameless = [node for node in nodes if is_usable(node) and not node["name"].get("value")]
     assert nameless == []

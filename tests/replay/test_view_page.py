@@ -362,6 +362,7 @@ def test_other_sessions_and_windows(
     too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert tab.run(too_wide) == 0
     assert tab.barriers() == []
+    assert tab.beyond_tab() == []
     assert tab.logged == []
     tab.resize(1280, 860)
 
