@@ -46,7 +46,7 @@ export function stagesOf(unit) {
 export function whyOf({ outcome, forced, isFirst, margin, isNearTie }) {
   if (!["listen", "speech", "withheld"].includes(outcome)) return null;
   if (forced) return "it had to listen: its client, or speech that was found, asked for it";
-  if (isFirst) return "it had to listen: the first seconds of a session are";
+  if (isFirst) return "it had to listen, as in the first seconds of each session";
   if (!margin) return null;
   const won = outcome === "listen" ? "listening" : "speaking";
   const logits = `${won} won by ${margin.toFixed(2)} logits`;
