@@ -65,7 +65,6 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak_gateways
 	@$(BIN)/python -m tests.soak_clients
 	@$(BIN)/python -m tests.soak_assessed
-	@$(BIN)/python -m tests.soak_console
 	@$(BIN)/python -m tests.law
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis

@@ -1,4 +1,4 @@
-"""A long conversation in a browser, counted at the audio worklets: `make soak`.
+"""A long conversation in a browser, counted at the audio worklets, by hand.
 
     python -m tests.soak_console [--seconds N] [--out docs/evidence]
 
