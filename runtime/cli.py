@@ -59,6 +59,10 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "runtime.commands.talk.command:talk_command",
                 "Stream a WAV file to a server, hear its reply.",
             ),
+            "console": (
+                "runtime.commands.console:console_command",
+                "Serve a model, open the page to talk to it.",
+            ),
             "chat": (
                 "runtime.commands.chat.command:chat_command",
                 "Ask a server in words, read its answer.",
@@ -125,7 +129,9 @@ EXIT_BY_SIGNAL: Final = 128
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a stdout that cannot be written; errors of a file are reported by its writer."""
 PAGE: Final = "replay.view.document"
-"""The module that shows a recording as a page: `page_of` and `PAGE_CSP`."""
+"""The module that shows a recording as a page: `page_of`, `page_beside` and `PAGE_CSP`."""
+DIGEST: Final = "replay.library.digest"
+"""The module that makes a recording's digest: `digest_of`."""
 SOUND: Final = "replay.export.mixer"
 """The module that makes the WAV of a recording: `wav_of`, `wav_head` and `TooLongError`."""
 
@@ -313,8 +319,15 @@ def load_viewer(name: ViewName) -> Viewer:
             media_type="audio/wav",
             too_long=(module.TooLongError,),
         )
+    if name == "digest":
+        return Viewer(pieces_of=import_module(DIGEST).digest_of, media_type="application/json")
     module = import_module(PAGE)
-    return Viewer(pieces_of=module.page_of, media_type="text/html", policy=module.PAGE_CSP)
+    return Viewer(
+        pieces_of=module.page_of,
+        pieces_beside=module.page_beside,
+        media_type="text/html",
+        policy=module.PAGE_CSP,
+    )
 
 
 @click.command("states")

@@ -20,6 +20,8 @@ from websockets.sync.client import ClientConnection, connect
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 WAIT_S: Final = 30
+AXE: Final = Path(__file__).parents[1] / "runtime/web/node_modules/axe-core/axe.min.js"
+"""Finds what keeps people from using a page; `npm ci` in runtime/web brings it."""
 FLAGS: Final = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--mute-audio", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
@@ -129,6 +131,38 @@ class Tab:
     def screenshot(self, path: Path) -> None:
         """Write what is seen as a PNG."""
         path.write_bytes(b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+    def beyond_tab(self) -> list[str]:
+        """Press Tab through the page; give what a mouse can use and Tab does not reach."""
+        count = self.run(
+            """(() => {
+              const all = "a[href], button, input, select, textarea, summary, [tabindex]";
+              globalThis.usable = [...document.querySelectorAll(all)].filter((it) =>
+                it.checkVisibility({visibilityProperty: true}) && !it.disabled && it.tabIndex >= 0);
+              globalThis.reached = new Set();
+              document.activeElement.blur();
+              return usable.length;
+            })()"""
+        )
+        assert count, "nothing on the page can be used"
+        for _ in range(count + 2):
+            self.key("Tab", code="Tab", windowsVirtualKeyCode=9)
+            self.run("reached.add(document.activeElement), 0")
+        missed: list[str] = self.run(
+            "usable.filter((it) => !reached.has(it)).map((it) => it.outerHTML)"
+        )
+        return missed
+
+    def barriers(self) -> list[Any]:
+        """What axe-core finds serious or critical in the page; nothing if it is not installed."""
+        if not AXE.exists():
+            return []
+        self.run(f"{AXE.read_text()};0")
+        return self.run(
+            "axe.run().then(({violations}) => violations"
+            ".filter(({impact}) => ['serious', 'critical'].includes(impact))"
+            ".map(({id, nodes}) => [id, nodes.map(({html}) => html)]))"
+        )
 
     def _note(self, message: dict[str, Any]) -> None:
         params = message.get("params", {})

@@ -22,11 +22,11 @@ BLOCK = re.compile(r'<script type="application/json" data-part="(\w+)">(.*?)</sc
 
 def narrate(head: Fields, items: Iterable[Record | Damage], **also: Any) -> Told:
     """Tell records; each part's values, by the part's name, the rows of all parts joined."""
-    narrator = Narrator()
     parts: list[Part] = []
-    for item in items:
-        parts += narrator.tell(item)
-    parts += narrator.conclude(head, **also)
+    with Narrator(head) as narrator:
+        for item in items:
+            parts += narrator.tell(item)
+        parts += narrator.conclude(**also)
     return gather((part.name, part.value) for part in parts)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 import attrs
 
@@ -36,29 +36,52 @@ from ..export.timeline import Timeline
 from ..shared.fields import below, typed
 from ..shared.redacted import removed_in
 from ..story.exchanges import Exchange
-from ..story.reading import Passage
+from ..story.reading import Passage, SessionStory
 from .facts import Answer, Facts, Lost
 
 
 def gather(head: Fields, items: Iterable[Record | Damage]) -> Facts:
     """Read a log, given the fields of its `session` record, its records in order, and damage."""
-    return _Gathering(head, items).facts()
+    with Gathering(head) as gathering:
+        for item in items:
+            gathering.take(item, gathering.story.take(item))
+        return gathering.end()[1]
 
 
-class _Gathering:
-    def __init__(self, head: Fields, items: Iterable[Record | Damage]) -> None:
-        self._timeline: Final = Timeline(head, items, self._watch)
-        self._story: Final = self._timeline.story
+class Gathering:
+    """Gathers the facts while `story` reads a log; a context, which lets go of held sound."""
+
+    def __init__(self, head: Fields, story: SessionStory | None = None) -> None:
+        self._timeline: Final = Timeline(head, watch=self._watch, story=story)
+        self.story: Final = self._timeline.story
         self._talk: Final = Talk()
         self._talked_ns = 0
         self._units: Final = _Units()
         self._chat: Final = _Chat()
         self._word_delays: list[tuple[int, int]] = []
 
-    def facts(self) -> Facts:
-        for moment in self._timeline:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timeline.close()
+
+    def take(self, item: Record | Damage, passage: Passage | None) -> list[Moment]:
+        """Take the next record, or damage, as the story read it; give the settled moments."""
+        return self._told(self._timeline.take(item, passage))
+
+    def end(self) -> tuple[list[Moment], Facts]:
+        """Return the last moments and the facts, once all records are taken."""
+        return self._told(self._timeline.end()), self._facts()
+
+    def _told(self, moments: Iterable[Moment]) -> list[Moment]:
+        told = [*moments]
+        for moment in told:
             self._take(moment)
-        story, units, talk = self._story, self._units, self._talk
+        return told
+
+    def _facts(self) -> Facts:
+        story, units, talk = self.story, self._units, self._talk
         if story.exchanges.current is not None:
             self._chat.ended(story.exchanges.current)
         work = self._work
@@ -89,7 +112,7 @@ class _Gathering:
 
     @property
     def _work(self) -> Work:
-        opened = self._story.opened
+        opened = self.story.opened
         return "unit" if opened is None else OF_MODE[opened.mode].work
 
     # -- as it is told --------------------------------------------------------------------------
@@ -104,7 +127,7 @@ class _Gathering:
     def _watch(
         self, passage: Passage, request: ClientMessage | None, messages: Sequence[ServerMessage]
     ) -> None:
-        record, story = passage.record, self._story
+        record, story = passage.record, self.story
         if record.kind in EVENT_KINDS:
             self._talked_ns = record.at_ns
         if passage.effect == "DetectSpeech":

@@ -71,20 +71,24 @@ _NOTES: Final[dict[type, NoteKind]] = {
 
 
 class Timeline:
-    """The moments of one session, to be iterated once.
+    """The moments of one session, to be iterated once; or `take` and `end` give them step by step.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
     damage; `watch` is called with each record as the story reads it, and the messages in it.
-    `duration_ns` is to the end of all that was read so far, sound included.
+    `story` reads the log, if it is read for other purposes too. `duration_ns` is to the end of all
+    that was read so far, sound included.
     """
 
     def __init__(
-        self, head: Fields, items: Iterable[Record | Damage], watch: Watch | None = None
+        self,
+        head: Fields,
+        items: Iterable[Record | Damage] = (),
+        watch: Watch | None = None,
+        story: SessionStory | None = None,
     ) -> None:
         self.head: Final = head
         self._watch = watch
-        self._replayer: Final = Replayer(go_on=True)
-        self.story: Final = SessionStory(self._replayer)
+        self.story: Final = SessionStory(Replayer(go_on=True)) if story is None else story
         self.duration_ns = 0
         self._items = items
         self._holding: Final = Holding()
@@ -105,12 +109,24 @@ class Timeline:
     def __iter__(self) -> Iterator[Moment]:
         try:
             for item in self._items:
-                self._take(item)
-                yield from self._holding.ready(self._settled_ns)
-            self._flush_texts()
-            yield from self._holding.ready(None)
+                yield from self.take(item, self.story.take(item))
+            yield from self.end()
         finally:
-            self._holding.close()
+            self.close()
+
+    def take(self, item: Record | Damage, passage: Passage | None) -> Iterator[Moment]:
+        """Take the next record, or damage, as `story` read it; give the settled moments."""
+        self._take(item, passage)
+        yield from self._holding.ready(self._settled_ns)
+
+    def end(self) -> Iterator[Moment]:
+        """Give the rest."""
+        self._flush_texts()
+        yield from self._holding.ready(None)
+
+    def close(self) -> None:
+        """Let go of the sound that is held."""
+        self._holding.close()
 
     @property
     def _settled_ns(self) -> int:
@@ -131,8 +147,7 @@ class Timeline:
     def _now_ns(self) -> int:
         return self.story.duration_ns
 
-    def _take(self, item: Record | Damage) -> None:
-        passage = self.story.take(item)
+    def _take(self, item: Record | Damage, passage: Passage | None) -> None:
         if isinstance(item, Damage):
             self._asked_ns = None
             self._note("damage", f"{item.reason}: {item.detail}")
@@ -214,7 +229,7 @@ class Timeline:
             self._holding.add(self._words("user", text), self._now_ns)
         if (
             not all(isinstance(part, TextPart | ToolResult) for part in parts)
-            and not self._replayer.is_stopped
+            and self.story.is_in_step
         ):
             self._asked_ns = self._now_ns
 

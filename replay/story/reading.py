@@ -110,6 +110,11 @@ class SessionStory:
         return None if self._replayer is None else self._replayer.session
 
     @property
+    def is_in_step(self) -> bool:
+        """Whether the session is stepped, and did not diverge from its log."""
+        return self._replayer is not None and not self._replayer.is_stopped
+
+    @property
     def _taken(self) -> int:
         """The number of requests with sound or a turn that the session took, not only pictures."""
         counts = {} if self.session is None else self.session.counts

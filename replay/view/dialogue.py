@@ -19,12 +19,11 @@ from typing import Any, Final
 
 import attrs
 
-from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.values.openai import CreateItem
 from protocol.values.requests import (
     Append,
@@ -65,7 +64,8 @@ class Dialogue:
     """Takes a session's frames and media in order.
 
     `said` holds words: voice, when they begin and end, the text, the record; the last of `pauses`
-    has no end until it comes. `dictated` is the sound of a transcription not written down yet.
+    has no end until it comes. `dictated` is the placed sound of a transcription that is not written
+    down yet.
     """
 
     def __init__(self, dictated: Dictated) -> None:
@@ -84,15 +84,11 @@ class Dialogue:
         self._is_chat = False
         self._positions: Final = Positions()
 
-    def receive(
-        self, record: Record, request: ClientMessage, session: Session | None
-    ) -> list[Part]:
-        """Take a request that `session` took."""
+    def receive(self, record: Record, request: ClientMessage) -> list[Part]:
+        """Take a request that the session took."""
         match request:
             case AppendSound(pcm16=pcm16):
-                heard, parts = self.user.take(record.at_ns, to_float32(pcm16), is_captured=True)
-                self._dictated.hear(len(pcm16) // SAMPLE16_BYTES, heard.end_ns, session)
-                return parts
+                return self.user.take(record.at_ns, to_float32(pcm16), is_captured=True)[1]
             case Append(pcm=pcm, frames=frames):
                 heard, parts = self.user.take(record.at_ns, pcm, is_captured=True)
                 self._positions.heard(len(pcm) // SAMPLE_BYTES, heard.begin_ns)

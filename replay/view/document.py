@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from importlib.resources import files
 from typing import Final
 
@@ -23,7 +23,7 @@ from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 
 from ..shared.page import escaped, head_of, policy_of, style_with
-from .findings import Comparison
+from .findings import Comparison, Open, compared_with
 from .parts import Part
 from .story import Narrator
 
@@ -33,12 +33,17 @@ SCRIPTS: Final = (
     "scale.js",
     "waveform.js",
     "paint.js",
+    "talk.js",
     "happenings.js",
     "voices.js",
     "units.js",
     "lanes.js",
     "timeline.js",
+    "stretch.js",
     "player.js",
+    "transcript.js",
+    "sums.js",
+    "address.js",
     "list.js",
     "detail.js",
     "header.js",
@@ -69,11 +74,18 @@ def page_of(
     """
     before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX]).split(_PARTS)
     yield before.encode()
-    narrator = Narrator()
-    for item in items:
-        yield from map(_block, narrator.tell(item))
-    yield from map(_block, narrator.conclude(head, replayed=replayed, comparison=comparison))
+    with Narrator(head) as narrator:
+        for item in items:
+            yield from map(_block, narrator.tell(item))
+        yield from map(_block, narrator.conclude(replayed=replayed, comparison=comparison))
     yield after.encode()
+
+
+def page_beside(
+    one: Open, other: Open, name: str
+) -> Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]:
+    """Compare two logs, and return `page_of` with the places at which `other` differs."""
+    return partial(page_of, comparison=compared_with(one, other, name))
 
 
 def _block(part: Part) -> bytes:

@@ -5,12 +5,18 @@ Another comparison of sessions makes its own `Finding`s, and the page shows them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
+from recorder.read.reader import LogReader
+from recorder.read.scan import OpenSource
+
+from ..diff.compare import compare
 from ..diff.report import DiffReport, Parting
 from ..rerun.report import Divergence
+
+Open = Callable[[], OpenSource]
 
 
 @attrs.frozen(kw_only=True)
@@ -53,6 +59,12 @@ def comparison_of(report: DiffReport, name: str) -> Comparison:
     """Describe how the session `name` differs; in the report it is `b`, the shown session `a`."""
     found = [_parting(parting, name, report.a.span_ns) for parting in report.partings]
     return Comparison(name=name, findings=found)
+
+
+def compared_with(one: Open, other: Open, name: str) -> Comparison:
+    """Compare the log that `one` opens with that of `other`, the session `name`."""
+    with LogReader(one()) as a, LogReader(other()) as b:
+        return comparison_of(compare(a.head.fields, a, b.head.fields, b), name)
 
 
 def _parting(parting: Parting, name: str, end_ns: int) -> Finding:

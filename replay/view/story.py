@@ -1,8 +1,8 @@
 """A session's story for the page: as `replay.story.inspect`, with the times on the clock.
 
-    narrator = Narrator()
-    for item in reader: parts = narrator.tell(item)
-    parts = narrator.conclude(head)
+    with Narrator(head) as narrator:
+        for item in reader: parts = narrator.tell(item)
+        parts = narrator.conclude()
 
 Values are those recorded. The arrival of a unit's input, and the number that waited, are known only
 from stepping the session, so they end at a divergence. Memory holds the last part: some numbers a
@@ -13,31 +13,40 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Self
 
 import attrs
 
 from protocol.values import events as ev
 from recorder.format.records import Fields, Record, Value
 from recorder.read.scan import Damage
+from runtime.measures.limits import NEAR_TIE_LOGITS
 
-from ..shared.fields import typed
+from ..eval.gather import Gathering
+from ..shared.fields import below, typed
 from ..story.inspect import Inspector
 from ..story.inspection import to_json
 from ..story.reading import Passage
 from .dialogue import Dialogue
 from .findings import Comparison, finding_of
 from .parts import ROWS_A_PART, Json, Part, plain, row_of
+from .talk import measures_of, talk_of
 
 POINTS_MAX: Final = 50_000
 """Of one line, and of one kind of mark: a longest session has a few thousand."""
 
 
 class Narrator(Inspector):
-    """Narrates a session record by record; what `Inspector` collects comes with the last part."""
+    """Narrates a session record by record; what `Inspector` collects comes with the last part.
 
-    def __init__(self) -> None:
+    Args:
+        head: the fields of the log's `session` record.
+    """
+
+    def __init__(self, head: Fields) -> None:
         super().__init__()
+        self.head: Final = head
+        self._gathering: Final = Gathering(head, self)
         self.dialogue: Final = Dialogue(self.dictated)
         self._rows: list[Json] = []
         self._places: dict[int, dict[str, Json]] = {}
@@ -49,10 +58,17 @@ class Narrator(Inspector):
         self._happenings: list[Json] = []
         self._damages: list[Json] = []
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._gathering.__exit__(*error)
+
     def tell(self, item: Record | Damage) -> list[Part]:
         """Take the next record, or damage; give the parts that are complete by now."""
         before = self._counts()
         passage = self.take(item)
+        self._gathering.take(item, passage)
         if isinstance(item, Damage):
             self._damages.append([item.first_seq, item.records, item.reason, plain(item.detail)])
         if passage is None:
@@ -64,14 +80,12 @@ class Narrator(Inspector):
         return [*parts, *self._note(passage)]
 
     def conclude(
-        self, head: Fields, *, replayed: bool = False, comparison: Comparison | None = None
+        self, *, replayed: bool = False, comparison: Comparison | None = None
     ) -> list[Part]:
-        """Give the last parts, with the fields of the log's `session` record.
-
-        If `replayed`, findings of logic replay are shown even if there are none.
-        """
+        """Give the last parts, if `replayed` with the verdict of logic replay."""
         parts = [*self._flush(), *self.dialogue.end()]
-        told = to_json(self.inspection(head))
+        _, facts = self._gathering.end()
+        told = to_json(self.inspection(self.head))
         divergence = self.replayer.report().divergence
         found = [] if divergence is None else [finding_of(divergence)]
         found += comparison.findings if comparison is not None else ()
@@ -92,6 +106,10 @@ class Narrator(Inspector):
             "marks": self._happenings,
             "damages": self._damages[:POINTS_MAX],
             "findings": [plain(attrs.asdict(finding)) for finding in found],
+            "talk": talk_of(facts),
+            "measures": measures_of(facts),
+            "forced_units": typed(below(self.opening, "config"), "force_listen_count", int) or 0,
+            "near_tie_logits": NEAR_TIE_LOGITS,
             "verdict": self._verdict() if replayed else None,
             "compared": None
             if comparison is None
@@ -143,7 +161,7 @@ class Narrator(Inspector):
         record, wire = passage.record, self.wire
         if record.kind == "rx":
             request = wire.request(passage.frame) if passage.frame else None
-            return [] if request is None else self.dialogue.receive(record, request, self.session)
+            return [] if request is None else self.dialogue.receive(record, request)
         if record.kind == "tx":
             return self.dialogue.send(record, wire.messages(passage.frame))
         if record.kind == "mark":
@@ -184,6 +202,8 @@ class Narrator(Inspector):
                 self._point(self._kv, at_ns, opened.prompt_length)
             case ev.UnitDone(result=made) | ev.TurnDone(result=made) | ev.ChunkDone(result=made):
                 self._point(self._kv, at_ns, made.kv_length)
+                if isinstance(event, ev.UnitDone) and made.margin and made.index in self._places:
+                    self._places[made.index]["margin"] = plain(made.margin)
             case ev.FinalizeDone(finalized=finalized):
                 self._point(self._kv, at_ns, finalized.kv_length)
             case ev.TurnPrefilled(prefill=prefill):

@@ -7,7 +7,8 @@
 | `DELETE /api/recordings/{recording_id}` | remove one that is not being written, here and in the store; for `admin` |
 | `GET /api/recordings/{recording_id}/log` | the log, or a range; of an open log its whole blocks |
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
-| `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer |
+| `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer; `?diff=` marks where another recording differs, `?to=previous`, `next` lead to the sessions around it |
+| `GET /api/recordings/{recording_id}/digest` | what was said, and the measures of `antiphon eval` |
 | `GET /api/sessions/{recording_id}/recording` | the log, by session |
 | `GET /api/sessions/{recording_id}/view` | the page, by session |
 | `GET /v1/live/sessions/{recording_id}/content` | a WAV of both voices, as OpenAI's Live API names it |
@@ -35,7 +36,7 @@ import anyio.to_thread
 import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from protocol.values.digest import is_session_id, session_id_of
@@ -82,6 +83,9 @@ TAILS_PER_KEY_MAX: Final = 4
 NUMBER_MAX: Final = 10**15
 """Unix milliseconds of more than 30,000 years, and more records than a log has."""
 NO_RECORDING: Final = "there is no such recording"
+DIRECTIONS: Final = ("previous", "next")
+"""In time; those are in a list after and before it."""
+VIEW_PARAMETERS: Final = ("to", "diff")
 LIVE_PARAMETERS: Final = ("from_seq", "blobs")
 PARAMETERS: Final = (
     *("mode", "owner", "state", "reason", "session", "since_ms", "limit", "after"),
@@ -131,6 +135,7 @@ class Recordings:
             Route(f"{one}/log", self._send_log),
             Route(f"{one}/live", self._send_live),
             Route(f"{one}/view", self._send_view),
+            Route(f"{one}/digest", self._send_digest),
             Route("/api/sessions/{recording_id}/recording", self._send_log),
             Route("/api/sessions/{recording_id}/view", self._send_view),
             Route("/v1/live/sessions/{recording_id}/content", self._send_sound),
@@ -256,8 +261,22 @@ class Recordings:
         return self._stored.take(request) if isinstance(info, StoredLog) else ExitStack()
 
     async def _send_view(self, request: Request) -> Response:
+        check_names(request, VIEW_PARAMETERS)
+        summary, info = await self._found(request)
+        direction = read_choice(request, "to", DIRECTIONS)
+        if direction is not None:
+            following = _around(await self._all(), principal_of(request), summary, direction)
+            return RedirectResponse(f"/api/recordings/{following}/view", HTTPStatus.SEE_OTHER)
+        other = request.query_params.get("diff")
+        found = None if other is None else await self.find(other, principal_of(request))
+        if other is not None and found is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
+        beside = None if found is None else found[1]
+        return await self._views_here().answer(request, info, "page", other=beside)
+
+    async def _send_digest(self, request: Request) -> Response:
         _, info = await self._found(request)
-        return await self._views_here().answer(request, info, "page")
+        return await self._views_here().answer(request, info, "digest")
 
     async def _send_sound(self, request: Request) -> Response:
         _, info = await self._found(request)
@@ -281,6 +300,22 @@ def _page(
     seen = [it for it in summaries if principal.may_see(it.owner)]
     page, following = page_of(seen, wanted, limit=limit, after=after)
     return {"recordings": [attrs.asdict(it) for it in page], "next": following}
+
+
+def _around(summaries: Sequence[Summary], principal: Key, summary: Summary, direction: str) -> str:
+    """Find the readable recording before or after another in time, of those that a key may see."""
+    own = (-summary.listed_ms, summary.recording_id)
+    seen = [
+        (-it.listed_ms, it.recording_id)
+        for it in summaries
+        if principal.may_see(it.owner) and it.state != "unreadable"
+    ]
+    is_next = direction == "next"
+    places = [place for place in seen if (place < own if is_next else place > own)]
+    if not places:
+        text = f"there is no session {'after' if is_next else 'before'} this one"
+        raise HTTPException(HTTPStatus.NOT_FOUND, text)
+    return (max(places) if is_next else min(places))[1]
 
 
 # -- in threads ---------------------------------------------------------------------------------

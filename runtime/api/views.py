@@ -1,4 +1,6 @@
-"""The views of a recording, its page and its sound: made whole, then sent from memory or a file.
+"""The views of a recording: its page, its sound, and a digest of its words and measures.
+
+A view is made whole, then sent from memory or a file.
 
 So making holds a place only as long as it lasts. The file has no name, lies in the system's
 temporary folder (`TMPDIR`), and disappears with the view, even if the server is killed.
@@ -23,7 +25,7 @@ from starlette.responses import Response
 from recorder.format.records import Fields, Record
 from recorder.keep.store import LogInfo
 from recorder.read.reader import LogReader
-from recorder.read.scan import Damage
+from recorder.read.scan import Damage, OpenSource
 
 from ..settings.bounds import MIB
 from .files import send_file
@@ -35,6 +37,8 @@ MAKING_MAX: Final = 2
 sessions."""
 MAKING_PER_KEY_MAX: Final = 1
 """One client leaves one for the others."""
+DIGESTING_MAX: Final = 1
+"""Digests, which a console asks for one after the other, and which no page should wait for."""
 HELD_MAX: Final = 16
 """Pages that are made or sent: each is kept until its client has it."""
 HELD_PER_KEY_MAX: Final = 4
@@ -47,13 +51,18 @@ SOUNDS_MAX: Final = 4
 """Sounds that are made or sent: together as large as all pages."""
 SOUNDS_PER_KEY_MAX: Final = 2
 """One slow client leaves some for the others."""
+DIGEST_BYTES_MAX: Final = 4 * MIB
+"""Of a digest: its words are bounded."""
 SOUND_BYTES_MAX: Final = 1024 * MIB
 """Of a sound: 93 minutes of both voices, and most sessions end after an hour."""
 _SANDBOX: Final = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
 """The page is an origin of its own: a log's content cannot act on this server."""
 
 
-ViewName = Literal["page", "sound"]
+ViewName = Literal["page", "sound", "digest"]
+
+
+Make = Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
 
 
 @attrs.frozen(kw_only=True)
@@ -67,13 +76,18 @@ class Viewer:
         policy: the `Content-Security-Policy` of a page; empty for other views.
         too_long: raised by `pieces_of` for a session that the format cannot hold; the client gets
             their text.
+        pieces_beside: as `pieces_of`, with the differences from another session: from what opens
+            the log and the other, and the other's name; None where the view shows none.
     """
 
-    pieces_of: Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
+    pieces_of: Make
     head_of: Callable[[int], bytes] = lambda _: b""
     media_type: str
     policy: str = ""
     too_long: tuple[type[Exception], ...] = ()
+    pieces_beside: (
+        Callable[[Callable[[], OpenSource], Callable[[], OpenSource], str], Make] | None
+    ) = None
 
 
 LoadViewer = Callable[[ViewName], Viewer]
@@ -92,6 +106,7 @@ class Bounds:
 BOUNDS: Final[Mapping[ViewName, Bounds]] = {
     "page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
     "sound": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
+    "digest": Bounds(HELD_MAX, HELD_PER_KEY_MAX, DIGEST_BYTES_MAX),
 }
 
 
@@ -100,7 +115,8 @@ class Views:
 
     def __init__(self, load_viewer: LoadViewer) -> None:
         self._load_viewer = load_viewer
-        self._making = Places(MAKING_MAX, MAKING_PER_KEY_MAX)
+        making, digesting = Places(MAKING_MAX, MAKING_PER_KEY_MAX), Places(DIGESTING_MAX, 1)
+        self._making = {"page": making, "sound": making, "digest": digesting}
         self._held = {name: Places(it.held_max, it.held_per_key_max) for name, it in BOUNDS.items()}
 
     async def answer(
@@ -109,8 +125,11 @@ class Views:
         info: LogInfo,
         name: ViewName,
         headers: Mapping[str, str] = MappingProxyType({}),
+        other: LogInfo | None = None,
     ) -> Response:
         """Make a view of a log, and an answer that sends it, with more headers.
+
+        With `other` the view shows where that recording differs.
 
         `HTTPException`: there is no place (503) or no room (507) now; or the log cannot be read, or
         its view is too large (422).
@@ -119,10 +138,14 @@ class Views:
             opening.enter_context(self._held[name].take(request))
             view = _View(name)
             opening.callback(view.close)
-            with self._making.take(request):
+            with self._making[name].take(request):
                 viewer = await in_thread(partial(self._load_viewer, name))
                 with await in_thread(lambda: LogReader(info.open())) as reader:
-                    pieces = viewer.pieces_of(reader.head.fields, reader)
+                    make = viewer.pieces_of
+                    if other is not None and viewer.pieces_beside is not None:
+                        beside = partial(viewer.pieces_beside, info.open, other.open)
+                        make = await in_thread(partial(beside, other.recording_id))
+                    pieces = make(reader.head.fields, reader)
                     # A step at a time, so that it can be cancelled.
                     while await in_thread(partial(view.take_from, pieces, viewer.too_long)):
                         pass

@@ -270,8 +270,10 @@ reply:  {demo.folder / "reply.wav"}
 
 Try next:
   antiphon inspect {log}
-  antiphon serve --model {demo.model}      and talk to it at http://127.0.0.1:8006/
-  antiphon talk {demo.speech}      in another terminal, or any WAV of yours"""
+  antiphon talk {demo.speech}      while a server runs, or any WAV of yours
+  antiphon console --record {demo.folder}      and talk to it yourself
+      It serves the model and opens the console, http://127.0.0.1:8006/, in your browser.
+      Its Recordings have this session."""
     demo.tell(text, type="demo", ok=not failed, failed=failed, log=str(log))
     if failed:
         raise DemoError(f"failed: {', '.join(failed)}")

@@ -6,7 +6,7 @@ them and a sample of the model (24 kHz) two, so nothing is rounded. Intervals ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -100,6 +100,19 @@ def join(spans: list[Span], span: Span, gap: int) -> None:
         spans[-1] = Span(spans[-1].begin, max(spans[-1].end, span.end))
     else:
         spans.append(span)
+
+
+def shared(one: Iterable[Span], other: Iterable[Span]) -> Iterator[Span]:
+    """Yield where two voices are heard at once; spans of a voice are in order, and apart."""
+    others = iter(other)
+    current = next(others, None)
+    for span in one:
+        while current is not None:
+            if span.overlap(current):
+                yield Span(max(span.begin, current.begin), min(span.end, current.end))
+            if current.end > span.end:
+                break
+            current = next(others, None)
 
 
 def joined(spans: Iterable[Span], gap: int) -> tuple[Span, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from .conversation import Conversation, Span, ns_of
+from .conversation import Conversation, Span, ns_of, shared
 from .measure import Ratio, Scores, Times, Total, Value
 from .turns import BargeIn, Turns
 
@@ -26,7 +26,7 @@ def talk_scores(talk: Conversation) -> Scores:
 def _taking(turns: Turns) -> dict[str, Value | None]:
     judged = [turn for turn in turns.turns if turn.is_judged]
     answered = [(turn.speech.end, turn.answer) for turn in judged if turn.answer is not None]
-    delays = [(end, answer.begin - end) for end, answer in answered if answer.begin >= end]
+    delays = [(turn.speech.end, turn.delay) for turn in judged if turn.delay is not None]
     first = delays[:1] if answered and delays and answered[0][0] == delays[0][0] else []
     mistaken = turns.pauses.count("mistaken")
     return {
@@ -63,16 +63,8 @@ def _over(talk: Conversation, turns: Turns) -> dict[str, Value | None]:
 
 
 def _overlap(one: Iterable[Span], other: Iterable[Span]) -> int:
-    """Count the ticks that two voices share; spans of a voice are in order, and apart."""
-    shared, others = 0, iter(other)
-    current = next(others, None)
-    for span in one:
-        while current is not None:
-            shared += span.overlap(current)
-            if current.end > span.end:
-                break
-            current = next(others, None)
-    return shared
+    """Count the ticks that two voices share."""
+    return sum(span.ticks for span in shared(one, other))
 
 
 def _words_after(talk: Conversation, barge_in: BargeIn) -> int:

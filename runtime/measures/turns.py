@@ -44,6 +44,13 @@ class Turn:
     is_silent: bool
 
     @property
+    def delay(self) -> int | None:
+        """From its end to its answer; None without one, and for an answer that began earlier."""
+        if self.answer is None or self.answer.begin < self.speech.end:
+            return None
+        return self.answer.begin - self.speech.end
+
+    @property
     def is_judged(self) -> bool:
         """Whether it is known that it was answered, or was not."""
         waited = self.until - self.speech.end >= ANSWER_WAIT

@@ -1,9 +1,13 @@
 // What a session's page computes without a document: times, places, what is in view, what is short.
 import assert from "node:assert/strict";
+import { neighboursOf, readAddress, writeAddress } from "../../replay/view/page/address.js";
 import { assemble, bytesOf, lastBefore, rowAt, rowBefore } from "../../replay/view/page/data.js";
 import { brief, clock, many, span, summary } from "../../replay/view/page/format.js";
 import { Scale } from "../../replay/view/page/scale.js";
-import { deadlineOf, stagesOf } from "../../replay/view/page/units.js";
+import { stretched } from "../../replay/view/page/stretch.js";
+import { sumsOf } from "../../replay/view/page/sums.js";
+import { matchesOf, passagesOf, textOf } from "../../replay/view/page/transcript.js";
+import { deadlineOf, stagesOf, whyOf } from "../../replay/view/page/units.js";
 
 function checkFormats() {
   assert.equal(clock(0), "0:00.0");
@@ -91,7 +95,112 @@ function checkUnits() {
   assert.deepEqual(stagesOf(started), []);
 }
 
+function checkWhy() {
+  const unit = { outcome: "listen", forced: false, isFirst: false, margin: 3.25, isNearTie: false };
+  assert.equal(whyOf(unit), "listening won by 3.25 logits");
+  assert.match(whyOf({ ...unit, outcome: "speech", margin: 0.2, isNearTie: true }), /speaking.*nearly/);
+  assert.match(whyOf({ ...unit, forced: true }), /had to listen/);
+  assert.match(whyOf({ ...unit, isFirst: true }), /first seconds/);
+  assert.equal(whyOf({ ...unit, margin: null }), null);
+  assert.equal(whyOf({ ...unit, outcome: "failed" }), null);
+}
+
+const TALK = {
+  user: [
+    { begin: 1, end: 2 },
+    { begin: 4, end: 5 },
+  ],
+  model: [{ begin: 2.5, end: 4.5 }],
+  overlaps: [{ begin: 4, end: 4.5 }],
+  turns: [
+    { begin: 1, end: 2, delay: 0.5, answer: 2.5, is_silent: false },
+    { begin: 4, end: 5, delay: null, answer: null, is_silent: true },
+  ],
+  barge_ins: [{ begin: 4, end: 4.5, is_yielded_to: true }],
+};
+
+function checkTranscript() {
+  const said = [
+    { voice: "model", begin: 2.5, end: 3.5, text: "one ", seq: 1 },
+    { voice: "model", begin: 3.5, end: 4.5, text: "two", seq: 2 },
+  ];
+  const passages = passagesOf({ said, talk: TALK });
+  assert.deepEqual(
+    textOf(passages).split("\n"),
+    [
+      "[0:01.0] User: (speaks for 1.00 s)",
+      "[0:02.5] Model: one two",
+      "[0:04.0] User: (speaks for 1.00 s)",
+    ],
+  );
+  assert.deepEqual(
+    passages.map(({ notes }) => notes.length),
+    [1, 1, 1],
+  );
+  assert.match(passages[1].notes[0], /breaks in.*silent after 500 ms/);
+  assert.deepEqual(matchesOf(passages, "E T"), [{ index: 1, at: 2 }]);
+  assert.deepEqual(matchesOf(passages, ""), []);
+  const asked = { voice: "user", begin: 0, end: 1, text: "Why?", seq: 3 };
+  assert.deepEqual(
+    passagesOf({ said: [asked, ...said], talk: TALK }).map(({ voice }) => voice),
+    ["user", "model"],
+  );
+}
+
+function checkSums() {
+  const unit = (started, outcome) => ({ started, outcome, done: started + 0.1 });
+  const story = {
+    talk: TALK,
+    units: [unit(1, "listen"), unit(2, "speech"), unit(3, "speech")],
+    turns: [],
+    said: [{ voice: "model", begin: 2.5, text: "one two" }],
+    drops: [],
+    errors: [],
+  };
+  const sums = Object.fromEntries(sumsOf({ story }, { begin: 1.5, end: 4.25 }));
+  assert.equal(sums["user speaks"], "750 ms");
+  assert.equal(sums["model is heard"], "1.75 s");
+  assert.equal(sums["both at once"], "250 ms");
+  assert.equal(sums["response delay"], "500 ms (1 answer)");
+  assert.equal(sums.units, "2: 2 speech");
+  assert.equal(sums["model’s words"], "2");
+  assert.equal(sums.errors, undefined);
+}
+
+function checkAddress() {
+  const place = { t: 12.4, unit: 12, turn: null, seq: null, range: { begin: 3.5, end: 9 } };
+  assert.equal(writeAddress(place), "#t=12.4&unit=12&range=3.5-9");
+  assert.deepEqual(readAddress(writeAddress(place)), place);
+  const nothing = { t: null, unit: null, turn: null, seq: null, range: null };
+  for (const hash of ["", "#", "#t=-1&unit=x&range=9-3", "#t=1e9&range=1-", "#%&&&=="])
+    assert.deepEqual(readAddress(hash), nothing);
+  assert.equal(neighboursOf({ protocol: "file:", pathname: "/api/recordings/a/view" }), null);
+  assert.equal(neighboursOf({ protocol: "https:", pathname: "/elsewhere/view" }), null);
+  const found = neighboursOf({ protocol: "https:", pathname: "/api/recordings/a/view" });
+  assert.equal(found.next, "/api/recordings/a/view?to=next");
+}
+
+/* A tone keeps its pitch, and lasts as long as it should. */
+function checkStretching() {
+  const rate = 16_000;
+  const tone = Float32Array.from({ length: rate }, (_, i) => Math.sin((2 * Math.PI * 200 * i) / rate));
+  for (const speed of [0.5, 1.5, 3]) {
+    const made = stretched(tone, rate, speed);
+    assert.equal(made.length, Math.round(rate / speed));
+    let crossings = 0;
+    for (let i = 1; i < made.length; i++) if (made[i - 1] < 0 && made[i] >= 0) crossings++;
+    assert.ok(Math.abs(crossings * speed - 200) < 8, `${speed}: ${crossings * speed} Hz`);
+    assert.ok(made.every((sample) => Math.abs(sample) <= 1.01));
+  }
+  assert.equal(stretched(tone, rate, 1), tone);
+}
+
 checkFormats();
+checkWhy();
+checkTranscript();
+checkSums();
+checkAddress();
+checkStretching();
 checkScale();
 checkPlaces();
 checkUnits();

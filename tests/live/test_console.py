@@ -347,6 +347,32 @@ def test_recordings_are_listed_and_removed(console: Console) -> None:
     assert set(console.tab.run(modes)) == {"chat"}
 
 
+def test_recordings_are_previewed_compared_and_searched(console: Console) -> None:
+    """What a session was about would be found by opening each."""
+    console.open("Recordings")
+    cell = "td[data-name='First words']"
+    texts = f'[...document.querySelectorAll("{cell}")].map((it) => it.textContent)'
+    console.tab.until(f"{texts}.some((it) => it.startsWith('No news is good news'))")
+    delays = "[...document.querySelectorAll('td[data-name=Delay]')].map((it) => it.textContent)"
+    console.tab.until(f"{delays}.some((it) => /^[0-9]+[.][0-9]{{2}} s$/.test(it))")
+    picked = "[...document.querySelectorAll('.pick input')].slice(0, 2)"
+    console.tab.run(f"{picked}.map((it) => it.click())")
+    console.tab.until("button('Compare') !== undefined", setup=BUTTON)
+    link = console.tab.run("button('Compare').getAttribute('href')")
+    page = request(console.server.address, link, headers={})
+    assert (page.status, b'"compared":{"name":' in page.body) == (200, True)
+    console.tab.run(
+        "s = document.querySelector('[placeholder=\"in what was said\"]'); s.value = 'no NEWS';"
+        "s.dispatchEvent(new Event('change'))"
+    )
+    console.tab.until(
+        "/searched, [0-9]+ shown/.test(document.querySelector('div.under').innerText)"
+    )
+    assert all("no news" in text.lower() for text in console.tab.run(texts))
+    found = console.tab.run(f"document.querySelector(\"{cell} a\").getAttribute('href')")
+    assert re.fullmatch(r"/api/recordings/[^/]+/view#t=[\d.]+", found)
+
+
 def test_an_operator_sees_the_queue_and_cancels_a_place(console: Console) -> None:
     """Who waits is shown, and a place is taken away by a click."""
     url = f"{console.server.url}?mode=audio"
@@ -363,12 +389,14 @@ def test_an_operator_sees_the_queue_and_cancels_a_place(console: Console) -> Non
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_fits_and_has_names(console: Console, page: str) -> None:
-    """Nothing is wider than the window, and all that can be used has a name for screen readers."""
+    """Nothing is wider than the window, and all can be used by keyboard and screen reader."""
     console.open(page)
     for width in WIDTHS:
         console.tab.resize(width, 800)
         assert console.tab.run("document.documentElement.scrollWidth") <= width, width
     console.tab.resize(1400, 900)
+    assert console.tab.barriers() == []
+    assert console.tab.beyond_tab() == []
     nodes = console.tab.call("Accessibility.getFullAXTree")["nodes"]
     nameless = [node for node in nodes if is_usable(node) and not node["name"].get("value")]
     assert nameless == []

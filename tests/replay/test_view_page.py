@@ -89,7 +89,8 @@ def test_tells_what_happened(video: Tab) -> None:
     lanes = video.run("[...document.querySelectorAll('.label')].map((each) => each.innerText)")
     names = [lane.split("\n")[0] for lane in lanes]
     assert names == [
-        *("Events", "User", "Video", "Model", "Words", "State", "Units", "Queue", "KV cache")
+        *("Events", "User", "Video", "Model", "Talk", "Words", "State", "Units", "Queue"),
+        "KV cache",
     ]
     assert video.run("document.querySelector('#row-count').innerText") == "109 records"
     painted = """(() => {
@@ -229,6 +230,108 @@ def test_shows_findings_in_place(tab: Tab, tmp_path: Path) -> None:
     assert tab.run("document.querySelector('#detail').innerText").startswith(finding.title)
 
 
+# -- what was said --------------------------------------------------------------------------------
+
+
+def test_words_are_read_searched_copied_and_lead_to_their_sound(video: Tab) -> None:
+    """What was said could be seen from afar only, a second at a time."""
+    words = "[...document.querySelectorAll('.passage .words')].map((it) => it.textContent)"
+    assert "unit 2 unit 3" in video.run(words)
+    video.key("f")
+    video.type("UNIT 3")
+    assert video.run("document.querySelector('#found').textContent") == "1 of 1"
+    assert video.run("CSS.highlights.get('chosen').values().next().value.toString()") == "unit 3"
+    said = video.run(f"{VIEW}.session.story.said")
+    assert video.run(f"{VIEW}.player.position") == pytest.approx(said[0]["begin"])
+    video.key("Escape")
+    copied = "document.execCommand = () => (window.copied = getSelection().toString(), true)"
+    video.run(copied)
+    video.run("document.querySelector('#copy').click()")
+    assert "] Model: unit 2 unit 3" in video.run("window.copied")
+    x, y = video.run(
+        """(() => {
+          const words = [...document.querySelectorAll('.words')];
+          const text = words.find((it) => it.textContent === 'unit 2 unit 3').firstChild;
+          const range = new Range();
+          range.setStart(text, 11);
+          range.setEnd(text, 12);
+          range.startContainer.parentElement.scrollIntoView();
+          const box = range.getBoundingClientRect();
+          return [box.x + 2, box.y + box.height / 2];
+        })()"""
+    )
+    video.click(x, y)
+    assert video.run(f"{VIEW}.player.position") == pytest.approx(said[1]["begin"])
+
+
+def test_a_part_is_summed_played_and_in_the_address(video: Tab) -> None:
+    """How long both spoke at once between two places would be added up by hand."""
+    sums = "document.querySelector('#sums').innerText"
+    assert "13: 9 listen" in video.run(sums)
+    _, y = place(video, "units", 1)
+    video.call("Input.dispatchKeyEvent", type="keyDown", key="Shift", modifiers=8)
+    for kind, at in (("mousePressed", 1), ("mouseMoved", 3.5), ("mouseReleased", 3.5)):
+        at_x = place(video, "units", at)[0]
+        video.mouse(kind, at_x, y, button="left", buttons=1, clickCount=1, modifiers=8)
+    video.call("Input.dispatchKeyEvent", type="keyUp", key="Shift")
+    begin, end = video.run(f"[{VIEW}.line.range.begin, {VIEW}.line.range.end]")
+    assert (begin, end) == (pytest.approx(1, abs=0.02), pytest.approx(3.5, abs=0.02))
+    assert "3: 1 listen, 2 speech" in video.run(sums)
+    video.until("location.hash.includes('range=')")
+    video.run(f"{VIEW}.player.setSpeed(3)")
+    video.run("document.querySelector('#range-play').click()")
+    video.until(f"{VIEW}.player.playing")
+    video.until(f"!{VIEW}.player.playing")
+    assert video.run(f"{VIEW}.player.position") == pytest.approx(end, abs=0.001)
+    video.run(f"{VIEW}.player.seek(5)")
+    video.key("]")
+    assert video.run(f"{VIEW}.line.range.end") == 5
+    video.key("Escape")
+    assert "The whole session" in video.run(sums)
+
+
+def test_an_address_leads_to_a_place(video: Tab) -> None:
+    """A place in a session could be told to others in words only."""
+    page = video.run("location.href.split('#')[0]")
+    video.open(f"{page}#unit=4&t=4.05&range=2-6")
+    video.until("document.querySelector('#detail h2').innerText === 'Unit 4'")
+    assert video.run(f"{VIEW}.player.position") == 4.05
+    assert video.run(f"{VIEW}.line.range") == {"begin": 2, "end": 6}
+    video.run("location.hash = '#t=1&unit=2'")
+    video.until("document.querySelector('#detail h2').innerText === 'Unit 2'")
+    assert video.run("document.querySelector('#neighbours').hidden") is True
+
+
+def test_plays_faster_at_its_own_pitch(video: Tab) -> None:
+    """Ten minutes would take ten minutes to hear, or sound like mice."""
+    video.run("s = document.querySelector('#speed'); s.value = '2'")
+    video.run(f"{VIEW}.player.seek(1)")
+    video.run("document.querySelector('#speed').dispatchEvent(new Event('change'))")
+    video.key("f")
+    video.key("Escape")
+    video.key(" ")
+    video.until(f"{VIEW}.player.playing && {VIEW}.player.position > 1.2")
+    speed = video.run(
+        f"""(async () => {{
+          const {{ player }} = {VIEW};
+          const [at, now] = [player.position, player.context.currentTime];
+          await new Promise((done) => setTimeout(done, 400));
+          return (player.position - at) / (player.context.currentTime - now);
+        }})()"""
+    )
+    video.key(" ")
+    assert speed == pytest.approx(2, abs=0.01)
+    lengths = video.run(
+        f"""(async () => {{
+          const {{ player }} = {VIEW};
+          const piece = player.pieces[0];
+          return [(await player.decode(piece)).duration, piece.end - piece.begin + piece.lead];
+        }})()"""
+    )
+    assert lengths[0] == pytest.approx(lengths[1] / 2, abs=0.01)
+    assert video.logged == []
+
+
 def test_hostile_text_is_text(tab: Tab, hostile_log: Path, tmp_path: Path) -> None:
     """Whoever talks to a server could run a script where its operator looks."""
     show(tab, write_page(hostile_log, tmp_path))
@@ -258,6 +361,8 @@ def test_other_sessions_and_windows(
         tab.key(key)
     too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert tab.run(too_wide) == 0
+    assert tab.barriers() == []
+    assert tab.beyond_tab() == []
     assert tab.logged == []
     tab.resize(1280, 860)
 

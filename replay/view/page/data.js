@@ -90,9 +90,12 @@ function seconds(ns) {
   return ns === null || ns === undefined ? null : ns / NS_PER_S;
 }
 
-function unitOf(unit) {
+function unitOf(unit, { forced_units, near_tie_logits }) {
   return {
     ...unit,
+    margin: unit.margin ?? null,
+    isFirst: unit.index < forced_units,
+    isNearTie: (unit.margin ?? Infinity) < near_tie_logits,
     arrived: seconds(unit.arrived_ns),
     started: seconds(unit.started_ns),
     done: seconds(unit.done_ns),
@@ -110,6 +113,25 @@ function turnOf(turn) {
   };
 }
 
+function talkOf({ user, model, overlaps, turns, barge_ins }) {
+  const stretch = ([begin, end]) => ({ begin: begin / NS_PER_S, end: end / NS_PER_S });
+  return {
+    user: user.map(stretch),
+    model: model.map(stretch),
+    overlaps: overlaps.map(stretch),
+    turns: turns.map(({ begin_ns, end_ns, delay_ns, answer_ns, is_silent }) => ({
+      ...stretch([begin_ns, end_ns]),
+      delay: seconds(delay_ns),
+      answer: seconds(answer_ns),
+      is_silent,
+    })),
+    barge_ins: barge_ins.map(({ begin_ns, end_ns, is_yielded_to }) => ({
+      ...stretch([begin_ns, end_ns]),
+      is_yielded_to,
+    })),
+  };
+}
+
 function lineOf(points) {
   return points.map(([at_ns, ...values]) => [at_ns / NS_PER_S, ...values]);
 }
@@ -118,7 +140,7 @@ function storyOf(told) {
   return {
     ...told,
     duration: told.duration_ns / NS_PER_S,
-    units: told.units.map(unitOf),
+    units: told.units.map((unit) => unitOf(unit, told)),
     turns: told.turns.map(turnOf),
     states: told.states.map(([name, at_ns]) => ({ name, at: at_ns / NS_PER_S })),
     drops: told.drops.map((drop) => ({ ...drop, at: drop.at_ns / NS_PER_S })),
@@ -137,6 +159,7 @@ function storyOf(told) {
       seq,
       fields,
     })),
+    talk: told.talk === null ? null : talkOf(told.talk),
     waiting: lineOf(told.waiting),
     queue: lineOf(told.queue),
     kv: lineOf(told.kv),

@@ -19,6 +19,7 @@ import {
   writeFitted,
 } from "./paint.js";
 import { happeningsOf, marksLane } from "./happenings.js";
+import { talkLane } from "./talk.js";
 import { turnsLane, unitsLane } from "./units.js";
 import { picturesLane, waveLane, wordsLane } from "./voices.js";
 
@@ -31,6 +32,7 @@ export function lanesOf(session) {
     waveLane("user", "User", sounds.user),
     pictures.length ? picturesLane(session) : null,
     waveLane("model", "Model", sounds.model),
+    story.talk ? talkLane(story) : null,
     wordsLane(story.said),
     statesLane(session),
     story.turns.length ? turnsLane(story) : null,

@@ -1,5 +1,6 @@
 /* The page: puts its parts together, and hears the keyboard. */
 
+import { neighboursOf, readAddress, writeAddress } from "./address.js";
 import { lastBefore, readSession, rowAt } from "./data.js";
 import { clock } from "./format.js";
 import { lanesOf } from "./lanes.js";
@@ -7,10 +8,15 @@ import { Player } from "./player.js";
 import { RecordList } from "./list.js";
 import { showRecord, showSession, showThing, showTurn, showUnit } from "./detail.js";
 import { showHeader } from "./header.js";
+import { Sums } from "./sums.js";
 import { TimeLine } from "./timeline.js";
+import { Transcript } from "./transcript.js";
 
 const FOLLOW_SPAN_S = 12;
 const ZOOM_STEP = 1.5;
+/** A part that is shorter is a slip of the hand. */
+const RANGE_S_MIN = 0.05;
+const ADDRESS_MS = 250;
 
 class View {
   constructor(page, session) {
@@ -29,19 +35,28 @@ class View {
       seek: (time) => this.player.seek(time),
       choose: (thing, time) => this.choose(thing, time),
       looked: () => this.looked(),
+      marked: (range) => this.mark(range),
     };
+    this.chosen = {};
+    this.sums = new Sums(page, session);
+    this.transcript = new Transcript(page, session, {
+      seek: (time) => this.goTo(time),
+      range: () => this.line.range,
+    });
     this.line = new TimeLine(page, session, lanesOf(session), this.player, on);
     page.querySelector("#length").textContent = clock(session.end, 1);
     showHeader(page, session);
     showSession(this.detail, session);
     this.bind();
     this.moved();
+    this.goToAddress();
   }
 
   // -- choosing ----------------------------------------------------------------------------------
 
   /** A row was chosen: show it, and where it is on the time line. */
   chooseRow(row) {
+    this.chosen = { seq: row.seq };
     this.list.select(row);
     this.line.selected = { at: row.at };
     this.line.scale.reveal(row.at, 0.4);
@@ -54,6 +69,8 @@ class View {
   choose(thing, time) {
     this.player.seek(thing ? Math.max(thing.at, 0) : time);
     const at = thing ? thing.at : time;
+    this.chosen = { unit: thing?.unit?.index, turn: thing?.turn?.index };
+    this.keepAddress();
     const row =
       thing && thing.seq !== null ? rowAt(this.session.rows, thing.seq) : this.rowBefore(at);
     this.line.selected = thing ? { at } : null;
@@ -95,19 +112,78 @@ class View {
     this.line.scale.reveal(next.at, 0.4);
   }
 
-  stepUnit(direction) {
+  /** The units, or in a chat the turns, as what can be chosen. */
+  get things() {
     const { units, turns } = this.session.story;
-    const things = units.length
-      ? units.map((unit) => ({
-          title: "",
-          lines: [],
-          at: unit.started,
-          seq: unit.seq ?? null,
-          unit,
-        }))
-      : turns.map((turn) => ({ title: "", lines: [], at: turn.started, seq: null, turn }));
+    const of = (name, it) => ({
+      title: "",
+      lines: [],
+      at: it.started,
+      seq: it.seq ?? null,
+      [name]: it,
+    });
+    return units.length ? units.map((it) => of("unit", it)) : turns.map((it) => of("turn", it));
+  }
+
+  stepUnit(direction) {
+    const { things } = this;
     if (things.length) this.step(things, direction);
     else this.player.seek(this.player.position + direction);
+  }
+
+  /** Go to a time, and show it. */
+  goTo(time) {
+    this.chosen = {};
+    this.player.seek(time);
+    this.line.scale.reveal(time, 0.4);
+    this.line.draw();
+  }
+
+  // -- a part, and the address -------------------------------------------------------------------
+
+  /** Select a part; null selects none. */
+  mark(range) {
+    const begin = Math.max(0, range?.begin ?? 0);
+    const end = Math.min(this.session.end, range?.end ?? 0);
+    this.line.range = end - begin >= RANGE_S_MIN ? { begin, end } : null;
+    this.sums.show(this.line.range);
+    this.line.draw();
+    this.keepAddress();
+  }
+
+  /* One end of the part is where playing is; the other stays, or is that of the session. */
+  markEnd(end) {
+    const now = this.player.position;
+    const { range } = this.line;
+    const other = range?.[end === "begin" ? "end" : "begin"];
+    if (end === "begin") this.mark({ begin: now, end: other > now ? other : this.session.end });
+    else this.mark({ begin: other < now ? other : 0, end: now });
+  }
+
+  /** Put the place into the page's address, a moment later; not while it plays. */
+  keepAddress() {
+    clearTimeout(this.keeping);
+    this.keeping = setTimeout(() => {
+      if (this.player.playing) return;
+      const { unit = null, turn = null, seq = null } = this.chosen;
+      const address = writeAddress({ t: this.player.position, unit, turn, seq, range: this.line.range });
+      if (address !== location.hash) history.replaceState(null, "", address);
+    }, ADDRESS_MS);
+  }
+
+  /** Go to the place of the page's address. */
+  goToAddress() {
+    const { t, unit, turn, seq, range } = readAddress(location.hash);
+    const thing = this.things.find(
+      (it) => it.unit?.index === (unit ?? -1) || it.turn?.index === (turn ?? -1),
+    );
+    const row = seq === null ? null : rowAt(this.session.rows, seq);
+    if (thing) this.choose(thing, thing.at);
+    else if (row) this.chooseRow(row);
+    if (range) this.mark(range);
+    if (t !== null) this.player.seek(t);
+    if (thing || row || range || t !== null)
+      this.line.scale.reveal(range?.begin ?? this.player.position, 0.4);
   }
 
   // -- playing -----------------------------------------------------------------------------------
@@ -120,6 +196,7 @@ class View {
     const failure = this.page.querySelector("#failure");
     failure.hidden = this.player.failed === null;
     failure.textContent = this.player.failed ?? "";
+    this.keepAddress();
     this.tick();
   }
 
@@ -129,11 +206,12 @@ class View {
     this.overview.setAttribute("aria-valuenow", now.toFixed(1));
     this.overview.setAttribute("aria-valuetext", clock(now, 1));
     this.showPicture(now);
+    this.transcript.follow(now, this.player.playing);
     this.line.draw();
     if (!this.player.playing) return;
     this.follows ||= this.isSeen(now);
     if (this.follows) this.line.scale.reveal(now, 0.1);
-    if (now >= this.player.end) this.player.pause();
+    if (now >= this.player.limit) this.player.pause();
     else if (!this.ticking) {
       this.ticking = true;
       requestAnimationFrame(() => {
@@ -196,6 +274,14 @@ class View {
     click("#fit", () => this.fit());
     click("#show-help", () => help.showModal());
     click("#close-help", () => help.close());
+    click("#range-begin", () => this.markEnd("begin"));
+    click("#range-end", () => this.markEnd("end"));
+    click("#range-clear", () => this.mark(null));
+    click("#range-play", () => this.player.playPart(this.line.range));
+    const speed = this.page.querySelector("#speed");
+    speed.addEventListener("change", () => this.player.setSpeed(Number(speed.value)));
+    window.addEventListener("hashchange", () => this.goToAddress());
+    this.showNeighbours();
     this.overview.setAttribute("aria-valuemax", this.session.end.toFixed(1));
     this.keys = {
       " ": () => this.toggle(),
@@ -210,13 +296,26 @@ class View {
       n: () => this.step(this.line.happenings, 1),
       N: () => this.step(this.line.happenings, -1),
       "/": () => this.list.input.focus(),
+      f: () => this.transcript.input.focus(),
+      "[": () => this.markEnd("begin"),
+      "]": () => this.markEnd("end"),
       "?": () => help.showModal(),
       Escape: () => this.clear(),
     };
     this.page.addEventListener("keydown", (event) => this.pressed(event));
   }
 
+  /* The sessions before and after, where a server shows this one. */
+  showNeighbours() {
+    const found = neighboursOf(location);
+    this.page.querySelector("#neighbours").hidden = found === null;
+    if (found === null) return;
+    for (const name of ["previous", "next"]) this.page.querySelector(`#${name}`).href = found[name];
+  }
+
   clear() {
+    this.chosen = {};
+    this.mark(null);
     this.line.selected = null;
     this.list.select(null);
     showSession(this.detail, this.session);
@@ -231,8 +330,8 @@ class View {
       if (event.key === "Escape") this.leaveFilter();
       return;
     }
-    const isButton = target instanceof HTMLButtonElement || target.tagName === "SUMMARY";
-    if (event.key === " " && isButton) return;
+    if (target.matches("input, select, textarea")) return;
+    if (event.key === " " && target.matches("button, summary, a")) return;
     const action = this.keys[event.key];
     if (!action) return;
     event.preventDefault();

@@ -6,6 +6,7 @@
  */
 
 import { bytesOf } from "./data.js";
+import { stretched } from "./stretch.js";
 
 const AHEAD_S = 8;
 const LOOK_MS = 1000;
@@ -22,6 +23,8 @@ export class Player {
     this.playing = false;
     this.failed = null;
     this.at = 0;
+    this.speed = 1;
+    this.until = null;
     this.context = null;
     this.gains = {};
     this.sources = new Map();
@@ -33,7 +36,12 @@ export class Player {
   get position() {
     if (!this.playing) return this.at;
     const played = Math.max(0, this.context.currentTime - this.started);
-    return Math.min(this.end, this.at + played);
+    return Math.min(this.limit, this.at + this.speed * played);
+  }
+
+  /** Where playing stops: at the end of the part that is played, or of the session. */
+  get limit() {
+    return this.until ?? this.end;
   }
 
   toggle() {
@@ -45,7 +53,7 @@ export class Player {
   async play() {
     if (this.playing) return;
     this.open();
-    if (this.at >= this.end - 0.01) this.at = 0;
+    if (this.at >= this.limit - 0.01) this.at = 0;
     await this.context.resume();
     if (this.playing) return;
     this.playing = true;
@@ -60,14 +68,33 @@ export class Player {
     if (!this.playing) return;
     this.at = this.position;
     this.playing = false;
+    this.until = null;
     clearInterval(this.timer);
     this.silence();
     this.changed();
   }
 
+  /** Play a part, and stop at its end. */
+  playPart({ begin, end }) {
+    this.pause();
+    this.seek(begin);
+    this.until = end;
+    return this.play();
+  }
+
+  /** Play slower or faster, at the same pitch, from where it is. */
+  setSpeed(speed) {
+    const { until, position } = this;
+    this.speed = speed;
+    this.decoded.clear();
+    this.seek(position);
+    this.until = until;
+  }
+
   /** Go to a place, playing or not. */
   seek(time) {
     const wasPlaying = this.playing;
+    this.until = null;
     this.at = Math.min(this.end, Math.max(0, time));
     if (wasPlaying) {
       this.silence();
@@ -104,7 +131,7 @@ export class Player {
   /** Schedule what will be heard soon, and end at the end. */
   look() {
     const now = this.position;
-    if (now >= this.end) {
+    if (now >= this.limit) {
       this.pause();
       return;
     }
@@ -127,24 +154,35 @@ export class Player {
       return;
     }
     if (!this.playing || this.run !== run) return;
-    const begins = this.started + (piece.begin - this.at);
+    const { speed } = this;
+    const begins = this.started + (piece.begin - this.at) / speed;
     const late = Math.max(0, this.context.currentTime - begins);
-    const length = piece.end - piece.begin - late;
+    const length = (Math.min(piece.end, this.limit) - piece.begin) / speed - late;
     if (length <= 0) return;
     const source = this.context.createBufferSource();
     source.buffer = buffer;
     source.connect(this.gains[piece.voice]);
-    source.start(begins + late, piece.lead + late, length);
+    source.start(begins + late, piece.lead / speed + late, length);
     this.sources.set(piece, source);
   }
 
-  /** The samples of a piece; the last few that were asked for are kept. */
+  /** The samples of a piece at this speed; the last few that were asked for are kept. */
   decode(piece) {
     const known = this.decoded.get(piece);
     this.decoded.delete(piece);
-    const found = known ?? this.context.decodeAudioData(bytesOf(piece.opus).buffer);
+    const found = known ?? this.samplesOf(piece);
     this.decoded.set(piece, found);
     if (this.decoded.size > DECODED_MAX) this.decoded.delete(this.decoded.keys().next().value);
     return found;
+  }
+
+  async samplesOf(piece) {
+    const { speed } = this;
+    const buffer = await this.context.decodeAudioData(bytesOf(piece.opus).buffer);
+    if (speed === 1) return buffer;
+    const samples = stretched(buffer.getChannelData(0), buffer.sampleRate, speed);
+    const made = this.context.createBuffer(1, Math.max(1, samples.length), buffer.sampleRate);
+    made.copyToChannel(samples, 0);
+    return made;
   }
 }

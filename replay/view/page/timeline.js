@@ -14,7 +14,8 @@ const CLICK_PX = 4;
 const REACH_PX = 7;
 
 export class TimeLine {
-  /** `on` is told: `seek(time)`, `choose(thing, time)`, and `looked()` when the view was moved. */
+  /** `on` is told: `seek(time)`, `choose(thing, time)`, `looked()` when the view was moved, and
+   * `marked(range)` when a part was selected. */
   constructor(page, session, lanes, player, on) {
     this.session = session;
     this.lanes = lanes;
@@ -26,6 +27,7 @@ export class TimeLine {
     this.overview = page.querySelector("#overview");
     this.tip = page.querySelector("#tip");
     this.selected = null;
+    this.range = null;
     this.pointer = null;
     this.pointers = new Map();
     this.frames = [];
@@ -127,6 +129,7 @@ export class TimeLine {
       lane.draw({ context, scale, theme, top: lane.top, height: lane.height });
       context.restore();
     }
+    if (this.range) this.drawRange(context);
     for (const finding of this.happenings) {
       if (finding.kind === "finding")
         this.drawLine(context, finding.at, theme.finding, 1.5, RULER_PX);
@@ -158,6 +161,16 @@ export class TimeLine {
     if (x < -2 || x > this.scale.width + 2) return;
     context.fillStyle = colour;
     context.fillRect(x - width / 2, top, width, this.height - top);
+  }
+
+  drawRange(context) {
+    const { scale, theme, range } = this;
+    const left = scale.x(range.begin);
+    const right = scale.x(range.end);
+    context.fillStyle = faded(theme.user, 0.13);
+    context.fillRect(left, 0, right - left, this.height);
+    this.drawLine(context, range.begin, theme.user, 1.5, 0);
+    this.drawLine(context, range.end, theme.user, 1.5, 0);
   }
 
   drawHead(context) {
@@ -271,9 +284,10 @@ export class TimeLine {
       ...place,
       from: place,
       dragged: false,
-      scrubs: place.y < RULER_PX,
+      scrubs: place.y < RULER_PX && !event.shiftKey,
+      marks: event.shiftKey,
     });
-    if (place.y < RULER_PX) this.on.seek(this.scale.time(place.x));
+    if (place.y < RULER_PX && !event.shiftKey) this.on.seek(this.scale.time(place.x));
   }
 
   move(event) {
@@ -286,11 +300,18 @@ export class TimeLine {
     if (Math.abs(place.x - held.from.x) > CLICK_PX) held.dragged = true;
     if (this.pointers.size === 2) this.pinch(event.pointerId, place);
     else if (held.scrubs) this.on.seek(this.scale.time(place.x));
+    else if (held.marks) this.markPart(held.from.x, place.x);
     else if (held.dragged) this.scale.pan(held.x - place.x);
-    if (!held.scrubs && held.dragged) this.on.looked();
+    if (!held.scrubs && !held.marks && held.dragged) this.on.looked();
     Object.assign(held, place);
     this.hover(held.dragged ? null : place);
     this.draw();
+  }
+
+  /* Shift and drag: from one pixel to another. */
+  markPart(from, to) {
+    const [begin, end] = [from, to].sort((a, b) => a - b).map((x) => this.scale.time(x));
+    this.on.marked({ begin, end });
   }
 
   /* Two fingers: what is under each of them stays there. */

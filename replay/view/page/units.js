@@ -42,8 +42,20 @@ export function stagesOf(unit) {
   return stages;
 }
 
+/** Why the model listened or spoke, as far as the log says; null where it does not. */
+export function whyOf({ outcome, forced, isFirst, margin, isNearTie }) {
+  if (!["listen", "speech", "withheld"].includes(outcome)) return null;
+  if (forced) return "it had to listen: its client, or speech that was found, asked for it";
+  if (isFirst) return "it had to listen, as in the first seconds of each session";
+  if (!margin) return null;
+  const won = outcome === "listen" ? "listening" : "speaking";
+  const logits = `${won} won by ${margin.toFixed(2)} logits`;
+  return isNearTie ? `${logits}: nearly the other way` : logits;
+}
+
 /** A unit in lines, for people. */
 export function unitLines(unit) {
+  const why = whyOf(unit);
   const lines = stagesOf(unit).map(([name, seconds]) => `${name} ${span(seconds)}`);
   if (unit.done !== null) {
     const left = deadlineOf(unit) - unit.done;
@@ -51,6 +63,7 @@ export function unitLines(unit) {
       left >= 0 ? `${span(left)} before its deadline` : `${span(-left)} after its deadline`,
     );
   }
+  if (why) lines.push(why);
   if (unit.cut) lines.push(`cut at ${unit.cut.stage}, step ${unit.cut.step}`);
   if (unit.kv_length !== null) lines.push(`${count(unit.kv_length)} tokens`);
   if (unit.text) lines.push(`“${unit.text.trim()}”`);

@@ -1,17 +1,18 @@
-"""`antiphon talk`: send a sound file to a server in real time, and read its answer.
+"""`antiphon talk`: speak to a server, by a sound file or a microphone, and read its answer.
 
 The command reads and checks files before it connects, chooses how the conversation is shown
 (`view`), holds it (`session`), and writes the reply. Ctrl-C ends it politely if the server is
 quick, and a second one at once. The reply so far is written if the file is new; an existing reply
 is replaced only after a conversation that came to its end.
 
-It plays nothing on a loudspeaker and records nothing from a microphone.
+With `--mic` it records and plays (`devices`); else it plays nothing.
 """
 
 from __future__ import annotations
 
 import signal
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,8 @@ from ...client import terminal
 from ...client.background import background
 from ...media.audio import AudioFileError, read_wav, write_wav
 from ..interrupts import run
-from .session import Plan, cut_units, talk
+from .devices import Aloud, Devices
+from .session import Observer, Plan, cut_units, talk
 from .tally import Tally
 from .view import JsonView, LineView, LiveView, View, summarize
 
@@ -39,7 +41,8 @@ SILENCE_S: Final = 10
 
 
 @click.command("talk")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--mic", is_flag=True, help="Speak into the microphone, and hear the answer.")
 @terminal.url_option
 @terminal.key_option
 @click.option(
@@ -53,7 +56,8 @@ SILENCE_S: Final = 10
 @click.option(
     "--reply",
     type=click.Path(path_type=Path),
-    help="Where the model's speech goes [default: FILE's name with .reply.wav, in this folder].",
+    help="Where the model's speech goes [default: FILE's name with .reply.wav, in this folder; "
+    "nowhere with --mic].",
 )
 @click.option(
     "--wait-s",
@@ -70,7 +74,8 @@ SILENCE_S: Final = 10
 @terminal.json_option
 def talk_command(
     *,
-    file: Path,
+    file: Path | None,
+    mic: bool,
     url: str,
     key: str | None,
     mode: Mode | None,
@@ -82,18 +87,22 @@ def talk_command(
     fast: bool,
     as_json: bool,
 ) -> None:
-    """Say FILE to a server in real time, and hear what it answers.
+    """Say FILE, or what you say, to a server in real time, and hear what it answers.
 
     FILE is a WAV of any rate; it is sent as it would be spoken, a second each second. After it
     comes silence, until the model has answered and listens again. The model's words are shown as
     they come; its voice is written as one WAV file (mono, 24 kHz): all it said, one reply after
     the other, without the pauses between them. The file is empty when the model said nothing.
 
+    With --mic you speak into the default microphone and hear the model, until Ctrl-C. Use
+    headphones: there is no echo cancellation. It needs antiphon[mic].
+
     \b
     Example:
       antiphon serve                          in one terminal
       antiphon talk question.wav              in another
       antiphon talk question.wav --frame photo.jpg --instructions "be brief"
+      antiphon talk --mic
       antiphon talk question.wav --json --fast | jq -r 'select(.type == "summary").text'
 
     \b
@@ -106,29 +115,40 @@ def talk_command(
     mode = mode or ("audio" if frame is None else "video")
     if frame is not None and mode == "audio":
         raise terminal.UnusableError("--frame: there is nothing to see with --mode audio")
+    if (file is None) is not mic or (mic and fast):
+        raise click.UsageError("either FILE or --mic is needed; --fast is for a FILE")
+    devices = Devices() if mic else None
     plan = Plan(
-        units=read_speech(file),
+        units=() if file is None else read_speech(file),
         instructions=instructions,
         frame=None if frame is None else read_frame(frame),
         silence_s_max=wait_s,
         fast=fast,
+        microphone=devices,
     )
-    reply = reply or Path(f"{file.stem}.reply.wav")
+    reply = reply if file is None else reply or Path(f"{file.stem}.reply.wav")
     _check(file, reply, url, mode)
     tally = Tally()
-    view = _choose_view(as_json, tally, f"{file.name} to {url}", len(plan.units))
+    view = _choose_view(as_json, tally, file, url, len(plan.units))
     started_s = time.monotonic()
-    talking = partial(_talk, url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally)
-    with view:
+    heard = view if devices is None else Aloud(view, devices)
+    talking = partial(_talk, url, plan, heard, mode=mode, dialect=dialect, key=key, tally=tally)
+    with devices or nullcontext(), view:
         is_interrupted = run(talking)
-    elapsed_s = time.monotonic() - started_s
-    written = _write_reply(tally, reply)
-    answered = plan.is_answered(tally)
-    view.end(summarize(tally, answered=answered, elapsed_s=elapsed_s, reply=written))
+    if is_interrupted and mic:  # which is how it ends
+        is_interrupted, tally.failure = False, None
+    _conclude(view, plan, tally, time.monotonic() - started_s, reply)
     if is_interrupted:
         raise KeyboardInterrupt
     if tally.failure is not None:
         raise click.ClickException(tally.failure)
+
+
+def _conclude(view: View, plan: Plan, tally: Tally, elapsed_s: float, reply: Path | None) -> None:
+    """Write the reply, if it is wanted, and show the sums."""
+    written = None if reply is None else _write_reply(tally, reply)
+    answered = plan.is_answered(tally)
+    view.end(summarize(tally, answered=answered, elapsed_s=elapsed_s, reply=written))
 
 
 def read_speech(path: Path) -> tuple[bytes, ...]:
@@ -145,24 +165,31 @@ def read_frame(path: Path) -> bytes:
         return data
 
 
-def _check(file: Path, reply: Path, url: str, mode: Mode) -> None:
+def _check(file: Path | None, reply: Path | None, url: str, mode: Mode) -> None:
     """Check before the conversation for errors that would come after it."""
     terminal.check_url(url, mode)
+    if reply is None:
+        return
     if not reply.parent.is_dir():
         raise terminal.UnusableError(f"--reply: there is no folder {reply.parent}")
-    if reply.is_dir() or (reply.exists() and reply.samefile(file)):
+    if reply.is_dir() or (reply.exists() and file and reply.samefile(file)):
         raise terminal.UnusableError(f"--reply: {reply} would be overwritten")
 
 
-def _choose_view(as_json: bool, tally: Tally, title: str, file_s: int) -> View:
+def _choose_view(as_json: bool, tally: Tally, file: Path | None, url: str, file_s: int) -> View:
     if as_json:
         return JsonView()
     console = Console()
-    return LiveView(console, tally, title, file_s) if console.is_terminal else LineView(console)
+    if file is None:
+        console.print("Speak; Ctrl-C ends it. Use headphones, or the model hears itself.")
+        return LineView(console, listens=False)
+    if not console.is_terminal:
+        return LineView(console)
+    return LiveView(console, tally, f"{file.name} to {url}", file_s)
 
 
 async def _talk(
-    url: str, plan: Plan, view: View, *, mode: Mode, dialect: str, key: str | None, tally: Tally
+    url: str, plan: Plan, view: Observer, *, mode: Mode, dialect: str, key: str | None, tally: Tally
 ) -> bool:
     """Talk until Ctrl-C, which ends it politely; return whether there was one."""
     stop = anyio.Event()

@@ -36,6 +36,8 @@ from ...client.resuming import Reconnected, Reconnecting
 from ...client.session import ClientSession, connect
 from .tally import UNIT_ID, Happening, Tally
 
+LOOK_S: Final = 0.02
+"""How often a microphone is looked at; its seconds are sent so much later at most."""
 CLOSE_REASON: Final = "user_stop"
 """As 001's example has it."""
 CLOSED_WAIT_S: Final = 10.0
@@ -44,6 +46,16 @@ ANSWER_WAIT_S: Final = 30.0
 """How long to wait for a unit without a clock (`fast`): thirty times its usual time."""
 SOUND_LEVEL_MIN: Final = 0.01
 """A second whose loudest sample is below -40 dB of full scale counts as silent."""
+
+
+class Microphone(Protocol):
+    """Sound as it is spoken."""
+
+    def forget(self) -> None:
+        """Drop what was heard so far."""
+
+    def second(self) -> bytes | None:
+        """Take the next second, float32 LE, 16 kHz mono; None before it is over."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,13 +67,15 @@ class Plan:
         frame: a JPEG for each second, in mode=video.
         silence_s_max: whole seconds of silence after the file, at most.
         fast: send a second as soon as the one before it was answered, not in real time.
+        microphone: what is said in place of a file, until the conversation is stopped.
     """
 
-    units: tuple[bytes, ...]
+    units: tuple[bytes, ...] = ()
     instructions: str = ""
     frame: bytes | None = None
     silence_s_max: int = 10
     fast: bool = False
+    microphone: Microphone | None = None
 
     @cached_property
     def last_sound(self) -> int:
@@ -233,7 +247,7 @@ class _Conversation:
     async def _send(self) -> None:
         with suppress(SessionClosedError):  # the receiver is told, too, and knows more
             await self._until(lambda: self._session.can_append or self._is_over())
-            await self._say()
+            await (self._say() if self._plan.microphone is None else self._say_live())
             if self._session.connection.gate is not Gate.CLOSED:
                 await self._session.close(CLOSE_REASON)
         self._patience.deadline = anyio.current_time() + CLOSED_WAIT_S
@@ -247,9 +261,24 @@ class _Conversation:
             if self._is_over() or number == count:
                 return
             unit = self._plan.units[number] if number < len(self._plan.units) else silence
-            self._tally.sent(self._clock())
-            self._observer.sent(number, self._clock(), has_sound=has_sound(unit))
-            await self._session.append(self._append(number, unit))
+            await self._send_second(number, unit)
+
+    async def _say_live(self) -> None:
+        microphone, number = self._plan.microphone, 0
+        assert microphone is not None
+        microphone.forget()  # what was said while the session was not there yet
+        while not self._is_over():
+            unit = microphone.second()
+            if unit is None:
+                await self._until(self._is_over, anyio.current_time() + LOOK_S)
+                continue
+            await self._send_second(number, unit)
+            number += 1
+
+    async def _send_second(self, number: int, unit: bytes) -> None:
+        self._tally.sent(self._clock())
+        self._observer.sent(number, self._clock(), has_sound=has_sound(unit))
+        await self._session.append(self._append(number, unit))
 
     def _append(self, number: int, unit: bytes) -> Append:
         names_units = self._session.dialect == "realtime"  # 000 has no field for an id
@@ -288,10 +317,11 @@ class _Conversation:
         """Whether all is sent: stopped, ended by the server, or answered."""
         tally = self._tally
         listens_again = tally.last_listen > tally.last_speech
+        is_file = self._plan.microphone is None
         heard_out = tally.last_listen >= len(self._plan.units) - 1
         return (
             self._stopped
             or tally.is_hopeless
             or self._session.connection.gate is Gate.CLOSED
-            or (heard_out and listens_again and self._plan.is_answered(tally))
+            or (is_file and heard_out and listens_again and self._plan.is_answered(tally))
         )

@@ -3,7 +3,7 @@
 import { AntiphonError, connect, encodeBase64, SessionClosedError } from "../antiphon.js";
 import { Speaker } from "../speaker.js";
 import { askJson, connection, sentence, url } from "./api.js";
-import { check, field, fill, h, notice, select } from "./dom.js";
+import { check, field, fill, h, notice, select, spoken } from "./dom.js";
 import { settingsForm } from "./settings.js";
 
 /** A message of chat may have 96 MiB, and base64 takes a third more than its bytes. */
@@ -97,6 +97,7 @@ class ChatPage {
     this.element = h(
       "section",
       { class: "narrow", "aria-label": "Chat" },
+      spoken("Chat", "h1"),
       this.#empty,
       this.#messages,
       this.#notice.element,

@@ -30,6 +30,9 @@ export function field(label, input, note) {
   );
 }
 
+/** A text for screen readers only. @param {string} text @param {string} [tag] */
+export const spoken = (text, tag = "span") => h(tag, { class: "spoken" }, text);
+
 /** A switch with its label. @param {string} label @param {Record<string, any>} properties */
 export function check(label, properties) {
   const input = h("input", { type: "checkbox", ...properties });

@@ -1,10 +1,12 @@
 // Recordings: a table of the sessions that were recorded, to open, to keep and to remove.
 
 import { ApiError, ask, askJson, key, save } from "./api.js";
-import { duration, field, fill, h, notice, select, size, when } from "./dom.js";
+import { Digests, firstWords, passageWith } from "./digests.js";
+import { duration, field, fill, h, notice, select, size, spoken, when } from "./dom.js";
 import { endedHow } from "./words.js";
 
 const PAGE = 50;
+const NUMBERS = new Set(["Length", "Size", "Delay", "Dropped"]);
 const DAY_MS = 86_400_000;
 /** @type {[string, string][]} */
 const MODES = [
@@ -48,6 +50,15 @@ class RecordingsPage {
     spellcheck: false,
     onchange: () => this.load(),
   });
+  #text = h("input", {
+    type: "search",
+    placeholder: "in what was said",
+    autocomplete: "off",
+    onchange: () => this.load(),
+  });
+  #digests = new Digests();
+  /** @type {Map<string, string>} the ids of the two that are selected, with their names */ #selected = new Map();
+  #compare = h("p", { class: "row under", hidden: true, role: "status" });
   #owner = h("input", { type: "search", autocomplete: "off", spellcheck: false, onchange: () => this.load() });
   #rows = h("tbody", {});
   #count = h("p", { class: "soft small", role: "status" });
@@ -56,6 +67,11 @@ class RecordingsPage {
   #next = "";
   #asked = 0;
   #shown = 0;
+  #read = 0;
+  #seen = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) if (isIntersecting) this.#preview(target);
+  });
+  /** @type {WeakMap<Element, any>} */ #recordings = new WeakMap();
 
   /** @param {import("./main.js").App} app */
   constructor(app) {
@@ -66,12 +82,14 @@ class RecordingsPage {
       "Mode",
       own.is_admin && own.is_needed && "Owner",
       "Length",
-      "Content",
+      recording.has_views && "First words",
+      recording.has_views && "Delay",
+      recording.has_views && "Dropped",
       "Ended",
       "Size",
     ].filter(Boolean);
     const heading = (/** @type {any} */ name) =>
-      h("th", { scope: "col", class: name === "Length" || name === "Size" ? "number" : undefined }, name);
+      h("th", { scope: "col", class: NUMBERS.has(name) ? "number" : undefined }, name);
     this.element = h(
       "section",
       { "aria-label": "Recordings" },
@@ -84,6 +102,7 @@ class RecordingsPage {
         field("Since", this.#since),
         own.is_admin && own.is_needed && field("Owner", this.#owner),
         field("Session", this.#session),
+        recording.has_views && field("Words", this.#text),
         h("button", { type: "button", onclick: () => this.load() }, "Refresh"),
       ),
       this.#notice.element,
@@ -96,11 +115,18 @@ class RecordingsPage {
           h(
             "thead",
             {},
-            h("tr", {}, ...names.map(heading), h("th", { scope: "col", "aria-label": "Actions" })),
+            h(
+              "tr",
+              {},
+              recording.has_views && h("th", { scope: "col" }, spoken("Compare")),
+              ...names.map(heading),
+              h("th", { scope: "col" }, spoken("Actions")),
+            ),
           ),
           this.#rows,
         ),
       ),
+      this.#compare,
       h("div", { class: "row under" }, this.#count, this.#more),
       recording.has_views &&
         key.get() &&
@@ -118,6 +144,8 @@ class RecordingsPage {
   }
 
   load() {
+    this.#selected.clear();
+    this.#offerComparison();
     return this.#load("");
   }
 
@@ -134,45 +162,136 @@ class RecordingsPage {
     };
     for (const [name, value] of Object.entries(wanted)) if (value) query.set(name, value);
     if (this.#since.value) query.set("since_ms", String(Date.now() - Number(this.#since.value) * DAY_MS));
+    const text = this.#text.value.trim();
+    if (!after) [this.#shown, this.#read] = [0, 0];
     try {
       const { recordings, next } = await askJson(`/api/recordings?${query}`);
       if (asked !== this.#asked) return; // a later question was asked meanwhile
-      const rows = recordings.map((/** @type {any} */ it) => this.#row(it));
-      if (after) this.#rows.append(...rows);
-      else
-        fill(
-          this.#rows,
-          ...(rows.length
-            ? rows
-            : [h("tr", {}, h("td", { class: "nothing wide", colSpan: 9 }, "There are no such recordings."))]),
-        );
-      this.#shown = (after ? this.#shown : 0) + rows.length;
+      if (!after) fill(this.#rows);
       this.#next = next ?? "";
       this.#more.hidden = !next;
-      this.#count.textContent = this.#shown ? `${this.#shown} shown${next ? ", and there are more" : ""}.` : "";
       this.#notice.say("");
+      await (text ? this.#search(recordings, text, asked) : this.#list(recordings));
+      if (asked === this.#asked) this.#tell(text ? `${this.#read} searched, ` : "");
     } catch (error) {
       if (asked === this.#asked) this.#notice.say(/** @type {ApiError} */ (error).message);
     }
   }
 
-  /** @param {any} it a recording */
-  #row(it) {
+  /** @param {any[]} recordings */
+  #list(recordings) {
+    this.#shown += recordings.length;
+    this.#rows.append(...recordings.map((it) => this.#row(it)));
+  }
+
+  /** Read one recording after the other, and show those with the text. @param {any[]} recordings @param {string} text @param {number} asked */
+  async #search(recordings, text, asked) {
+    for (const it of recordings) {
+      const digest = await this.#digests.of(it, () => asked === this.#asked);
+      if (asked !== this.#asked) return;
+      this.#read += 1;
+      const found = digest && passageWith(digest, text);
+      if (found) {
+        this.#shown += 1;
+        this.#rows.append(this.#row(it, found));
+      }
+      this.#count.textContent = `${this.#read} searched, ${this.#shown} found…`;
+    }
+  }
+
+  /** @param {string} before */
+  #tell(before) {
+    if (!this.#shown)
+      fill(
+        this.#rows,
+        h("tr", {}, h("td", { class: "nothing wide", colSpan: 11 }, "There are no such recordings.")),
+      );
+    const more = this.#next ? ", and there are more" : "";
+    this.#count.textContent = this.#shown || before ? `${before}${this.#shown} shown${more}.` : "";
+  }
+
+  /** @param {any} it a recording @param {{atMs: number, text: string} | null} [found] what was searched for */
+  #row(it, found = null) {
     const { key: own, recording } = this.#app.facts;
     const cell = (/** @type {string} */ name, /** @type {string} */ text, kind = "") =>
       h("td", { class: kind || undefined, "data-name": name }, text);
     const tone = { open: "good", crashed: "bad", unreadable: "bad" }[/** @type {string} */ (it.state)] ?? "";
-    return h(
+    const told = recording.has_views ? [this.#words(it, found), cell("Delay", "", "number"), cell("Dropped", "", "number")] : [];
+    const row = h(
       "tr",
       {},
+      recording.has_views && h("td", { class: "pick" }, this.#picker(it)),
       h("td", { "data-name": "Began", title: it.recording_id }, it.began_ms === null ? "–" : when(it.began_ms)),
       cell("Mode", it.mode ?? "–"),
       own.is_admin && own.is_needed && cell("Owner", it.owner || "–"),
-      cell("Length", it.duration_ms === null ? "–" : duration(it.duration_ms), "number"),
-      cell("Content", content(it)),
+      h(
+        "td",
+        { "data-name": "Length", class: "number", title: content(it) },
+        it.duration_ms === null ? "–" : duration(it.duration_ms),
+      ),
+      ...told,
       h("td", { "data-name": "Ended", class: tone || undefined }, endedHow(it)),
       cell("Size", size(it.file_bytes), "number"),
       h("td", { class: "actions" }, ...this.#actions(it, recording.has_views, own.is_admin)),
+    );
+    this.#recordings.set(row, it);
+    if (recording.has_views && it.state !== "unreadable") this.#seen.observe(row);
+    return row;
+  }
+
+  /** @param {any} it @param {{atMs: number, text: string} | null} found */
+  #words(it, found) {
+    const link = found && {
+      href: `/api/recordings/${encodeURIComponent(it.recording_id)}/view#t=${found.atMs / 1000}`,
+      target: "_blank",
+      rel: "noopener",
+    };
+    return h("td", { "data-name": "First words", class: "words wide" }, link && h("a", link, found?.text ?? ""));
+  }
+
+  /** Read what a row lacks, while it is in view. @param {Element} row */
+  async #preview(row) {
+    this.#seen.unobserve(row);
+    const wants = () => row.isConnected && !this.element.hidden && this.#recordings.has(row);
+    const digest = await this.#digests.of(this.#recordings.get(row), wants);
+    if (!digest) return void (row.isConnected && this.element.hidden && this.#seen.observe(row)); // later
+    const { response_delay: delay, chat_response_delay: waited, word_delay: late, dropped_units: dropped } = digest.measures;
+    const put = (/** @type {string} */ name, /** @type {string} */ text) => {
+      const cell = row.querySelector(`[data-name="${name}"]`);
+      if (cell && !cell.textContent) cell.textContent = text;
+    };
+    const shown = delay ?? waited ?? late;
+    put("First words", firstWords(digest) || "–");
+    put("Delay", shown === undefined ? "–" : `${shown.toFixed(2)} s`);
+    put("Dropped", dropped === undefined ? "–" : `${dropped} s`);
+  }
+
+  /** @param {any} it */
+  #picker(it) {
+    const name = it.began_ms === null ? it.recording_id : when(it.began_ms);
+    return h("input", {
+      type: "checkbox",
+      "aria-label": `Select the recording of ${name}, to compare`,
+      disabled: it.state === "unreadable",
+      onchange: (/** @type {Event} */ event) => {
+        if (/** @type {HTMLInputElement} */ (event.target).checked) this.#selected.set(it.recording_id, name);
+        else this.#selected.delete(it.recording_id);
+        this.#offerComparison();
+      },
+    });
+  }
+
+  /** Two that are selected can be compared. */
+  #offerComparison() {
+    const [first, second, more] = [...this.#selected];
+    this.#compare.hidden = !first;
+    if (!first) return;
+    if (!second || more) return fill(this.#compare, second ? "Select two to compare." : "Select another one to compare.");
+    const path = `/api/recordings/${encodeURIComponent(first[0])}/view?diff=${encodeURIComponent(second[0])}`;
+    fill(
+      this.#compare,
+      h("a", { class: "button", href: path, target: "_blank", rel: "noopener" }, "Compare"),
+      h("span", { class: "soft" }, `${first[1]} with ${second[1]}`),
     );
   }
 
@@ -236,13 +355,18 @@ class RecordingsPage {
       return void button.addEventListener("blur", () => (button.textContent = "Delete"), { once: true });
     }
     button.disabled = true;
+    const row = /** @type {Element} */ (button.closest("tr"));
+    const recording = this.#recordings.get(row);
+    this.#recordings.delete(row); // it is read no more
+    await this.#digests.reading;
     try {
       await ask(path, { method: "DELETE" });
-      button.closest("tr")?.remove();
+      row.remove();
       this.#shown -= 1;
       this.#count.textContent = `Deleted. ${this.#shown} shown.`;
     } catch (error) {
       button.disabled = false;
+      this.#recordings.set(row, recording);
       this.#notice.say(/** @type {ApiError} */ (error).message);
     }
   }

@@ -1,9 +1,12 @@
 // Server: how it stands, for its operators: sessions, the queue, workers, and what was refused.
 
 import { ApiError, ask, askJson } from "./api.js";
-import { duration, fill, h, notice, size } from "./dom.js";
+import { duration, fill, h, notice, size, spoken } from "./dom.js";
 
+const SVG = "http://www.w3.org/2000/svg";
 const LOOK_MS = 2000;
+/** Points of a chart: the last two minutes. */
+const POINTS_MAX = 60;
 
 /** @param {import("./main.js").App} app @returns {import("./main.js").Page} */
 export function serverPage(app) {
@@ -19,6 +22,7 @@ class ServerPage {
   #workers = table("Workers", ["Worker", "State", "Slots in use", "Age", ""]);
   #refused = h("p", { class: "soft" });
   #notice = notice("bad");
+  /** @type {Map<string, number[]>} */ #past = new Map();
   #timer = 0;
   #isShown = false;
 
@@ -80,7 +84,7 @@ class ServerPage {
     );
     const tokens = sessions.reduce((/** @type {number} */ sum, /** @type {any} */ it) => sum + it.kv_tokens, 0);
     const tiles = [
-      ["Sessions", sessions.length, ""],
+      ["Sessions", sessions.length, "", sessions.length],
       [
         "Free slots",
         slots ? slots.free : "–",
@@ -88,23 +92,51 @@ class ServerPage {
           ? `of ${slots.slots}${slots.condemned ? `, ${slots.condemned} condemned` : ""}`
           : "the model loads",
       ],
-      ["Waiting", status.queue_length, `at most ${status.max_queue_size}`],
-      ["Connections", status.connections, ""],
-      ["Dropped seconds", dropped, "of the sessions that run"],
-      ["KV tokens", tokens.toLocaleString(), ""],
+      ["Waiting", status.queue_length, `at most ${status.max_queue_size}`, status.queue_length],
+      ["Connections", status.connections, "", status.connections],
+      ["Dropped seconds", dropped, "of the sessions that run", dropped],
+      ["KV tokens", tokens.toLocaleString(), "", tokens],
       ["Recorded", size(status.recorder.file_bytes ?? 0), "since the start"],
       ["Up", duration(1000 * status.uptime_s), `version ${status.version}`],
     ];
     fill(
       this.#tiles,
-      ...tiles.map(([name, value, note]) =>
-        h("div", {}, h("dt", {}, name), h("dd", {}, String(value), note && h("small", {}, note))),
+      ...tiles.map(([name, value, note, amount]) =>
+        h(
+          "div",
+          {},
+          h("dt", {}, name),
+          h("dd", {}, String(value), note && h("small", {}, note), amount !== undefined && this.#chart(name, amount)),
+        ),
       ),
     );
     const denied = Object.entries(status.denied).filter(([, count]) => count);
     this.#refused.textContent = denied.length
       ? `Denied requests: ${denied.map(([reason, count]) => `${count} ${reason.replaceAll("_", " ")}`).join(", ")}.`
       : "";
+  }
+
+  /** A line of the last two minutes, while this page is shown. @param {string} name @param {number} amount */
+  #chart(name, amount) {
+    const past = this.#past.get(name) ?? [];
+    this.#past.set(name, past);
+    past.push(amount);
+    if (past.length > POINTS_MAX) past.shift();
+    const most = Math.max(1, ...past);
+    const points = past.map((value, i) => `${POINTS_MAX - past.length + i},${20 - (18 * value) / most}`);
+    const chart = document.createElementNS(SVG, "svg");
+    const line = document.createElementNS(SVG, "polyline");
+    for (const [key, value] of [
+      ["class", "chart"],
+      ["viewBox", `0 0 ${POINTS_MAX - 1} 21`],
+      ["preserveAspectRatio", "none"],
+      ["role", "img"],
+      ["aria-label", `${name} in the last two minutes: at most ${most === 1 ? Math.max(...past) : most}`],
+    ])
+      chart.setAttribute(key, value);
+    line.setAttribute("points", points.join(" "));
+    chart.append(line);
+    return chart;
   }
 
   /** @param {any} ticket */
@@ -191,7 +223,7 @@ function table(name, columns) {
   const head = h(
     "tr",
     {},
-    ...columns.map((column) => h("th", { scope: "col", "aria-label": column || "Actions" }, column)),
+    ...columns.map((column) => h("th", { scope: "col" }, column || spoken("Actions"))),
   );
   const none = h("p", { class: "soft small" }, "None now.");
   const shown = h("div", { class: "scroll" }, h("table", { class: "cards" }, h("thead", {}, head), body));

@@ -123,14 +123,10 @@ export class Measures {
       "dl",
       { class: "measures", "aria-label": "Measures" },
       ...rows.map(([id, name, note]) => {
-        this.#values[id] = h("dd", {}, "–");
-        return h(
-          "div",
-          { title: note },
-          h("dt", {}, name),
-          this.#values[id],
-          id === "kv" && h("div", { class: "gauge" }, this.#kv),
-        );
+        const value = h(id === "kv" ? "span" : "dd", {}, "–");
+        this.#values[id] = value;
+        const shown = id === "kv" ? h("dd", {}, value, h("div", { class: "gauge" }, this.#kv)) : value;
+        return h("div", { title: note }, h("dt", {}, name), shown);
       }),
     );
   }

@@ -3,7 +3,7 @@
 import { AntiphonError, connect } from "../antiphon.js";
 import { DeviceError, Microphone } from "../microphone.js";
 import { connection, sentence, url } from "./api.js";
-import { fill, h, notice, select } from "./dom.js";
+import { fill, h, notice, select, spoken } from "./dom.js";
 
 const RATE = 16_000;
 /** Sound of a file goes out so fast: ten times as fast as it was spoken, in pieces of a second. */
@@ -68,6 +68,7 @@ class TranscribePage {
     this.element = h(
       "section",
       { class: "narrow", "aria-label": "Transcribe" },
+      spoken("Transcribe", "h1"),
       h(
         "div",
         { class: "card stack" },

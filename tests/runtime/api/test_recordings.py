@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.api.ranges import part_of
 from runtime.api.recordings import TAILS_PER_KEY_MAX, Recordings
+from tests.golden import FOLDER
 from tests.helpers import append_frame, close_frame, init_frame
 from tests.live.servers import LiveServer, live_server
 from tests.recorder.test_listing import HEAD, write_log
@@ -37,7 +40,7 @@ KEYS = {"anna": "antiphon_anna", "bert": "antiphon_bert", "root": "antiphon_root
 QUESTION = '{"type":"input.append","input":{"messages":[{"role":"user","content":"who are you?"}]}}'
 ONE = "/api/recordings/of-bert"
 SESSION = "/api/sessions/of-bert"
-OF_ONE = (ONE, f"{ONE}/log", f"{ONE}/live", f"{ONE}/view")
+OF_ONE = (ONE, f"{ONE}/log", f"{ONE}/live", f"{ONE}/view", f"{ONE}/digest")
 OF_ONE += (f"{SESSION}/recording", f"{SESSION}/view")
 OF_ONE += ("/v1/live/sessions/of-bert/content",)
 TRICKS = (
@@ -474,6 +477,44 @@ def test_a_page_of_a_recording_can_do_nothing_here(shop: Shop) -> None:
     assert "default-src 'none'" in policy
     assert "sandbox allow-scripts" in policy
     assert "allow-same-origin" not in policy
+
+
+def test_a_page_leads_to_the_sessions_around_it(shop: Shop) -> None:
+    """One would go back to the list for each, or be led to what another key's session is."""
+    views = [f"/api/recordings/{name}/view" for name in shop.ids() if name != "junk"]
+    for newer, older in pairwise(views):
+        for page, to, expected in ((newer, "previous", older), (older, "next", newer)):
+            answer = shop.ask(f"{page}?to={to}")
+            assert (answer.status, answer.headers["location"]) == (303, expected)
+    assert shop.ask(f"{views[0]}?to=next").status == 404
+    assert shop.ask(f"{ONE}/view?to=previous", "bert").status == 404
+    assert shop.ask(f"{ONE}/view?to=sideways", "bert").status == 400
+
+
+def test_a_page_shows_where_another_session_differs(shop: Shop) -> None:
+    """What another key's session holds could be learnt from the differences to one's own."""
+    answer = shop.ask(f"{ONE}/view?diff=of-anna")
+    assert answer.status == 200
+    assert b'"compared":{"name":"of-anna"' in answer.body
+    assert shop.ask(f"{ONE}/view?diff=of-anna", "bert").status == 404
+    assert shop.ask(f"{ONE}/view?diff=junk").status == 422
+
+
+def test_a_digest_has_words_and_measures(shop: Shop) -> None:
+    """A list would show when sessions were, and not what they were about."""
+    log = shop.folder / "spoken.session.zst"
+    shutil.copy(FOLDER / "v1-realtime-chat.session.zst", log)
+    answer = shop.ask("/api/recordings/spoken/digest")
+    log.unlink()
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    texts = [(it["voice"], it["text"]) for it in answer.said["said"]]
+    assert texts[0] == ("user", "hello")
+    assert texts[1][1].startswith("turn 0: hello")
+    assert ("user", "what is it?") in texts
+    assert "chat_response_delay" in answer.said["measures"]
+    assert [it["at_ms"] for it in answer.said["said"]] == sorted(
+        it["at_ms"] for it in answer.said["said"]
+    )
 
 
 def test_a_server_that_records_nothing_has_no_recordings() -> None:

@@ -35,6 +35,7 @@ WAIT_S = 20
 PIECES = 40
 PAGE = "/api/recordings/one/view"
 SOUND = "/v1/live/sessions/one/content"
+DIGEST = "/api/recordings/one/digest"
 HEAD = b"RIFF"
 
 
@@ -93,6 +94,7 @@ class Shop:
                 media_type="audio/wav",
                 too_long=(TooLongError,),
             ),
+            "digest": Viewer(pieces_of=self._page_of, media_type="application/json"),
         }
         self.is_too_long = False
         self._app = make_app(lambda: "ready", Recordings(folder, viewers.__getitem__).routes())
@@ -181,6 +183,23 @@ async def test_one_client_leaves_a_place_for_making(folder: Path) -> None:
             visit.takes.set()
     assert (first.status, second.status) == (200, 200)
     assert (await shop.answer("anna")).status == 200
+
+
+async def test_a_digest_is_made_by_itself_and_holds_no_page_up(folder: Path) -> None:
+    """A list that is looked at would keep its user from opening what is in it."""
+    shop, digest, page = Shop(folder, piece_bytes=1000), Visit(), Visit()
+    shop.goes_on = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(shop.ask, digest, "anna", path=DIGEST))
+        await shop.begun.acquire()
+        assert (await shop.answer("bert", path=DIGEST)).status == 503
+        tasks.start_soon(shop.ask, page, "anna")
+        await shop.begun.acquire()
+        shop.goes_on.set()
+        for visit in (digest, page):
+            visit.takes.set()
+    assert (digest.status, page.status) == (200, 200)
+    assert (await shop.answer("bert", path=DIGEST)).status == 200
 
 
 async def test_without_keys_an_address_counts_as_one(folder: Path) -> None:
