@@ -18,7 +18,7 @@ EVIDENCE := docs/evidence
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench docs docs-pictures soak
+.PHONY: help setup demo test lint bench docs docs-pictures dist soak
 
 help:
 	@echo 'make setup   make .venv and install Antiphon and its tools into it'
@@ -27,6 +27,7 @@ help:
 	@echo 'make lint    check style, formatting and types'
 	@echo 'make bench   measure, and print the numbers as JSON'
 	@echo 'make docs    build the site of the documentation (ARGS="--repository URL" for links to files)'
+	@echo 'make dist    make the packages for Python and npm, in dist/'
 	@echo 'make soak    run for long, and keep the numbers under $(EVIDENCE)/'
 	@echo 'PYTHON=...   which Python (3.11 or later) makes .venv'
 
@@ -59,6 +60,15 @@ docs: $(INSTALLED)
 docs-pictures: $(INSTALLED)
 	@$(BIN)/python -m tests.pictures
 
+# The same sources make the same bytes: every file in a package has the time of the last commit. npm
+# is asked for only where it is; its package has no file that is built.
+dist: $(INSTALLED)
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 1700000000) \
+		$(BIN)/python -m hatchling build -t wheel -t sdist -d dist
+	@if command -v npm >/dev/null; then cd runtime/web && npm pack --silent --pack-destination ../../dist; \
+		else echo 'there is no npm: no package for JavaScript'; fi
+
 soak: $(WITH_RAY)
 	@mkdir -p $(EVIDENCE)
 	@$(BIN)/python -m tests.soak $(ARGS)
@@ -75,6 +85,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak_clients
 	@$(BIN)/python -m tests.soak_assessed
 	@$(BIN)/python -m tests.soak_folder
+	@$(BIN)/python -m tests.soak_install
 	@$(BIN)/python -m tests.law
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis

@@ -1,4 +1,4 @@
-"""Antiphon's client, under the distribution's own name: `import antiphon`.
+"""Antiphon's public names: the client, streaming input, and recordings. `import antiphon`.
 
     url = "ws://127.0.0.1:8006"
     async with antiphon.connect(url, mode="audio", instructions="Be brief.") as session:
@@ -19,72 +19,150 @@
                 break                          # the session would wait for the next one
             print(event.text if isinstance(event, antiphon.TranscriptDelta) else "", end="")
 
-It runs on asyncio and on trio. One task sends and one receives. Every error is an
+The client runs on asyncio and on trio. One task sends and one receives. Every error is an
 `antiphon.ClientError`.
 
-It only re-exports from `protocol` and `runtime`, under the name that users install. It is a
-package, because a single module cannot tell type checkers that it is typed (PEP 561).
+    with antiphon.LogReader(path) as log:      # a pathlib.Path, or the bytes of a log
+        told = antiphon.inspect_log(log.head.fields, log)
+    with antiphon.LogReader(path) as log:
+        report = antiphon.replay_log(log)      # without the model
+    print(told.end.reason, report.divergence)
+
+Every error of a log is an `antiphon.RecorderError`.
+
+It only re-exports from the four packages, under the name that users install, and loads each part
+when it is first used. Streaming input and models need the extra `server`.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from typing import Final
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
-from protocol.values.errors import ErrorCode, ProtocolError
-from protocol.values.messages import (
-    Closed,
-    Created,
-    Delta,
-    ErrorReport,
-    GoingAway,
-    Interrupted,
-    Listen,
-    Metrics,
-    Paused,
-    Prefilled,
-    QueuePlace,
-    Response,
-    Resumed,
-    Speech,
-    TranscriptDelta,
-    TranscriptDone,
-)
-from protocol.values.model import DuplexConfig
-from protocol.values.requests import (
-    Append,
-    AudioPart,
-    ChatMessage,
-    ImagePart,
-    Init,
-    ReferenceAudio,
-    SpeechRequest,
-    TextPart,
-    VideoPart,
-    VoiceName,
-)
-from protocol.values.tools import Tool, ToolCall, ToolResult
-from protocol.values.turn import ChatConfig
-from runtime.client.chat import Answer, ChatSession, called, message, returned, tool
-from runtime.client.duplex import DuplexSession, Event
-from runtime.client.errors import (
-    AddressError,
-    CannotConnectError,
-    ClientError,
-    HandshakeRejectedError,
-    LocalProtocolError,
-    RemoteProtocolError,
-    ReportedError,
-    SessionClosedError,
-    SessionRefusedError,
-)
-from runtime.client.resuming import Reconnected, Reconnecting
-from runtime.client.sdk import connect, transcribe
-from runtime.client.session import ClientSession
-from runtime.client.session import connect as connect_raw
-from runtime.client.transcription import TranscriptEvent, TranscriptionSession
+if TYPE_CHECKING:
+    from protocol.values.errors import ErrorCode, ProtocolError
+    from protocol.values.messages import (
+        Closed,
+        Created,
+        Delta,
+        ErrorReport,
+        GoingAway,
+        Interrupted,
+        Listen,
+        Metrics,
+        Paused,
+        Prefilled,
+        QueuePlace,
+        Response,
+        Resumed,
+        Speech,
+        TranscriptDelta,
+        TranscriptDone,
+    )
+    from protocol.values.model import DuplexConfig
+    from protocol.values.requests import (
+        Append,
+        AudioPart,
+        ChatMessage,
+        ImagePart,
+        Init,
+        ReferenceAudio,
+        SpeechRequest,
+        TextPart,
+        VideoPart,
+        VoiceName,
+    )
+    from protocol.values.tools import Tool, ToolCall, ToolResult
+    from protocol.values.turn import ChatConfig
+    from recorder.format.errors import LogDamaged, RecorderError, Unreadable
+    from recorder.format.records import Record
+    from recorder.read.reader import LogReader
+    from recorder.read.reader import read as read_log
+    from recorder.read.scan import Damage
+    from recorder.read.verify import Report as VerifyReport
+    from recorder.read.verify import verify as verify_log
+    from replay.diff.compare import compare as compare_logs
+    from replay.diff.report import DiffReport
+    from replay.eval.evaluate import measure_log
+    from replay.export.writing import export as export_log
+    from replay.rerun.logic import replay as replay_log
+    from replay.rerun.report import ReplayReport
+    from replay.story.inspect import inspect as inspect_log
+    from replay.story.inspection import Inspection
+    from runtime.client.chat import Answer, ChatSession, called, message, returned, tool
+    from runtime.client.duplex import DuplexSession, Event
+    from runtime.client.errors import (
+        AddressError,
+        CannotConnectError,
+        ClientError,
+        HandshakeRejectedError,
+        LocalProtocolError,
+        RemoteProtocolError,
+        ReportedError,
+        SessionClosedError,
+        SessionRefusedError,
+    )
+    from runtime.client.resuming import Reconnected, Reconnecting
+    from runtime.client.sdk import connect, transcribe
+    from runtime.client.session import ClientSession
+    from runtime.client.session import connect as connect_raw
+    from runtime.client.transcription import TranscriptEvent, TranscriptionSession
+    from runtime.model.models import load_backend, load_backend_async
+    from runtime.streaming import SamplingParams, Streaming, StreamingInput, StreamingOutput
 
-__version__: Final = version("antiphon")
+    __version__: str
+
+_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "protocol.values.errors": "ErrorCode ProtocolError",
+        "protocol.values.messages": (
+            "Closed Created Delta ErrorReport GoingAway Interrupted Listen Metrics Paused "
+            "Prefilled QueuePlace Response Resumed Speech TranscriptDelta TranscriptDone"
+        ),
+        "protocol.values.model": "DuplexConfig",
+        "protocol.values.requests": (
+            "Append AudioPart ChatMessage ImagePart Init ReferenceAudio SpeechRequest TextPart "
+            "VideoPart VoiceName"
+        ),
+        "protocol.values.tools": "Tool ToolCall ToolResult",
+        "protocol.values.turn": "ChatConfig",
+        "recorder.format.errors": "LogDamaged RecorderError Unreadable",
+        "recorder.format.records": "Record",
+        "recorder.read.reader": "LogReader read:read_log",
+        "recorder.read.scan": "Damage",
+        "recorder.read.verify": "Report:VerifyReport verify:verify_log",
+        "replay.diff.compare": "compare:compare_logs",
+        "replay.diff.report": "DiffReport",
+        "replay.eval.evaluate": "measure_log",
+        "replay.export.writing": "export:export_log",
+        "replay.rerun.logic": "replay:replay_log",
+        "replay.rerun.report": "ReplayReport",
+        "replay.story.inspect": "inspect:inspect_log",
+        "replay.story.inspection": "Inspection",
+        "runtime.client.chat": "Answer ChatSession called message returned tool",
+        "runtime.client.duplex": "DuplexSession Event",
+        "runtime.client.errors": (
+            "AddressError CannotConnectError ClientError HandshakeRejectedError LocalProtocolError "
+            "RemoteProtocolError ReportedError SessionClosedError SessionRefusedError"
+        ),
+        "runtime.client.resuming": "Reconnected Reconnecting",
+        "runtime.client.sdk": "connect transcribe",
+        "runtime.client.session": "ClientSession connect:connect_raw",
+        "runtime.client.transcription": "TranscriptEvent TranscriptionSession",
+        "runtime.model.models": "load_backend load_backend_async",
+        "runtime.streaming": "SamplingParams Streaming StreamingInput StreamingOutput",
+    }
+)
+"""The public names by their module, as the imports above have them; `name:public_name`."""
+_PLACES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        pair.rpartition(":")[2]: (module, pair.partition(":")[0])
+        for module, names in _NAMES.items()
+        for pair in names.split()
+    }
+)
 
 __all__ = [
     "AddressError",
@@ -99,7 +177,9 @@ __all__ = [
     "ClientSession",
     "Closed",
     "Created",
+    "Damage",
     "Delta",
+    "DiffReport",
     "DuplexConfig",
     "DuplexSession",
     "ErrorCode",
@@ -109,9 +189,12 @@ __all__ = [
     "HandshakeRejectedError",
     "ImagePart",
     "Init",
+    "Inspection",
     "Interrupted",
     "Listen",
     "LocalProtocolError",
+    "LogDamaged",
+    "LogReader",
     "Metrics",
     "Paused",
     "Prefilled",
@@ -119,15 +202,22 @@ __all__ = [
     "QueuePlace",
     "Reconnected",
     "Reconnecting",
+    "Record",
+    "RecorderError",
     "ReferenceAudio",
     "RemoteProtocolError",
+    "ReplayReport",
     "ReportedError",
     "Response",
     "Resumed",
+    "SamplingParams",
     "SessionClosedError",
     "SessionRefusedError",
     "Speech",
     "SpeechRequest",
+    "Streaming",
+    "StreamingInput",
+    "StreamingOutput",
     "TextPart",
     "Tool",
     "ToolCall",
@@ -136,14 +226,56 @@ __all__ = [
     "TranscriptDone",
     "TranscriptEvent",
     "TranscriptionSession",
+    "Unreadable",
+    "VerifyReport",
     "VideoPart",
     "VoiceName",
     "__version__",
     "called",
+    "compare_logs",
     "connect",
     "connect_raw",
+    "export_log",
+    "inspect_log",
+    "load_backend",
+    "load_backend_async",
+    "measure_log",
     "message",
+    "read_log",
+    "replay_log",
     "returned",
     "tool",
     "transcribe",
+    "verify_log",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name (PEP 562); `ImportError`: it needs an extra that is not installed."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        found: Any = version("antiphon")
+    elif name in _PLACES:
+        module, attribute = _PLACES[name]
+        found = getattr(_loaded(module, name), attribute)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def _loaded(module: str, name: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        from runtime.settings.extras import what_is_missing
+
+        missing = what_is_missing(error)
+        if missing is None:
+            raise
+        raise ImportError(f"antiphon.{name} {missing}") from error
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,4 +1,4 @@
-"""The commands `antiphon replay`, `verify` and `inspect`; see `commands` for the rules."""
+"""The commands `antiphon replay` and `inspect`; see `commands` for the rules."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import click
-from cattrs import unstructure
 
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
 from runtime.commands.interrupts import run
 from runtime.model.backends.base import Backend
 
@@ -38,7 +36,6 @@ from .shared.commands import (
     UnusableError,
     finish,
     opened_log,
-    reading,
     records_of,
 )
 from .shared.progress import Watch, calls_of, progress, size_of
@@ -127,25 +124,6 @@ def replay_command(
     lines = summary_lines(outcomes, time.perf_counter() - began)
     body = [outcome_json(outcome) for outcome in outcomes]
     finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
-
-
-@click.command("verify")
-@_LOG
-@_JSON
-def verify_command(log: Path, as_json: bool) -> None:
-    """Check that LOG is as written: every checksum, the chain, its end and seek table.
-
-    \b
-    Exit codes:
-      0  intact; `state: open` means that its end is still missing: it is being written, or its
-         server was killed, and nothing that a client saw is lost
-      1  damaged
-      2  no session record is left, or there is no such file
-    """  # noqa: D301 - click takes a backspace to keep the lines
-    with reading(log):
-        report = verify(log)
-    body = {"log": str(log), "exit_code": report.exit_code, **unstructure(report)}
-    finish(body, text.verify_lines(report), as_json=as_json, exit_code=report.exit_code)
 
 
 @click.command("inspect")

@@ -25,6 +25,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from .commands.interrupts import is_interrupt
+from .settings.extras import what_is_missing
 
 if TYPE_CHECKING:
     from .api.views import Viewer, ViewName
@@ -92,7 +93,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
             "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
         },
         "Keep recordings": {
-            "verify": ("replay.cli:verify_command", "Check a log's integrity."),
+            "verify": ("replay.library.verify:verify_command", "Check a log's integrity."),
             "recover": (
                 "replay.library.recover:recover_command",
                 "Make a damaged log sound again.",
@@ -170,6 +171,12 @@ class Choice(click.Choice[str]):
         return text.removesuffix(".") + nearest(str(value), self.choices)
 
 
+class NotInstalledError(click.ClickException):
+    """A command needs an extra of the distribution."""
+
+    exit_code = 2
+
+
 class UntoldError(click.ClickException):
     """The result could not be printed."""
 
@@ -188,14 +195,14 @@ class LazyGroup(click.Group):
         """Command names, in the order of the help."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a command; None for an unknown name."""
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None for an unknown name; `NotInstalledError`."""
         if cmd_name not in COMMANDS:
             return None
         from .net.memory import importing
 
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        with importing():
+        with importing(), _extras(ctx, cmd_name):
             command = cast("click.Command", getattr(import_module(module), attribute))
         _refine(command)
         return command
@@ -209,7 +216,7 @@ class LazyGroup(click.Group):
         """Run a command, and report an interrupt or a lost stdout."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a log can hold lone surrogates
-        with _broken_off():
+        with _broken_off(), _extras(ctx):
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -250,6 +257,19 @@ def _refine(command: click.Command) -> None:
     if isinstance(command, click.Group):
         for within in command.commands.values():
             _refine(within)
+
+
+@contextmanager
+def _extras(ctx: click.Context, command: str | None = None) -> Iterator[None]:
+    """Say which extra a command, or the one that runs, lacks: `NotInstalledError`."""
+    try:
+        yield
+    except (ModuleNotFoundError, BaseExceptionGroup) as error:
+        missing = what_is_missing(error)
+        if missing is None:
+            raise
+        name = command or ctx.invoked_subcommand
+        raise NotInstalledError(f"antiphon {name} {missing}") from error
 
 
 @contextmanager

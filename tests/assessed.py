@@ -27,7 +27,8 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
-from replay.assess.run import Mode, Run, Task, run_model
+from replay.assess.run import run_model
+from replay.assess.task import Mode, Run, Task
 from replay.shared.progress import unwatched
 from runtime.model.backends.base import Backend
 from runtime.model.backends.forcing import Forced, ForcedResult

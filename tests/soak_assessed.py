@@ -30,7 +30,8 @@ import torch
 from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
 from replay.assess.baseline import of_measured
-from replay.assess.run import MODES, Mode, Task, run_model
+from replay.assess.run import run_model
+from replay.assess.task import MODES, Mode, Task
 from replay.eval.evaluate import sum_up
 from replay.eval.paired import verdict_of
 from replay.eval.table import MEASURES

@@ -6,11 +6,12 @@ import json
 import shutil
 import subprocess
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.packed import VERSION
 
 WEB: Final = Path(__file__).parents[1] / "runtime" / "web"
 NPM: Final = shutil.which("npm")
@@ -109,4 +110,4 @@ def test_a_program_is_checked_against_the_types(tmp_path: Path) -> None:
 
 def test_the_package_has_the_version_of_the_server() -> None:
     """A client's author could not tell which server it belongs to."""
-    assert json.loads((WEB / "package.json").read_text())["version"] == version("antiphon")
+    assert json.loads((WEB / "package.json").read_text())["version"] == VERSION

@@ -32,10 +32,10 @@ from ..shared.commands import UnusableError, print_all, print_json
 from ..shared.progress import calls_of, progress, size_of
 from ..shared.recordings import LogType
 from .baseline import as_recorded, is_of_logs, of_logs, of_measured
-from .run import MODES, Measured, Mode, Run, Task, run_model
 from .suite import read_suite
 from .suite_judging import Judged, judged_closed, judged_open, junit_of_cases, lines_of_cases
 from .suite_making import write_suite
+from .task import MODES, Measured, Mode, Run, Task
 
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
@@ -81,6 +81,8 @@ class Asked:
 
     def run(self, model: str, found: list[Path]) -> Run:
         """Run a model on logs."""
+        from .run import run_model  # what forks sessions needs the server
+
         task = Task(
             mode=self.mode,
             model=model,

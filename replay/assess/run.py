@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import anyio
 import attrs
 
 from recorder.format.errors import LogDamaged, RecorderError
-from runtime.measures.measure import Scores
-from runtime.model.backends.base import Backend, BackendError, BackendGone, BackendInfo, Closes
+from runtime.model.backends.base import Backend, BackendError, BackendGone, Closes
 
 from ..eval.evaluate import Result, Row
 from ..fork.values import CannotForkError
@@ -28,10 +27,8 @@ from .kept import Kept
 from .opening import run_open
 from .recording import Recording, SkippedError, look_at
 from .slots import OnSlot
+from .task import Measured, Run, Task
 
-Mode = Literal["closed", "open", "forced"]
-MODES: Final[tuple[Mode, ...]] = ("closed", "open", "forced")
-Measured = tuple[Row, Scores]
 _TROUBLE: Final[tuple[tuple[type[Exception], Result], ...]] = (
     (SkippedError, "skipped"),
     (LogDamaged, "damaged"),
@@ -42,37 +39,6 @@ _TROUBLE: Final[tuple[tuple[type[Exception], Result], ...]] = (
     (BackendError, "failed"),
 )
 """What each error says of a recording; the first that fits."""
-
-
-@attrs.frozen(kw_only=True)
-class Task:
-    """A model to run: its name, how, on how many recordings at once, and where results are kept.
-
-    `device` and `dtype` are those of `load_backend`.
-    """
-
-    mode: Mode
-    model: str
-    jobs: int
-    out: Path | None
-    device: str | None = None
-    dtype: str | None = None
-
-
-@attrs.frozen(kw_only=True)
-class Run:
-    """A run that is done.
-
-    Attributes:
-        measured: in the order of the logs.
-        found: how many results an earlier run had kept.
-        folder: where they are kept; None if they are not.
-    """
-
-    measured: list[Measured]
-    info: BackendInfo
-    found: int
-    folder: Path | None
 
 
 async def run_model(

@@ -32,8 +32,8 @@ from ..export.moments import Words
 from ..export.timeline import Timeline
 from ..shared.commands import reason
 from ..shared.page import printable
-from .run import Measured
 from .suite import Case, Suite
+from .task import Measured
 
 Run = Callable[[list[Path]], list[Measured]]
 

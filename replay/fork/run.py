@@ -26,9 +26,10 @@ from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.state import State
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
+from recorder.format.steps import fin_fields
 from recorder.read.scan import Damage
 from runtime.model.backends.base import Backend
-from runtime.session.journal import Journal, fin_fields
+from runtime.session.journal import Journal
 
 from ..story.questions import Call, answered, asked
 from .calls import ForkedModel, ForkQuestion

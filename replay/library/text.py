@@ -12,8 +12,6 @@ from typing import Final
 from rich.console import RenderableType
 
 from protocol.values.limits import MS_PER_S, NS_PER_S
-from recorder.read.scan import Damage
-from recorder.read.verify import Report
 
 from ..rerun.difference import NOTHING, label, show
 from ..rerun.report import Divergence, FullReport, Maker, ReplayReport, UnitDifference
@@ -23,9 +21,8 @@ from ..story.exchanges import Exchange
 from ..story.inspection import Inspection, UtteranceStory
 from ..story.tools import calls_text
 from .moved import absence_text, move_text, playback_text
+from .verify import SHOWN_MAX, damage_lines
 
-SHOWN_MAX: Final = 5
-"""Damages printed one by one; JSON has more of them."""
 ROWS_MAX: Final = 40
 """Rows of the table of units; the rest is counted, and in JSON."""
 SHOWN_UNITS_MAX: Final = 12
@@ -51,7 +48,7 @@ def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]
     )
     if report.divergence is not None:
         lines += [*divergence_lines(report.divergence), makers_line(report)]
-    return lines + _damage_lines(report.damage, report.damage_count)
+    return lines + damage_lines(report.damage, report.damage_count)
 
 
 def makers_line(report: ReplayReport) -> str:
@@ -108,7 +105,7 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     if renewed is not None and renewed is not first:
         lines.append("what the client would have got differs:")
         lines += divergence_lines(renewed)
-    return lines + _damage_lines(report.recorded.damage, report.recorded.damage_count)
+    return lines + damage_lines(report.recorded.damage, report.recorded.damage_count)
 
 
 def _environment_lines(report: FullReport) -> list[RenderableType]:
@@ -185,31 +182,6 @@ def divergence_lines(divergence: Divergence) -> list[RenderableType]:
         cause = divergence.cause
         lines.append(f"  event     {cause.seq}, {cause.kind} {cause.summary}")
     return lines
-
-
-def verify_lines(report: Report) -> list[RenderableType]:
-    """Describe the state of a log."""
-    lines: list[RenderableType] = [f"state: {report.state}"]
-    if report.state == "unreadable":
-        return [*lines, report.detail or "no session record is left"]
-    lines.append(
-        f"{report.blocks} blocks, {report.records} records ({report.first_seq} to"
-        f" {report.last_seq}), {report.units} units, last frame sent {report.last_tx_ordinal}"
-    )
-    if report.tail_bytes:
-        lines.append(f"{report.tail_bytes} bytes of an incomplete block at the end are left out")
-    if report.fin_ok is False:
-        lines.append("fin names another chain or other counts")
-    return lines + _damage_lines(report.damage, report.damage_count)
-
-
-def _damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
-    lines: list[RenderableType] = []
-    for item in damage[:SHOWN_MAX]:
-        lost = f", {item.records} records lost from {item.first_seq}" if item.records else ""
-        lines.append(f"  damage at byte {item.offset}: {item.reason}, {label(item.detail)}{lost}")
-    more = count - SHOWN_MAX
-    return [*lines, f"  and {more} more damages"] if more > 0 else lines
 
 
 # -- inspect --------------------------------------------------------------------------------------

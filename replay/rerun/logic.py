@@ -33,9 +33,9 @@ from recorder.format.mapping import (
     event_of,
 )
 from recorder.format.records import Fields, Record, Value
+from recorder.format.steps import fin_fields
 from recorder.mend.recover import RECOVERED, is_lost
 from recorder.read.scan import Damage
-from runtime.session.journal import fin_fields
 
 from ..shared.fields import below, typed
 from .difference import Difference, first_difference, show

@@ -22,9 +22,9 @@ from protocol.values import events as ev
 from recorder.format.compression import Compressor
 from recorder.format.mapping import SCHEMA, Hashes, event_record
 from recorder.format.records import Fields, Record
+from recorder.format.steps import fin_fields, step_records
 from recorder.write.disk import LocalDisk
 from recorder.write.logfile import LogFile
-from runtime.session.journal import fin_fields, step_records
 
 from .logic import BROKEN_OFF, advance
 

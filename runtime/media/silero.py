@@ -18,6 +18,8 @@ from protocol.values.limits import MS_PER_S
 from protocol.values.model import INPUT_RATE_HZ
 from protocol.wire.rates import Heard
 
+from ..settings.extras import install
+
 FRAME_SAMPLES: Final = 512
 CONTEXT_SAMPLES: Final = 64
 """As the network takes them, at 16 kHz."""
@@ -34,7 +36,7 @@ def network() -> Any:
     try:
         from silero_vad import load_silero_vad
     except ImportError as error:
-        text = "the speech detector silero needs the extra antiphon[vad]"
+        text = f"the speech detector silero needs the extra 'vad': {install('vad')}"
         raise NoSileroError(text) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of its file's format

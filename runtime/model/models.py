@@ -20,6 +20,7 @@ from anyio import to_thread
 
 from .. import SOURCE_TREE
 from ..net.memory import importing
+from ..settings.extras import what_is_missing
 from ..settings.values import nearest
 from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
@@ -126,7 +127,8 @@ def load_backend(
     if name == "scripted":
         return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
     if name.startswith(LLAMA_OMNI):
-        from .backends.llama_omni import LlamaOmniBackend
+        with _with_extras(name):
+            from .backends.llama_omni import LlamaOmniBackend
 
         if slots not in {None, 1}:
             raise ValueError("llama_omni serves one session at a time: --slots is 1")
@@ -140,7 +142,7 @@ def load_backend(
                 )
             )
     check_model(name)  # Before seconds are spent on importing torch.
-    with importing():
+    with importing(), _with_extras(name):
         from .backends.minicpmo.model import SLOTS
         from .backends.minicpmo.plan import SLOTS_MAX
         from .engine.backend import EngineBackend
@@ -151,6 +153,18 @@ def load_backend(
         name, slots, slots_max=SLOTS_MAX, device=device, dtype=dtype, exact=deterministic
     )
     return EngineBackend(model)
+
+
+@contextmanager
+def _with_extras(name: str) -> Iterator[None]:
+    """Import what a model needs; `ModelUnusableError` if it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = what_is_missing(error)
+        if missing is None:
+            raise
+        raise ModelUnusableError(f"{name} {missing}") from error
 
 
 async def load_backend_async(

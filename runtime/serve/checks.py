@@ -22,6 +22,7 @@ from ..link.address import read_address
 from ..link.hello import read_token
 from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import ModelUnknownError, check_model
+from ..settings.extras import install
 from ..settings.settings import Settings
 from ..settings.sources import ConfigError
 from ..settings.values import shown
@@ -117,7 +118,7 @@ def _ray(settings: Settings) -> Iterator[str]:
                 yield f"{name}: it is for workers on a Ray cluster: give placement ray"
         return
     if importlib.util.find_spec("ray") is None:
-        yield "placement: ray needs the extra: pip install 'antiphon[ray]'"
+        yield f"placement: ray needs the extra: {install('ray')}"
     for name in _NOT_OF_RAY:
         if getattr(settings, name):
             yield f"{name}: the workers are on the Ray cluster; leave it out, or placement ray"

@@ -27,6 +27,7 @@ from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART, ErrorCode
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
 from recorder.format.records import Fields
+from recorder.format.steps import fin_fields
 from recorder.read.past import Past
 
 from ..media.fair import Client
@@ -40,7 +41,7 @@ from .decodes import DecodeMedia, Decodes
 from .ears import EARS, Ears
 from .entry import Entry
 from .event_queue import EventQueue
-from .journal import Journal, MarkRefused, OpenLog, fin_fields, ready_now
+from .journal import Journal, MarkRefused, OpenLog, ready_now
 from .lane import LARGE_BYTES_MIN, Lane
 from .peer import Peer, Tokens
 from .performing import Performer

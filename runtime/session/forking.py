@@ -32,6 +32,7 @@ from recorder.format.mapping import (
     event_record,
 )
 from recorder.format.records import Fields, Record
+from recorder.format.steps import step_records
 from recorder.mend.recover import is_lost
 from recorder.read.reader import LogReader
 from recorder.write.logfile import LogFile
@@ -39,7 +40,6 @@ from recorder.write.logfile import LogFile
 from ..model.backends.base import BackendInfo
 from .again import Places
 from .beginning import Parent
-from .journal import step_records
 from .peer import NO_TOKEN
 from .taking_up import Begun, TakenUp
 

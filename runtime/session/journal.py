@@ -29,8 +29,9 @@ from protocol.values.effects import Attach, Close, Effect, Send
 from protocol.values.events import Event
 from protocol.values.utf8 import Frame
 from recorder.format.errors import LogFailed, LogFull, RecorderError
-from recorder.format.mapping import KINDS, Hashes, effect_record, event_record
-from recorder.format.records import Fields, Record, Value
+from recorder.format.mapping import KINDS, Hashes, event_record
+from recorder.format.records import Fields, Record
+from recorder.format.steps import step_records
 from recorder.write.log import SessionLog
 
 from ..net.connection import Ready
@@ -78,24 +79,6 @@ class MarkRefused(Exception):  # noqa: N818 - an answer to the peer, not an erro
 
 async def ready_now() -> None:
     """Return at once: there is no log."""
-
-
-def step_records(
-    session: Session, event: Event, effects: tuple[Effect, ...], hashes: Hashes
-) -> list[tuple[str, Fields]]:
-    """The records after an event's, by the stepped session: a state hash if due, and effects."""
-    recorded: list[tuple[str, Fields]] = [effect_record(effect, hashes) for effect in effects]
-    if session.is_hash_due(event):
-        recorded.insert(0, ("state", {"digest": session.digest()}))
-    return recorded
-
-
-def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
-    """The fields of `fin`, with the state of a finished session; a session of None never began."""
-    if session is None:
-        return {"reason": reason}
-    state = {"digest": session.digest()} if session.is_finished else {}
-    return {"reason": reason, "dialect": session.dialect_name, **session.counts, **state}
 
 
 class Journal:

@@ -29,6 +29,7 @@ from protocol.values.state import State
 from recorder.format.errors import LogDamaged
 from recorder.format.mapping import EVENT_KINDS, SCHEMA, Hashes, event_of
 from recorder.format.records import Fields, Record, Value
+from recorder.format.steps import step_records
 from recorder.keep.store import Store
 from recorder.read.ending import RESTARTED, end_of
 from recorder.read.reader import read
@@ -38,7 +39,7 @@ from recorder.write.writer import Recorder
 from ..telemetry.watching import Watcher
 from .again import Places
 from .ended import Ended
-from .journal import Journal, step_records
+from .journal import Journal
 from .peer import NO_TOKEN, Tokens
 
 _logger = logging.getLogger("antiphon.session")

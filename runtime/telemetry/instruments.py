@@ -1,4 +1,4 @@
-"""Counters and histograms, formatted by `prometheus_client`.
+"""Counters and histograms of a server, or of a recording that is measured.
 
 A unit makes a dozen observations: each is two lookups, a bisection and two additions, without a
 lock.
@@ -8,13 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 from typing import Final
-
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from protocol.values.modes import Mode
 
@@ -46,7 +40,7 @@ class Series:
         self.total += value
 
 
-class Instruments(Collector):
+class Instruments:
     """The instruments of one server, one for each series of the catalogue."""
 
     def __init__(self) -> None:
@@ -58,10 +52,9 @@ class Instruments(Collector):
         """A counter or a histogram; the values of its labels in the order of their names."""
         return self._made[metric][labels]
 
-    def collect(self) -> Iterator[Family]:
-        """The current values (`Collector`)."""
-        for metric, made in self._made.items():
-            yield _family(metric, made)
+    def all(self) -> Iterator[tuple[Metric, Mapping[Labels, Series]]]:
+        """Each metric, with its series by the values of their labels."""
+        yield from self._made.items()
 
 
 class Books:
@@ -85,17 +78,3 @@ class Books:
     def _series(self, metric: Metric, labels: Labels) -> Series:
         mode = (self._mode,) if "mode" in metric.labels else ()
         return self._made.series(metric, *mode, *labels)
-
-
-def _family(metric: Metric, made: Mapping[Labels, Series]) -> Family:
-    if metric.kind == "counter":
-        counter = CounterMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-        for labels, series in made.items():
-            counter.add_metric(labels, series.total)
-        return counter
-    family = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-    for labels, series in made.items():
-        bounds = [*map(floatToGoString, series.bounds), "+Inf"]
-        buckets = zip(bounds, accumulate(series.counts), strict=True)
-        family.add_metric(labels, list(buckets), series.total)
-    return family

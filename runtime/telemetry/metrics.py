@@ -5,19 +5,25 @@ A session's `Meter` counts into `books`; `gauges` asks the server for its state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Final, get_args
 from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_CONTENT_TYPE
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from protocol.values.events import ConnectionOpened
 from protocol.values.modes import Mode
 
+from .catalogue import Metric
 from .gauges import ServerGauges
-from .instruments import Books, Instruments
+from .instruments import Books, Instruments, Labels, Series
 from .meter import Meter
 from .watching import ServerStatus
 
@@ -36,7 +42,7 @@ class Metrics:
     ) -> None:
         self.registry: Final = CollectorRegistry()
         made = Instruments()
-        self.registry.register(made)
+        self.registry.register(Counted(made))
         self._books: Final = {mode: Books(made, mode) for mode in get_args(Mode)}
         self._meters: Final[WeakValueDictionary[str, Meter]] = WeakValueDictionary()
         if status is not None:
@@ -66,3 +72,29 @@ class Metrics:
             body: bytes = generate_open(self.registry)  # type: ignore[no-untyped-call]
             return body, OPEN_CONTENT_TYPE
         return generate_latest(self.registry), TEXT_CONTENT_TYPE
+
+
+class Counted(Collector):
+    """Formats a server's instruments."""
+
+    def __init__(self, made: Instruments) -> None:
+        self._made = made
+
+    def collect(self) -> Iterator[Family]:
+        """The current values."""
+        for metric, made in self._made.all():
+            yield _family(metric, made)
+
+
+def _family(metric: Metric, made: Mapping[Labels, Series]) -> Family:
+    if metric.kind == "counter":
+        counter = CounterMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+        for labels, series in made.items():
+            counter.add_metric(labels, series.total)
+        return counter
+    family = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+    for labels, series in made.items():
+        bounds = [*map(floatToGoString, series.bounds), "+Inf"]
+        buckets = zip(bounds, accumulate(series.counts), strict=True)
+        family.add_metric(labels, list(buckets), series.total)
+    return family

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ..settings.extras import install
 from .hub import Hub
 from .metrics import Metrics
 from .story import Stories
@@ -54,5 +55,5 @@ def _open_traces(version: str) -> Traces:
         return Traces(make_provider(version))
     except ImportError as error:
         raise TracesMissingError(
-            f"traces need the extra: pip install 'antiphon[traces]' ({error.name} is missing)"
+            f"traces need the extra: {install('traces')} ({error.name} is missing)"
         ) from error

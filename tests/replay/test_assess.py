@@ -21,7 +21,7 @@ from recorder.write.files import PART_PREFIX
 from replay.assess.baseline import as_recorded
 from replay.assess.kept import Kept
 from replay.assess.recording import content_of
-from replay.assess.run import Mode
+from replay.assess.task import Mode
 from replay.eval.evaluate import sum_up
 from replay.library.sessions import sessions_command
 from replay.redact.command import redact_command

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replay.assess.baseline import of_measured
-from replay.assess.run import Mode
+from replay.assess.task import Mode
 from replay.eval.evaluate import Evaluation, sum_up
 from replay.eval.paired import Baseline, verdict_of
 from replay.eval.table import MEASURES

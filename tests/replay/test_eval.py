@@ -22,7 +22,7 @@ from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.assess.command import eval_command
-from replay.assess.run import MODES
+from replay.assess.task import MODES
 from replay.cli import inspect_command
 from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse, parse_figure
 from replay.eval.evaluate import evaluate

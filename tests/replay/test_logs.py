@@ -27,10 +27,11 @@ from protocol.values.messages import QueuePlace
 from protocol.values.model import Costs, Cut, Finalized, Opened, UnitResult
 from recorder.format.mapping import SCHEMA
 from recorder.format.records import Record
+from recorder.format.steps import fin_fields
 from recorder.read.reader import read
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
-from runtime.session.journal import Journal, fin_fields
+from runtime.session.journal import Journal
 from tests.helpers import append_frame, base64, close_frame, init_frame
 from tests.strategies import jpeg_header, noise, wav
 

@@ -16,11 +16,12 @@ import pytest
 from recorder.format.format import SUFFIX
 from recorder.keep.remote import RemoteStore
 from recorder.keep.store import Store
-from replay.cli import inspect_command, replay_command, verify_command
+from replay.cli import inspect_command, replay_command
 from replay.diff.command import diff_command
 from replay.export.command import export_command
 from replay.library.prune import prune_command
 from replay.library.sessions import sessions_command
+from replay.library.verify import verify_command
 from replay.view.command import view_command
 from tests.golden import FOLDER
 from tests.recorder.test_listing import write_log

@@ -186,7 +186,7 @@ def test_wild_samples_are_clipped() -> None:
     track.take(NS_PER_S, wild + b"\0\0", is_captured=True)
     (piece,) = values(track.flush())
     assert set(np.frombuffer(pybase64.b64decode(piece["peaks"]), np.int8)) <= {-127, 0, 127}
-    assert np.abs(decode(pybase64.b64decode(piece["opus"]))).max() < 4
+    assert np.abs(decode(pybase64.b64decode(piece["file"]))).max() < 4
 
 
 def test_peaks_are_the_lowest_and_the_highest() -> None:

@@ -69,13 +69,13 @@ function rowOf([seq, at_ns, kind, type, fields]) {
   };
 }
 
-function soundOf({ voice, begin_ns, end_ns, lead_s, opus, peaks }) {
+function soundOf({ voice, begin_ns, end_ns, lead_s, file, peaks }) {
   return {
     voice,
     begin: begin_ns / NS_PER_S,
     end: end_ns / NS_PER_S,
     lead: lead_s,
-    opus,
+    file,
     levels: null,
     peaks,
   };

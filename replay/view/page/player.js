@@ -178,7 +178,7 @@ export class Player {
 
   async samplesOf(piece) {
     const { speed } = this;
-    const buffer = await this.context.decodeAudioData(bytesOf(piece.opus).buffer);
+    const buffer = await this.context.decodeAudioData(bytesOf(piece.file).buffer);
     if (speed === 1) return buffer;
     const samples = stretched(buffer.getChannelData(0), buffer.sampleRate, speed);
     const made = this.context.createBuffer(1, Math.max(1, samples.length), buffer.sampleRate);

@@ -196,7 +196,7 @@ def test_without_a_log_no_record_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
         raise AssertionError("a record was made")
 
     monkeypatch.setattr(journal, "event_record", never)
-    monkeypatch.setattr(journal, "effect_record", never)
+    monkeypatch.setattr(journal, "step_records", never)
     kept = Journal(None, on_failure=never)
     kept.append_event(OPENED)
     session, effects = Session.open(OPENED)

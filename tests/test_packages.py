@@ -1,0 +1,202 @@
+"""The wheel and the source package, and an installation without the server's libraries.
+
+`python -m tests.soak_install` installs them from an index, and keeps sizes and times.
+"""
+
+from __future__ import annotations
+
+import ast
+import email
+import re
+import shlex
+import tarfile
+import zipfile
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Final
+
+import pytest
+from packaging.requirements import Requirement
+
+import antiphon
+from runtime.settings.extras import MODULES
+from tests.packed import PROJECT, ROOT, SDIST, VERSION, WHEEL, Environment, build, needed
+
+LOG: Final = ROOT / "fixtures" / "logs" / "v1-realtime-video.session.zst"
+PACKAGES: Final = ("antiphon", "protocol", "recorder", "runtime", "replay")
+TINY: Final = "runtime/model/backends/minicpmo/tiny/"
+NAMED_OTHERWISE: Final = {
+    "pyyaml": "yaml",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+}
+"""Distributions whose module has another name."""
+(INSTALLING,) = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+"""The README's block about installing."""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packages")
+    build(folder, "wheel", "sdist")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(dist: Path) -> Environment:
+    """What the README's first commands make: Antiphon, and only what it names."""
+    made = Environment.make(dist / "base", needed(PROJECT["dependencies"]))
+    (dist / "dist").mkdir()
+    (dist / "dist" / WHEEL).symlink_to(dist / WHEEL)
+    for line in INSTALLING.splitlines():
+        command, *rest = shlex.split(line, comments=True)
+        if command == "pip" and not rest[-1].endswith("]"):
+            done = made.run(command, *rest, folder=dist)
+            assert done.returncode == 0, done.stderr
+    return made
+
+
+# -- the packages ---------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_all_that_the_sources_have(dist: Path) -> None:
+    """A page, a stylesheet or the model would be missing where there are no sources."""
+    with zipfile.ZipFile(dist / WHEEL) as wheel:
+        packed = {name for name in wheel.namelist() if not name.startswith("antiphon-")}
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and not {"__pycache__", "node_modules"} & set(path.parts)
+    }
+    assert {name for name in packed if not name.startswith(TINY)} == sources
+    model = {name.removeprefix(TINY) for name in packed if name.startswith(TINY)}
+    assert model >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_the_wheel_says_what_it_needs(dist: Path) -> None:
+    """Pip would install gigabytes for a client, or too little for a server."""
+    with zipfile.ZipFile(dist / WHEEL) as wheel:
+        told = email.message_from_bytes(wheel.read(f"antiphon-{VERSION}.dist-info/METADATA"))
+    assert told["Version"] == VERSION
+    assert set(told.get_all("Provides-Extra", ())) == {*MODULES, "dev"}
+    always = [Requirement(text) for text in told.get_all("Requires-Dist", ())]
+    names = {each.name for each in always if each.marker is None}
+    assert names == {Requirement(text).name for text in PROJECT["dependencies"]}
+    assert not names & {"torch", "transformers", "av", "hypercorn"}
+
+
+def test_the_same_sources_make_the_same_wheel(dist: Path, tmp_path: Path) -> None:
+    """Two builds of a version could not be compared."""
+    build(tmp_path, "wheel")
+    assert (tmp_path / WHEEL).read_bytes() == (dist / WHEEL).read_bytes()
+
+
+def test_the_source_package_builds_and_is_tested(dist: Path) -> None:
+    """A distribution that packages Antiphon could not check what it made."""
+    with tarfile.open(dist / SDIST) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert names >= {"Makefile", "constraints.txt", "LICENSE", "CHANGELOG.md", "tests/conftest.py"}
+    assert not [name for name in names if "node_modules" in name or name.startswith("dist/")]
+
+
+@pytest.mark.parametrize("extra", MODULES)
+def test_every_package_of_an_extra_is_known_by_its_module(extra: str) -> None:
+    """A command would end in a traceback, and say nothing of the extra that it lacks."""
+    asked = [Requirement(text).name for text in PROJECT["optional-dependencies"][extra]]
+    modules = {NAMED_OTHERWISE.get(name, name.replace("-", "_")) for name in asked}
+    assert modules - {"antiphon"} == set(MODULES[extra])
+
+
+# -- the public names -----------------------------------------------------------------------------
+
+
+def test_the_public_names_are_those_that_type_checkers_see() -> None:
+    """A name would be there at run time and not in an editor, or be another thing there."""
+    tree = ast.parse((ROOT / "antiphon" / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == dict(antiphon._PLACES)
+    assert set(antiphon.__all__) == {*seen, "__version__"} == set(dir(antiphon))
+    for name in antiphon.__all__:
+        assert getattr(antiphon, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'conect'"):
+        getattr(antiphon, "conect")  # noqa: B009 - mypy knows that there is none
+
+
+# -- installed, without an extra ------------------------------------------------------------------
+
+
+def said(done: CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_recordings_need_no_extra(base: Environment, tmp_path: Path) -> None:
+    """The tools for a recording would want a model's libraries."""
+
+    def run(*words: str | Path) -> str:
+        return said(base.run("antiphon", *words, folder=tmp_path))
+
+    assert run("--version").split()[-1] == VERSION
+    assert "state: finished" in run("verify", LOG)
+    assert "realtime" in run("inspect", LOG)
+    assert run("replay", LOG).startswith("identical")
+    assert "view.html" in run("view", LOG, "--output", "view.html")
+    for name in ("call.wav", "call.srt", "call.jsonl"):
+        assert name in run("export", LOG, "--output", name)
+    run("redact", LOG, "--output", "less.session.zst")
+    assert run("replay", "less.session.zst").startswith("identical")
+    assert "A rec-" in run("diff", LOG, LOG)
+    assert "1 recording measured" in run("eval", LOG)
+    assert "1 session" in run("sessions", tmp_path)
+
+
+def test_the_client_needs_no_extra(base: Environment, tmp_path: Path) -> None:
+    """A program that talks to a server would install the server."""
+    refused = base.run("antiphon", "chat", "hi", "--url", "ws://127.0.0.1:1", folder=tmp_path)
+    assert refused.returncode == 1
+    assert "cannot connect" in refused.stderr
+    program = (
+        "import sys, antiphon\n"
+        "assert not {'numpy', 'anyio', 'runtime'} & sys.modules.keys()\n"
+        "antiphon.connect('ws://127.0.0.1:1', mode='audio'), antiphon.replay_log\n"
+        "try: antiphon.load_backend('tiny')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    told = said(base.run("python", "-c", program, folder=tmp_path))
+    assert told.startswith("tiny needs the extra 'server': pip install 'antiphon[server]' (")
+
+
+LACKING: Final = {
+    "serve": "server",
+    "worker": "server",
+    "doctor": "server",
+    "fuzz": "server",
+    "bench": "server",
+    "schema": "server",
+    f"play {LOG}": "server",
+    f"fork {LOG} --at 1": "server",
+    f"export {LOG} --output call.mp4": "media",
+    f"export {LOG} --output call.mcap": "media",
+}
+
+
+@pytest.mark.parametrize("line", LACKING, ids=lambda line: line.split()[0] + line[-5:])
+def test_a_command_says_which_extra_it_lacks(line: str, base: Environment, tmp_path: Path) -> None:
+    """A user would get a traceback, and look for the name of a package."""
+    done = base.run("antiphon", *line.split(), folder=tmp_path)
+    extra, command = LACKING[line], line.split(maxsplit=1)[0]
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(
+        rf"Error: antiphon {command} needs the extra '{extra}': "
+        rf"pip install 'antiphon\[{extra}\]' \(\w+ is missing\)\n",
+        done.stderr,
+    )
+    assert not list(tmp_path.iterdir())
