@@ -150,6 +150,16 @@ def test_the_compose_file_s_variables_are_settings() -> None:
     assert tools["command"][0] in keys_command.commands
 
 
+def test_the_compose_file_for_a_gpu_asks_for_one() -> None:
+    """The server would compute on the CPU, or not find its model."""
+    (service,) = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text())["services"].values()
+    settings = settings_of({**image_environment(), **service["environment"]}).settings
+    assert settings.device == "cuda"
+    assert [volume.split(":")[-2:] for volume in service["volumes"]] == [[settings.model, "ro"]]
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+
+
 def test_the_compose_file_lets_sessions_end() -> None:
     """Every restart would cut sessions off."""
     service = COMPOSE["services"]["antiphon"]
