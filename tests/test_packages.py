@@ -79,7 +79,7 @@ def test_the_wheel_says_what_it_needs(dist: Path) -> None:
     with zipfile.ZipFile(dist / WHEEL) as wheel:
         told = email.message_from_bytes(wheel.read(f"antiphon-{VERSION}.dist-info/METADATA"))
     assert told["Version"] == VERSION
-    assert set(told.get_all("Provides-Extra", ())) == {*MODULES, "dev"}
+    assert set(told.get_all("Provides-Extra", ())) == {*MODULES, "dev", "docs"}
     always = [Requirement(text) for text in told.get_all("Requires-Dist", ())]
     names = {each.name for each in always if each.marker is None}
     assert names == {Requirement(text).name for text in PROJECT["dependencies"]}
