@@ -4,7 +4,7 @@
     antiphon serve --model tiny
     python phone.py question.wav answer.wav
 
-It speaks OpenAI's Realtime API, as gateways of telephones do. The question is a WAV file; silence
+It speaks OpenAI's Realtime API, as gateways of telephones do. The question is a sound file; silence
 follows it, as in a call. The caller hears silence, too, where the model does not speak. What was
 not yet played is thrown away when the caller interrupts.
 """
@@ -18,6 +18,7 @@ import json
 import wave
 
 import numpy as np
+import soundfile
 import soxr
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -45,11 +46,9 @@ def decode(data: bytes) -> np.ndarray:
 
 
 def read(path: str) -> bytes:
-    """Read a WAV file of 16-bit samples."""
-    with wave.open(path) as file:
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-        mono = samples.reshape(-1, file.getnchannels()).mean(axis=1)
-        heard = soxr.resample(mono, file.getframerate(), RATE_HZ)
+    """Read a sound file."""
+    samples, rate_hz = soundfile.read(path, dtype="int16", always_2d=True)
+    heard = soxr.resample(samples.mean(axis=1), rate_hz, RATE_HZ)
     return encode(heard.clip(-32768, 32767).astype("<i2"))
 
 
@@ -93,7 +92,7 @@ class Call:
 async def main() -> None:
     """Make the call."""
     parser = argparse.ArgumentParser(description="Call a server as a telephone does.")
-    parser.add_argument("question", help="a WAV file of 16-bit samples")
+    parser.add_argument("question", help="a sound file: WAV, FLAC, Ogg")
     parser.add_argument("answer", help="the WAV file of what the caller hears")
     parser.add_argument("--url", default="ws://127.0.0.1:8006")
     parser.add_argument("--model", default="tiny")

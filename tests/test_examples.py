@@ -37,6 +37,8 @@ ROOT: Final = Path(__file__).parents[1]
 EXAMPLES: Final = ROOT / "examples"
 BACKEND: Final = EXAMPLES / "backend"
 SPEECH: Final = ROOT / "fixtures" / "speech" / "demo.wav"
+QUESTION: Final = ROOT / "fixtures" / "speech" / "heldout" / "005-what-time-is-it.flac"
+"""Understood over a telephone too."""
 LOUD: Final = 500
 """A 16-bit sample of speech."""
 
@@ -162,7 +164,7 @@ def test_a_telephone_calls(tiny: tuple[LiveServer, Path], tmp_path: Path) -> Non
     server, logs = tiny
     answer = tmp_path / "answer.wav"
     url = server.url.removesuffix("/v1/realtime")
-    command = (sys.executable, str(EXAMPLES / "phone.py"), str(SPEECH), str(answer))
+    command = (sys.executable, str(EXAMPLES / "phone.py"), str(QUESTION), str(answer))
     called = subprocess.run(
         (*command, "--url", url, "--pace", "4"), capture_output=True, text=True, check=False
     )
