@@ -5,10 +5,11 @@
 LiveKit Agents (its Live and its Realtime model, with default arguments, and its `STT`), Pipecat
 (both services, and its transcription), the OpenAI Agents SDK and the npm package `openai` (over
 `ws` and as in a browser) are installed, each in an environment of its own. Each asks `tiny` a
-recorded question and hears the answer, or has it write the question down, and
-interrupts the scripted model while it speaks: that its own playback stops is its package's matter,
-and needs the event that is waited for here. What was found goes to `clients.json`, without a date;
-it exits with 1 where a client got no answer, an error, or no word of its interruption.
+recorded question and hears the answer, or has it write the question down, and interrupts the
+scripted model while it speaks. That its own playback stops is its package's matter, and needs the
+event that is waited for here; in the Live API, which has no such event, the silence of the model.
+What was found goes to `clients.json`, without a date; it exits with 1 where a client got no answer,
+an error, or no word of its interruption.
 """
 
 from __future__ import annotations
@@ -68,11 +69,13 @@ _LIVEKIT: Final = ("livekit-agents==1.8.9", "livekit-plugins-openai==1.8.9", "nu
 _PIPECAT: Final = ("pipecat-ai[openai,websockets-base]==1.14.0",)
 CLIENTS: Final[Mapping[str, Client]] = MappingProxyType(
     {
-        "livekit-live": Client("livekit_live.py", _LIVEKIT, ("answer",), DEFAULT),
+        "livekit-live": Client("livekit_live.py", _LIVEKIT, ("answer", "interrupt-live"), DEFAULT),
         "livekit-realtime": Client("livekit_realtime.py", _LIVEKIT, model=DEFAULT),
         "livekit-stt": Client("livekit_stt.py", _LIVEKIT, ("transcribe",)),
         "pipecat": Client(
-            "pipecat_both.py", _PIPECAT, ("answer-live", "answer", "interrupt", "transcribe")
+            "pipecat_both.py",
+            _PIPECAT,
+            ("answer-live", "interrupt-live", "answer", "interrupt", "transcribe"),
         ),
         "agents": Client("agents_realtime.py", ("openai-agents==0.24.0", "numpy")),
         "node": Client("node.mjs", (), ("answer", "answer-browser", "interrupt")),
@@ -122,8 +125,9 @@ def play(
     words: Sequence[str], scene: str, model: str, said: Path, folder: Path, *, is_tls: bool
 ) -> dict[str, Any]:
     """Run one scene of a client against a server of its own; returns its report."""
-    backend = "scripted" if scene == "interrupt" else "tiny"
+    backend = "scripted" if scene.startswith("interrupt") else "tiny"
     flags = ["--record", str(folder / "logs")]
+    flags += ["--barge-in"] if scene.endswith("-live") else []
     flags += [word for name in NAMES for word in ("--served-model-name", name)]
     environment = dict(os.environ)
     if is_tls:
@@ -172,7 +176,7 @@ def wrong(scene: str, report: Mapping[str, Any]) -> str:
         return f"failures: {report['failures']}"
     if not report["replays"]:
         return "its recording does not replay"
-    if scene == "interrupt":
+    if scene.startswith("interrupt"):
         return "" if report["interrupted_s"] is not None else "it heard of no interruption"
     if scene == "transcribe":
         return "" if report["words"] == QUESTION else f"it wrote {report['words']!r}"
@@ -198,7 +202,7 @@ def main() -> int:
             words = prepare(it, asked.environments or folder)
             for scene in it.scenes:
                 place = Path(tempfile.mkdtemp(dir=folder))
-                sound = spoken if scene == "interrupt" else said
+                sound = spoken if scene.startswith("interrupt") else said
                 report = play(words, scene, it.model, sound, place, is_tls=it.is_node)
                 text = wrong(scene, report)
                 failures += [f"{client}, {scene}: {text}"] if text else []

@@ -33,10 +33,12 @@ class Report:
         words: of the answer.
         sound_s: seconds of it that are not silent.
         failures: what it was told of errors.
-        interrupted_s: from the first sample of an interruption until its client knew.
+        interrupted_s: from the first sample of an interruption until its client knew; in the Live
+            API, which has no word for it, until the model's sound was silence.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_live: bool = False) -> None:
+        self._is_live = is_live
         self.events: Counter[str] = Counter()
         self.words = ""
         self.sound_s = 0.0
@@ -50,6 +52,8 @@ class Report:
         if any(pcm16):
             self.sound_s += len(pcm16) / BYTES_A_SECOND
             self.speaks.set()
+        elif self._is_live:
+            self.interrupted()
 
     def interrupted(self) -> None:
         """Note that the client knows of the interruption."""
@@ -80,7 +84,7 @@ class Report:
 
     async def act(self, scene: str, send: Send, question: bytes) -> None:
         """Play a scene."""
-        await (self.interrupt if scene == "interrupt" else self.ask)(send, question)
+        await (self.interrupt if scene.startswith("interrupt") else self.ask)(send, question)
 
     def show(self) -> None:
         """Print it as a line of JSON."""

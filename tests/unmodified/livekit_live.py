@@ -15,7 +15,7 @@ from livekit_common import watched
 async def main() -> None:
     """Talk to the server."""
     scene, base, model, question = arguments()
-    report = Report()
+    report = Report(is_live=True)
     async with aiohttp.ClientSession() as http:
         named = {} if model == "-" else {"model": model}
         live = GPTLiveModel(base_url=base, api_key="none", http_session=http, **named)

@@ -1,7 +1,7 @@
 """Pipecat, `OpenAILiveLLMService`, `OpenAIRealtimeLLMService` and `OpenAIRealtimeSTTService`.
 
-The scene says which: `answer-live`; `answer` and `interrupt`; `transcribe`. There is a conversation
-from before, as its examples have.
+The scene says which: `answer-live` and `interrupt-live`; `answer` and `interrupt`; `transcribe`.
+There is a conversation from before, as its examples have.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Ear(FrameProcessor):
 def service(scene: str, base: str, model: str) -> Any:
     """The service under test."""
     base = base.replace("http", "ws", 1)
-    if scene == "answer-live":
+    if scene.endswith("-live"):
         live = OpenAILiveLLMService
         settings = live.Settings(model=model, system_instruction="Answer briefly.")
         return live(api_key="none", base_url=f"{base}/live/sessions", settings=settings)
@@ -83,7 +83,7 @@ async def main() -> None:
     logger.remove()
     logger.add(sys.stderr, level="ERROR")
     scene, base, model, question = arguments()
-    report = Report()
+    report = Report(is_live=scene.endswith("-live"))
     ends = (Ear(report), Ear(report))
     worker = PipelineWorker(
         Pipeline([ends[0], service(scene, base, model), ends[1]]),

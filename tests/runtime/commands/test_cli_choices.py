@@ -13,6 +13,7 @@ import soundfile
 from click.testing import CliRunner
 
 from runtime.cli import main
+from runtime.settings.bounds import DEVICES, DTYPES
 from runtime.settings.declaration import declared
 from runtime.settings.settings import Settings
 from tests.commands import all_commands
@@ -34,12 +35,14 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "schema": (),
 }
 """What each command is given beside the choice; URL is the address of a server."""
-LONG: Final = frozenset({"bench", "bench engine", "worker"})
+LONG: Final = frozenset({"bench", "bench engine", "console", "worker"})
 """Each of their choices measures for minutes, or serves for ever; their own tests run the parts."""
 DENIED: Final = {
     ("doctor", "--device", "cuda"): 1,
     ("eval", "--mode", "open"): 2,
     ("eval", "--mode", "forced"): 2,
+    **{("eval", "--device", it): 2 for it in DEVICES},
+    **{("eval", "--dtype", it): 2 for it in DTYPES},
 }
 """Choices that need what this machine may not have, or a model; and the exit code that says so."""
 

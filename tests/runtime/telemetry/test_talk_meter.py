@@ -10,7 +10,6 @@ from typing import Final
 import pytest
 
 from runtime.telemetry import catalogue as c
-from runtime.telemetry.instruments import Instruments
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.talk_meter import values_of
 from tests.evaluated import facts_in, scores_in
@@ -22,7 +21,7 @@ Counts = dict[tuple[str, str], list[float]]
 
 def told_by(metrics: Metrics) -> Counts:
     """Give the buckets of the conversations' histograms, and their counters."""
-    made = next(it for it in metrics.registry._collector_to_names if isinstance(it, Instruments))
+    made = metrics._books["audio"]._made
     return {
         (name, mode): [*series.counts] if metric.kind == "histogram" else [series.total]
         for name, metric in c.CONVERSATION.items()
