@@ -74,7 +74,7 @@ SMALL: Final = Plan(
             Pattern(
                 name=coding,
                 sessions=2,
-                units=2,
+                units=1,
                 pace="spread",
                 has_picture=False,
                 pieces=50,
