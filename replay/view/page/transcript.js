@@ -168,7 +168,7 @@ export class Transcript {
     this.now = index;
     const line = this.list.children[index];
     line?.classList.add("now");
-    if (line && plays) bringIn(this.list, line);
+    if (line && plays) reveal(this.list, line);
   }
 
   // -- searching and copying ---------------------------------------------------------------------
@@ -215,7 +215,7 @@ export class Transcript {
         : "";
     if (!chosen) return;
     const { index } = this.matches[this.match];
-    bringIn(this.list, this.list.children[index]);
+    reveal(this.list, this.list.children[index]);
     this.on.seek(this.passages[index].begin, index);
   }
 
@@ -241,7 +241,7 @@ function placeOf(x, y) {
 }
 
 /* Scroll the list, and not the page. */
-function bringIn(list, line) {
+function reveal(list, line) {
   const top = line.offsetTop - list.offsetTop;
   if (top >= list.scrollTop && top + line.offsetHeight <= list.scrollTop + list.clientHeight) return;
   list.scrollTop = top - list.clientHeight / 3;
