@@ -20,6 +20,8 @@ P_MAX = 0.01
 P_MAX_VOICE = 0.05
 """`tiny` hardly hears the reference voice."""
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
