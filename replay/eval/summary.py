@@ -150,6 +150,14 @@ def scaled(measure: Measure, value: float) -> float:
     return round(value * SCALES[measure.unit], DIGITS)
 
 
+def own_values(scores: Scores) -> dict[str, float]:
+    """Return the value of each measure in its unit; none of a forged log with endless numbers."""
+    try:
+        return {name: scaled(MEASURES[name], own_value(it)) for name, it in scores.items()}
+    except OverflowError:  # numbers of a server fit
+        return {}
+
+
 def scores_json(scores: Scores) -> dict[str, Json]:
     """Write a recording's measures as plain values, in the order of the table."""
     return {

@@ -16,8 +16,7 @@ from recorder.read.scan import Damage
 
 from ..eval.gather import Gathering
 from ..eval.score import score
-from ..eval.summary import own_value, scaled
-from ..eval.table import MEASURES
+from ..eval.summary import own_values
 from ..export.moments import Words
 
 PASSAGE_MS: Final = 2_000
@@ -38,11 +37,7 @@ def digest_of(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]
             said.take(gathering.take(item, gathering.story.take(item)))
         rest, facts = gathering.end()
         said.take(rest)
-    scores = score(facts)
-    try:
-        measures = {name: scaled(MEASURES[name], own_value(it)) for name, it in scores.items()}
-    except OverflowError:  # a forged log: numbers of a server fit
-        measures = {}
+    measures = own_values(score(facts))
     yield json.dumps({"said": said.passages, "measures": measures}, allow_nan=False).encode()
 
 

@@ -16,22 +16,15 @@ import click
 
 from ..client.background import background
 from ..client.terminal import UnusableError
-from ..model.models import MODELS
 from ..settings.bounds import RECORDINGS
-from .server_process import served
+from .server_process import model_option, served
 
 PORT: Final = 8006
 """The default of `antiphon serve`: the address stays the same."""
 
 
 @click.command("console")
-@click.option(
-    "--model",
-    type=click.Choice(MODELS),
-    default="tiny",
-    show_default=True,
-    help="What is served: the embedded trained model, or a script that hears nothing.",
-)
+@model_option
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True)
 @click.option(
     "--record",

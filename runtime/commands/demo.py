@@ -27,8 +27,7 @@ from .. import SOURCE_TREE
 from ..client.background import background
 from ..client.terminal import UnusableError, echo_json, json_option
 from ..media.audio import AudioFileError, write_wav
-from ..model.models import MODELS
-from .server_process import RUN, served
+from .server_process import RUN, model_option, served
 from .talk.command import read_frame, read_speech
 from .talk.session import Plan, talk
 from .talk.tally import Tally
@@ -77,13 +76,7 @@ class Check:
 
 
 @click.command("demo")
-@click.option(
-    "--model",
-    type=click.Choice(MODELS),
-    default="tiny",
-    show_default=True,
-    help="What is served: the embedded trained model, or a script that hears nothing.",
-)
+@model_option
 @click.option(
     "--record",
     "folder",

@@ -1,4 +1,4 @@
-"""A server in a process of its own, for the commands `demo` and `bench`.
+"""A server in a process of its own, for the commands `demo`, `console` and `bench`.
 
 It runs the command line, as users do, and is stopped on leaving, after an error or a signal too.
 """
@@ -17,6 +17,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from .. import RUN as RUN  # noqa: PLC0414 - a part of this module
+from ..model.models import MODELS
 
 READY_WAIT_S: Final = 120.0
 """Torch and a model from a cold disk on a busy machine take a part."""
@@ -26,6 +27,16 @@ HURRY_WAIT_S: Final = 0.5
 """The same after an interrupt: a log without its end is valid up to there."""
 LINE_BYTES_MAX: Final = 4096
 """The server's lines are short."""
+
+
+model_option: Final = click.option(
+    "--model",
+    type=click.Choice(MODELS),
+    default="tiny",
+    show_default=True,
+    help="What is served: the embedded trained model, or a script that hears nothing.",
+)
+"""Of the commands that serve an embedded model."""
 
 
 class ServerProcessError(click.ClickException):
