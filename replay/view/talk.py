@@ -1,4 +1,4 @@
-"""Who spoke when, and the measures of it, for the page: as `antiphon eval` has them.
+"""Who spoke when, and the measures of a session, for the page; `antiphon eval` prints the same.
 
 Times are nanoseconds of the session's clock.
 """

@@ -423,7 +423,7 @@ def test_the_embedded_model_passes_its_own_suite(suite: Path) -> None:
 def test_a_model_that_does_not_answer_fails_it(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The suite would pass whatever a model does."""
+    """The suite would pass any model."""
 
     def load(name: str, slots: int | None, **_: object) -> Any:
         return Planted(
