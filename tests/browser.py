@@ -27,11 +27,21 @@ FLAGS: Final = (
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
     *("--disable-dev-shm-usage", "--remote-debugging-port=0", "--hide-scrollbars"),
 )
+GONE: Final = (
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find default execution context",
+)
+"""What the browser answers of a page that is left for another."""
 FAKE_DEVICES: Final = (
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
     "--autoplay-policy=no-user-gesture-required",
 )
 """A microphone that beeps and a camera that shows a clock, which every page may have."""
+
+
+class NavigatedError(AssertionError):
+    """The page went away while it was asked: what it would have answered is not known."""
 
 
 class Tab:
@@ -57,7 +67,9 @@ class Tab:
         while True:
             message = json.loads(self._socket.recv(timeout=WAIT_S))
             if message.get("id") == self._number:
-                assert "error" not in message, message["error"]
+                if error := message.get("error"):
+                    gone = error["message"] in GONE
+                    raise NavigatedError(error) if gone else AssertionError(error)
                 result: dict[str, Any] = message["result"]
                 return result
             self._note(message)
@@ -81,13 +93,20 @@ class Tab:
         return answer["result"].get("value")
 
     def until(self, condition: str, *, setup: str = "") -> None:
-        """Wait until an expression holds; `setup` runs first."""
+        """Wait until an expression holds, on this page or the next; `setup` runs first."""
         if setup:
             self.run(setup)
         give_up = time.monotonic() + WAIT_S
-        while not self.run(condition):
+        while not self._holds(condition):
             assert time.monotonic() < give_up, f"never: {condition}; {self.logged}"
             time.sleep(0.02)
+
+    def _holds(self, condition: str) -> bool:
+        """Ask once; a page that is being left answers no."""
+        try:
+            return bool(self.run(condition))
+        except NavigatedError:
+            return False
 
     def key(self, key: str, **also: Any) -> None:
         """Press a key and let it go."""
