@@ -7,7 +7,7 @@ How the sound was cut into pieces does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 import attrs
@@ -53,7 +53,7 @@ class Judge(Protocol):
     window: int
     start: int
 
-    def judge(self, effect: DetectSpeech) -> Iterator[bool]:
+    def judge(self, effect: DetectSpeech) -> Iterable[bool]:
         """Judge the frames that a piece of sound completes."""
         ...
 
@@ -74,20 +74,17 @@ class EnergyJudge:
     rest: bytes = b""
     noise: int = 0
 
-    def judge(self, effect: DetectSpeech) -> Iterator[bool]:
+    def judge(self, effect: DetectSpeech) -> Iterable[bool]:
         """Judge the frames that a piece of sound completes."""
         factor = max(int(FACTOR * 2 * effect.threshold), 2)
+        noise, judged = self.noise, []
         for power in self._powers(effect):
-            yield self._is_loud(power, factor)
-
-    def _is_loud(self, power: int, factor: int) -> bool:
-        """Compare a frame with the noise, which follows it."""
-        noise = self.noise or min(max(power, NOISE_MIN), FIRST_NOISE_MAX)
-        if power < noise:
-            self.noise = max(power, NOISE_MIN)
-        else:
-            self.noise = noise + (noise >> NOISE_UP_SHIFT) + 1
-        return power > max(noise * factor, POWER_MIN)
+            noise = noise or min(max(power, NOISE_MIN), FIRST_NOISE_MAX)
+            judged.append(power > POWER_MIN and power > noise * factor)
+            # The noise follows the frame.
+            noise = max(power, NOISE_MIN) if power < noise else noise + (noise >> NOISE_UP_SHIFT) + 1
+        self.noise = noise
+        return judged
 
     def _powers(self, effect: DetectSpeech) -> list[int]:
         size = effect.rate_hz * FRAME_MS // MS_PER_S * SAMPLE16_BYTES
@@ -96,9 +93,11 @@ class EnergyJudge:
         self.rest = sound[count * size :]
         if not count:
             return []
-        samples = np.frombuffer(sound[: count * size], "<i2").astype(np.int64)
-        samples = samples.reshape(count, size // SAMPLE16_BYTES)
-        powers: list[int] = ((samples * samples).sum(axis=1) // samples.shape[1]).tolist()
+        samples = np.frombuffer(sound, "<i2", count * size // SAMPLE16_BYTES).astype(np.float64)
+        frames = samples.reshape(count, size // SAMPLE16_BYTES)
+        # Exact: the sum of so few squares of 31 bits has far less than a float64's 53.
+        energies = np.einsum("ij,ij->i", frames, frames).astype(np.int64)
+        powers: list[int] = (energies // frames.shape[1]).tolist()
         return powers
 
 
@@ -145,14 +144,16 @@ class SpeechDetector:
             self._begin(effect)
         self.is_known = effect.is_speech
         self.next_at = effect.at + len(effect.data) // SAMPLE16_BYTES
-        judge = self.judge
+        judge, frame_ms = self.judge, self.judge.frame_ms
         for is_loud in judge.judge(effect):
-            self.end_ms += judge.frame_ms
+            self.end_ms += frame_ms
+            if not (is_loud or self.loud or self.is_speech):
+                continue  # silence goes on, as most often
             self.loud = (self.loud << 1 | is_loud) & ((1 << judge.window) - 1)
-            self.quiet_ms = 0 if is_loud else self.quiet_ms + judge.frame_ms
+            self.quiet_ms = 0 if is_loud else self.quiet_ms + frame_ms
             if not self.is_speech and self.loud.bit_count() >= judge.start:
                 self.is_speech = True
-                began_ms = self.end_ms - self.loud.bit_length() * judge.frame_ms
+                began_ms = self.end_ms - self.loud.bit_length() * frame_ms
                 yield ev.SpeechStarted(at_ns=at_ns, at_ms=began_ms)
             elif self.is_speech and self.quiet_ms >= effect.silence_ms:
                 self.is_speech, self.loud = False, 0
