@@ -105,7 +105,7 @@ class Field(FieldColumns):
     def _usual(self) -> bool:
         """Whether it has one name, one meaning in all modes, and an attribute of its object."""
         is_kept = self.attribute != DROPPED and self.attribute[0] != "^"
-        return is_kept and not (self.also or self.after or self.aside_in or self.code)
+        return is_kept and not (self.also or self.after or self.aside_in)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -114,8 +114,9 @@ class Field(FieldColumns):
         name, body, mode = self.name, at.body, at.context.mode
         found = body.get(name)
         if self._is_usual and found is not None:
+            read = self.kind.read if self.code is None else self._read
             value = Value(path=f"{at.path}.{name}", value=found)
-            at.values[at.prefix + self.attribute] = self.kind.read(value, at)
+            at.values[at.prefix + self.attribute] = read(value, at)
             return
         if self.also or found is not None:
             said = [each for each in self.names if body.get(each) is not None]

@@ -51,14 +51,14 @@ def _find(data: bytes, char: str, start: int) -> int:
 
 def count_keys(value: dict[str, object]) -> int:
     """Count the keys of all objects, level by level, as deep as frames may be."""
-    keys = 0
+    keys, depth = len(value), 1
     level: list[Nested] = [value]
-    for _ in range(JSON_DEPTH_MAX):
+    while level := nested_in(level):
+        depth += 1
+        if depth > JSON_DEPTH_MAX:
+            raise not_json(f"frame nested deeper than {JSON_DEPTH_MAX} levels")
         keys += sum(len(node) for node in level if isinstance(node, dict))
-        level = nested_in(level)
-        if not level:
-            return keys
-    raise not_json(f"frame nested deeper than {JSON_DEPTH_MAX} levels")
+    return keys
 
 
 def refuse_duplicates(text: str | bytes, keys: int) -> None:

@@ -149,12 +149,14 @@ class Shape:
         rows, known = self._plans[min(at.context.behaviour, NEWEST)]
         for row in rows:
             row.take(at)
+        if known.issuperset(at.body):
+            return [*at.aside, *at.below]
         unknown = [
             f"{at.path}.{name if KEY_SHOWN.fullmatch(name) else '?'}"
             for name in at.body
             if name not in known
         ]
-        if unknown and self.closed:
+        if self.closed:
             listed = f"unknown field, known are {', '.join(sorted(known))}"
             if isinstance(self.closed, ErrorCode):
                 raise FieldError(self.closed, f"{unknown[0]}: {listed}")

@@ -33,7 +33,7 @@ class FastMasker:
     def __init__(self, masking_key: bytes | bytearray) -> None:
         self._key = bytes(masking_key)
 
-    def process(self, data: bytes | bytearray) -> bytearray:
+    def process(self, data: bytes | bytearray | memoryview) -> bytearray:
         """Mask or unmask the next piece; in place, if it is a `bytearray`."""
         masked = data if isinstance(data, bytearray) else bytearray(data)
         words = len(masked) // 8

@@ -154,7 +154,7 @@ class Intake(trio.abc.Stream):
             if left < 1:
                 break
             try:
-                payload = self._rest[whole.start : whole.end]
+                payload = memoryview(self._rest)[whole.start : whole.end]
                 message = FastMasker(whole.mask).process(payload).decode()
             except UnicodeDecodeError:
                 return None  # the codec tells the peer

@@ -6,7 +6,7 @@ That is a bug of ours, and costs figures, never a session.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from protocol.machine.session import Session
 from protocol.values.effects import Effect
@@ -42,18 +42,21 @@ class Watchers:
 
     def saw(self, event: Event, effects: tuple[Effect, ...], session: Session) -> None:
         """As `Watcher`."""
-        self._show(lambda watcher: watcher.saw(event, effects, session))
+        for watcher in self._watchers:
+            try:
+                watcher.saw(event, effects, session)
+            except Exception:
+                self._drop(watcher)
 
     def over(self, reason: str | None) -> None:
         """As `Watcher`."""
-        self._show(lambda watcher: watcher.over(reason))
-
-    def _show(self, to: Callable[[Watcher], None]) -> None:
-        """Show it to each watcher; log an exception, and drop its watcher."""
         for watcher in self._watchers:
             try:
-                to(watcher)
+                watcher.over(reason)
             except Exception:
-                text = "%s broke, and watches this session no more"
-                _logger.exception(text, type(watcher).__name__)
-                self._watchers = [it for it in self._watchers if it is not watcher]
+                self._drop(watcher)
+
+    def _drop(self, watcher: Watcher) -> None:
+        """Log the exception that a watcher raised, and show it nothing more."""
+        _logger.exception("%s broke, and watches this session no more", type(watcher).__name__)
+        self._watchers = [it for it in self._watchers if it is not watcher]

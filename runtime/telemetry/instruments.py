@@ -1,7 +1,6 @@
 """Counters and histograms of a server, or of a recording that is measured.
 
-A unit makes a dozen observations: each is two lookups, a bisection and two additions, without a
-lock.
+A unit makes a dozen observations: each is a lookup, a bisection and two additions, without a lock.
 """
 
 from __future__ import annotations
@@ -66,6 +65,7 @@ class Books:
     def __init__(self, made: Instruments, mode: Mode) -> None:
         self._made = made
         self._mode = mode
+        self._known: dict[tuple[Metric, Labels], Series] = {}
 
     def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
         """Add to a counter."""
@@ -76,5 +76,8 @@ class Books:
         self._series(metric, labels).observe(value)
 
     def _series(self, metric: Metric, labels: Labels) -> Series:
-        mode = (self._mode,) if "mode" in metric.labels else ()
-        return self._made.series(metric, *mode, *labels)
+        series = self._known.get((metric, labels))
+        if series is None:
+            mode = (self._mode,) if "mode" in metric.labels else ()
+            series = self._known[metric, labels] = self._made.series(metric, *mode, *labels)
+        return series
