@@ -372,13 +372,12 @@ right. In a session that is set up, or is being set up, it is refused like any s
 
 def gate_of(course: Course, state: State) -> Gate:
     """Return the gate of a state without further detail."""
-    if course is Course.TRANSCRIPTION and state in _TRANSCRIPTION_GATES:
-        return _TRANSCRIPTION_GATES[state]
-    return Gate(state.value)
+    return (_TRANSCRIPTION_GATES if course is Course.TRANSCRIPTION else _GATES)[state]
 
 
+_GATES: Final[Mapping[State, Gate]] = MappingProxyType({it: Gate(it.value) for it in State})
 _TRANSCRIPTION_GATES: Final[Mapping[State, Gate]] = MappingProxyType(
-    {State.CONNECTED: Gate.UNCHOSEN, State.ACTIVE: Gate.TRANSCRIBING}
+    {**_GATES, State.CONNECTED: Gate.UNCHOSEN, State.ACTIVE: Gate.TRANSCRIBING}
 )
 
 

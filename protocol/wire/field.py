@@ -113,11 +113,15 @@ class Field(FieldColumns):
         """Read it; `FieldError` if it is absent and required, or wrong."""
         name, body, mode = self.name, at.body, at.context.mode
         found = body.get(name)
-        if self._is_usual and found is not None:
-            read = self.kind.read if self.code is None else self._read
-            value = Value(path=f"{at.path}.{name}", value=found)
-            at.values[at.prefix + self.attribute] = read(value, at)
-            return
+        if self._is_usual:
+            if found is not None:
+                read = self.kind.read if self.code is None else self._read
+                value = Value(path=f"{at.path}.{name}", value=found)
+                at.values[at.prefix + self.attribute] = read(value, at)
+                return
+            if self.default is not REQUIRED:
+                at.values.setdefault(at.prefix + self.attribute, self.default)
+                return
         if self.also or found is not None:
             said = [each for each in self.names if body.get(each) is not None]
             is_aside = mode in self.aside_in or self._is_second(body)

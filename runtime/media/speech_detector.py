@@ -81,8 +81,10 @@ class EnergyJudge:
         for power in self._powers(effect):
             noise = noise or min(max(power, NOISE_MIN), FIRST_NOISE_MAX)
             judged.append(power > POWER_MIN and power > noise * factor)
-            # The noise follows the frame.
-            noise = max(power, NOISE_MIN) if power < noise else noise + (noise >> NOISE_UP_SHIFT) + 1
+            if power < noise:  # which follows the frame
+                noise = max(power, NOISE_MIN)
+            else:
+                noise += (noise >> NOISE_UP_SHIFT) + 1
         self.noise = noise
         return judged
 

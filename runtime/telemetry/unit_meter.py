@@ -47,6 +47,9 @@ class UnitMeter(CallMeter):
     def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
         is_sent = any(isinstance(effect, ef.Send) for effect in effects)
         match event:
+            case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():
+                # A client's sound may be resampled first, or missing.
+                self._take_in(effects, session.units_waiting)
             case ev.UnitDone(result=result) if result.index == self._running:
                 self._unit_done(result, is_sent=is_sent)
             case ev.UnitFailed() if event.index == self._running:
@@ -72,9 +75,6 @@ class UnitMeter(CallMeter):
             case ev.SpeechStopped(at_ms=at_ms) if self._overlap_ms is not None:
                 self._books.observe(c.OVERLAP_SECONDS, (at_ms - self._overlap_ms) / MS_PER_S)
                 self._overlap_ms = None
-            case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():
-                # A client's sound may be resampled first, or missing.
-                self._take_in(effects, session.units_waiting)
 
     def _asked(self, effect: ef.Effect) -> None:
         match effect:
