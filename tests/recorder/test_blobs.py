@@ -50,6 +50,24 @@ def test_sixteen_bit_floats_round_trip(values: list[int], convention: int) -> No
     round_trip(exact(np.array(values), (32768.0, 32767.0)[convention]))
 
 
+@pytest.mark.parametrize(
+    ("data", "codec"),
+    [
+        (exact(VALUES, 32768.0), blobs.EXACT_16),
+        (exact(VALUES * 0.1, 32768.0), blobs.SHUFFLE_4),
+    ],
+)
+def test_small_and_large_pieces_are_stored_alike(
+    data: bytes, codec: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take different ways, and both must read what the other wrote."""
+    small = round_trip(data)
+    assert small.codec == codec
+    monkeypatch.setattr(blobs, "SMALL_BYTES_MAX", 0)
+    large = round_trip(data)
+    assert (small.codec, bytes(small.stored)) == (large.codec, bytes(large.stored))
+
+
 @pytest.mark.parametrize("divisor", [32768.0, 32767.0])
 def test_microphone_pcm_is_halved(divisor: float) -> None:
     """Without the exact codec a microphone's log is a third larger."""
