@@ -70,17 +70,14 @@ SMALL: Final = Plan(
         Pattern(name="flat", sessions=2, units=4, pace="flat"),
         Pattern(name="slow", sessions=2, units=1, pace="slow", has_picture=False),
         Pattern(name="together", sessions=3, units=1, pace="together"),
-        *(
-            Pattern(
-                name=coding,
-                sessions=2,
-                units=1,
-                pace="spread",
-                has_picture=False,
-                pieces=50,
-                coding=coding,
-            )
-            for coding in CODINGS
+        Pattern(
+            name="pieces",
+            sessions=2,
+            units=1,
+            pace="spread",
+            has_picture=False,
+            pieces=50,
+            coding="pcm16",
         ),
     ),
     memory=Pattern(name="memory", sessions=3, units=1, pace="spread"),

@@ -29,6 +29,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
+from recorder.write.lock import is_held
 from replay.rerun.environment import Loading
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
@@ -133,6 +134,14 @@ def leave(socket: ClientConnection) -> None:
     until(socket, "session.closed")
     with pytest.raises(ConnectionClosed):
         socket.recv(timeout=WAIT_S)
+
+
+def wait_until_closed(log: Path) -> None:
+    """Wait until its server is done with a log: the client is told of the end before that."""
+    give_up = time.monotonic() + WAIT_S
+    while is_held(log):
+        assert time.monotonic() < give_up, "the log is still written"
+        time.sleep(0.02)
 
 
 def refusal(socket: ClientConnection) -> tuple[str, str, int]:
@@ -294,6 +303,7 @@ def test_what_cannot_be_forked_is_refused_by_its_reason(tmp_path: Path) -> None:
             say(parent, sounds()[:3])
             leave(parent)
         log = place.log_of(name)
+        wait_until_closed(log)
         assert place.status_of("live/sessions/sess_0123456789ab/fork")[0] == 404
         for at in ("-1", "x", "1.0", "", "1&at=2", "9" * 10):
             found = place.status_of(f"live/sessions/{name}/fork?at={at}")
@@ -309,7 +319,8 @@ def test_what_cannot_be_forked_is_refused_by_its_reason(tmp_path: Path) -> None:
         )
         log.write_bytes(data)
         redacted = tmp_path / "redacted.session.zst"
-        CliRunner().invoke(main, ["redact", str(log), "--output", str(redacted)])
+        ran = CliRunner().invoke(main, ["redact", str(log), "--output", str(redacted)])
+        assert ran.exit_code == 0, ran.output
         assert "it is redacted" in place.refused("redacted")[1]
         host, port = place.server.address
         with connect(f"ws://{host}:{port}/v1/realtime?mode=audio") as other:
