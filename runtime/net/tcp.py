@@ -22,8 +22,9 @@ import trio
 
 RECEIVE_BUFFER_BYTES: Final = 262_144
 """A second of audio and a frame of video in one read."""
-READ_BYTES: Final = 65_536
-"""Without knowing of more: a larger buffer has to be mapped, which takes longer than a read."""
+READ_BYTES: Final = 124 << 10
+"""Without knowing of more: a second of sound and a picture. A buffer of 128 KiB has to be mapped,
+which takes longer than a read."""
 LOW_WATER_BYTES_MAX: Final = 65_536
 """The wake-up threshold for a message whose end is far off: fewer reads would gain little, and the
 kernel must have room for it."""
