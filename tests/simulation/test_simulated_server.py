@@ -22,8 +22,7 @@ from tests.simulation.simulated_server import Outcome, compare, simulate
 
 BATCH = 10
 SEEDS = range(0, 120, BATCH)
-"""Up to 150 they are in `test_simulated_bugs`, so that two processes share them; `make soak` runs
-2000."""
+"""A sample: `make soak` runs 2000."""
 
 PAIRS = (1, 14, 23, 31, 34)
 """Seeds in which sessions move that are answered for long enough to be compared."""
