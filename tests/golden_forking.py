@@ -9,13 +9,14 @@ import anyio
 from runtime.session.beginning import Parent
 from tests.golden_moving import moving
 from tests.golden_openai import LOUD, QUIET, say, speak
-from tests.golden_stage import ONE_SLOT, Scene, brief
-from tests.helpers import Peer, World
+from tests.golden_stage import ONE_SLOT, Scene, brief, part, picture, talk
+from tests.helpers import Peer, World, base64, init_frame, pcm
 
 APPEND = "session.input_audio.append"
 LAW = {"audio": {"format": {"type": "audio/pcmu", "rate": 8000}}}
 TONE = bytes(range(250)) * 32
 """A second in G.711."""
+PCM = base64(pcm(1))
 
 
 async def begin(server: World, parent: Parent | None = None, **session: Any) -> Peer:
@@ -74,7 +75,27 @@ async def forks_twice(server: World) -> None:
     await fork.over()
 
 
+async def talks_on(server: World) -> None:
+    """A session with pictures goes on from its third second, in another dialect."""
+    parent = server.connect("video", resumable=True)
+    parent.send(init_frame())
+    await parent.heard("session.created")
+    await talk(parent, 4, video_frames=[picture()])
+    await part(parent)
+    fork = server.connect("video", parent=log_of(server, parent, 2))
+    await fork.heard("session.queue_done")
+    say(fork, "session.update", session={"instructions": "Be long."})
+    await fork.heard("error")
+    say(fork, "session.update", session={"instructions": ""})
+    await fork.heard("session.created")
+    for force_listen in (False, True, False):
+        say(fork, "input_audio_buffer.append", audio=PCM, force_listen=force_listen)
+        await anyio.sleep(1)
+    await part(fork)
+
+
 FORKING_SCENES: dict[str, Scene] = {
     "live-fork": Scene(play=forks, backend={"script": brief, **ONE_SLOT}),
+    "realtime-fork": Scene(play=talks_on, backend={"script": brief}),
     "live-fork-lost": moving(forks_twice, 4, fault="gone"),
 }

@@ -15,12 +15,19 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
+from ..values.errors import ErrorCode
+from ..values.requests import ClientMessage, Init
 from ..values.state import BEGINNINGS, State
+from ..values.utf8 import Refused
+from ..wire.dialects import first_dialect
 from .beginning import Beginning, PendingInit
 from .unit_loop import Phase
 
 AT_REST: Final = frozenset({Phase.IDLE, Phase.FINALIZING, Phase.ROLLING_BACK})
 """What a rebuild stands for; a unit that runs, or a model that is opened, is no past."""
+_KEPT: Final = (
+    "a fork keeps the prompt, the voice and the settings of its recording: leave them out"
+)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -41,6 +48,7 @@ class Forking(Beginning):
             recording_notice=event.recording_notice,
             must_record=True,  # the rebuild reads it
         )
+        self.dialect = first_dialect(self.opened.mode, self.opened.endpoint)
         for name in tuple(self.timers.pending):
             self.cancel_timer(name)
         self.state, self.recording, self.is_forking = BEGINNINGS[self.course], "on", True
@@ -53,6 +61,12 @@ class Forking(Beginning):
         self.forget_client()
         self.greet()
         self.begin()
+
+    def refused(self, message: ClientMessage) -> Refused | None:
+        """Refuse an init that would change what the model was opened with."""
+        if self.is_forking and isinstance(message, Init) and _asks_for_another(message):
+            return Refused(code=ErrorCode.INVALID_PAYLOAD, message=_KEPT)
+        return super().refused(message)
 
     def open_if_decoded(self, pending: PendingInit) -> None:
         """Have the model opened, or brought to the past of a fork."""
@@ -76,3 +90,10 @@ class Forking(Beginning):
             if self.settle():
                 self.create()
                 self.move_if_due()
+
+
+def _asks_for_another(init: Init) -> bool:
+    """Whether an init has what opens a model."""
+    plain = Init(instructions="")
+    names = ("instructions", "ref_audio", "tts_ref_audio", "max_slice_nums", "config")
+    return any(getattr(init, name) != getattr(plain, name) for name in names)

@@ -63,7 +63,7 @@ class Seeing(Forking):
         """Refuse a frame for which there is no room."""
         is_early = len(self.seen) >= FRAMES_MAX
         if not isinstance(message, See) or self.opened.mode == "audio":
-            return None
+            return super().refused(message)
         if not (is_early or self._is_seen_out):
             return None
         text, ignored = _EARLY if is_early else _TOO_MANY_FRAMES, len(message.ignored)

@@ -286,8 +286,11 @@ class SessionStory:
         return bool(self.moves) and self.moves[-1].to_ns is None
 
     def _begin_fork(self) -> None:
-        """Note that the next rebuild is no move; one that had begun was the parent's."""
-        self._is_forking = True
+        """Note that the next rebuild is no move; one that had begun was the parent's.
+
+        Its client plays only what is said from here on.
+        """
+        self._is_forking, self._spoken_ms = True, 0
         if self._is_moving:
             self.moves.pop()
 

@@ -7,7 +7,7 @@
 | `DELETE /api/recordings/{recording_id}` | remove one that is not being written, here and in the store; for `admin` |
 | `GET /api/recordings/{recording_id}/log` | the log, or a range; of an open log its whole blocks |
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
-| `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer; `?diff=` marks where another recording differs, `?to=previous`, `next` lead to the sessions around it |
+| `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer; `?diff=` marks where another recording differs, `?to=previous`, `next` lead to the sessions around it, `?to=talk&unit=` to the console, where it is talked on from |
 | `GET /api/recordings/{recording_id}/digest` | what was said, and the measures of `antiphon eval` |
 | `GET /api/sessions/{recording_id}/recording` | the log, by session |
 | `GET /api/sessions/{recording_id}/view` | the page, by session |
@@ -83,9 +83,9 @@ TAILS_PER_KEY_MAX: Final = 4
 NUMBER_MAX: Final = 10**15
 """Unix milliseconds of more than 30,000 years, and more records than a log has."""
 NO_RECORDING: Final = "there is no such recording"
-DIRECTIONS: Final = ("previous", "next")
-"""In time; those are in a list after and before it."""
-VIEW_PARAMETERS: Final = ("to", "diff")
+DIRECTIONS: Final = ("previous", "next", "talk")
+"""The first two in time; those are in a list after and before it."""
+VIEW_PARAMETERS: Final = ("to", "unit", "diff")
 LIVE_PARAMETERS: Final = ("from_seq", "blobs")
 PARAMETERS: Final = (
     *("mode", "owner", "state", "reason", "session", "since_ms", "limit", "after"),
@@ -99,6 +99,7 @@ class Recordings:
         directory: None: nothing is recorded.
         load_viewer: loads what makes the views of a recording; None for no views.
         remote: the object store that also holds them; None for no store.
+        console: the path of the console; empty for none.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Recordings:
         directory: Path | None,
         load_viewer: LoadViewer | None = None,
         remote: RemoteStore | None = None,
+        console: str = "",
     ) -> None:
         self._logs: Logs | None = None
         self._listing: Listing | None = None
@@ -114,6 +116,7 @@ class Recordings:
             self._logs = logs_of(self._local, remote)
             self._listing = Listing(self._logs, Index(directory, WITH_STORE_NAME))
         self._has_store = remote is not None
+        self._console = console
         self._views = None if load_viewer is None else Views(load_viewer)
         self._listed: tuple[Summary, ...] = ()
         self._listed_until_s = -1.0
@@ -264,6 +267,8 @@ class Recordings:
         check_names(request, VIEW_PARAMETERS)
         summary, info = await self._found(request)
         direction = read_choice(request, "to", DIRECTIONS)
+        if direction == "talk":
+            return self._talk_on(request, info)
         if direction is not None:
             following = _around(await self._all(), principal_of(request), summary, direction)
             return RedirectResponse(f"/api/recordings/{following}/view", HTTPStatus.SEE_OTHER)
@@ -273,6 +278,14 @@ class Recordings:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
         beside = None if found is None else found[1]
         return await self._views_here().answer(request, info, "page", other=beside)
+
+    def _talk_on(self, request: Request, info: LogInfo) -> Response:
+        """Lead to the console, where a conversation begins from the past of this one."""
+        if not self._console:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "this server shows no console")
+        unit = read_number(request, "unit", 0, low=0, high=NUMBER_MAX)
+        to = f"{self._console}#talk/{info.recording_id}/{unit}"
+        return RedirectResponse(to, HTTPStatus.SEE_OTHER)
 
     async def _send_digest(self, request: Request) -> Response:
         _, info = await self._found(request)

@@ -27,6 +27,7 @@ from recorder.write.writer import Recorder
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
+from ..api.console import ADDRESS as CONSOLE
 from ..api.console import Console
 from ..api.elsewhere import NotHere
 from ..api.marks import Marks
@@ -99,7 +100,8 @@ class Gateway:
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
         self._voices = voices
-        self._recordings = Recordings(settings.record_to, load_viewer, remote)
+        console = CONSOLE if settings.pages else ""
+        self._recordings = Recordings(settings.record_to, load_viewer, remote, console)
         has_views = settings.record_to is not None and load_viewer is not None
         self._console = Console(settings, lambda: self.server, has_views=has_views)
         self._attaching = Attaching(lambda: self.server, self._recordings, stall_s=settings.stall_s)

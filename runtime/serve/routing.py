@@ -3,6 +3,8 @@
 | path | is |
 |---|---|
 | `/v1/realtime?mode={mode}` | `realtime`, or `duplex-v1` by its first message (000, 001) |
+| `/v1/realtime?mode={mode}&fork={id}` | the same, from the past of a recorded session of this |
+| | address and mode, before unit `&at=` |
 | `/v1/realtime?mode=transcription` | `transcription` (003) |
 | `/ws/duplex/{label}` | `legacy-duplex`; the label's prefix says whether it has video (002) |
 | `/ws/duplex?session_id={label}` | the same, as a worker's own address: with a slot free, |
@@ -31,7 +33,7 @@ from typing import Final
 import attrs
 
 from protocol.values.limits import LABEL_CHARS_MAX
-from protocol.values.modes import Mode
+from protocol.values.modes import OF_MODE, Mode
 from protocol.wire.dialects import (
     LEGACY_CHAT,
     LEGACY_DUPLEX,
@@ -168,7 +170,8 @@ def _address(
             return Route(mode=audio, dialect=OPENAI, endpoint="openai", label=label)
         mode = _mode_of(query.get("mode", (default,)), modes)
         dialect = TRANSCRIPTION if mode == "transcription" else OPENING
-        return Route(mode=mode, dialect=dialect, endpoint="realtime")
+        fork, at = _fork(query, mode)
+        return Route(mode=mode, dialect=dialect, endpoint="realtime", fork=fork, at=at)
     if path == CHAT_PATH:
         return Route(mode=_served("chat", modes), dialect=LEGACY_CHAT, endpoint="chat")
     forked = _FORK.fullmatch(path)
@@ -198,6 +201,18 @@ def _duplex(label: str, modes: Sequence[Mode], *, quiet: bool) -> Route:
         label=label,
         quiet=quiet,
     )
+
+
+def _fork(query: Mapping[str, Sequence[str]], mode: Mode) -> tuple[str, int | None]:
+    """The session from whose past another one begins, and where; empty for none."""
+    asked = query.get("fork")
+    if asked is None:
+        return "", None
+    if len(asked) != 1 or not 0 < len(asked[0]) <= RECORDING_CHARS_MAX:
+        raise NotServedError(400, "invalid_query", "fork names one recording")
+    if OF_MODE[mode].work != "unit":
+        raise NotServedError(400, "invalid_query", "only sessions of video and audio have forks")
+    return asked[0], _unit(query)
 
 
 def _unit(query: Mapping[str, Sequence[str]]) -> int | None:

@@ -94,7 +94,7 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @typedef {object} Options
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
  * @property {"realtime" | "live"} [dialect] `live`: OpenAI's Live API, for mode `audio`, with `model` and
- *   without `config`, `voice`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+ *   without `config`, `voice`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
  * @property {string} [model] of a transcription and of `live`, which need it: by a name that the server knows it by
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
@@ -110,6 +110,8 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @property {boolean} [resume] false: a session whose connection is lost is over; otherwise it is resumed
  *   where the server can, and only `onConnection` tells of it
  * @property {(event: ConnectionEvent) => void} [onConnection] is told when the connection is lost, and back
+ * @property {{recording: string, unit?: number}} [fork] the session begins from the past of a recorded one of the
+ *   same mode, before a unit or after its last; without `instructions`, `config` and `voice`, which stay as they are
  * @property {AbortSignal} [signal] gives up connecting, and waiting in the queue; `connect` throws its reason
  * @property {() => number} [random] gives numbers in [0, 1) that shorten the waits between attempts
  * @property {string} [key] the API key, where the server asks for one; letters, digits, - and _
@@ -603,7 +605,7 @@ const DIALECTS = {
   live: {
     path: "/v1/live/sessions",
     query: "",
-    lacks: ["config", "voice", "onSent", "interrupt", "acknowledge", "reason"],
+    lacks: ["config", "voice", "fork", "onSent", "interrupt", "acknowledge", "reason"],
     init: ({ model, instructions, record }) => {
       const format = { type: "audio/pcm", rate: UNIT_SAMPLES };
       return { type: "session.start", session: { model, instructions, audio: { format }, store: record } };
@@ -944,6 +946,9 @@ function endpoint(url, options) {
   const { path, query } = dialectOf(options);
   if (["/", DIALECTS.realtime.path].includes(address.pathname)) address.pathname = path;
   if (query) address.searchParams.set(query, options.mode);
+  const { recording, unit } = options.fork ?? {};
+  if (recording) address.searchParams.set("fork", recording);
+  if (unit !== undefined) address.searchParams.set("at", String(unit));
   return address.href;
 }
 

@@ -81,7 +81,7 @@ export class Conversation extends Emitter {
   #voice = new VoiceClock();
   /** @type {Map<string, number>} */ #sent = new Map();
   #samples = 0;
-  #dropped = 0;
+  /** Null: those of a fork's past are not known yet. @type {number | null} */ #dropped = 0;
   /** @type {{responseId: string, text: string} | null} */ #turn = null;
   #lastInput = "";
   #worded = "";
@@ -158,7 +158,8 @@ export class Conversation extends Emitter {
 
   #begin() {
     [this.session, this.created, this.#turn] = [null, null, null];
-    [this.#samples, this.#dropped, this.#acknowledgedAt, this.#frames, this.#lastInput] = [0, 0, 0, [], ""];
+    [this.#samples, this.#acknowledgedAt, this.#frames, this.#lastInput] = [0, 0, [], ""];
+    this.#dropped = this.#options.fork ? null : 0;
     this.#aborting = new AbortController();
     this.#sent.clear();
     this.#voice = new VoiceClock();
@@ -307,6 +308,7 @@ export class Conversation extends Emitter {
     const sentAt = this.#sent.get(inputId);
     this.#sent.delete(inputId);
     const dropped = Number(metrics.dropped_units ?? 0);
+    this.#dropped ??= dropped;
     for (; this.#dropped < dropped; this.#dropped++) {
       this.emit("unit", { kind: "dropped", isLate: false, inputId: "", latencyMs: null, metrics });
     }

@@ -178,6 +178,7 @@ function checkAddress() {
   assert.equal(neighboursOf({ protocol: "https:", pathname: "/elsewhere/view" }), null);
   const found = neighboursOf({ protocol: "https:", pathname: "/api/recordings/a/view" });
   assert.equal(found.next, "/api/recordings/a/view?to=next");
+  assert.equal(found.talk, "/api/recordings/a/view?to=talk");
 }
 
 /* A tone keeps its pitch, and lasts as long as it should. */

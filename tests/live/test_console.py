@@ -21,7 +21,7 @@ import soundfile
 from websockets.sync.client import ClientConnection, connect
 
 from recorder.keep.store import Store
-from recorder.read.reader import read
+from recorder.read.reader import LogReader, read
 from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from tests.browser import CHROMIUM, WAIT_S, Tab, chromium
@@ -160,6 +160,38 @@ def test_a_question_is_answered_aloud(console: Console, recordings: Path) -> Non
     played = [it["played_ms"] for it in said if it["type"] == "playback.ack"]
     assert played == sorted(played)
     assert 1_000 < played[-1] < 6_000
+
+
+def test_a_recording_is_talked_on_from(console: Console, recordings: Path) -> None:
+    """The model would have forgotten the conversation, or the page remember another one."""
+    console.open()
+    console.press("Start talking")
+    console.wait_for(".captions", ANSWER)
+    console.press("Stop")
+    console.wait_until("ended")
+    link = console.tab.run("document.querySelector('.links a').getAttribute('href')")
+    console.tab.open(f"{console.base}{link}#t=0.01&unit=2")
+    console.tab.until("document.querySelector('#talk-on')?.search.endsWith('unit=0')")
+    console.tab.run("antiphonView.view.player.seek(antiphonView.view.past[1].finalized)")
+    console.tab.run("document.querySelector('#talk-on').click()")
+    console.wait_for(".talk .notice", "The model will remember")
+    console.press("Start talking")
+    console.wait_for(".captions", ANSWER)
+    console.press("Stop")
+    console.wait_until("ended")
+    other = console.tab.run("document.querySelector('.links a').getAttribute('href')")
+    parent, fork = (Store(recordings).path(it.split("/")[3]) for it in (link, other))
+    with LogReader(fork) as reader:
+        assert reader.head.fields["parent"] | {"unit": 2} == reader.head.fields["parent"]
+    heard = [
+        [
+            it["input"]
+            for it in sent(recordings, name.name.split(".")[0])
+            if it["type"] == "input.append"
+        ]
+        for name in (parent, fork)
+    ]
+    assert heard[0][:2] == heard[1][:2]
 
 
 def sent(recordings: Path, recording_id: str) -> list[dict[str, Any]]:

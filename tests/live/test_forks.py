@@ -229,6 +229,40 @@ def test_a_fork_goes_on_as_its_parent_did(place: Place) -> None:
     assert parent_of["unit"] == AT
 
 
+def hear(socket: ClientConnection, seconds: list[bytes]) -> None:
+    """Say seconds in `realtime`, and hear each answered."""
+    for number, second in enumerate(seconds):
+        sound = {"audio": base64.b64encode(second).decode()}
+        body = {"type": "input.append", "input": sound, "input_id": f"in_{number}"}
+        socket.send(json.dumps(body))
+        while until(socket, "response.output.delta")["input_id"] != body["input_id"]:
+            pass
+
+
+@pytest.mark.parametrize("mode", ["audio", "video"])
+def test_a_session_of_realtime_has_forks(place: Place, mode: str) -> None:
+    """What a person talked with the console could not be gone on with."""
+    said = seconds_of_speech()
+    with place.connect(f"realtime?mode={mode}") as parent:
+        parent.send(init_frame())
+        name = until(parent, "session.created")["recording_id"]
+        hear(parent, said[:SECONDS])
+        leave(parent)
+    with place.connect(f"realtime?mode={mode}&fork={name}&at={AT}") as fork:
+        for more in ({"system_prompt": "x"}, {"config": {"top_k": 3}}):
+            fork.send(json.dumps({"type": "session.init", "payload": more}))
+            while (error := json.loads(fork.recv(timeout=WAIT_S)))["type"] != "error":
+                pass
+            assert "a fork keeps the prompt" in error["error"]["message"]
+        fork.send('{"type": "session.init", "payload": {}}')
+        created = until(fork, "session.created")
+        hear(fork, said[AT:SECONDS])
+        leave(fork)
+    assert created["recording_id"] != name
+    check_log(log := place.folder / f"{created['recording_id']}.session.zst")
+    assert states_of(log) == states_of(place.folder / f"{name}.session.zst")
+
+
 def test_a_fork_of_a_running_session_is_another_one(place: Place) -> None:
     """The session itself would stop or change, or its fork end with it."""
     said = sounds()
@@ -327,6 +361,11 @@ def test_what_cannot_be_forked_is_refused_by_its_reason(tmp_path: Path) -> None:
             other.send(init_frame())
             recording = until(other, "session.created")["recording_id"]
             assert "one of realtime" in place.refused(recording)[1]
+        with place.connect(f"realtime?mode=audio&fork={name}") as other:
+            assert "one of live" in refusal(other)[1]
+        for query in ("mode=chat&fork=x", "mode=audio&fork=", "mode=audio&fork=x&at=y"):
+            assert place.status_of(f"realtime?{query}")[0] == 400
+        assert place.status_of("realtime?mode=audio&fork=rec-0")[0] == 404
         assert len(list(tmp_path.glob("*.zst"))) == 3, "a fork that was refused left a log"
         with place.fork(name) as (fork, _):
             leave(fork)

@@ -23,8 +23,7 @@ MOMENTS: Final = 12
 """Of each log."""
 INITS: Final = {
     "live": '{"type": "session.start", "session": {}}',
-    "realtime": '{"type": "session.init", "payload": {}}',
-    "duplex-v1": '{"type": "session.update", "session": {"instructions": "x"}}',
+    "opening": '{"type": "session.init", "payload": {}}',
     "legacy-duplex": '{"type": "prepare"}',
 }
 """By dialect: what sets a session up."""

@@ -34,8 +34,9 @@ export function writeAddress({ t = null, unit = null, turn = null, seq = null, r
 
 const SERVED = /^\/api\/(recordings|sessions)\/[^/]+\/view$/;
 
-/** The addresses of the sessions before and after, where a server shows this one; else null. */
+/** The addresses that lead on from here, where a server shows this session; else null. */
 export function neighboursOf({ protocol, pathname }) {
   if (!/^https?:$/.test(protocol) || !SERVED.test(pathname)) return null;
-  return { previous: `${pathname}?to=previous`, next: `${pathname}?to=next` };
+  const [previous, next, talk] = ["previous", "next", "talk"].map((to) => `${pathname}?to=${to}`);
+  return { previous, next, talk };
 }

@@ -206,6 +206,7 @@ class View {
     this.overview.setAttribute("aria-valuenow", now.toFixed(1));
     this.overview.setAttribute("aria-valuetext", clock(now, 1));
     this.showPicture(now);
+    this.showTalk(now);
     this.transcript.follow(now, this.player.playing);
     this.line.draw();
     if (!this.player.playing) return;
@@ -305,12 +306,21 @@ class View {
     this.page.addEventListener("keydown", (event) => this.pressed(event));
   }
 
-  /* The sessions before and after, where a server shows this one. */
+  /* Where a server shows this session: those before and after, and one that goes on from it. */
   showNeighbours() {
     const found = neighboursOf(location);
     this.page.querySelector("#neighbours").hidden = found === null;
-    if (found === null) return;
-    for (const name of ["previous", "next"]) this.page.querySelector(`#${name}`).href = found[name];
+    this.talk = this.page.querySelector("#talk-on");
+    this.past = found ? this.session.story.units.filter(({ finalized }) => finalized !== null) : [];
+    this.talk.hidden = !this.past.length;
+    for (const [name, address] of Object.entries(found ?? {}))
+      this.page.querySelector(`#${name === "talk" ? "talk-on" : name}`).href = address;
+  }
+
+  /** A conversation that is talked on begins with the units that are over by now. */
+  showTalk(now) {
+    const unit = (this.past[lastBefore(this.past, now, ({ finalized }) => finalized)]?.index ?? -1) + 1;
+    if (this.past.length) this.talk.search = `?to=talk&unit=${unit}`;
   }
 
   clear() {

@@ -77,7 +77,10 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         "picks the dialect, and it stays: `session.init` is `realtime`, `session.update` is "
         "`duplex-v1`. Until then queue events and errors are the same in both. With "
         "`mode=transcription` it is `transcription`, or `transcription-responses` where the client "
-        "chooses its model by `session.create`.",
+        "chooses its model by `session.create`. With `fork=ID&at=UNIT` a session of `video` or "
+        "`audio` begins from the past of a recorded one of this address and mode, before that unit "
+        "or after its last; the message that sets it up may have no prompt, voice or setting, and "
+        "its `prompt_length` is 0.",
     ),
     Channel(
         name="duplex",

@@ -161,7 +161,7 @@ export class App {
   /** Show the page of the address; a page that was shown goes on behind it. */
   #show() {
     if (!this.facts) return;
-    const asked = location.hash.slice(1);
+    const [asked] = location.hash.slice(1).split("/");
     const offered = this.#offered();
     const entry = offered.find(({ id }) => id === asked) ?? offered[0];
     if (entry.id === this.#shown || (asked === "main" && this.#shown)) return; // to the page: the skip link

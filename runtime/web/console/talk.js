@@ -6,6 +6,7 @@ import { Microphone } from "../microphone.js";
 import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
 import { duration, fill, h, notice, select } from "./dom.js";
+import { Past } from "./past.js";
 import { Setup } from "./setup.js";
 import { Captions, Lane, Levels, Measures } from "./stage.js";
 import { endOf, HINTS, SEEING, STATES } from "./words.js";
@@ -33,6 +34,11 @@ class TalkPage {
   #detail = h("p", { class: "soft detail", role: "status" }, "Your browser will ask for the microphone.");
   #links = h("p", { class: "links" });
   #hints = h("div", { class: "hints" });
+  #past = new Past(() => {
+    this.#setup.element.classList.toggle("fork", this.#past.mode !== null);
+    if (this.#past.mode === "audio") this.#show.value = "";
+    this.#lockPicture();
+  });
   #preview = h("video", {
     class: "preview",
     muted: true,
@@ -126,6 +132,7 @@ class TalkPage {
           h("div", { class: "says" }, this.#state, this.#detail),
           this.#preview,
         ),
+        this.#past.element,
         this.#notice.element,
         h("div", { class: "row big" }, this.#start, this.#hold, this.#links),
         controls,
@@ -139,6 +146,9 @@ class TalkPage {
     this.#listen();
     this.#settle("idle");
     this.learn(app.facts);
+    const find = () => this.#isRunning || this.#past.find();
+    addEventListener("hashchange", find);
+    find();
   }
 
   /** @param {any} facts */
@@ -170,10 +180,10 @@ class TalkPage {
 
   async #toggle() {
     if (this.#conversation) return this.#conversation.stop();
-    const options = this.#setup.options();
+    const options = this.#past.options() ?? this.#setup.options();
     if (!options) return;
     if (!this.#app.facts.models.length) return this.#notice.say("The model is still being loaded.");
-    if (!this.#app.facts.modes.includes(this.#show.value ? "video" : "audio")) {
+    if (!this.#past.mode && !this.#app.facts.modes.includes(this.#show.value ? "video" : "audio")) {
       return this.#notice.say(
         `The server does not offer ${this.#show.value ? "pictures" : "a conversation"} to you.`,
         "bad",
@@ -262,18 +272,11 @@ class TalkPage {
     this.#start.focus();
     const id = conversation.created && this.#links.dataset.recording;
     if (!id || !this.#app.facts.recording.has_views) return;
+    const [name, href] = [encodeURIComponent(id), `/api/recordings/${encodeURIComponent(id)}/view`];
     fill(
       this.#links,
-      h(
-        "a",
-        {
-          class: "button",
-          href: `/api/recordings/${encodeURIComponent(id)}/view`,
-          target: "_blank",
-          rel: "noopener",
-        },
-        "Open the recording",
-      ),
+      h("a", { class: "button", href, target: "_blank", rel: "noopener" }, "Open the recording"),
+      h("a", { class: "button", href: `#talk/${name}` }, "Talk on"),
     );
   }
 
@@ -359,7 +362,7 @@ class TalkPage {
 
   /** A session has pictures from its beginning or never: its mode says so. */
   #lockPicture() {
-    this.#show.disabled = this.#isRunning && !this.#conversation?.camera;
+    this.#show.disabled = this.#past.mode === "audio" || (this.#isRunning && !this.#conversation?.camera);
     this.#show.title = this.#show.disabled
       ? "A conversation has pictures from its beginning: stop, and start again"
       : "What the model sees";

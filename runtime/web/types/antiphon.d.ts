@@ -57,7 +57,7 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  * @typedef {object} Options
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
  * @property {"realtime" | "live"} [dialect] `live`: OpenAI's Live API, for mode `audio`, with `model` and
- *   without `config`, `voice`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+ *   without `config`, `voice`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
  * @property {string} [model] of a transcription and of `live`, which need it: by a name that the server knows it by
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
@@ -73,6 +73,8 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  * @property {boolean} [resume] false: a session whose connection is lost is over; otherwise it is resumed
  *   where the server can, and only `onConnection` tells of it
  * @property {(event: ConnectionEvent) => void} [onConnection] is told when the connection is lost, and back
+ * @property {{recording: string, unit?: number}} [fork] the session begins from the past of a recorded one of the
+ *   same mode, before a unit or after its last; without `instructions`, `config` and `voice`, which stay as they are
  * @property {AbortSignal} [signal] gives up connecting, and waiting in the queue; `connect` throws its reason
  * @property {() => number} [random] gives numbers in [0, 1) that shorten the waits between attempts
  * @property {string} [key] the API key, where the server asks for one; letters, digits, - and _
@@ -382,7 +384,7 @@ export type Options = {
     mode: "audio" | "video" | "chat" | "transcription";
     /**
      * `live`: OpenAI's Live API, for mode `audio`, with `model` and
-     * without `config`, `voice`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+     * without `config`, `voice`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
      */
     dialect?: "realtime" | "live" | undefined;
     /**
@@ -439,6 +441,14 @@ export type Options = {
      * is told when the connection is lost, and back
      */
     onConnection?: ((event: ConnectionEvent) => void) | undefined;
+    /**
+     * the session begins from the past of a recorded one of the
+     * same mode, before a unit or after its last; without `instructions`, `config` and `voice`, which stay as they are
+     */
+    fork?: {
+        recording: string;
+        unit?: number;
+    } | undefined;
     /**
      * gives up connecting, and waiting in the queue; `connect` throws its reason
      */
