@@ -133,6 +133,8 @@ PAGE: Final = "replay.view.document"
 """The module that shows a recording as a page: `page_of`, `page_beside` and `PAGE_CSP`."""
 DIGEST: Final = "replay.library.digest"
 """The module that makes a recording's digest: `digest_of`."""
+COPIES: Final = "replay.redact.copies"
+"""The module of redacted copies: `log_without`, `page_without`, `KINDS` and `RedactError`."""
 SOUND: Final = "replay.export.mixer"
 """The module that makes the WAV of a recording: `wav_of`, `wav_head` and `TooLongError`."""
 
@@ -341,6 +343,14 @@ def load_viewer(name: ViewName) -> Viewer:
         )
     if name == "digest":
         return Viewer(pieces_of=import_module(DIGEST).digest_of, media_type="application/json")
+    if name in ("redacted-log", "redacted-page"):
+        module, is_log = import_module(COPIES), name == "redacted-log"
+        return Viewer(
+            pieces_without=module.log_without if is_log else module.page_without,
+            kinds=module.KINDS,
+            media_type="application/zstd" if is_log else "text/html",
+            too_long=(module.RedactError,),
+        )
     module = import_module(PAGE)
     return Viewer(
         pieces_of=module.page_of,

@@ -10,7 +10,7 @@ It keeps one block in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -87,6 +87,32 @@ class Remaker:
 def head_record(fields: Fields) -> Record:
     """Make the `session` record of a log whose other records are made here."""
     return Record(kind="session", seq=0, at_ns=0, fields={**fields, "schema": SCHEMA})
+
+
+class _Pieces(LocalDisk):
+    """A file of which only what was written last is held."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def create(self, _path: Path) -> int:
+        """Give a descriptor of no file."""
+        return -1
+
+    def write(self, _descriptor: int, data: memoryview) -> int:
+        """Hold some more."""
+        self.data += data
+        return len(data)
+
+
+def pieces_of(records: Iterable[Record]) -> Iterator[bytes]:
+    """Write records as `write` does, but yield the new log's bytes, block by block."""
+    disk = _Pieces()
+    file = LogFile(Path(), disk=disk, compressor=Compressor())
+    file.create()
+    for _ in file.write(records):
+        yield bytes(disk.data)
+        disk.data.clear()
 
 
 def write(path: Path, records: Iterable[Record], *, is_durable: bool = True) -> None:

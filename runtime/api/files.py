@@ -12,6 +12,9 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from recorder.keep.store import LogInfo
+from recorder.keep.summary import whole_bytes
+
 from .ranges import part_of
 from .streaming import Stream, Write
 
@@ -56,3 +59,28 @@ def send_file(
         headers=told,
         media_type=media_type,
     )
+
+
+class LogFile:
+    """The bytes of an open log at this time; `etag` names them, because a log only grows."""
+
+    def __init__(self, info: LogInfo, *, is_open: bool) -> None:
+        self._source = info.open()
+        try:
+            size = whole_bytes(self._source) if is_open else self._source.size()
+            self.size = size
+            self.etag = f'"{info.inode:x}-{size:x}"'
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, start: int, count: int) -> bytes:
+        """Read exactly `count` bytes, blocking."""
+        data = self._source.read(start, count)
+        if len(data) != count:
+            raise OSError("a log became shorter while it was sent")
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()

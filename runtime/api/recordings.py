@@ -9,6 +9,7 @@
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
 | `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer; `?diff=` marks where another recording differs, `?to=previous`, `next` lead to the sessions around it, `?to=talk&unit=` to the console, where it is talked on from |
 | `GET /api/recordings/{recording_id}/digest` | what was said, and the measures of `antiphon eval` |
+| `GET /api/recordings/{recording_id}/redacted` | a copy of the log without `?kinds=`, or `?as=page` its page; of no open log |
 | `GET /api/sessions/{recording_id}/recording` | the log, by session |
 | `GET /api/sessions/{recording_id}/view` | the page, by session |
 | `GET /v1/live/sessions/{recording_id}/content` | a WAV of both voices, as OpenAI's Live API names it |
@@ -46,20 +47,20 @@ from recorder.keep.index import WITH_STORE_NAME, Index
 from recorder.keep.listing import Listing, Wanted, page_of
 from recorder.keep.remote import RemoteStore, StoredLog, logs_of
 from recorder.keep.store import LogInfo, Logs, Store
-from recorder.keep.summary import State, Summary, whole_bytes
+from recorder.keep.summary import State, Summary
 
 from ..access.gate import require_admin
 from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from .elsewhere import NotHere
-from .files import send_file
+from .files import LogFile, send_file
 from .parameters import check_names, read_choice, read_number, wrong
 from .places import Places
 from .streaming import Stream
 from .tail import Telling, tell
 from .threads import in_thread
-from .views import LoadViewer, Views
+from .views import LoadViewer, Make, Viewer, ViewName, Views
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
@@ -86,6 +87,7 @@ NO_RECORDING: Final = "there is no such recording"
 DIRECTIONS: Final = ("previous", "next", "talk")
 """The first two in time; those are in a list after and before it."""
 VIEW_PARAMETERS: Final = ("to", "unit", "diff")
+REDACTED_PARAMETERS: Final = ("kinds", "as")
 LIVE_PARAMETERS: Final = ("from_seq", "blobs")
 PARAMETERS: Final = (
     *("mode", "owner", "state", "reason", "session", "since_ms", "limit", "after"),
@@ -139,6 +141,7 @@ class Recordings:
             Route(f"{one}/live", self._send_live),
             Route(f"{one}/view", self._send_view),
             Route(f"{one}/digest", self._send_digest),
+            Route(f"{one}/redacted", self._send_redacted),
             Route("/api/sessions/{recording_id}/recording", self._send_log),
             Route("/api/sessions/{recording_id}/view", self._send_view),
             Route("/v1/live/sessions/{recording_id}/content", self._send_sound),
@@ -233,7 +236,7 @@ class Recordings:
         summary, info = await self._found(request)
         with ExitStack() as opening:
             opening.enter_context(self._place(request, info))
-            file = await in_thread(partial(_LogFile, info, is_open=summary.state == "open"))
+            file = await in_thread(partial(LogFile, info, is_open=summary.state == "open"))
             opening.callback(file.close)
             name = f'attachment; filename="{info.recording_id}{SUFFIX}"'
             headers = {"Content-Disposition": name}
@@ -276,8 +279,12 @@ class Recordings:
         found = None if other is None else await self.find(other, principal_of(request))
         if other is not None and found is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
-        beside = None if found is None else found[1]
-        return await self._views_here().answer(request, info, "page", other=beside)
+        views, beside = self._views_here(), None if found is None else found[1]
+        if beside is None:
+            return await views.answer(request, info, "page")
+        return await views.answer(
+            request, info, "page", make_of=partial(_make_beside, info, beside)
+        )
 
     def _talk_on(self, request: Request, info: LogInfo) -> Response:
         """Lead to the console, where a conversation begins from the past of this one."""
@@ -290,6 +297,19 @@ class Recordings:
     async def _send_digest(self, request: Request) -> Response:
         _, info = await self._found(request)
         return await self._views_here().answer(request, info, "digest")
+
+    async def _send_redacted(self, request: Request) -> Response:
+        check_names(request, REDACTED_PARAMETERS)
+        summary, info = await self._found(request)
+        if summary.state == "open":
+            raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
+        is_page = read_choice(request, "as", ("log", "page")) == "page"
+        kinds = request.query_params.get("kinds")
+        make_of = partial(_make_without, info, None if kinds is None else kinds.split(","))
+        name = f"{info.recording_id}.redacted{'.html' if is_page else SUFFIX}"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        view: ViewName = "redacted-page" if is_page else "redacted-log"
+        return await self._views_here().answer(request, info, view, headers, make_of)
 
     async def _send_sound(self, request: Request) -> Response:
         _, info = await self._found(request)
@@ -334,35 +354,25 @@ def _around(summaries: Sequence[Summary], principal: Key, summary: Summary, dire
 # -- in threads ---------------------------------------------------------------------------------
 
 
-class _LogFile:
-    """The bytes of an open log at this time; `etag` names them, because a log only grows."""
-
-    def __init__(self, info: LogInfo, *, is_open: bool) -> None:
-        self._source = info.open()
-        try:
-            size = whole_bytes(self._source) if is_open else self._source.size()
-            self.size = size
-            self.etag = f'"{info.inode:x}-{size:x}"'
-        except BaseException:
-            self.close()
-            raise
-
-    def read(self, start: int, count: int) -> bytes:
-        data = self._source.read(start, count)
-        if len(data) != count:
-            raise OSError("a log became shorter while it was sent")
-        return data
-
-    def close(self) -> None:
-        self._source.close()
-
-
 def _remove(logs: Logs, info: LogInfo) -> bool:
     """Remove a log, unless it is being written."""
     if info.is_held():
         return False
     logs.remove(info)
     return True
+
+
+def _make_beside(info: LogInfo, other: LogInfo, viewer: Viewer) -> Make:
+    assert viewer.pieces_beside is not None
+    return viewer.pieces_beside(info.open, other.open, other.recording_id)
+
+
+def _make_without(info: LogInfo, kinds: Sequence[str] | None, viewer: Viewer) -> Make:
+    """Leave out these kinds of content, or all."""
+    if kinds is not None and not set(kinds) <= set(viewer.kinds):
+        raise wrong("kinds", f"some of {','.join(viewer.kinds)}")
+    assert viewer.pieces_without is not None
+    return viewer.pieces_without(info.open, viewer.kinds if kinds is None else kinds)
 
 
 # -- what a client asks for ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The views of a recording: its page, its sound, and a digest of its words and measures.
+"""The views of a recording: its page, its sound, its digest, and redacted copies of log and page.
 
 A view is made whole, then sent from memory or a file.
 
@@ -8,7 +8,7 @@ temporary folder (`TMPDIR`), and disappears with the view, even if the server is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
@@ -59,10 +59,15 @@ _SANDBOX: Final = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads
 """The page is an origin of its own: a log's content cannot act on this server."""
 
 
-ViewName = Literal["page", "sound", "digest"]
+ViewName = Literal["page", "sound", "digest", "redacted-log", "redacted-page"]
 
 
 Make = Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
+Open = Callable[[], OpenSource]
+
+
+def _nothing(_head: Fields, _items: Iterable[Record | Damage]) -> Iterator[bytes]:
+    return iter(())
 
 
 @attrs.frozen(kw_only=True)
@@ -74,20 +79,21 @@ class Viewer:
         head_of: the bytes that stand before the pieces, by the length of all pieces.
         media_type: of the view.
         policy: the `Content-Security-Policy` of a page; empty for other views.
-        too_long: raised by `pieces_of` for a session that the format cannot hold; the client gets
-            their text.
+        too_long: raised where the session cannot be shown so; the client gets their text.
         pieces_beside: as `pieces_of`, with the differences from another session: from what opens
             the log and the other, and the other's name; None where the view shows none.
+        pieces_without: as `pieces_of`, without some kinds of content, from what opens the log.
+        kinds: those kinds.
     """
 
-    pieces_of: Make
+    pieces_of: Make = _nothing
     head_of: Callable[[int], bytes] = lambda _: b""
     media_type: str
     policy: str = ""
     too_long: tuple[type[Exception], ...] = ()
-    pieces_beside: (
-        Callable[[Callable[[], OpenSource], Callable[[], OpenSource], str], Make] | None
-    ) = None
+    pieces_beside: Callable[[Open, Open, str], Make] | None = None
+    pieces_without: Callable[[Open, Collection[str]], Make] | None = None
+    kinds: Collection[str] = ()
 
 
 LoadViewer = Callable[[ViewName], Viewer]
@@ -107,6 +113,8 @@ BOUNDS: Final[Mapping[ViewName, Bounds]] = {
     "page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
     "sound": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
     "digest": Bounds(HELD_MAX, HELD_PER_KEY_MAX, DIGEST_BYTES_MAX),
+    "redacted-log": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
+    "redacted-page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
 }
 
 
@@ -116,7 +124,7 @@ class Views:
     def __init__(self, load_viewer: LoadViewer) -> None:
         self._load_viewer = load_viewer
         making, digesting = Places(MAKING_MAX, MAKING_PER_KEY_MAX), Places(DIGESTING_MAX, 1)
-        self._making = {"page": making, "sound": making, "digest": digesting}
+        self._making = {name: digesting if name == "digest" else making for name in BOUNDS}
         self._held = {name: Places(it.held_max, it.held_per_key_max) for name, it in BOUNDS.items()}
 
     async def answer(
@@ -125,11 +133,11 @@ class Views:
         info: LogInfo,
         name: ViewName,
         headers: Mapping[str, str] = MappingProxyType({}),
-        other: LogInfo | None = None,
+        make_of: Callable[[Viewer], Make] = lambda viewer: viewer.pieces_of,
     ) -> Response:
         """Make a view of a log, and an answer that sends it, with more headers.
 
-        With `other` the view shows where that recording differs.
+        `make_of` chooses, in a thread, what of the viewer makes it.
 
         `HTTPException`: there is no place (503) or no room (507) now; or the log cannot be read, or
         its view is too large (422).
@@ -141,10 +149,7 @@ class Views:
             with self._making[name].take(request):
                 viewer = await in_thread(partial(self._load_viewer, name))
                 with await in_thread(lambda: LogReader(info.open())) as reader:
-                    make = viewer.pieces_of
-                    if other is not None and viewer.pieces_beside is not None:
-                        beside = partial(viewer.pieces_beside, info.open, other.open)
-                        make = await in_thread(partial(beside, other.recording_id))
+                    make = await in_thread(partial(make_of, viewer))
                     pieces = make(reader.head.fields, reader)
                     # A step at a time, so that it can be cancelled.
                     while await in_thread(partial(view.take_from, pieces, viewer.too_long)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -403,6 +404,28 @@ def test_recordings_are_previewed_compared_and_searched(console: Console) -> Non
     assert all("no news" in text.lower() for text in console.tab.run(texts))
     found = console.tab.run(f"document.querySelector(\"{cell} a\").getAttribute('href')")
     assert re.fullmatch(r"/api/recordings/[^/]+/view#t=[\d.]+", found)
+
+
+def test_a_redacted_copy_is_shared(console: Console, tmp_path: Path) -> None:
+    """Somebody would be sent what a conversation was about, for want of a way to leave it out."""
+    into = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    console.tab.call("Browser.setDownloadBehavior", **into)
+    console.open("Recordings")
+    console.press("Share")
+    console.tab.run("document.querySelector('dialog[open] input[value=prompt]').click()")
+    assert console.tab.barriers() == []
+    console.press("Save the log")
+    console.wait_for("dialog[open] .notice", "The copy is saved.")
+    console.tab.key("Escape", code="Escape", windowsVirtualKeyCode=27)
+    console.tab.until("!document.querySelector('dialog[aria-labelledby=share-title]')")
+    until_s = time.monotonic() + WAIT_S
+    while not (saved := [*tmp_path.glob("*.redacted.session.zst")]):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    with LogReader(saved[0]) as reader:
+        (how,) = reader.head.fields["redacted"]
+    assert "audio" in how["kinds"]
+    assert "prompt" not in how["kinds"]
 
 
 def test_an_operator_sees_the_queue_and_cancels_a_place(console: Console) -> None:

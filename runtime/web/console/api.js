@@ -45,9 +45,23 @@ export async function ask(path, options = {}) {
 /** Ask for JSON. @param {string} path @param {RequestInit} [options] @returns {Promise<any>} */
 export const askJson = async (path, options) => (await ask(path, options)).json();
 
-/** Save what is at a path as a file. @param {string} path @param {string} name */
-export async function save(path, name) {
-  const address = URL.createObjectURL(await (await ask(path)).blob());
+/**
+ * Save what is at a path as a file.
+ * @param {string} path @param {string} name @param {(share: number) => void} [onShare] is told how much of it is here
+ */
+export async function save(path, name, onShare = () => {}) {
+  const answer = await ask(path);
+  const whole = Number(answer.headers.get("content-length"));
+  let bytes = 0;
+  const counted = new TransformStream({
+    transform(/** @type {Uint8Array} */ piece, to) {
+      bytes += piece.length;
+      if (whole) onShare(bytes / whole);
+      to.enqueue(piece);
+    },
+  });
+  const body = new Response(answer.body?.pipeThrough(counted));
+  const address = URL.createObjectURL(await body.blob());
   Object.assign(document.createElement("a"), { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }

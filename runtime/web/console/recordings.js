@@ -3,6 +3,7 @@
 import { ApiError, ask, askJson, key, save } from "./api.js";
 import { Digests, firstWords, passageWith } from "./digests.js";
 import { duration, field, fill, h, notice, select, size, spoken, when } from "./dom.js";
+import { share } from "./share.js";
 import { endedHow } from "./words.js";
 
 const PAGE = 50;
@@ -323,6 +324,18 @@ class RecordingsPage {
         },
         "Download",
       ),
+      hasViews &&
+        isReadable &&
+        h(
+          "button",
+          {
+            type: "button",
+            disabled: it.state === "open",
+            "aria-label": `Share a redacted copy of the recording of ${name}`,
+            onclick: () => share(it.recording_id, name),
+          },
+          "Share",
+        ),
       isAdmin &&
         h(
           "button",

@@ -8,6 +8,7 @@ import { connection, sentence, url } from "./api.js";
 import { duration, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
 import { Setup } from "./setup.js";
+import { share } from "./share.js";
 import { Captions, Lane, Levels, Measures } from "./stage.js";
 import { endOf, HINTS, SEEING, STATES } from "./words.js";
 
@@ -277,6 +278,7 @@ class TalkPage {
       this.#links,
       h("a", { class: "button", href, target: "_blank", rel: "noopener" }, "Open the recording"),
       h("a", { class: "button", href: `#talk/${name}` }, "Talk on"),
+      h("button", { type: "button", onclick: () => share(id) }, "Share redacted"),
     );
   }
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 import pytest
+from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
@@ -30,6 +31,7 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.api.ranges import part_of
 from runtime.api.recordings import TAILS_PER_KEY_MAX, Recordings
+from runtime.cli import main
 from tests.golden import FOLDER
 from tests.helpers import append_frame, close_frame, init_frame
 from tests.live.servers import LiveServer, live_server
@@ -515,6 +517,34 @@ def test_a_digest_has_words_and_measures(shop: Shop) -> None:
     assert [it["at_ms"] for it in answer.said["said"]] == sorted(
         it["at_ms"] for it in answer.said["said"]
     )
+
+
+def test_a_redacted_copy_is_that_of_the_command(shop: Shop, tmp_path: Path) -> None:
+    """Somebody would be shown what was to be taken out, or the recording itself would lose it."""
+    log = Store(shop.folder).path("talked")
+    shutil.copy(FOLDER / f"v1-realtime-audio{SUFFIX}", log)
+    before, there = log.read_bytes(), "/api/recordings/talked/redacted"
+    copy = tmp_path / "copy.session.zst"
+    for query, options in (("", ()), ("?kinds=audio,text", ("--kind", "audio", "--kind", "text"))):
+        CliRunner().invoke(main, ["redact", str(log), "--output", str(copy), *options])
+        answer = shop.ask(there + query)
+        assert (answer.status, answer.body) == (200, copy.read_bytes())
+        assert "talked.redacted.session.zst" in answer.headers["content-disposition"]
+        copy.unlink()
+    page = shop.ask(f"{there}?as=page")
+    assert (page.status, b'"redacted":[{' in page.body) == (200, True)
+    assert b"be brief" not in page.body
+    assert b"be brief" in shop.ask("/api/recordings/talked/view").body
+    assert log.read_bytes() == before
+    log.write_bytes(before[: len(before) // 3] + b"\0" * 64 + before[len(before) // 3 + 64 :])
+    assert "damaged at byte" in shop.ask(there).said["message"]
+    for query in ("kinds=x", "kinds=", "as=x", "as=page&as=log"):
+        assert shop.ask(f"{there}?{query}").status == 400
+    log.unlink()
+    for key, status in (("anna", 404), ("", 401), ("bert", 422)):  # that of bert does not replay
+        assert shop.ask(f"{ONE}/redacted", key).status == status
+    with shop.session() as (_, name):
+        assert shop.ask(f"/api/recordings/{name}/redacted").status == 409
 
 
 def test_a_server_that_records_nothing_has_no_recordings() -> None:
