@@ -98,6 +98,7 @@ class Console:
             "models": [] if info is None else model_names(settings, info),
             "modes": [] if server is None else [*filter(principal.may_use, server.modes)],
             "speech": None if server is None else server.speech,
+            "drain_s": settings.drain_s,
             "context_limit": None if info is None else info.context_limit,
             "sliding_windows": [] if info is None else info.sliding_windows,
             "key": {

@@ -4,6 +4,7 @@
 |---|---|---|
 | `GET /status` | the server's status: a page, or JSON on request | `admin` |
 | `GET /metrics` | the metrics, for Prometheus | `admin` |
+| `POST /api/drain` | end the server, as the first SIGTERM does (202) | `admin` |
 | `GET /api/queue` | the waiting tickets | each key its own, `admin` all |
 | `GET /api/queue/{ticket_id}` | one ticket | as above |
 | `DELETE /api/queue/{ticket_id}` | cancel a ticket | as above |
@@ -23,6 +24,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import attrs
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,12 +53,14 @@ class Api:
     _status: Callable[[], ServerStatus]
     _metrics: Metrics
     _models: Callable[[], tuple[str, ...]]
+    _drain: Callable[[Server, str], None]
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
         return [
             Route("/status", self._show_status),
             Route("/metrics", self._show_metrics),
+            Route("/api/drain", self._begin_drain, methods=["POST"]),
             Route("/api/queue", self._list_queue),
             Route("/api/queue/{ticket_id}", self._show_ticket),
             Route("/api/queue/{ticket_id}", self._cancel, methods=["DELETE"]),
@@ -80,6 +84,22 @@ class Api:
         require_admin(principal_of(request))
         body, content_type = self._metrics.text(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
+
+    async def _begin_drain(self, request: Request) -> Response:
+        principal, server = principal_of(request), self._server()
+        require_admin(principal)
+        if server is None:
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the model is being loaded")
+        if server.readiness == "draining":
+            raise HTTPException(HTTPStatus.CONFLICT, "the server drains already")
+        asked_by = f"drain by key {principal.name}" if principal.name else "drain over HTTP"
+
+        async def begin() -> None:
+            self._drain(server, asked_by)
+
+        told = json_response({"sessions": server.sessions}, HTTPStatus.ACCEPTED)
+        told.background = BackgroundTask(begin)  # a server without sessions ends at once
+        return told
 
     # -- for each key, its own ------------------------------------------------------------------
 

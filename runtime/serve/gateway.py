@@ -76,6 +76,7 @@ class Gateway:
         has_key: whether a client of this name may still connect.
         sight: the server's telemetry.
         attached_left: waits until all attached clients have left.
+        drain: begins the end of the server, and logs who asked for it; set by who can end it.
 
     Raises:
         KeyFileError: the keys cannot be read.
@@ -106,6 +107,7 @@ class Gateway:
         self._console = Console(settings, lambda: self.server, has_views=has_views)
         self._attaching = Attaching(lambda: self.server, self._recordings, stall_s=settings.stall_s)
         self.attached_left = self._attaching.wait_until_left
+        self.drain: Callable[[Server, str], None]
         self._uploader = make_uploader(settings, remote)
         self._retainer = make_retainer(settings, self._uploader)
         self._began_s = time.monotonic()
@@ -119,7 +121,9 @@ class Gateway:
 
     def app(self) -> ASGIApp:
         """Make the application for requests other than WebSockets."""
-        api = Api(lambda: self.server, self.status, self.sight.metrics, self._models)
+        api = Api(
+            lambda: self.server, self.status, self.sight.metrics, self._models, self._begin_drain
+        )
         workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, self._recordings)
         voices = Voices(self._voices, self._settings.default_voice)
@@ -147,6 +151,9 @@ class Gateway:
                 self._console.is_public(path) or (bool(pages) and is_public(path))
             ),
         )
+
+    def _begin_drain(self, server: Server, asked_by: str) -> None:
+        self.drain(server, asked_by)
 
     async def watch_keys(self) -> None:
         """Follow the key file, and end what its removed keys left; runs until cancelled."""

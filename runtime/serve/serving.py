@@ -94,10 +94,10 @@ async def run(
             spare = partial(_has_files, logs_ending_max, recorder, gateway)
             serve_port = _port(settings, gateway, certificate, counters, spare)
             on_bound(await tasks.start(serve_port, listeners))
-            tasks.start_soon(gateway.watch_keys)
-            tasks.start_soon(gateway.keep_recordings)
-            tasks.start_soon(gateway.store_recordings)
+            for work in (gateway.watch_keys, gateway.keep_recordings, gateway.store_recordings):
+                tasks.start_soon(work)
             end = End(settings, tasks, on_stopping, gateway.attached_left)
+            gateway.drain = end.drain
             tasks.start_soon(watch_signals, lambda: gateway.server, end)
             placement = placement_of(settings, load, tasks)
             try:

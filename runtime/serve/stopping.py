@@ -1,10 +1,11 @@
-"""How signals end a server.
+"""How signals, and an admin over HTTP, end a server.
 
-The first SIGINT, SIGTERM or SIGHUP drains: no session is admitted, `/ready` is 503, and running
-sessions are warned and may go on for `drain_s`. Then, or at the second signal, every session gets
-`session.closed` with `server_shutdown` and every log its `fin`, within `shutdown_wait_s`. The third
-signal cuts off the rest. While the model loads, the first one ends the server. A lost device acts
-as a second signal, but is an error.
+The first SIGINT, SIGTERM or SIGHUP drains, and so does `POST /api/drain`, after which a signal
+counts as the second: no session is admitted, `/ready` is 503, and running sessions are warned and
+may go on for `drain_s`. Then, or at the second signal, every session gets `session.closed` with
+`server_shutdown` and every log its `fin`, within `shutdown_wait_s`. The third signal cuts off the
+rest. While the model loads, the first one ends the server. A lost device acts as a second signal,
+but is an error.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class End:
     """The end of one server: `tasks` are all of its tasks; `on_stopping` is called when it comes.
 
     `patience`: cancelled when sessions are told to end; `cut_by`: the signal that cut sessions off,
-    or None; `lost`: the device whose loss ended the server, or None; `attached_left` waits until
-    all attached clients have left.
+    or None; `has_begun`: the end has begun; `lost`: the device whose loss ended the server, or
+    None; `attached_left` waits until all attached clients have left.
     """
 
     def __init__(
@@ -71,12 +72,19 @@ class End:
         self.cut_by: signal.Signals | None = None
         self.lost: DeviceLost | None = None
         self._on_stopping = on_stopping
-        self._has_begun = False
+        self.has_begun = False
+
+    def drain(self, server: Server, asked_by: str) -> None:
+        """Start the shutdown as the first signal does, and log who asked for it."""
+        drain_s = self.settings.drain_s
+        told = logging.WARNING if server.sessions and drain_s else logging.INFO
+        _logger.log(told, "%s: %d sessions have %d s to finish", asked_by, server.sessions, drain_s)
+        self.begin(server)
 
     def begin(self, server: Server) -> None:
         """Start the shutdown; a second call does nothing."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self.tasks.start_soon(shut_down, server, self)
 
     def give_up(self, server: Server, lost: DeviceLost) -> None:
@@ -95,11 +103,12 @@ class End:
 
 async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
     """Act on signals until the end cancels it; `server` returns None while the model loads."""
-    drain_s, come = end.settings.drain_s, 0
+    come = 0
     with anyio.open_signal_receiver(*_heeded()) as signals:
         async for number in signals:
             serving = server()
-            come += serving is not None
+            if serving is not None:
+                come = max(come, int(end.has_begun)) + 1
             if serving is None:
                 end.come()
             elif come > 2:
@@ -109,10 +118,7 @@ async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
                 _logger.warning("%s: ending %d sessions now", number.name, serving.sessions)
                 end.patience.cancel()
             else:
-                told = logging.WARNING if serving.sessions and drain_s else logging.INFO
-                text = "%s: %d sessions have %d s to finish"
-                _logger.log(told, text, number.name, serving.sessions, drain_s)
-                end.begin(serving)
+                end.drain(serving, number.name)
 
 
 def _heeded() -> list[signal.Signals]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -417,7 +418,7 @@ def test_a_redacted_copy_is_shared(console: Console, tmp_path: Path) -> None:
     console.press("Save the log")
     console.wait_for("dialog[open] .notice", "The copy is saved.")
     console.tab.key("Escape", code="Escape", windowsVirtualKeyCode=27)
-    console.tab.until("!document.querySelector('dialog[aria-labelledby=share-title]')")
+    console.tab.until("!document.querySelector('dialog[aria-labelledby=dialog-title]')")
     until_s = time.monotonic() + WAIT_S
     while not (saved := [*tmp_path.glob("*.redacted.session.zst")]):
         assert time.monotonic() < until_s
@@ -440,6 +441,34 @@ def test_an_operator_sees_the_queue_and_cancels_a_place(console: Console) -> Non
         console.press("Cancel")
         console.wait_for("section[aria-label=Queue]", "None now.")
     assert console.tab.run("[...document.querySelectorAll('.tiles dt')].length") > 5
+
+
+def test_an_admin_drains(tab: Tab, tmp_path: Path) -> None:
+    """An operator without a shell could not take a server out of service."""
+    options = ("--record", str(tmp_path), "--drain-s", "600")
+    with live_server(*options) as server, connect(f"{server.url}?mode=audio") as session:
+        session.send(init_frame(notices=True))
+        console = Console(tab, server)
+        console.open("Server")
+        console.wait_for("section[aria-label=Sessions]", "active")
+        console.press("Drain the server…")
+        assert "have 600 s to finish" in console.text("dialog[open]")
+        assert tab.barriers() == []
+        console.press("Cancel")
+        console.press("Drain the server…")
+        console.press("Drain and end it")
+        told = {"type": "session.going_away", "seconds_left": 600}
+        while json.loads(session.recv(timeout=WAIT_S)) != told:
+            pass
+        console.wait_for(".pill", "draining")
+        tab.until("button('Drain the server…').disabled", setup=BUTTON)
+        again = request(server.address, "/api/drain", method="POST", headers={})
+        assert (again.status, again.said["message"]) == (409, "the server drains already")
+        server.process.send_signal(signal.SIGTERM)  # as the second one would
+        assert json.loads(session.recv(timeout=WAIT_S))["reason"] == "server_shutdown"
+        assert server.process.wait(WAIT_S) == 0
+        assert "drain over HTTP: 1 sessions have 600 s to finish" in server.errors.read_text()
+        tab.open("about:blank")
 
 
 @pytest.mark.parametrize("page", PAGES)

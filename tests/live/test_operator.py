@@ -100,6 +100,7 @@ def test_figures_are_for_the_operator(keyed: Keyed) -> None:
     """A client could watch everybody else's sessions."""
     for path in ("/status", "/metrics"):
         assert keyed.ask(path, "anna")[0] == 403
+    assert keyed.ask("/api/drain", "anna", method="POST")[0] == 403
     status, body, _ = keyed.ask("/status", "root")
     assert (status, body["readiness"], body["slots"]["slots"]) == (200, "ready", 1)
     status, page, headers = keyed.ask("/status", "root", Accept="text/html")

@@ -60,6 +60,16 @@ export function notice(tone = "", role = "alert") {
   return { element, say };
 }
 
+/** Show a dialog, which is gone when it is closed. @param {string} title @param {...(Node | false)} children */
+export function dialog(title, ...children) {
+  const close = () => element.remove();
+  const heading = h("h2", { id: "dialog-title" }, title);
+  const element = h("dialog", { class: "stack", "aria-labelledby": heading.id, onclose: close }, heading, ...children);
+  document.body.append(element);
+  element.showModal();
+  return element;
+}
+
 /** The user's browser can tell a time of day, a duration and a size. */
 export const when = (/** @type {number} */ ms) =>
   new Date(ms).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });

@@ -1,7 +1,7 @@
 // Server: how it stands, for its operators: sessions, the queue, workers, and what was refused.
 
 import { ApiError, ask, askJson } from "./api.js";
-import { duration, fill, h, notice, size, spoken } from "./dom.js";
+import { dialog, duration, fill, h, notice, size, spoken } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const LOOK_MS = 2000;
@@ -10,8 +10,7 @@ const POINTS_MAX = 60;
 
 /** @param {import("./main.js").App} app @returns {import("./main.js").Page} */
 export function serverPage(app) {
-  const page = new ServerPage();
-  void app;
+  const page = new ServerPage(app);
   return { element: page.element, show: () => page.follow(), hide: () => page.rest() };
 }
 
@@ -25,8 +24,12 @@ class ServerPage {
   /** @type {Map<string, number[]>} */ #past = new Map();
   #timer = 0;
   #isShown = false;
+  #app;
+  #drain = h("button", { type: "button", class: "danger", onclick: () => this.#askToDrain() }, "Drain the server…");
 
-  constructor() {
+  /** @param {import("./main.js").App} app */
+  constructor(app) {
+    this.#app = app;
     this.element = h(
       "section",
       { class: "stack", "aria-label": "Server" },
@@ -36,6 +39,7 @@ class ServerPage {
         h("h1", {}, "Server"),
         h("a", { class: "button", href: "/status", target: "_blank", rel: "noopener" }, "All of the status"),
         h("a", { class: "button", href: "/metrics", target: "_blank", rel: "noopener" }, "Metrics"),
+        this.#drain,
       ),
       this.#notice.element,
       this.#tiles,
@@ -75,9 +79,33 @@ class ServerPage {
     }
   }
 
+  #askToDrain() {
+    const { drain_s: s } = this.#app.facts;
+    const drain = async () => {
+      shown.close();
+      await this.#do("/api/drain", "POST");
+    };
+    const shown = dialog(
+      "Drain the server",
+      h(
+        "p",
+        {},
+        `From now on it takes no sessions, and those that wait for a slot end. Those that run are told, and have ${s} s to finish. Then the server ends, as after a SIGTERM.`,
+      ),
+      h("p", {}, "This cannot be undone: the server has to be started again, by you or by what watches it."),
+      h(
+        "div",
+        { class: "row" },
+        h("button", { type: "button", class: "danger", onclick: drain }, "Drain and end it"),
+        h("button", { type: "button", autofocus: true, onclick: () => shown.close() }, "Cancel"),
+      ),
+    );
+  }
+
   /** @param {any} status */
   #tell(status) {
     const { slots, sessions } = status;
+    this.#drain.disabled = ["draining", "loading"].includes(status.readiness);
     const dropped = sessions.reduce(
       (/** @type {number} */ sum, /** @type {any} */ it) => sum + it.dropped_units,
       0,

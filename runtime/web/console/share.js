@@ -1,7 +1,7 @@
 // A redacted copy of a recording, to be downloaded: its user chooses what is taken out.
 
 import { save } from "./api.js";
-import { check, h, notice } from "./dom.js";
+import { check, dialog, h, notice } from "./dom.js";
 
 /** What can be taken out, by the names of `antiphon redact --kind`. @type {[string, string][]} */
 const KINDS = [
@@ -23,15 +23,6 @@ export function share(id, of = "this conversation") {
   ].map(([as, text, ending]) =>
     h("button", { type: "button", class: as === "page" ? "primary" : "", onclick: () => make(as, ending) }, text),
   );
-  const dialog = h(
-    "dialog",
-    { "aria-labelledby": "share-title", class: "stack", onclose: () => dialog.remove() },
-    h("h2", { id: "share-title" }, "Share a redacted copy"),
-    h("p", { class: "soft" }, `What is ticked is taken out. Times and lengths stay, and the recording of ${of} stays as it is.`),
-    h("div", { class: "ticks", role: "group", "aria-label": "Take out" }, ...taken),
-    told.element,
-    h("div", { class: "row" }, ...buttons, h("button", { type: "button", onclick: () => dialog.close() }, "Close")),
-  );
   const make = async (/** @type {string} */ as, /** @type {string} */ ending) => {
     const kinds = taken.filter(({ input }) => input.checked).map(({ input }) => input.value);
     if (!kinds.length) return told.say("Nothing is ticked: download the recording itself instead.", "warn");
@@ -47,6 +38,11 @@ export function share(id, of = "this conversation") {
     }
     busy(false);
   };
-  document.body.append(dialog);
-  dialog.showModal();
+  const shown = dialog(
+    "Share a redacted copy",
+    h("p", { class: "soft" }, `What is ticked is taken out. Times and lengths stay, and the recording of ${of} stays as it is.`),
+    h("div", { class: "ticks", role: "group", "aria-label": "Take out" }, ...taken),
+    told.element,
+    h("div", { class: "row" }, ...buttons, h("button", { type: "button", onclick: () => shown.close() }, "Close")),
+  );
 }

@@ -14,10 +14,10 @@ from recorder.format.records import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
 
+from ..redact.policy import KINDS, Kind, Policy
+from ..redact.redaction import RedactError, Redaction, rehearse
 from ..rerun.remake import head_record, pieces_of
-from ..view.document import page_of
-from .policy import KINDS, Kind, Policy
-from .redaction import RedactError, Redaction, rehearse
+from .document import page_of
 
 __all__ = ("KINDS", "RedactError", "log_without", "page_without")
 
