@@ -26,7 +26,7 @@ from typing import Final
 
 import attrs
 
-from recorder.keep.index import INDEX_NAME
+from recorder.keep.forgetting import INDEX_NAME
 from tests.forged_bombs import BOMBS, bomb
 from tests.forged_drawn import draw
 from tests.forged_meter import BUDGETS, Cost, Meter, metering

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recorder.keep.index import INDEX_NAME
+from recorder.keep.forgetting import INDEX_NAME
 from recorder.read.verify import verify
 from tests.forged_bombs import BOMBS, bomb
 from tests.forged_drawn import draw

@@ -2,6 +2,9 @@
 
 Rules: an SQLite entry is valid while the file's name, inode, size and modification time are the
 same. The index may be deleted, unreadable or shared; without it a listing is only slower.
+
+An entry may have a digest: what was made of the whole log, which takes seconds. It has the words of
+users, so it goes with its log (`forgetting`), and its place in the file is overwritten.
 """
 
 from __future__ import annotations
@@ -16,26 +19,35 @@ from typing import Final, TypeVar
 import attrs
 import orjson
 
+from ..format.format import MIB
 from ..write.disk import FILE_MODE
+from .forgetting import INDEX_NAME, SECURE
 from .store import LogInfo
 from .summary import Summary
 
 T = TypeVar("T")
 
-INDEX_NAME: Final = ".index.sqlite"
-"""Hidden, and not a valid log name."""
-WITH_STORE_NAME: Final = ".index-with-store.sqlite"
-"""The index of the directory's logs and of those in an object store: other logs are not dropped."""
-INDEX_VERSION: Final = 3
+INDEX_VERSION: Final = 4
 """Version of the table and of the summaries; an index of another version is discarded."""
+_SAME: Final = "recording_id = ? AND inode = ? AND file_bytes = ? AND modified_ns = ?"
+_SUMMARIES: Final = "SELECT recording_id, inode, file_bytes, modified_ns, summary FROM logs"
 BUSY_WAIT_S: Final = 1.0
 """Far longer than another process writes its changes; after it, continue without the index."""
 _TABLE: Final = """
 CREATE TABLE logs (
     recording_id TEXT PRIMARY KEY, inode INTEGER, file_bytes INTEGER, modified_ns INTEGER,
-    summary BLOB
+    summary BLOB, digest BLOB
 ) WITHOUT ROWID
 """
+_DIGESTS: Final = """
+CREATE INDEX digests ON logs (modified_ns, length(digest)) WHERE digest IS NOT NULL
+"""
+DIGEST_BYTES_MAX: Final = 256 * 1024
+"""Of a digest that is kept: hours of speech."""
+DIGESTS_BYTES_MAX: Final = 256 * MIB
+"""Of all: 50,000 conversations of some minutes."""
+DROPPED_DIGESTS: Final = 100
+"""Digests of the oldest logs that make room at once."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,8 +66,6 @@ class Index:
 
     def load(self, logs: Mapping[str, LogInfo]) -> dict[str, Entry]:
         """Return the entries still valid for `logs`, keyed by id; empty without an index."""
-        if not self._path.is_file():
-            return {}
         return self._use(lambda database: _known(database, logs)) or {}
 
     def save(self, changed: Sequence[Entry], gone: Sequence[str]) -> None:
@@ -64,11 +74,28 @@ class Index:
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
             self._use(lambda database: _write(database, changed, gone))
 
+    def digest_of(self, info: LogInfo, made_by: str) -> bytes | None:
+        """Return the digest of a log, if this version of its maker made it of the file as it is."""
+        query = f"SELECT digest FROM logs WHERE {_SAME}"
+        rows = self._use(lambda database: database.execute(query, _key(info)).fetchall())
+        digest = rows[0][0] if rows else None
+        head = f"{made_by}\n".encode()
+        return digest[len(head) :] if digest is not None and digest.startswith(head) else None
+
+    def keep_digest(self, info: LogInfo, made_by: str, digest: bytes) -> None:
+        """Keep the digest of a listed log; failures are ignored."""
+        if len(digest) <= DIGEST_BYTES_MAX:
+            kept = f"{made_by}\n".encode() + digest
+            self._use(lambda database: _keep(database, info, kept))
+
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Run `work` on the database; None if that fails."""
+        """Run `work` on the database; None if that fails, or there is none."""
+        if not self._path.is_file():
+            return None
         try:
             with closing(sqlite3.connect(self._path, timeout=BUSY_WAIT_S)) as database, database:
                 database.execute("PRAGMA synchronous = OFF")  # the index may be lost in a power cut
+                database.execute(SECURE)
                 if _version(database) not in {0, INDEX_VERSION}:
                     raise sqlite3.DatabaseError("another version made it")
                 return work(database)
@@ -88,7 +115,7 @@ def _version(database: sqlite3.Connection) -> int:
 def _known(database: sqlite3.Connection, logs: Mapping[str, LogInfo]) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     if _version(database) == INDEX_VERSION:
-        for recording_id, *key, told in database.execute("SELECT * FROM logs"):
+        for recording_id, *key, told in database.execute(_SUMMARIES):
             info = logs.get(recording_id)
             if info is not None and key == [info.inode, info.file_bytes, info.modified_ns]:
                 summary = Summary(**orjson.loads(told))
@@ -99,11 +126,24 @@ def _known(database: sqlite3.Connection, logs: Mapping[str, LogInfo]) -> dict[st
 def _write(database: sqlite3.Connection, changed: Sequence[Entry], gone: Sequence[str]) -> None:
     if _version(database) == 0:
         database.execute(_TABLE)
+        database.execute(_DIGESTS)
         database.execute(f"PRAGMA user_version = {INDEX_VERSION}")
     database.executemany("DELETE FROM logs WHERE recording_id = ?", ((it,) for it in gone))
-    database.executemany("REPLACE INTO logs VALUES (?, ?, ?, ?, ?)", map(_row, changed))
+    database.executemany("REPLACE INTO logs VALUES (?, ?, ?, ?, ?, NULL)", map(_row, changed))
+
+
+def _keep(database: sqlite3.Connection, info: LogInfo, digest: bytes) -> None:
+    database.execute(f"UPDATE logs SET digest = ? WHERE {_SAME}", (digest, *_key(info)))
+    ((kept,),) = database.execute("SELECT sum(length(digest)) FROM logs WHERE digest IS NOT NULL")
+    if (kept or 0) > DIGESTS_BYTES_MAX:
+        oldest = "SELECT recording_id FROM logs WHERE digest IS NOT NULL ORDER BY modified_ns"
+        drop = f"UPDATE logs SET digest = NULL WHERE recording_id IN ({oldest} LIMIT ?)"
+        database.execute(drop, (DROPPED_DIGESTS,))
+
+
+def _key(info: LogInfo) -> tuple[str, int, int, int]:
+    return info.recording_id, info.inode, info.file_bytes, info.modified_ns
 
 
 def _row(entry: Entry) -> tuple[str, int, int, int, bytes]:
-    info, told = entry.info, orjson.dumps(attrs.asdict(entry.summary))
-    return info.recording_id, info.inode, info.file_bytes, info.modified_ns, told
+    return (*_key(entry.info), orjson.dumps(attrs.asdict(entry.summary)))

@@ -56,11 +56,14 @@ class Wanted:
 
 
 class Listing:
-    """The logs of one place; by default a directory has an index, and other places have none."""
+    """The logs of one place; by default a directory has an index, and other places have none.
+
+    `index`: where its entries are kept; None for no index.
+    """
 
     def __init__(self, store: Logs, index: Index | None = None) -> None:
         self._store = store
-        self._index = Index(store.directory) if isinstance(store, Store) else index
+        self.index: Final = Index(store.directory) if isinstance(store, Store) else index
         self._entries: dict[str, Entry] | None = None
         self._lock = threading.Lock()
 
@@ -69,7 +72,7 @@ class Listing:
         with self._lock:
             logs: dict[str, LogInfo] = {info.recording_id: info for info in self._store.logs()}
             if self._entries is None:
-                self._entries = {} if self._index is None else self._index.load(logs)
+                self._entries = {} if self.index is None else self.index.load(logs)
             self._forget(logs)
             self._read(self._unread(logs), on_read)
             told = [as_of_now(it.summary, it.info) for it in self._entries.values()]
@@ -110,8 +113,8 @@ class Listing:
                 on_read(count, len(unread))
 
     def _save(self, fresh: Sequence[Entry], gone: Sequence[str]) -> None:
-        if self._index is not None:
-            self._index.save(fresh, gone)
+        if self.index is not None:
+            self.index.save(fresh, gone)
 
     def _forget(self, logs: dict[str, LogInfo]) -> None:
         assert self._entries is not None

@@ -21,6 +21,7 @@ from ..format.errors import LogMisuse
 from ..format.format import SUFFIX, is_recording_id
 from ..read.scan import FileSource, OpenSource
 from ..write.lock import is_held
+from .forgetting import forget
 
 _NS_PER_S: Final = 1_000_000_000
 
@@ -130,7 +131,10 @@ class Store:
 
     def remove(self, log: LogInfo) -> None:
         """Remove a log; `FileNotFoundError` if it is gone."""
-        self.path(log.recording_id).unlink()
+        try:
+            self.path(log.recording_id).unlink()
+        finally:
+            forget(self.directory, log.recording_id)
 
     def _look(self) -> Iterator[LocalLog]:
         try:

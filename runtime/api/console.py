@@ -19,7 +19,6 @@ import gzip
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
-from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -36,7 +35,7 @@ from ..net.http import json_response
 from ..session.beginning import VERSION, model_names
 from ..session.server import Server
 from ..settings.settings import Settings
-from .files import send_file
+from .files import InMemory, send_file
 from .pages import HEADERS, TYPES
 
 FOLDER: Final = Path(__file__).parent.parent / "web"
@@ -138,26 +137,12 @@ def _settings(course: str) -> object:
 # -- the files ------------------------------------------------------------------------------------
 
 
-class _File:
-    """A file in memory, as `files.File`."""
-
-    def __init__(self, data: bytes, media_type: str, encoding: str = "") -> None:
-        self._data = data
-        self.media_type = media_type
-        self.encoding = encoding
-        self.size = len(data)
-        self.etag = f'"{sha256(data).hexdigest()[:32]}"'
-
-    def read(self, start: int, count: int) -> bytes:
-        return self._data[start : start + count]
-
-
 @attrs.frozen
 class _Shown:
     """A file as it is, and for clients that take it compressed."""
 
-    plain: _File
-    packed: _File
+    plain: InMemory
+    packed: InMemory
 
 
 def _load() -> dict[str, _Shown]:
@@ -175,7 +160,7 @@ def _names() -> Iterator[PurePosixPath]:
 def _read(name: PurePosixPath) -> _Shown:
     data, media_type = (FOLDER / name).read_bytes(), TYPES[name.suffix]
     packed = gzip.compress(data, mtime=0)
-    return _Shown(_File(data, media_type), _File(packed, media_type, "gzip"))
+    return _Shown(InMemory(data, media_type), InMemory(packed, media_type, "gzip"))
 
 
 def _answer(request: Request, shown: _Shown) -> Response:

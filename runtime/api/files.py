@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
+from hashlib import sha256
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -84,3 +85,18 @@ class LogFile:
     def close(self) -> None:
         """Close the file."""
         self._source.close()
+
+
+class InMemory:
+    """A file in memory, as `File`; `encoding` is how its data is compressed."""
+
+    def __init__(self, data: bytes, media_type: str, encoding: str = "") -> None:
+        self._data = data
+        self.media_type = media_type
+        self.encoding = encoding
+        self.size = len(data)
+        self.etag = f'"{sha256(data).hexdigest()[:32]}"'
+
+    def read(self, start: int, count: int) -> bytes:
+        """Return `count` bytes."""
+        return self._data[start : start + count]

@@ -43,7 +43,8 @@ from starlette.routing import Route
 from protocol.values.digest import is_session_id, session_id_of
 from protocol.values.modes import MODES
 from recorder.format.format import SUFFIX
-from recorder.keep.index import WITH_STORE_NAME, Index
+from recorder.keep.forgetting import WITH_STORE_NAME
+from recorder.keep.index import Index
 from recorder.keep.listing import Listing, Wanted, page_of
 from recorder.keep.remote import RemoteStore, StoredLog, logs_of
 from recorder.keep.store import LogInfo, Logs, Store
@@ -53,14 +54,15 @@ from ..access.gate import require_admin
 from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..net.http import json_response
+from ..session.beginning import VERSION
 from .elsewhere import NotHere
-from .files import LogFile, send_file
+from .files import InMemory, LogFile, send_file
 from .parameters import check_names, read_choice, read_number, wrong
 from .places import Places
 from .streaming import Stream
 from .tail import Telling, tell
 from .threads import in_thread
-from .views import LoadViewer, Make, Viewer, ViewName, Views
+from .views import LoadViewer, ViewName, Views, make_beside, make_kept, make_without
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
@@ -282,9 +284,7 @@ class Recordings:
         views, beside = self._views_here(), None if found is None else found[1]
         if beside is None:
             return await views.answer(request, info, "page")
-        return await views.answer(
-            request, info, "page", make_of=partial(_make_beside, info, beside)
-        )
+        return await views.answer(request, info, "page", make_of=partial(make_beside, info, beside))
 
     def _talk_on(self, request: Request, info: LogInfo) -> Response:
         """Lead to the console, where a conversation begins from the past of this one."""
@@ -296,7 +296,15 @@ class Recordings:
 
     async def _send_digest(self, request: Request) -> Response:
         _, info = await self._found(request)
-        return await self._views_here().answer(request, info, "digest")
+        index = None if self._listing is None else self._listing.index
+        assert index is not None
+        views, known = self._views_here(), await in_thread(partial(index.digest_of, info, VERSION))
+        if known is None:
+            make_of = partial(make_kept, partial(index.keep_digest, info, VERSION))
+            return await views.answer(request, info, "digest", make_of=make_of)
+        with ExitStack() as opening:
+            file = InMemory(known, "application/json")
+            return send_file(request, file, opening, {}, media_type=file.media_type)
 
     async def _send_redacted(self, request: Request) -> Response:
         check_names(request, REDACTED_PARAMETERS)
@@ -305,7 +313,7 @@ class Recordings:
             raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
         is_page = read_choice(request, "as", ("log", "page")) == "page"
         kinds = request.query_params.get("kinds")
-        make_of = partial(_make_without, info, None if kinds is None else kinds.split(","))
+        make_of = partial(make_without, info, None if kinds is None else kinds.split(","))
         name = f"{info.recording_id}.redacted{'.html' if is_page else SUFFIX}"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         view: ViewName = "redacted-page" if is_page else "redacted-log"
@@ -360,19 +368,6 @@ def _remove(logs: Logs, info: LogInfo) -> bool:
         return False
     logs.remove(info)
     return True
-
-
-def _make_beside(info: LogInfo, other: LogInfo, viewer: Viewer) -> Make:
-    assert viewer.pieces_beside is not None
-    return viewer.pieces_beside(info.open, other.open, other.recording_id)
-
-
-def _make_without(info: LogInfo, kinds: Sequence[str] | None, viewer: Viewer) -> Make:
-    """Leave out these kinds of content, or all."""
-    if kinds is not None and not set(kinds) <= set(viewer.kinds):
-        raise wrong("kinds", f"some of {','.join(viewer.kinds)}")
-    assert viewer.pieces_without is not None
-    return viewer.pieces_without(info.open, viewer.kinds if kinds is None else kinds)
 
 
 # -- what a client asks for ---------------------------------------------------------------------

@@ -8,7 +8,7 @@ temporary folder (`TMPDIR`), and disappears with the view, even if the server is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
@@ -29,6 +29,7 @@ from recorder.read.scan import Damage, OpenSource
 
 from ..settings.bounds import MIB
 from .files import send_file
+from .parameters import wrong
 from .places import Places
 from .threads import in_thread
 
@@ -116,6 +117,33 @@ BOUNDS: Final[Mapping[ViewName, Bounds]] = {
     "redacted-log": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
     "redacted-page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
 }
+
+
+def make_kept(keep: Callable[[bytes], None], viewer: Viewer) -> Make:
+    """Make a digest, and keep it once it is whole."""
+
+    def make(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]:
+        pieces = list[bytes]()
+        for piece in viewer.pieces_of(head, items):
+            pieces.append(piece)
+            yield piece
+        keep(b"".join(pieces))
+
+    return make
+
+
+def make_beside(info: LogInfo, other: LogInfo, viewer: Viewer) -> Make:
+    """Show where another recording differs."""
+    assert viewer.pieces_beside is not None
+    return viewer.pieces_beside(info.open, other.open, other.recording_id)
+
+
+def make_without(info: LogInfo, kinds: Sequence[str] | None, viewer: Viewer) -> Make:
+    """Leave out these kinds of content, None: all; `HTTPException` for unknown ones."""
+    if kinds is not None and not set(kinds) <= set(viewer.kinds):
+        raise wrong("kinds", f"some of {','.join(viewer.kinds)}")
+    assert viewer.pieces_without is not None
+    return viewer.pieces_without(info.open, viewer.kinds if kinds is None else kinds)
 
 
 class Views:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from recorder.format.errors import Unreadable
 from recorder.format.format import HEADER_BYTES
 from recorder.format.records import Fields, Record
-from recorder.keep.index import INDEX_NAME, Index
+from recorder.keep.forgetting import INDEX_NAME
+from recorder.keep.index import DIGEST_BYTES_MAX, Index
 from recorder.keep.listing import Listing, Wanted, page_of
 from recorder.keep.store import LogInfo, Store
 from recorder.keep.summary import Summary, summarize, whole_bytes
@@ -297,6 +298,46 @@ def test_a_removed_log_is_listed_no_more(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / INDEX_NAME) as database:
         assert database.execute("SELECT recording_id FROM logs").fetchall() == [("b",)]
     database.close()
+
+
+def test_a_digest_is_kept_as_long_as_its_log(tmp_path: Path) -> None:
+    """A list would show what another log said, or tell the words of one that was removed."""
+    store, words = Store(tmp_path), b'{"said": "the secret words"}' * 20
+    for name in ("a", "b"):
+        write_log(tmp_path, name)
+    index, (one, other) = Index(tmp_path), sorted(store.logs(), key=lambda it: it.recording_id)
+    index.keep_digest(one, "1", words)  # in no list yet
+    assert index.digest_of(one, "1") is None
+    Listing(store).refresh()
+    for info in (one, other):
+        index.keep_digest(info, "1", words)
+        assert index.digest_of(info, "1") == words
+        assert index.digest_of(info, "2") is None  # another version makes another one
+        assert index.digest_of(attrs.evolve(info, modified_ns=1), "1") is None
+    store.path("a").write_bytes(store.path("a").read_bytes() + b"x")
+    Listing(store).refresh()
+    assert index.digest_of(one, "1") is None
+    assert index.digest_of(other, "1") == words
+    store.remove(other)
+    assert b"secret" not in (tmp_path / INDEX_NAME).read_bytes()
+    index.keep_digest(one, "1", bytes(DIGEST_BYTES_MAX + 1))
+    assert index.digest_of(one, "1") is None
+
+
+def test_the_digests_of_the_oldest_logs_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index would grow with each recording that was ever looked at."""
+    monkeypatch.setattr("recorder.keep.index.DIGESTS_BYTES_MAX", 250)
+    monkeypatch.setattr("recorder.keep.index.DROPPED_DIGESTS", 1)
+    for age, name in enumerate("cab"):
+        os.utime(write_log(tmp_path, name), (age, age))
+    Listing(Store(tmp_path)).refresh()
+    index, logs = Index(tmp_path), Store(tmp_path).logs()
+    for info in logs:
+        index.keep_digest(info, "1", bytes(100))
+    kept = {it.recording_id for it in logs if index.digest_of(it, "1") is not None}
+    assert kept == {"a", "b"}
 
 
 def test_what_is_being_written_stays_out_of_the_index(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
-from recorder.keep.index import WITH_STORE_NAME, Index
+from recorder.keep.forgetting import WITH_STORE_NAME
+from recorder.keep.index import Index
 from recorder.keep.listing import Listing
 from recorder.keep.remote import (
     AWAY_S,

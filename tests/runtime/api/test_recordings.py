@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import socket
 import time
@@ -24,6 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from protocol.values.digest import session_id_of
 from recorder.format.format import SUFFIX
+from recorder.keep.forgetting import INDEX_NAME
 from recorder.keep.store import Store
 from recorder.read.reader import read
 from recorder.read.verify import verify
@@ -506,8 +506,16 @@ def test_a_digest_has_words_and_measures(shop: Shop) -> None:
     """A list would show when sessions were, and not what they were about."""
     log = shop.folder / "spoken.session.zst"
     shutil.copy(FOLDER / "v1-realtime-chat.session.zst", log)
-    answer = shop.ask("/api/recordings/spoken/digest")
-    log.unlink()
+    index, there = shop.folder / INDEX_NAME, "/api/recordings/spoken/digest"
+    while "spoken" not in shop.ids():
+        time.sleep(0.05)
+    answer = shop.ask(there)
+    assert b"what is it?" in index.read_bytes()  # it is kept
+    again = shop.ask(there)
+    assert (again.body, again.headers["content-type"]) == (answer.body, "application/json")
+    assert shop.ask("/api/recordings/spoken", method="DELETE").status == 204
+    assert b"what is it?" not in index.read_bytes()
+    assert shop.ask(there).status == 404
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     texts = [(it["voice"], it["text"]) for it in answer.said["said"]]
     assert texts[0] == ("user", "hello")
@@ -579,22 +587,3 @@ def test_a_refused_session_leaves_nothing_unless_asked_to(
             hear(asks, "error")  # it is refused too, but something was said before
         assert server.stop() == 0
     assert count_logs(tmp_path) == logs
-
-
-def test_a_server_removes_what_is_too_old(tmp_path: Path) -> None:
-    """What an operator promised to forget would be kept."""
-    old, young = write_log(tmp_path, "old"), write_log(tmp_path, "young")
-    os.utime(old, (time.time() - 3 * 86_400,) * 2)
-    os.utime(young, (time.time() - 3_600,) * 2)
-    with live_server("--record", str(tmp_path), "--record-keep-days", "2") as server:
-        shop = Shop(server, tmp_path)
-        for _ in range(500):
-            figures = shop.ask("/metrics", "").body.decode()
-            if 'antiphon_recordings_removed_total{cause="age"} 1.0' in figures:
-                break
-            time.sleep(0.02)
-        else:
-            raise AssertionError(figures)
-        assert "antiphon_recordings 1.0" in figures
-        assert shop.ids() == ["young"]
-    assert not old.exists()

@@ -203,3 +203,22 @@ def test_a_server_does_not_start_with_a_store_that_refuses(place: Place) -> None
     assert told.stderr.count("\n") == 1
     told = serve("--record", str(place.logs), "--store", "ftp://host")
     assert (told.returncode, "begins with one of s3://" in told.stderr) == (2, True)
+
+
+def test_a_server_removes_what_is_too_old(tmp_path: Path) -> None:
+    """What an operator promised to forget would be kept."""
+    old, young = write_log(tmp_path, "old"), write_log(tmp_path, "young")
+    os.utime(old, (time.time() - 3 * 86_400,) * 2)
+    os.utime(young, (time.time() - 3_600,) * 2)
+    with live_server("--record", str(tmp_path), "--record-keep-days", "2") as server:
+        shop = Shop(server, tmp_path)
+        for _ in range(500):
+            figures = shop.ask("/metrics", "").body.decode()
+            if 'antiphon_recordings_removed_total{cause="age"} 1.0' in figures:
+                break
+            time.sleep(0.02)
+        else:
+            raise AssertionError(figures)
+        assert "antiphon_recordings 1.0" in figures
+        assert shop.ids() == ["young"]
+    assert not old.exists()
