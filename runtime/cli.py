@@ -339,7 +339,7 @@ def load_viewer(name: ViewName) -> Viewer:
             pieces_of=module.wav_of,
             head_of=module.wav_head,
             media_type="audio/wav",
-            too_long=(module.TooLongError,),
+            refuses=(module.TooLongError,),
         )
     if name == "digest":
         return Viewer(pieces_of=import_module(DIGEST).digest_of, media_type="application/json")
@@ -349,7 +349,7 @@ def load_viewer(name: ViewName) -> Viewer:
             pieces_without=module.log_without if is_log else module.page_without,
             kinds=module.KINDS,
             media_type="application/zstd" if is_log else "text/html",
-            too_long=(module.RedactError,),
+            refuses=(module.RedactError,),
         )
     module = import_module(PAGE)
     return Viewer(

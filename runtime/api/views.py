@@ -80,7 +80,7 @@ class Viewer:
         head_of: the bytes that stand before the pieces, by the length of all pieces.
         media_type: of the view.
         policy: the `Content-Security-Policy` of a page; empty for other views.
-        too_long: raised where the session cannot be shown so; the client gets their text.
+        refuses: raised for a session that it cannot show; the client gets their text.
         pieces_beside: as `pieces_of`, with the differences from another session: from what opens
             the log and the other, and the other's name; None where the view shows none.
         pieces_without: as `pieces_of`, without some kinds of content, from what opens the log.
@@ -91,7 +91,7 @@ class Viewer:
     head_of: Callable[[int], bytes] = lambda _: b""
     media_type: str
     policy: str = ""
-    too_long: tuple[type[Exception], ...] = ()
+    refuses: tuple[type[Exception], ...] = ()
     pieces_beside: Callable[[Open, Open, str], Make] | None = None
     pieces_without: Callable[[Open, Collection[str]], Make] | None = None
     kinds: Collection[str] = ()
@@ -180,7 +180,7 @@ class Views:
                     make = await in_thread(partial(make_of, viewer))
                     pieces = make(reader.head.fields, reader)
                     # A step at a time, so that it can be cancelled.
-                    while await in_thread(partial(view.take_from, pieces, viewer.too_long)):
+                    while await in_thread(partial(view.take_from, pieces, viewer.refuses)):
                         pass
             view.begin_with(viewer.head_of(view.size))
             if viewer.policy:
@@ -200,11 +200,11 @@ class _View:
         self.size = 0
         self.etag = ""
 
-    def take_from(self, pieces: Iterator[bytes], too_long: tuple[type[Exception], ...]) -> bool:
+    def take_from(self, pieces: Iterator[bytes], refuses: tuple[type[Exception], ...]) -> bool:
         """Write the next piece, blocking; False after the last."""
         try:
             piece = next(pieces, b"")
-        except too_long as error:
+        except refuses as error:
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
         self._hash.update(piece)
         self.size += len(piece)

@@ -267,9 +267,9 @@ class TalkPage {
     this.#conversation = null;
     this.#detail.textContent = error ? "" : endOf(reason, null);
     this.#notice.say(error ? endOf(reason, error) : "", "bad");
-    this.#preview.hidden = true;
-    this.#preview.srcObject = null;
+    Object.assign(this.#preview, { hidden: true, srcObject: null });
     this.#settle("ended");
+    this.#past.find();
     this.#start.focus();
     const id = conversation.created && this.#links.dataset.recording;
     if (!id || !this.#app.facts.recording.has_views) return;

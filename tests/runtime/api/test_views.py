@@ -92,7 +92,7 @@ class Shop:
                 pieces_of=self._page_of,
                 head_of=lambda size: HEAD + str(size).encode(),
                 media_type="audio/wav",
-                too_long=(TooLongError,),
+                refuses=(TooLongError,),
             ),
             "digest": Viewer(pieces_of=self._page_of, media_type="application/json"),
         }
