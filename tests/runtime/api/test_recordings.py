@@ -491,6 +491,8 @@ def test_a_page_leads_to_the_sessions_around_it(shop: Shop) -> None:
     assert shop.ask(f"{views[0]}?to=next").status == 404
     assert shop.ask(f"{ONE}/view?to=previous", "bert").status == 404
     assert shop.ask(f"{ONE}/view?to=sideways", "bert").status == 400
+    talk = shop.ask(f"{SESSION}/view?to=talk&unit=3", "bert")
+    assert (talk.status, talk.headers["location"]) == (303, "/console#talk/of-bert/3")
 
 
 def test_a_page_shows_where_another_session_differs(shop: Shop) -> None:
