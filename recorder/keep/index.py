@@ -21,7 +21,7 @@ import orjson
 
 from ..format.format import MIB
 from ..write.disk import FILE_MODE
-from .forgetting import INDEX_NAME, SECURE
+from .forgetting import INDEX_NAME, prepare
 from .store import LogInfo
 from .summary import Summary
 
@@ -94,8 +94,7 @@ class Index:
             return None
         try:
             with closing(sqlite3.connect(self._path, timeout=BUSY_WAIT_S)) as database, database:
-                database.execute("PRAGMA synchronous = OFF")  # the index may be lost in a power cut
-                database.execute(SECURE)
+                prepare(database)
                 if _version(database) not in {0, INDEX_VERSION}:
                     raise sqlite3.DatabaseError("another version made it")
                 return work(database)
