@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,13 +37,19 @@ SHOWN: Final = base64.b64encode(JPEG).decode()
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no node to run JavaScript with")
 
 
-def run(script: str, *arguments: str) -> str:
-    """Run a script to its end; what it printed."""
+@cache
+def node() -> list[str]:
+    """The words that begin a command which runs a script."""
     assert NODE is not None
     version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True)
     major = int(version.stdout.lstrip("v").split(".")[0])
     flags = [] if major >= NODE_WITH_WEBSOCKET else ["--experimental-websocket"]
-    command = [NODE, "--no-warnings", *flags, str(SCRIPTS / script), *arguments]
+    return [NODE, "--no-warnings", *flags]
+
+
+def run(script: str, *arguments: str) -> str:
+    """Run a script to its end; what it printed."""
+    command = [*node(), str(SCRIPTS / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
     assert done.returncode == 0, done.stderr or done.stdout
     return done.stdout.strip()

@@ -1,29 +1,50 @@
-// The audio thread's processors, driven a block at a time: prints what they did with the given steps.
-const processors = {};
+// The audio thread's processors, driven a block at a time: for each line of steps, a line of what they did.
+import { createInterface } from "node:readline";
+
+let processors = {};
 Object.assign(globalThis, {
-  sampleRate: 24_000,
   registerProcessor: (name, made) => (processors[name] = made),
   AudioWorkletProcessor: class {
-    port = { said: [], postMessage: (said) => this.port.said.push(structuredClone(said)) };
+    port = {
+      said: [],
+      postMessage: (said, transfer) => this.port.said.push(structuredClone(said, { transfer })),
+    };
   },
 });
-await import("../../runtime/web/worklets.js");
 
-const { capacity, most, cushion, steps } = JSON.parse(process.argv[2]);
-const speaker = new processors["antiphon-speaker"]({ processorOptions: { capacity, most, cushion } });
-const heard = [];
-let next = 1;
-for (const [kind, count] of steps) {
-  if (kind === "play") {
-    const samples = Float32Array.from({ length: count }, () => next++ / 65_536);
-    speaker.port.onmessage({ data: { type: "play", samples } });
-  } else if (kind === "flush") {
-    speaker.port.onmessage({ data: { type: "flush", id: heard.length, fade: count } });
-  } else {
-    const out = new Float32Array(count);
-    speaker.process([], [[out]]);
-    heard.push(...out);
+/** Load the processors into an audio thread of this rate. */
+const loaded = new Map();
+async function load(rate) {
+  if (!loaded.has(rate)) {
+    [processors, globalThis.sampleRate] = [{}, rate];
+    await import(`../../runtime/web/worklets.js?${rate}`);
+    loaded.set(rate, processors);
   }
+  return loaded.get(rate);
 }
-const told = speaker.port.said.map(({ cut, ...said }) => (cut ? { ...said, cut: [...cut] } : said));
-console.log(JSON.stringify({ heard, told }));
+
+async function drive({ rate = 24_000, steps, ...processorOptions }) {
+  const { "antiphon-microphone": Microphone, "antiphon-speaker": Speaker } = await load(rate);
+  const [microphone, speaker] = [new Microphone(), new Speaker({ processorOptions })];
+  const heard = [];
+  let next = 1;
+  for (const [kind, count] of steps) {
+    const made = () => Float32Array.from({ length: count }, () => next++ / 65_536);
+    if (kind === "hear") {
+      microphone.process([count ? [made()] : []]);
+    } else if (kind === "play") {
+      speaker.port.onmessage({ data: { type: "play", samples: made() } });
+    } else if (kind === "flush") {
+      speaker.port.onmessage({ data: { type: "flush", id: heard.length, fade: count } });
+    } else {
+      const out = new Float32Array(count);
+      speaker.process([], [[out]]);
+      heard.push(...out);
+    }
+  }
+  const told = speaker.port.said.map(({ cut, ...said }) => (cut ? { ...said, cut: [...cut] } : said));
+  return { heard, told, blocks: microphone.port.said.map((block) => [...block]) };
+}
+
+for await (const line of createInterface({ input: process.stdin }))
+  console.log(JSON.stringify(await drive(JSON.parse(line))));
