@@ -429,24 +429,7 @@ def test_the_head_counts_what_was_marked(tab: Tab, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A session of nearly ten minutes, on virtual time."""
-    folder = tmp_path_factory.mktemp("long")
-
-    async def talk(server: World) -> None:
-        peer = await server.activate("audio")
-        for number in range(LONG_UNITS):
-            audio = base64(append_pcm("speech", 16_000, 3, 16_000 * number))
-            peer.send(json.dumps({"type": "input.append", "input": {"audio": audio}}))
-            await anyio.sleep(1)
-        peer.send('{"type":"session.close"}')
-        await peer.over()
-
-    async def body() -> None:
-        backend = ScriptedBackend(default_script, context_limit=100_000)
-        async with world(backend, record_to=folder) as server:
-            await talk(server)
-
-    on_virtual_time(body)
-    return next(folder.iterdir())
+    return record_long(tmp_path_factory.mktemp("long"), LONG_UNITS)
 
 
 def test_ten_minutes_are_quick(tab: Tab, long_log: Path, tmp_path: Path) -> None:

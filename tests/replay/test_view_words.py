@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from replay.story.dictated import Dictated
 from replay.story.inspection import to_json
 from replay.view.dialogue import Dialogue
 from tests.replay.test_view import GOLDEN, golden
+from tests.view_pages import texts_of
 
 
 @pytest.mark.slow
@@ -39,18 +39,6 @@ def test_every_word_of_inspect_is_in_the_page(name: str) -> None:
         word for voice, *_, text, _ in story["said"] if voice == "user" for word in text.split()
     }
     assert {word for text in asked for word in text.split()} - users == set()
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """Give all texts in a plain value, but for its keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from texts_of(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from texts_of(inner)
 
 
 def words_sent(path: Path) -> set[str]:
