@@ -13,6 +13,8 @@
 import { AntiphonError } from "./antiphon.js";
 
 const RATE = 16_000;
+/** The audio thread's buffer: on a busy machine a browser loses much of what comes with the usual 10 ms. */
+const LATENCY_S = 0.05;
 /** Seen by meters: the share of the level before that is kept in each block of 20 ms. */
 const FALL = 0.85;
 
@@ -186,7 +188,7 @@ function release(stream, context) {
 /** @param {MediaStream} stream @param {(samples: Float32Array) => void} hear @returns {Promise<AudioContext>} */
 async function listen(stream, hear) {
   for (const options of [{ sampleRate: RATE }, {}]) {
-    const context = new AudioContext({ ...options, latencyHint: "interactive" });
+    const context = new AudioContext({ ...options, latencyHint: LATENCY_S });
     try {
       await context.audioWorklet.addModule(new URL("./worklets.js", import.meta.url));
       const source = context.createMediaStreamSource(stream); // Firefox: only at the device's own rate

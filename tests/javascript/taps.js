@@ -2,8 +2,8 @@
 //
 // A tap is a worklet beside another one in the same graph: it is given the same blocks of 128 samples.
 // `taps` has them all, in the order in which they were made: first what the page's microphone brings
-// (`kind` "microphone"), or what its loudspeaker plays ("speaker"). `countMicrophone()` makes a page of
-// its own out of a blank one: a microphone, and nothing but a tap.
+// (`kind` "microphone"), or what its loudspeaker plays ("speaker"). `countMicrophone()` opens a microphone
+// on a page that has none, with nothing but a tap.
 
 (() => {
   const KEPT = 1600;
@@ -91,7 +91,7 @@
     const context = new AudioContext(options);
     await context.audioWorklet.addModule("data:text/javascript,");
     context.createMediaStreamSource(stream);
-    taps[0].keeps = false;
+    taps.at(-1).keeps = false;
     await context.resume();
   };
 })();
