@@ -1,4 +1,4 @@
-"""What the tests of a session's page share: a long session, and a page's parts as a browser reads them."""
+"""What the tests of a session's page share: a long session, and a page's parts as they are read."""
 
 from __future__ import annotations
 

@@ -11,20 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 import pytest
 
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.view.document import page_of
 from replay.view.findings import Comparison, Finding
-from runtime.model.backends.scripted import ScriptedBackend, default_script
 from tests.browser import CHROMIUM, Tab, chromium
-from tests.generated import append_pcm
 from tests.golden import FOLDER
-from tests.helpers import World, base64, on_virtual_time, world
 from tests.replay.test_logs import busy_scene, renumbered, write_log
 from tests.replay.test_view import HOSTILE, hostile_log
+from tests.view_pages import record_long
 
 __all__ = ("hostile_log",)
 

@@ -45,30 +45,37 @@ export function loudest(pieces) {
 }
 
 /** Draw the pieces in view around the line `middle`, `half` pixels up and down for the loudest. */
-export function drawWave(context, pieces, scale, { middle, half, colour, gain, step = 1 }) {
+export function drawWave(context, pieces, scale, { middle, half, colour, gain }) {
   context.fillStyle = colour;
   const start = Math.max(
     0,
     lastBefore(pieces, scale.begin, (piece) => piece.begin),
   );
   for (let i = start; i < pieces.length && pieces[i].begin <= scale.end; i++) {
-    drawPiece(context, pieces[i], scale, middle, half * gain, step);
+    drawPiece(context, pieces[i], scale, middle, half * gain);
   }
 }
 
-/* Columns stand at multiples of their time, so that a shape does not flicker when it moves. */
-function drawPiece(context, piece, scale, middle, half, step) {
-  const column = step / scale.density;
+/* Columns stand at multiples of their time, so that a shape does not flicker when it moves, and on
+ * whole pixels, which are quick to fill. Columns of the same height are one box. */
+function drawPiece(context, piece, scale, middle, half) {
+  const column = 1 / scale.density;
   const first = Math.floor(Math.max(piece.begin, scale.begin) / column);
   const last = Math.floor(Math.min(piece.end, scale.end) / column);
+  if (last < first) return;
   const levels = levelsOf(piece);
   const fitting = Math.floor(Math.log(column * PEAKS_A_SECOND) / Math.log(FACTOR));
   const level = Math.min(LEVELS - 1, Math.max(0, fitting));
   const pairs = levels[level];
   const rate = PEAKS_A_SECOND / FACTOR ** level;
   const length = pairs.length / 2;
-  const wide = step > 1 ? step - 1 : 1;
-  context.beginPath();
+  const left = Math.round(scale.x(first * column));
+  let [begun, lowBefore, highBefore] = [first, 0, 0];
+  const fill = (end) => {
+    const top = middle - Math.max((highBefore / 127) * half, 0.5);
+    const bottom = middle - Math.min((lowBefore / 127) * half, -0.5);
+    context.fillRect(left + begun - first, top, end - begun, bottom - top);
+  };
   for (let k = first; k <= last; k++) {
     const from = (k * column - piece.begin) * rate;
     const low = Math.max(0, Math.min(length - 1, Math.floor(from)));
@@ -79,9 +86,11 @@ function drawPiece(context, piece, scale, middle, half, step) {
       if (pairs[2 * i] < lowest) lowest = pairs[2 * i];
       if (pairs[2 * i + 1] > highest) highest = pairs[2 * i + 1];
     }
-    const top = middle - Math.max((highest / 127) * half, 0.5);
-    const bottom = middle - Math.min((lowest / 127) * half, -0.5);
-    context.rect(scale.x(k * column), top, wide, bottom - top);
+    if (k > first && (lowest !== lowBefore || highest !== highBefore)) {
+      fill(k);
+      begun = k;
+    }
+    [lowBefore, highBefore] = [lowest, highest];
   }
-  context.fill();
+  fill(last + 1);
 }
