@@ -264,7 +264,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         found = measure(Path(name), asked.seconds)
     text = json.dumps(found, indent=2) + "\n"
     (asked.out / "console.json").write_text(text, "utf-8")

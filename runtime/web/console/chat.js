@@ -3,11 +3,13 @@
 import { AntiphonError, connect, encodeBase64, SessionClosedError } from "../antiphon.js";
 import { Speaker } from "../speaker.js";
 import { askJson, connection, sentence, url } from "./api.js";
-import { check, field, fill, h, notice, select, spoken } from "./dom.js";
+import { button, check, field, fill, h, notice, select, spoken } from "./dom.js";
 import { settingsForm } from "./settings.js";
 
 /** A message of chat may have 96 MiB, and base64 takes a third more than its bytes. */
 const FILES_BYTES_MAX = 60 * 1024 * 1024;
+/** A page that is scrolled so near to its end is at its end. */
+const END_PX = 40;
 const KINDS = /** @type {const} */ (["image", "audio", "video"]);
 
 /** @param {import("./main.js").App} app @returns {import("./main.js").Page} */
@@ -26,11 +28,7 @@ class ChatPage {
     onPlayed: () => (this.#silence.hidden = this.#speaker.queuedMs === 0),
     onIdle: () => (this.#silence.hidden = true),
   });
-  #silence = h(
-    "button",
-    { type: "button", hidden: true, onclick: () => this.#speaker.flush() },
-    "Stop the sound",
-  );
+  #silence = button("Stop the sound", () => this.#speaker.flush(), { hidden: true });
   #isBusy = false;
   #isStopped = false;
   /** @type {import("./settings.js").Form | null} */ #form = null;
@@ -80,10 +78,10 @@ class ChatPage {
         "div",
         { class: "row" },
         this.#send,
-        h("button", { type: "button", onclick: () => this.#picker.click() }, "Attach"),
+        button("Attach", () => this.#picker.click()),
         this.#speak,
         this.#silence,
-        h("button", { type: "button", class: "quiet", onclick: () => this.#restart() }, "New chat"),
+        button("New chat", () => this.#restart(), { class: "quiet" }),
         this.#status,
       ),
       h(
@@ -148,26 +146,11 @@ class ChatPage {
   }
 
   #showFiles() {
-    fill(
-      this.#attached,
-      ...this.#files.map((file) =>
-        h(
-          "li",
-          {},
-          h(
-            "button",
-            {
-              type: "button",
-              class: "quiet",
-              title: "Remove",
-              "aria-label": `Remove ${file.name}`,
-              onclick: () => ((this.#files = this.#files.filter((it) => it !== file)), this.#showFiles()),
-            },
-            `${file.name} ×`,
-          ),
-        ),
-      ),
-    );
+    const removal = (/** @type {File} */ file) => {
+      const remove = () => ((this.#files = this.#files.filter((it) => it !== file)), this.#showFiles());
+      return button(`${file.name} ×`, remove, { title: "Remove", "aria-label": `Remove ${file.name}` });
+    };
+    fill(this.#attached, ...this.#files.map((file) => h("li", {}, removal(file))));
   }
 
   // -- a turn --------------------------------------------------------------------------------------
@@ -190,7 +173,7 @@ class ChatPage {
         if (piece.type !== "delta") continue;
         this.#tell("");
         answer += piece.text;
-        body.textContent = answer;
+        this.#follow(() => (body.textContent = answer));
         if (piece.audio.length) this.#speaker.play(piece.audio);
       }
       this.#history.push(question, { role: "assistant", content: answer });
@@ -288,6 +271,14 @@ class ChatPage {
     this.#messages.append(message);
     message.scrollIntoView({ block: "nearest" });
     return body;
+  }
+
+  /** Show more of an answer, and its end if that was in view. @param {() => void} change */
+  #follow(change) {
+    const page = document.documentElement;
+    const isAtEnd = page.scrollTop + page.clientHeight > page.scrollHeight - END_PX;
+    change();
+    if (isAtEnd) page.scrollTop = page.scrollHeight;
   }
 
   /** @param {string} text */

@@ -19,6 +19,11 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+/** A button that sends no form. @param {string} text @param {() => unknown} [onclick] @param {Record<string, any>} [properties] */
+export function button(text, onclick, properties = {}) {
+  return h("button", { type: "button", onclick, ...properties }, text);
+}
+
 /** A field with its label. @param {string} label @param {HTMLElement} input @param {string} [note] */
 export function field(label, input, note) {
   return h(

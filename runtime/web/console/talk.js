@@ -5,7 +5,7 @@ import { Conversation } from "../conversation.js";
 import { Microphone } from "../microphone.js";
 import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
-import { duration, fill, h, notice, select } from "./dom.js";
+import { button, duration, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
 import { Setup } from "./setup.js";
 import { share } from "./share.js";
@@ -51,41 +51,16 @@ class TalkPage {
   #began = 0;
   #ticking = 0;
 
-  #start = h(
-    "button",
-    { type: "button", class: "primary large", onclick: () => this.#toggle() },
-    "Start talking",
-  );
-  #mute = h(
-    "button",
-    {
-      type: "button",
-      "aria-pressed": "false",
-      title: "Mute (M)",
-      onclick: () => this.#setMuted(!this.#isMuted),
-    },
-    "Mute",
-  );
-  #interrupt = h(
-    "button",
-    {
-      type: "button",
-      title: "Make the model stop speaking (Esc)",
-      onclick: () => this.#conversation?.interrupt(),
-    },
-    "Interrupt",
-  );
-  #push = h(
-    "button",
-    {
-      type: "button",
-      "aria-pressed": "false",
-      title: "Be heard only while you hold Space, or the button",
-      onclick: () => this.#setPush(!this.#isPush),
-    },
-    "Push to talk",
-  );
-  #hold = h("button", { type: "button", class: "primary large hold", hidden: true }, "Hold to talk");
+  #start = button("Start talking", () => this.#toggle(), { class: "primary large" });
+  #mute = button("Mute", () => this.#setMuted(!this.#isMuted), { "aria-pressed": "false", title: "Mute (M)" });
+  #interrupt = button("Interrupt", () => this.#conversation?.interrupt(), {
+    title: "Make the model stop speaking (Esc)",
+  });
+  #push = button("Push to talk", () => this.#setPush(!this.#isPush), {
+    "aria-pressed": "false",
+    title: "Be heard only while you hold Space, or the button",
+  });
+  #hold = button("Hold to talk", undefined, { class: "primary large hold", hidden: true });
   #show = select(
     [
       ["", "No picture"],

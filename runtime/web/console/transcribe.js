@@ -3,13 +3,14 @@
 import { AntiphonError, connect } from "../antiphon.js";
 import { DeviceError, Microphone } from "../microphone.js";
 import { connection, sentence, url } from "./api.js";
-import { fill, h, notice, select, spoken } from "./dom.js";
+import { button, fill, h, notice, select, spoken } from "./dom.js";
 
 const RATE = 16_000;
 /** Sound of a file goes out so fast: ten times as fast as it was spoken, in pieces of a second. */
 const PIECE_MS = 100;
 /** An hour: longer than a session may be. */
 const FILE_S_MAX = 3600;
+const IDLE = "Your browser will ask for the microphone. A file may have sound or video.";
 
 /** @param {import("./main.js").App} app @returns {import("./main.js").Page} */
 export function transcribePage(app) {
@@ -29,37 +30,31 @@ class TranscribePage {
   /** @type {any} */ #line = null;
 
   #models = select([], { "aria-label": "Model" });
-  #listen = h(
-    "button",
-    {
-      type: "button",
-      class: "primary large",
-      onclick: () => (this.#isRunning ? this.#stop() : this.#dictate()),
-    },
-    "Start listening",
-  );
-  #next = h(
-    "button",
-    {
-      type: "button",
-      disabled: true,
-      title: "What is said next is a new utterance",
-      onclick: () => this.#finish(),
-    },
-    "End utterance",
-  );
+  #listen = button("Start listening", () => (this.#isRunning ? this.#stop() : this.#dictate()), {
+    class: "primary large",
+  });
+  #next = button("End utterance", () => this.#finish(), {
+    disabled: true,
+    title: "What is said next is a new utterance",
+  });
   #picker = h("input", {
     type: "file",
     accept: "audio/*,video/*",
     hidden: true,
     onchange: () => this.#transcribeFile(),
   });
-  #file = h("button", { type: "button", onclick: () => this.#picker.click() }, "Open a file");
-  #copy = h("button", { type: "button", class: "quiet", onclick: () => this.#copyText() }, "Copy text");
-  #clear = h("button", { type: "button", class: "quiet", onclick: () => this.#wipe() }, "Clear");
-  #lines = h("ol", { class: "transcript", role: "log", "aria-live": "polite", "aria-label": "Text" });
+  #file = button("Open a file", () => this.#picker.click());
+  #copy = button("Copy text", () => this.#copyText(), { class: "quiet" });
+  #clear = button("Clear", () => this.#wipe(), { class: "quiet" });
+  #lines = h("ol", {
+    class: "transcript",
+    role: "log",
+    "aria-live": "polite",
+    "aria-label": "Text",
+    tabIndex: 0,
+  });
   #empty = h("p", { class: "nothing" }, "The text appears here while you speak.");
-  #status = h("p", { class: "soft", role: "status" });
+  #status = h("p", { class: "soft", role: "status" }, IDLE);
   #notice = notice("bad");
 
   /** @param {import("./main.js").App} app */
@@ -197,8 +192,11 @@ class TranscribePage {
     if (event.type === "error") return this.#notice.say(sentence(event.message));
     this.#empty.hidden = true;
     if (!this.#line) this.#lines.append((this.#line = h("li", { class: "open" })));
-    if (event.type === "delta") return this.#line.append(event.text);
-    this.#line.textContent = event.text;
+    const isDelta = event.type === "delta";
+    if (isDelta) this.#line.append(event.text);
+    else this.#line.textContent = event.text;
+    this.#lines.scrollTop = this.#lines.scrollHeight;
+    if (isDelta) return;
     this.#line.classList.remove("open");
     if (!event.text) this.#line.remove();
     this.#line = null;
@@ -218,7 +216,7 @@ class TranscribePage {
     this.#file.disabled = false;
     this.#next.disabled = true;
     this.#wasHeard = false;
-    this.#status.textContent = "";
+    this.#status.textContent = IDLE;
     if (error) this.#notice.say(sentence(error.message));
   }
 
