@@ -34,7 +34,7 @@ from recorder.read.reader import LogReader
 from replay.story.inspect import inspect
 from replay.story.inspection import Inspection, to_json
 from replay.view.document import page_of
-from tests.browser import Tab, chromium
+from tests.browser import CHROMIUM, Tab, chromium
 from tests.helpers import base64
 from tests.view_pages import read_page, record_long, texts_of
 
@@ -198,6 +198,9 @@ def main() -> int:
     parser.add_argument("--units", type=int, default=600)
     parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
     asked = parser.parse_args()
+    if CHROMIUM is None:
+        print("there is no Chromium: nothing is measured")
+        return 0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         found = measure(Path(name), asked.units)
     text = json.dumps(found, indent=2) + "\n"

@@ -8,7 +8,7 @@
 (() => {
   const KEPT = 1600;
   const TAP = `registerProcessor("tap", class extends AudioWorkletProcessor {
-    #counts = { frames: 0, silent: 0, beganMs: 0, lastMs: 0, longestMs: 0 };
+    #counts = { frames: 0, silent: 0, silentNow: 0, beganMs: 0, lastMs: 0, longestMs: 0 };
     #held = [];
     constructor() {
       super();
@@ -21,7 +21,9 @@
       counts.lastMs = now;
       const samples = channels?.[0] ?? new Float32Array(128);
       counts.frames += samples.length;
-      if (samples.every((it) => it === 0)) counts.silent += samples.length;
+      const isSilent = samples.every((it) => it === 0);
+      if (isSilent) counts.silent += samples.length;
+      counts.silentNow = isSilent ? counts.silentNow + samples.length : 0;
       this.#held.push(...samples);
       if (this.#held.length >= ${KEPT}) this.#tell(false);
       return true;
@@ -84,6 +86,12 @@
     for (let at = 0; at < bytes.length; at += 0x8000)
       text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
     return btoa(text);
+  };
+
+  /** Whether the loudspeaker has played nothing for so many seconds. */
+  globalThis.isQuiet = (seconds) => {
+    const { counts, rate } = taps.find(({ kind }) => kind === "speaker");
+    return counts.silentNow > seconds * rate;
   };
 
   globalThis.countMicrophone = async (constraints, options) => {
