@@ -123,6 +123,10 @@ def test_the_long_run_sees_what_is_lost_or_repeated() -> None:
         **{"samples": len(kept), "lost": 7, "repeated": 10, "changed": 1},
         **{"before": 1000, "after": 1000},
     }
+    began_in_silence = np.concatenate([np.zeros(900, np.float32), source])
+    assert compare(began_in_silence[320:], began_in_silence) == {
+        **{"samples": 20_580, "lost": 0, "repeated": 0, "changed": 0, "before": 320, "after": 0}
+    }
 
 
 # -- devices --------------------------------------------------------------------------------------
