@@ -1,6 +1,6 @@
 // Forms made of the server's own schema: each setting with its default and its bounds.
 
-import { check, field, h, select } from "./dom.js";
+import { button, check, field, h, select } from "./dom.js";
 import { SETTINGS } from "./words.js";
 
 /**
@@ -19,11 +19,9 @@ export function settingsForm(schemas, without = []) {
   const rows = Object.entries(schemas)
     .filter(([name, schema]) => !without.includes(name) && isChoice(schema))
     .map(([name, schema]) => row(name, schema));
-  const reset = h(
-    "button",
-    { type: "button", class: "quiet", onclick: () => rows.forEach((it) => it.reset()) },
-    "Defaults",
-  );
+  const isSwitch = (/** @type {{input: any}} */ { input }) => Number(input.type === "checkbox");
+  rows.sort((one, other) => isSwitch(one) - isSwitch(other)); // a switch has a line of its own
+  const reset = button("Defaults", () => rows.forEach((it) => it.reset()), { class: "quiet" });
   const element = h(
     "div",
     { class: "grid" },
