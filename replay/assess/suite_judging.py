@@ -22,7 +22,7 @@ from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from runtime.measures.conversation import TICK_HZ, Conversation, Span
-from runtime.measures.hearing import UserSpeech
+from runtime.measures.hearing import UserSound, UserSpeech
 from runtime.measures.placing import Sound, time_of
 from runtime.measures.turns import Turns
 
@@ -172,7 +172,7 @@ def _spoken(samples: NDArray[np.float32]) -> tuple[Span, ...]:
     for begin in range(0, len(samples), INPUT_RATE_HZ):
         pcm = samples[begin : begin + INPUT_RATE_HZ].astype("<f4").tobytes()
         at_ns = time_of("user", begin + INPUT_RATE_HZ)
-        speech.hear(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm))
+        speech.hear(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm)))
     return speech.spans()
 
 

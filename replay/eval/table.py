@@ -41,7 +41,7 @@ SETTINGS: Final = (
         f"searched for it. Else the energy detector finds it: frames of {sd.FRAME_MS} ms, "
         f"{sd.START_FRAMES} of {sd.WINDOW_FRAMES} loud begin speech, at a threshold of "
         f"{SPEECH_THRESHOLD}, and {SPEECH_SILENCE_MS} ms of silence end it, where the silence "
-        "began."
+        "began. It searches the sound as it was sent, at its own rate."
     ),
     (
         "The model's sound is where a client plays it: from the time it was sent, after earlier "
