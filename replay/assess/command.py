@@ -25,7 +25,7 @@ from ..eval.options import ConditionType
 from ..eval.paired import Baseline
 from ..eval.reports import Reports
 from ..eval.summary import Json
-from ..eval.table import MEASURES
+from ..eval.table import MEASURES, OWN_VOICE
 from ..rerun.environment import Loading
 from ..rerun.folder import JOBS_MAX, find_logs
 from ..shared.commands import UnusableError, print_all, print_json
@@ -57,6 +57,7 @@ class Asked:
     jobs: int | None
     device: str | None
     dtype: str | None
+    transcriber: str | None
     by: str | None
     conditions: tuple[Condition, ...]
 
@@ -64,7 +65,12 @@ class Asked:
         """Find the logs; `click.UsageError`: options do not go together."""
         if not self.logs:
             raise click.UsageError("name a folder or a log, or give --definitions")
-        runs = {self.model, self.out, self.jobs, self.device, self.dtype} != {None}
+        computes = {self.device, self.dtype} != {None} and self.transcriber is None
+        runs = {self.model, self.out, self.jobs} != {None} or computes
+        if self.transcriber is not None and self.mode != "closed":
+            raise click.UsageError("--transcriber is for --mode closed")
+        if self.transcriber is None and OWN_VOICE in {it.measure for it in self.conditions}:
+            raise click.UsageError(f"{OWN_VOICE} is measured with a --transcriber only")
         if self.mode == "closed" and runs:
             raise click.UsageError(f"{RUNS_ONLY} are for --mode open or forced")
         if self.mode != "closed" and self.model is None:
@@ -102,8 +108,8 @@ class Asked:
         """Measure logs, with the model if there is one, and compare."""
         about: Json = {}
         if self.mode == "closed":
-            with progress(sum(map(size_of, found)), "eval") as watch:
-                measured: list[Measured] = [*measure_logs(found, watch)]
+            measured = self._as_recorded(found)
+            about = {"transcriber": self.transcriber} if self.transcriber else {}
         else:
             assert self.model is not None
             done = self.run(self.model, found)
@@ -114,6 +120,15 @@ class Asked:
         if baseline is not None:
             about = {"mode": self.mode, **about, "baseline": baseline.name}
         return sum_up(measured, self.by, baseline, about)
+
+    def _as_recorded(self, found: list[Path]) -> list[Measured]:
+        with progress(sum(map(size_of, found)), "eval") as watch:
+            if self.transcriber is None:
+                return [*measure_logs(found, watch)]
+            from .own_voice import measure_with  # a model
+
+            loading = Loading(self.transcriber, device=self.device, dtype=self.dtype)
+            return run(measure_with, loading, found, Loading.load, watch)
 
     def _baseline(self, measured: list[Measured], found: list[Path]) -> Baseline | None:
         rows = [row for row, _ in measured]
@@ -143,6 +158,9 @@ class Asked:
     "--jobs",
     type=click.IntRange(1, JOBS_MAX),
     help=f"Sessions that the model runs at once [default: {JOBS}].",
+)
+@click.option(
+    "--transcriber", metavar="MODEL", help="Also compare the model's voice with its text, by what this model hears in it."
 )
 @click.option("--device", type=click.Choice(DEVICES), help="Where the models compute.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="The format in which they compute.")
