@@ -32,13 +32,14 @@ from ..shared.commands import UnusableError, print_all, print_json
 from ..shared.progress import calls_of, progress, size_of
 from ..shared.recordings import LogType
 from .baseline import as_recorded, is_of_logs, of_logs, of_measured
-from .suite import read_suite
+from .full_duplex_bench import suite_in, write_bench
 from .suite_judging import Judged, judged_closed, judged_open, junit_of_cases, lines_of_cases
 from .suite_making import write_suite
 from .task import MODES, Measured, Mode, Run, Task
 
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
+LAYOUTS: Final = ("antiphon", "full-duplex-bench")
 RUNS_ONLY: Final = "--model, --out, --jobs, --device and --dtype"
 
 
@@ -160,7 +161,9 @@ class Asked:
     help=f"Sessions that the model runs at once [default: {JOBS}].",
 )
 @click.option(
-    "--transcriber", metavar="MODEL", help="Also compare the model's voice with its text, by what this model hears in it."
+    "--transcriber",
+    metavar="MODEL",
+    help="Also compare the model's voice with its text, by what this model hears in it.",
 )
 @click.option("--device", type=click.Choice(DEVICES), help="Where the models compute.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="The format in which they compute.")
@@ -185,6 +188,13 @@ class Asked:
 @click.option(
     "--record-suite", type=_PATH, metavar="FOLDER", help="Make a suite of the recordings in DIR."
 )
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default=LAYOUTS[0],
+    show_default=True,
+    help="Of that suite; full-duplex-bench is read by that benchmark's own scripts.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval_command(
     *,
@@ -195,6 +205,7 @@ def eval_command(
     as_json: bool,
     suite: bool,
     record_suite: Path | None,
+    layout: str,
     **how: Any,
 ) -> None:
     """Measure the recorded conversations in LOG or below DIR: what was said, and when.
@@ -225,14 +236,13 @@ def eval_command(
     other. The same is true of one on which no model can be run: a chat, or one without the user's
     sound. With --out a run that was killed goes on where it was.
 
-    A --suite has cases in suite.toml: a recording or WAV files each, and what is expected.
+    A --suite has cases in suite.toml: a recording or WAV files each, and what is expected; or it is
+    a folder of Full-Duplex-Bench.
 
     \b
     Examples:
       antiphon eval recordings
-      antiphon eval recordings --by barge_in_stop_latency
       antiphon eval nightly --fail-if 'take_over_rate < 0.9' --fail-if 'response_delay_p90 > 1.5'
-      antiphon eval nightly --by talk_over --html nightly/index.html --force
       antiphon eval recordings --json | jq '.recordings[0].measures.response_delay'
       antiphon eval tuesday --baseline monday --fail-if 'take_over_rate.high < 0'
       antiphon eval nightly --mode open --model NEW --baseline OLD --out runs
@@ -254,7 +264,7 @@ def eval_command(
     if suite:
         judge_suite(asked, reports, as_json=as_json)
     if record_suite is not None:
-        make_suite(asked.check(), record_suite)
+        make_suite(asked.check(), record_suite, layout)
     measure(asked, reports, as_json=as_json)
 
 
@@ -269,9 +279,10 @@ def measure(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
     _print(done, met, unknown, as_json=as_json)
 
 
-def make_suite(found: list[Path], folder: Path) -> NoReturn:
+def make_suite(found: list[Path], folder: Path, layout: str) -> NoReturn:
     """Make a suite of recordings, and say which are not in it."""
-    made, left_out = write_suite(found, folder)
+    write = write_suite if layout == LAYOUTS[0] else write_bench
+    made, left_out = write(found, folder)
     for complaint in left_out:
         click.echo(complaint, err=True)
     click.echo(f"{folder}: {made} cases, {len(left_out)} recordings left out")
@@ -286,7 +297,7 @@ def judge_suite(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
         raise click.UsageError(why)
     (folder,) = asked.logs
     reports.check([])
-    suite, cases = read_suite(folder), list[Judged]()
+    suite, cases = suite_in(folder), list[Judged]()
     if asked.mode == "closed":
         cases = judged_closed(suite)
     elif asked.model is None:
