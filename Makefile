@@ -85,6 +85,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak_clients
 	@$(BIN)/python -m tests.soak_assessed
 	@$(BIN)/python -m tests.soak_folder
+	@$(BIN)/python -m tests.soak_dataset
 	@$(BIN)/python -m tests.soak_install
 	@$(BIN)/python -m tests.law
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)
