@@ -65,6 +65,9 @@ _Floats = NDArray[np.float32]
 def suite_in(folder: Path) -> Suite:
     """Read a suite by its manifest; without one, a folder in the benchmark's layout."""
     cases = () if (folder / MANIFEST).exists() else read_cases(folder)
+    for case in cases:
+        if complaint := case.complaint():
+            raise UnusableError(f"{folder / case.name}: {complaint}")
     return Suite(folder=folder, cases=cases) if cases else read_suite(folder)
 
 

@@ -59,7 +59,7 @@ class Said:
 
     response_id: str
     end: int
-    pcm: bytes
+    pcm: bytearray
     text: str = ""
 
 
@@ -70,12 +70,12 @@ def stretches(moments: Iterable[Moment]) -> Iterator[Said]:
         match moment:
             case Sound(voice="model", pcm=pcm, response_id=response):
                 if said is not None and moment.begin - said.end < _gap_after(said, response):
-                    silence = max(0, moment.begin - said.end) * SAMPLE_BYTES
-                    said.pcm += bytes(silence) + pcm
+                    said.pcm += bytes(max(0, moment.begin - said.end) * SAMPLE_BYTES)
+                    said.pcm += pcm
                 else:
                     if said is not None:
                         yield said
-                    said = Said(response, moment.end, pcm)
+                    said = Said(response, moment.end, bytearray(pcm))
                 said.response_id, said.end = response, moment.end
             case Words(voice="model", end_ns=int()) if said is not None:
                 said.text += moment.text
@@ -105,7 +105,9 @@ def word_errors(said: Sequence[str], wrote: Sequence[str]) -> int:
     return row[-1]
 
 
-async def write_down(held: TranscriptSession, pcm: bytes, utterance: int) -> tuple[str, int]:
+async def write_down(
+    held: TranscriptSession, pcm: bytes | bytearray, utterance: int
+) -> tuple[str, int]:
     """Write sound (24 kHz) down; return the text, and the number of the next utterance."""
     sound = soxr.resample(np.frombuffer(pcm, "<f4"), OUTPUT_RATE_HZ, INPUT_RATE_HZ)
     samples = LEAD_SAMPLES + len(sound)
