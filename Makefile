@@ -87,6 +87,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak_folder
 	@$(BIN)/python -m tests.soak_console
 	@$(BIN)/python -m tests.soak_view
+	@$(BIN)/python -m tests.soak_dataset
 	@$(BIN)/python -m tests.soak_install
 	@$(BIN)/python -m tests.law
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)

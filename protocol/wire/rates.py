@@ -84,6 +84,14 @@ def resample(pcm16: bytes, from_hz: int, to_hz: int) -> bytes:
     return made.ravel().clip(-1, 1).astype("<f4").tobytes()
 
 
+def ratio_of(from_hz: int, to_hz: int) -> tuple[int, int]:
+    """Return how many samples `resample` makes of how many."""
+    if from_hz == to_hz:
+        return 1, 1
+    how = _FILTERS[from_hz, to_hz]
+    return how.up, how.down
+
+
 class Heard:
     """Sound of a session at another rate, by default a client's at the model's, piece by piece."""
 
@@ -93,30 +101,22 @@ class Heard:
         coding: Coding = "audio/pcm",
         to_hz: int = INPUT_RATE_HZ,
     ) -> None:
-        self._rate_hz, self._coding, self._to_hz = rate_hz, coding, to_hz
+        self.rate_hz, self._coding, self._to_hz = rate_hz, coding, to_hz
         self._waiting = bytes(HISTORY_BYTES)
 
     def take(self, data: bytes) -> bytes:
         """Take a piece of any size; returns float32 LE, mono, as far as it is known."""
-        if self._rate_hz == self._to_hz:
+        if self.rate_hz == self._to_hz:
             return to_float32(expand(data, self._coding))
         block = self._next(data)
         if len(block) == HISTORY_BYTES:
             return b""
-        return resample(block, self._rate_hz, self._to_hz)
-
-    def skip(self, data: bytes) -> int:
-        """Take a piece, and return only the number of samples that it gives."""
-        if self._rate_hz == self._to_hz:
-            return len(expand(data, self._coding)) // SAMPLE16_BYTES
-        how = _FILTERS[self._rate_hz, self._to_hz]
-        samples = (len(self._next(data)) - HISTORY_BYTES) // SAMPLE16_BYTES
-        return samples // how.down * how.up
+        return resample(block, self.rate_hz, self._to_hz)
 
     def _next(self, data: bytes) -> bytes:
         """Return the samples that can be resampled now, after those before them."""
         self._waiting += expand(data, self._coding)
-        block = _FILTERS[self._rate_hz, self._to_hz].down * SAMPLE16_BYTES
+        block = _FILTERS[self.rate_hz, self._to_hz].down * SAMPLE16_BYTES
         whole = HISTORY_BYTES + (len(self._waiting) - HISTORY_BYTES) // block * block
         ready, self._waiting = self._waiting[:whole], self._waiting[whole - HISTORY_BYTES :]
         return ready

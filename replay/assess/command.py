@@ -25,20 +25,21 @@ from ..eval.options import ConditionType
 from ..eval.paired import Baseline
 from ..eval.reports import Reports
 from ..eval.summary import Json
-from ..eval.table import MEASURES
+from ..eval.table import MEASURES, OWN_VOICE
 from ..rerun.environment import Loading
 from ..rerun.folder import JOBS_MAX, find_logs
 from ..shared.commands import UnusableError, print_all, print_json
 from ..shared.progress import calls_of, progress, size_of
 from ..shared.recordings import LogType
 from .baseline import as_recorded, is_of_logs, of_logs, of_measured
-from .suite import read_suite
+from .full_duplex_bench import suite_in, write_bench
 from .suite_judging import Judged, judged_closed, judged_open, junit_of_cases, lines_of_cases
 from .suite_making import write_suite
 from .task import MODES, Measured, Mode, Run, Task
 
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
+LAYOUTS: Final = ("antiphon", "full-duplex-bench")
 RUNS_ONLY: Final = "--model, --out, --jobs, --device and --dtype"
 
 
@@ -57,6 +58,7 @@ class Asked:
     jobs: int | None
     device: str | None
     dtype: str | None
+    transcriber: str | None
     by: str | None
     conditions: tuple[Condition, ...]
 
@@ -64,7 +66,12 @@ class Asked:
         """Find the logs; `click.UsageError`: options do not go together."""
         if not self.logs:
             raise click.UsageError("name a folder or a log, or give --definitions")
-        runs = {self.model, self.out, self.jobs, self.device, self.dtype} != {None}
+        computes = {self.device, self.dtype} != {None} and self.transcriber is None
+        runs = {self.model, self.out, self.jobs} != {None} or computes
+        if self.transcriber is not None and self.mode != "closed":
+            raise click.UsageError("--transcriber is for --mode closed")
+        if self.transcriber is None and OWN_VOICE in {it.measure for it in self.conditions}:
+            raise click.UsageError(f"{OWN_VOICE} is measured with a --transcriber only")
         if self.mode == "closed" and runs:
             raise click.UsageError(f"{RUNS_ONLY} are for --mode open or forced")
         if self.mode != "closed" and self.model is None:
@@ -102,8 +109,8 @@ class Asked:
         """Measure logs, with the model if there is one, and compare."""
         about: Json = {}
         if self.mode == "closed":
-            with progress(sum(map(size_of, found)), "eval") as watch:
-                measured: list[Measured] = [*measure_logs(found, watch)]
+            measured = self._as_recorded(found)
+            about = {"transcriber": self.transcriber} if self.transcriber else {}
         else:
             assert self.model is not None
             done = self.run(self.model, found)
@@ -114,6 +121,15 @@ class Asked:
         if baseline is not None:
             about = {"mode": self.mode, **about, "baseline": baseline.name}
         return sum_up(measured, self.by, baseline, about)
+
+    def _as_recorded(self, found: list[Path]) -> list[Measured]:
+        with progress(sum(map(size_of, found)), "eval") as watch:
+            if self.transcriber is None:
+                return [*measure_logs(found, watch)]
+            from .own_voice import measure_with  # a model
+
+            loading = Loading(self.transcriber, device=self.device, dtype=self.dtype)
+            return run(measure_with, loading, found, Loading.load, watch)
 
     def _baseline(self, measured: list[Measured], found: list[Path]) -> Baseline | None:
         rows = [row for row, _ in measured]
@@ -144,6 +160,11 @@ class Asked:
     type=click.IntRange(1, JOBS_MAX),
     help=f"Sessions that the model runs at once [default: {JOBS}].",
 )
+@click.option(
+    "--transcriber",
+    metavar="MODEL",
+    help="Also compare the model's voice with its text, by what this model hears in it.",
+)
 @click.option("--device", type=click.Choice(DEVICES), help="Where the models compute.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="The format in which they compute.")
 @click.option(
@@ -167,6 +188,13 @@ class Asked:
 @click.option(
     "--record-suite", type=_PATH, metavar="FOLDER", help="Make a suite of the recordings in DIR."
 )
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default=LAYOUTS[0],
+    show_default=True,
+    help="Of that suite; full-duplex-bench is read by that benchmark's own scripts.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval_command(
     *,
@@ -177,6 +205,7 @@ def eval_command(
     as_json: bool,
     suite: bool,
     record_suite: Path | None,
+    layout: str,
     **how: Any,
 ) -> None:
     """Measure the recorded conversations in LOG or below DIR: what was said, and when.
@@ -207,14 +236,13 @@ def eval_command(
     other. The same is true of one on which no model can be run: a chat, or one without the user's
     sound. With --out a run that was killed goes on where it was.
 
-    A --suite has cases in suite.toml: a recording or WAV files each, and what is expected.
+    A --suite has cases in suite.toml: a recording or WAV files each, and what is expected; or it is
+    a folder of Full-Duplex-Bench.
 
     \b
     Examples:
       antiphon eval recordings
-      antiphon eval recordings --by barge_in_stop_latency
       antiphon eval nightly --fail-if 'take_over_rate < 0.9' --fail-if 'response_delay_p90 > 1.5'
-      antiphon eval nightly --by talk_over --html nightly/index.html --force
       antiphon eval recordings --json | jq '.recordings[0].measures.response_delay'
       antiphon eval tuesday --baseline monday --fail-if 'take_over_rate.high < 0'
       antiphon eval nightly --mode open --model NEW --baseline OLD --out runs
@@ -236,7 +264,7 @@ def eval_command(
     if suite:
         judge_suite(asked, reports, as_json=as_json)
     if record_suite is not None:
-        make_suite(asked.check(), record_suite)
+        make_suite(asked.check(), record_suite, layout)
     measure(asked, reports, as_json=as_json)
 
 
@@ -251,9 +279,10 @@ def measure(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
     _print(done, met, unknown, as_json=as_json)
 
 
-def make_suite(found: list[Path], folder: Path) -> NoReturn:
+def make_suite(found: list[Path], folder: Path, layout: str) -> NoReturn:
     """Make a suite of recordings, and say which are not in it."""
-    made, left_out = write_suite(found, folder)
+    write = write_suite if layout == LAYOUTS[0] else write_bench
+    made, left_out = write(found, folder)
     for complaint in left_out:
         click.echo(complaint, err=True)
     click.echo(f"{folder}: {made} cases, {len(left_out)} recordings left out")
@@ -268,7 +297,7 @@ def judge_suite(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
         raise click.UsageError(why)
     (folder,) = asked.logs
     reports.check([])
-    suite, cases = read_suite(folder), list[Judged]()
+    suite, cases = suite_in(folder), list[Judged]()
     if asked.mode == "closed":
         cases = judged_closed(suite)
     elif asked.model is None:

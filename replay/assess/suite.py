@@ -6,10 +6,12 @@
     answers_by = 1.5                  # every turn of the user, in seconds after its end
     stops_within = 1.0                # at every barge-in, in seconds from its begin
     stays_silent = true               # the model is not heard at all
+    takes_turn = false                # as Full-Duplex-Bench counts turns; `after` so many seconds
     says_one_of = ["yes", "of course"]
 
-The manifest is read strictly: an unknown key, a value of another type and a path that leaves the
-folder are errors that name the place (`$.case[0].answers_by`).
+A folder without a manifest is read in the layout of Full-Duplex-Bench. The manifest is read
+strictly: an unknown key, a value of another type and a path that leaves the folder are errors that
+name the place (`$.case[0].answers_by`).
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Case:
     Attributes:
         recording: a log; or `user` and `model`, a WAV file each; or `stereo`, one for both voices,
             the user left. Paths are relative to the folder.
+        transcript: the words of WAV files, as Full-Duplex-Bench has them (`output.json`).
+        skipped: why it is not judged.
     """
 
     name: str
@@ -49,22 +53,31 @@ class Case:
     stops_within: float | None = None
     stays_silent: bool = False
     says_one_of: tuple[str, ...] = ()
+    takes_turn: bool | None = None
+    after: float | None = None
+    transcript: str = ""
+    skipped: str = ""
 
     def complaint(self) -> str:
         """Say what is wrong with it as a whole; empty if nothing is."""
         sources = [bool(self.recording), bool(self.user and self.model), bool(self.stereo)]
         spans = (self.answers_by, self.stops_within)
+        does = spans != (None, None) or bool(self.says_one_of) or self.takes_turn is not None
         if sum(sources) != 1 or bool(self.user) != bool(self.model):
             return "give one of recording, user and model, or stereo"
-        if spans == (None, None) and not self.stays_silent and not self.says_one_of:
+        if not does and not self.stays_silent and not self.skipped:
             return "nothing is expected"
-        if self.stays_silent and (spans != (None, None) or self.says_one_of):
+        if self.stays_silent and does:
             return "a model that stays silent does nothing else"
-        if any(it is not None and not 0 <= it <= SECONDS_MAX for it in spans):
+        if any(it is not None and not 0 <= it <= SECONDS_MAX for it in (*spans, self.after)):
             return f"a time is from 0 to {SECONDS_MAX:g} s"
-        if self.says_one_of and not self.recording:
-            return "says_one_of needs a recording: the words of a WAV file are not known"
-        for path in (self.recording, self.user, self.model, self.stereo):
+        if self.after is not None and self.takes_turn is None:
+            return "after says from when on takes_turn is judged"
+        if self.transcript and self.recording:
+            return "a recording has its words: transcript is of WAV files"
+        if self.says_one_of and not self.recording and not self.transcript:
+            return "says_one_of needs a recording or a transcript: the words of WAV are not known"
+        for path in (self.recording, self.user, self.model, self.stereo, self.transcript):
             pure = PurePosixPath(path)
             if pure.is_absolute() or ".." in pure.parts:
                 return f"{path!r} leaves the folder"

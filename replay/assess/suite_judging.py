@@ -7,10 +7,12 @@ run again) the case is skipped, with the reason, and is neither right nor wrong.
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import attrs
 import numpy as np
@@ -22,10 +24,11 @@ from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from runtime.measures.conversation import TICK_HZ, Conversation, Span
-from runtime.measures.hearing import UserSpeech
+from runtime.measures.hearing import UserSound, UserSpeech
 from runtime.measures.placing import Sound, time_of
 from runtime.measures.turns import Turns
 
+from ..eval.benchmark import takes_turn
 from ..eval.facts import Lost
 from ..eval.gather import gather
 from ..export.moments import Words
@@ -34,6 +37,9 @@ from ..shared.commands import reason
 from ..shared.page import printable
 from .suite import Case, Suite
 from .task import Measured
+
+TRANSCRIPT_BYTES_MAX: Final = 1 << 20
+"""Words of hours."""
 
 Run = Callable[[list[Path]], list[Measured]]
 
@@ -49,11 +55,25 @@ class Judged:
 
 @attrs.frozen(kw_only=True)
 class Heard:
-    """A conversation, the model's words, and what a redaction took out."""
+    """A conversation, the model's words, and what a redaction took out.
+
+    `spoken`: where each of the model's words is, if a transcript says so.
+    """
 
     talk: Conversation
     words: str = ""
     lost: frozenset[Lost] = frozenset()
+    spoken: tuple[Span, ...] | None = None
+
+    def takes_turn(self, after_s: float) -> bool:
+        """Whether the model takes the turn, as Full-Duplex-Bench counts it, after a time."""
+        after = round(after_s * TICK_HZ)
+        if self.spoken is not None:
+            later = [span for span in self.spoken if span.begin >= after]
+            return takes_turn(later, len(later))
+        model = [Span(max(it.begin, after), it.end) for it in self.talk.model if it.end > after]
+        words = sum(text.words for text in self.talk.texts if text.begin >= after)
+        return takes_turn(model, words)
 
 
 def judged_closed(suite: Suite) -> list[Judged]:
@@ -63,13 +83,15 @@ def judged_closed(suite: Suite) -> list[Judged]:
 
 def judged_open(suite: Suite, run: Run) -> list[Judged]:
     """Judge the cases as a model answers them, which `run` runs on logs, keeping what it made."""
-    recorded = [case for case in suite.cases if case.recording]
+    recorded = [case for case in suite.cases if case.recording and not case.skipped]
     logs = [suite.path(case.recording) for case in recorded]
     rows = dict(zip((case.name for case in recorded), (row for row, _ in run(logs)), strict=True))
     found = []
     for case in suite.cases:
         row = rows.get(case.name)
-        if row is None:
+        if case.skipped:
+            found.append(Judged(name=case.name, skipped=case.skipped))
+        elif row is None:
             why = "a WAV file has no client that could be heard again: --mode closed"
             found.append(Judged(name=case.name, skipped=why))
         elif row.result == "skipped":
@@ -83,6 +105,8 @@ def judged_open(suite: Suite, run: Run) -> list[Judged]:
 
 
 def _judged(case: Case, hear: Callable[[], Heard]) -> Judged:
+    if case.skipped:
+        return Judged(name=case.name, skipped=case.skipped)
     try:
         heard = hear()
     except (OSError, RecorderError, ValueError, RuntimeError) as error:
@@ -90,7 +114,7 @@ def _judged(case: Case, hear: Callable[[], Heard]) -> Judged:
     times = (case.answers_by, case.stops_within)
     if "speech" in heard.lost and times != (None, None):
         return Judged(name=case.name, skipped="redacted: where the user spoke is not known")
-    if "words" in heard.lost and case.says_one_of:
+    if "words" in heard.lost and (case.says_one_of or case.takes_turn is not None):
         return Judged(name=case.name, skipped="redacted: the model's words are not in it")
     return Judged(name=case.name, failures=tuple(failures_of(case, heard)))
 
@@ -118,6 +142,8 @@ def failures_of(case: Case, heard: Heard) -> Iterator[str]:
             took = barge_in.over.end - barge_in.speech.begin
             if took > case.stops_within * TICK_HZ:
                 yield f"the model speaks on for {_s(took)} at {_s(barge_in.speech.begin)}"
+    if case.takes_turn is not None and heard.takes_turn(case.after or 0) != case.takes_turn:
+        yield f"the model {'does not take' if case.takes_turn else 'takes'} the turn"
     said = heard.words.casefold()
     if case.says_one_of and not any(words.casefold() in said for words in case.says_one_of):
         yield f"none of {list(case.says_one_of)} is said"
@@ -139,7 +165,26 @@ def _heard(suite: Suite, case: Case) -> Heard:
         ((user,), (model,)) = (channels_of(suite.path(it), 1) for it in (case.user, case.model))
     end = max(len(user), len(model)) * TICK_HZ // INPUT_RATE_HZ
     talk = Conversation(user=_spoken(user), model=_spoken(model), end=end)
-    return Heard(talk=talk)
+    if not case.transcript:
+        return Heard(talk=talk)
+    words, spoken = read_transcript(suite.path(case.transcript))
+    return Heard(talk=talk, words=words, spoken=spoken)
+
+
+def read_transcript(path: Path) -> tuple[str, tuple[Span, ...]]:
+    """Read words and their times, as Full-Duplex-Bench has them; `OSError`, `ValueError`."""
+    with path.open("rb") as file:
+        data = file.read(TRANSCRIPT_BYTES_MAX + 1)
+    if len(data) > TRANSCRIPT_BYTES_MAX:
+        raise ValueError(f"{path.name}: more than {TRANSCRIPT_BYTES_MAX} bytes")
+    try:
+        body = json.loads(data)
+        times = [chunk["timestamp"] for chunk in body["chunks"]]
+        ticks = [[round((at or 0) * TICK_HZ) for at in pair] for pair in times]
+        spans = (Span(begin, end or begin) for begin, end in ticks)
+        return str(body["text"]), tuple(spans)
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path.name}: no words with times, from and to in seconds") from error
 
 
 def heard_in(log: Path) -> Heard:
@@ -172,7 +217,7 @@ def _spoken(samples: NDArray[np.float32]) -> tuple[Span, ...]:
     for begin in range(0, len(samples), INPUT_RATE_HZ):
         pcm = samples[begin : begin + INPUT_RATE_HZ].astype("<f4").tobytes()
         at_ns = time_of("user", begin + INPUT_RATE_HZ)
-        speech.hear(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm))
+        speech.hear(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm)))
     return speech.spans()
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 import attrs
 
@@ -38,6 +39,7 @@ from .table import MEASURES
 
 Result = Literal["measured", "damaged", "unreadable", "skipped", "failed"]
 """`skipped` and `failed`: no model could be run on it, and a model that was run failed."""
+NOTHING: Final[Scores] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True)
@@ -169,13 +171,18 @@ def sum_up(
     )
 
 
-def measure_log(log: Path | OpenSource, name: str, watch: Watch = unwatched) -> tuple[Row, Scores]:
-    """Measure one log, a path or a source, which is closed; `name` is for people."""
+def measure_log(
+    log: Path | OpenSource, name: str, watch: Watch = unwatched, also: Scores = NOTHING
+) -> tuple[Row, Scores]:
+    """Measure one log, a path or a source, which is closed; `name` is for people.
+
+    `also` is what was measured in it elsewhere.
+    """
     try:
         with LogReader(log) as reader:
             head = reader.head.fields
             facts = gather(head, watched(reader, watch))
-        scores = score(facts)
+        scores = {**score(facts), **also}
         row = row_of(name, scores, _body(head, facts))
     except (OSError, RecorderError) as error:
         return Row(log=name, result="unreadable", error=reason(error)), {}

@@ -13,7 +13,7 @@ import attrs
 
 from protocol.values.model import UNIT_SAMPLES, Unit, UnitResult
 from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, Span
-from runtime.measures.hearing import UserSpeech
+from runtime.measures.hearing import UserSound, UserSpeech
 from runtime.measures.limits import HEARD_MS
 from runtime.measures.measure import Ratio, Scores, Total, Value
 from runtime.measures.placing import Sound, time_of
@@ -81,7 +81,7 @@ class ForcedSession:
         """Take a unit, the recorded result, and the forced one."""
         begin = (len(self._units) + self._elsewhere) * UNIT_SAMPLES
         at_ns = time_of("user", begin + UNIT_SAMPLES)
-        self._speech.hear(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=unit.pcm))
+        self._speech.hear(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=unit.pcm)))
         made = forced.result
         is_taken = (made.is_listen, made.decided_ids) == (recorded.is_listen, recorded.decided_ids)
         if self._elsewhere or not is_taken:

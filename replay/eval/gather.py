@@ -136,7 +136,7 @@ class Gathering:
                 silence_ms = typed(record.fields, "silence_ms", int)
                 self._talk.user.searched(record.at_ns, at, rate_hz, silence_ms)
         if request is not None:
-            self._talk.received(record.at_ns, request)
+            self._talk.received(record.at_ns, story.wire.piece or request)
         for message in messages:
             self._talk.sent(record.at_ns, message)
         match passage.event:

@@ -35,13 +35,14 @@ def _s(span_ms: int) -> str:
     return f"{span_ms / MS_PER_S:g} s"
 
 
+OWN_VOICE: Final = "own_voice_word_error"
 SETTINGS: Final = (
     (
         "The user's speech is what the log says (`SpeechStarted`, `SpeechStopped`) if its server "
         f"searched for it. Else the energy detector finds it: frames of {sd.FRAME_MS} ms, "
         f"{sd.START_FRAMES} of {sd.WINDOW_FRAMES} loud begin speech, at a threshold of "
         f"{SPEECH_THRESHOLD}, and {SPEECH_SILENCE_MS} ms of silence end it, where the silence "
-        "began."
+        "began. It searches the sound as it was sent, at its own rate."
     ),
     (
         "The model's sound is where a client plays it: from the time it was sent, after earlier "
@@ -283,6 +284,16 @@ _ROWS: Final = (
         definition=(
             "Share of the units, forced ones left out, whose first token (listen or speak) won by "
             f"less than {NEAR_TIE_LOGITS} in logits; only with a model that records margins."
+        ),
+    ),
+    Measure(
+        name=OWN_VOICE,
+        kind="ratio",
+        unit="share",
+        better="lower",
+        definition=(
+            "Words inserted, left out or replaced in what a transcriber hears in the model's "
+            "voice, per word of its text; only in `--mode closed` with `--transcriber`."
         ),
     ),
     Measure(

@@ -20,7 +20,7 @@ from ..shared.recordings import show_span
 from .evaluate import Evaluation, Result, Row
 from .paired import Comparison, Paired, verdict_of
 from .summary import Json, Statistics
-from .table import MEASURES, SETTINGS
+from .table import MEASURES, OWN_VOICE, SETTINGS
 
 WORST_MAX: Final = 10
 """Recordings listed below the table; JSON has all."""
@@ -128,7 +128,7 @@ def _worst(done: Evaluation, by: str) -> Iterator[str]:
         own = {log: found[by] for log, found in compared.own.items() if by in found}
     rows = [row for row in done.rows if row.log in own][:WORST_MAX]
     if not rows:
-        yield f"no recording has {by}"
+        yield f"no recording has {by}{': give a --transcriber' if by == OWN_VOICE else ''}"
         return
     what = f"the difference of {by}" if compared is not None else by
     yield f"worst first, by {what} ({MEASURES[by].unit}):"

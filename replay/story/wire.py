@@ -16,7 +16,7 @@ from protocol.values.errors import RemoteProtocolError
 from protocol.values.messages import Created, ServerMessage, TranscriptDelta, TranscriptDone
 from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import Configured, InputStep
-from protocol.values.requests import ClientMessage, Request
+from protocol.values.requests import Append, ClientMessage, Request
 from protocol.values.sound import Coding, rate_of
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
@@ -25,7 +25,7 @@ from protocol.wire.dialects.base import Context, Dialect, Json
 from protocol.wire.dialects.opening import OPENING, choose
 from protocol.wire.g711 import compress
 from protocol.wire.rates import LIVE_RATE_HZ, Heard, to_pcm16
-from runtime.measures.talk import ClientSound
+from runtime.measures.talk import ClientSound, Piece
 
 SOUND_ENDS: Final = "output_audio.delta"
 """Of the types of OpenAI's dialects that have sound."""
@@ -44,6 +44,8 @@ class Wire:
         self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
         self.dialect = first_dialect(self.mode, self.endpoint)
         self._sound: Final = ClientSound(self.mode, self.endpoint)
+        self._heard: Heard | None = None
+        self.piece: Piece | None = None
         self._coding: Coding = "audio/pcm"
         self._spoken = Heard()
         self._bytes_max: Final = OF_MODE[self.mode].frame_bytes_max
@@ -65,7 +67,8 @@ class Wire:
     def request(self, frame: Frame) -> ClientMessage | None:
         """Read a client's frame; None if a server would refuse it in every state.
 
-        Sound of `live` is read at the model's rate, so each frame is to be read once.
+        Sound in pieces is read at the model's rate, so each frame is to be read once; `piece` has
+        it as it came.
         """
         body = self._body(frame)
         if body is None:
@@ -75,7 +78,14 @@ class Wire:
             request = dialect.parse(dialect.classify(body), body, self.context)
         except RemoteProtocolError:
             return None
-        return self._sound.read(request)
+        read = self._sound.read(request)
+        self.piece = read if isinstance(read, Piece) else None
+        return self._resampled(read) if isinstance(read, Piece) else read
+
+    def _resampled(self, piece: Piece) -> Append:
+        if self._heard is None or self._heard.rate_hz != piece.rate_hz:
+            self._heard = Heard(piece.rate_hz)
+        return Append(pcm=self._heard.take(piece.pcm16))
 
     def prepare(self, frame: Frame) -> None:
         """Note what a client's frame says of the next ones, whether it was taken or not."""

@@ -1,9 +1,10 @@
 """Where the user speaks: as the server found it, else found in the sound.
 
 A server that searches for speech says what it found by the sample count of the client's sound. For
-other sessions the energy detector runs here, with the server's settings. Either count is mapped to
-the place of the sound on the session's clock. Silence that the server put in place of a client's
-has no place; a position in it is the end of the sound before.
+other sessions the energy detector runs here, with the server's settings, on the sound as it came:
+it is not resampled. Either count is mapped to the place of the sound on the session's clock. A
+server searches sound as it comes, or all of it in whole seconds (`UserSound.first`). Silence that
+it put in place of a client's has no place; a position in it is the end of the sound before.
 
 After a gap of `SPEECH_GAP_MS` in the client's sound the detector starts again: a client that sends
 nothing does not speak. Memory holds what was found, and the last seconds of sound.
@@ -20,13 +21,13 @@ import attrs
 from protocol.values import events as ev
 from protocol.values.effects import DetectSpeech
 from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES
 from protocol.wire.rates import to_pcm16
 
 from ..media.speech_detector import SpeechDetector
 from .conversation import TICK_HZ, TICKS_PER_MS, TICKS_PER_SAMPLE, Span, join
 from .limits import SPEECH_GAP_MS
-from .placing import Sound
+from .placing import Sound, time_of
 
 SpeechSource = Literal["log", "energy"]
 SAMPLE: Final = TICKS_PER_SAMPLE["user"]
@@ -35,8 +36,30 @@ KEPT_BACK: Final = 4 * SAMPLE
 """A resampler keeps back fewer samples until more come."""
 PIECES_MAX: Final = 4096
 """Pieces whose place is known: each begins after a gap, and speech is found within seconds."""
-BATCH_BYTES: Final = INPUT_RATE_HZ // 5 * SAMPLE_BYTES
-"""The detector takes 200 ms at once: pieces of 20 ms would cost it four times as much."""
+BATCH: Final = 500 * TICKS_PER_MS
+"""The detector takes 500 ms at once: pieces of 20 ms would cost it five times as much."""
+
+
+@attrs.define(kw_only=True)
+class UserSound:
+    """Sound of the user that came at `at_ns`.
+
+    `begin` and `end` are its place in samples of 16 kHz; `data` is 16-bit LE at `rate_hz`, or
+    float32 LE of 16 kHz where that is 0. `first` counts the client's ticks before it, where the
+    server searches all of them; else None.
+    """
+
+    at_ns: int
+    begin: int
+    end: int
+    data: bytes
+    rate_hz: int = 0
+    first: int | None = None
+
+    @classmethod
+    def of(cls, sound: Sound) -> UserSound:
+        """Take sound as a time line has it."""
+        return cls(at_ns=sound.at_ns, begin=sound.begin, end=sound.end, data=sound.pcm)
 
 
 @attrs.define
@@ -121,14 +144,20 @@ class UserSpeech:
             self._found.append((self._open, event.at_ms - self._silence_ms))
             self._open = None
 
-    def hear(self, sound: Sound) -> None:
+    def hear(self, sound: UserSound) -> None:
         """Take a sound of the user in its final place."""
-        lead_ns = max(0, sound.end_ns - sound.at_ns)
-        if sound.pcm and (self.lead is None or lead_ns > self.lead[1]):
+        end_ns = time_of("user", sound.end)
+        lead_ns = max(0, end_ns - sound.at_ns)
+        if sound.end > sound.begin and (self.lead is None or lead_ns > self.lead[1]):
             self.lead = (sound.at_ns, lead_ns)
         if self.source == "energy":
-            self._energy.hear(sound)
-        self._sounds.append((sound.at_ns, sound.begin, sound.end))
+            self._energy.hear(sound, end_ns)
+        if sound.first is None:
+            self._sounds.append((sound.at_ns, sound.begin, sound.end))
+        else:
+            self._searched.clear()
+            begin = sound.begin * SAMPLE
+            self._places.add(sound.first, begin, sound.end * SAMPLE - begin)
 
     def place(self, now_ns: int | None = None) -> None:
         """Match sound that came before a time (all, without one) with the searches for speech."""
@@ -161,45 +190,52 @@ class UserSpeech:
 
 
 class _Energy:
-    """Runs the energy detector on the user's sound."""
+    """Runs the energy detector on the user's sound; counts are ticks of that sound."""
 
     def __init__(self) -> None:
         self._places: Final = Places()
         self._spans: list[Span] = []
         self._detector = SpeechDetector()
         self._open: int | None = None
-        self._base = self._samples = 0
+        self._rate_hz = 0
+        self._base = self._searched = self._count = 0
         self._end: int | None = None
-        self._batch = bytearray()
+        self._batch: list[bytes] = []
         self._batch_ns = 0
 
-    def hear(self, sound: Sound) -> None:
-        count = len(sound.pcm) // SAMPLE_BYTES
-        if not count:
+    def hear(self, sound: UserSound, end_ns: int) -> None:
+        if not sound.data:
             return
-        if self._end is not None and (sound.begin - self._end) * SAMPLE >= GAP:
+        is_after_gap = self._end is not None and (sound.begin - self._end) * SAMPLE >= GAP
+        if is_after_gap or sound.rate_hz != self._rate_hz:
             self._break_off()
-        first = self._samples + len(self._batch) // SAMPLE_BYTES
-        self._places.add(first * SAMPLE, sound.begin * SAMPLE, count * SAMPLE)
-        self._batch += sound.pcm
-        self._batch_ns, self._end = sound.end_ns, sound.end
-        if len(self._batch) >= BATCH_BYTES:
+            self._rate_hz = sound.rate_hz
+        if sound.rate_hz:
+            ticks = len(sound.data) // SAMPLE16_BYTES * (TICK_HZ // sound.rate_hz)
+        else:
+            ticks = len(sound.data) // SAMPLE_BYTES * SAMPLE
+        self._places.add(self._count, sound.begin * SAMPLE, (sound.end - sound.begin) * SAMPLE)
+        self._count += ticks
+        self._batch.append(sound.data)
+        self._batch_ns, self._end = end_ns, sound.end
+        if self._count - self._searched >= BATCH:
             self._detect()
 
     def _detect(self) -> None:
         """Search the batch; sound is judged in frames, however it is cut."""
+        rate_hz, data = self._rate_hz or INPUT_RATE_HZ, b"".join(self._batch)
         effect = DetectSpeech(
-            at=self._samples - self._base,
-            rate_hz=INPUT_RATE_HZ,
-            data=to_pcm16(bytes(self._batch)),
+            at=(self._searched - self._base) * rate_hz // TICK_HZ,
+            rate_hz=rate_hz,
+            data=data if self._rate_hz else to_pcm16(data),
             threshold=SPEECH_THRESHOLD,
             silence_ms=SPEECH_SILENCE_MS,
             is_speech=self._detector.is_speech,
         )
-        self._samples += len(self._batch) // SAMPLE_BYTES
+        self._searched = self._count
         self._batch.clear()
         for event in self._detector.detect(effect, self._batch_ns):
-            at = self._base * SAMPLE + event.at_ms * TICKS_PER_MS
+            at = self._base + event.at_ms * TICKS_PER_MS
             if isinstance(event, ev.SpeechStarted):
                 self._open = at
             elif self._open is not None:
@@ -216,12 +252,11 @@ class _Energy:
             self._detect()
         if self._open is not None:
             detector = self._detector
-            heard_ms = detector.end_ms - detector.quiet_ms
-            self._close(self._base * SAMPLE + heard_ms * TICKS_PER_MS)
+            self._close(self._base + (detector.end_ms - detector.quiet_ms) * TICKS_PER_MS)
 
     def _break_off(self) -> None:
         self._settle()
-        self._base = self._samples
+        self._base = self._searched
         self._detector = SpeechDetector()
 
     def spans(self) -> tuple[Span, ...]:

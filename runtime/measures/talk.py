@@ -1,7 +1,7 @@
 """A duplex session, heard as its client hears it: what crosses the wire becomes a conversation.
 
 It is fed with the messages of both ends, live from the machine and later from a log, so that both
-give the same. Memory holds intervals, the sound that may still move (`placing`) and 200 ms more.
+give the same. Memory holds intervals, the sound that may still move (`placing`) and 500 ms more.
 """
 
 from __future__ import annotations
@@ -14,47 +14,53 @@ import attrs
 from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values import openai as oa
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init
 from protocol.values.sound import Coding, rate_of
-from protocol.wire.rates import LIVE_RATE_HZ, Heard
+from protocol.wire.g711 import expand
+from protocol.wire.rates import LIVE_RATE_HZ, ratio_of
 
-from .conversation import Conversation, ticks_of
-from .hearing import UserSpeech
-from .placing import Line, Sound, Stretch, time_of
+from .conversation import TICK_HZ, Conversation, ticks_of
+from .hearing import UserSound, UserSpeech
+from .placing import Line, Stretch, time_of
 from .speaking import ModelSpeech
 
 NOTES_MAX: Final = 4096
 """Pauses, and times at which the model was asked to stop; a client may ask with each sound."""
 
 
-class ClientSound:
-    """Reads a client's sound at the model's rate; each message is to be read once.
+@attrs.frozen
+class Piece:
+    """Sound of a client as it came: 16-bit LE, mono; `is_whole`: the model hears all sound."""
 
-    `is_counted`: only how much sound came matters, and it is read as silence.
-    """
+    pcm16: bytes
+    rate_hz: int
+    is_whole: bool
+
+
+class ClientSound:
+    """Knows how a client writes its sound; each message is to be read once."""
 
     def __init__(self, mode: Mode, endpoint: ev.Endpoint) -> None:
         self.mode: Final[Mode] = mode
         self.endpoint: Final[ev.Endpoint] = endpoint
-        self._heard, self._has_sound = Heard(), False
-        self._spoken_hz = OUTPUT_RATE_HZ
-        self.is_counted = False
+        self._coding: Coding = "audio/pcm"
+        self._rate_hz = self._spoken_hz = LIVE_RATE_HZ
+        self._has_sound = False
 
-    def read(self, request: ClientMessage) -> ClientMessage:
-        """Return the message; sound in pieces as an append."""
+    def read(self, request: ClientMessage) -> ClientMessage | Piece:
+        """Return the message; sound in pieces as one."""
         match request:
-            case Init(live=settings) if settings.rate_hz:
-                self._heard = Heard(settings.rate_hz, settings.coding)
-                self._spoken_hz = settings.rate_hz
-            case oa.Configure(heard=str() as coding) if not self._has_sound:
-                self._heard = Heard(rate_of(coding), coding)
-            case AppendSound(pcm16=pcm16) if self.endpoint in ev.PIECES:
+            case AppendSound(pcm16=data) if self.endpoint in ev.PIECES:
                 self._has_sound = True
-                if self.is_counted:
-                    return Append(pcm=bytes(self._heard.skip(pcm16) * SAMPLE_BYTES))
-                return Append(pcm=self._heard.take(pcm16))
+                is_whole = self.endpoint == "live"
+                return Piece(expand(data, self._coding), self._rate_hz, is_whole)
+            case Init(live=settings) if settings.rate_hz:
+                self._coding = settings.coding
+                self._rate_hz = self._spoken_hz = settings.rate_hz
+            case oa.Configure(heard=str() as coding) if not self._has_sound:
+                self._coding, self._rate_hz = coding, rate_of(coding)
         return request
 
     def spoken_hz(self, coding: Coding) -> int:
@@ -66,14 +72,17 @@ class ClientSound:
 class _Heard:
     """Sound of the user, and how far its stretch had moved when it was placed."""
 
-    sound: Sound
+    sound: UserSound
     stretch: Stretch
     moved: int
 
-    def placed(self) -> Sound:
+    def placed(self) -> UserSound:
         """Return the sound where it lies now."""
         back = self.stretch.moved - self.moved
-        return attrs.evolve(self.sound, begin=self.sound.begin - back) if back else self.sound
+        self.sound.begin -= back
+        self.sound.end -= back
+        self.moved += back
+        return self.sound
 
 
 class Talk:
@@ -84,17 +93,26 @@ class Talk:
         self.model: Final = ModelSpeech()
         self._line: Final = Line("user")
         self._heard = deque[_Heard]()
+        self._rest = self._ticks = 0
         self._is_speaking = False
         self._stops: list[int] = []
         self._pauses: list[int] = []
         self._is_new = True
 
-    def received(self, at_ns: int, message: ClientMessage) -> None:
-        """Take a client's message that the session took; sound as `ClientSound` reads it."""
-        if isinstance(message, Append):
-            if message.force_listen:
-                self._asked_to_stop(at_ns)
-            self._hear(at_ns, message.pcm)
+    def received(self, at_ns: int, message: ClientMessage | Piece) -> None:
+        """Take a client's message that the session took, as `ClientSound` reads it."""
+        match message:
+            case Append(pcm=pcm):
+                if message.force_listen:
+                    self._asked_to_stop(at_ns)
+                self._hear(at_ns, len(pcm) // SAMPLE_BYTES, pcm)
+            case Piece(pcm16=pcm16, rate_hz=rate_hz):
+                count = len(pcm16) // SAMPLE16_BYTES
+                up, down = ratio_of(rate_hz, INPUT_RATE_HZ)
+                blocks, self._rest = divmod(self._rest + count, down)
+                first = self._ticks if message.is_whole else None
+                self._ticks += count * (TICK_HZ // rate_hz)
+                self._hear(at_ns, blocks * up, pcm16, rate_hz, first)
 
     def sent(self, at_ns: int, message: ms.ServerMessage, rate_hz: int = LIVE_RATE_HZ) -> None:
         """Take a message to the client, whose sound has a rate."""
@@ -137,12 +155,21 @@ class Talk:
             self._stops.append(ticks_of(at_ns))
         self._is_new = False
 
-    def _hear(self, at_ns: int, pcm: bytes) -> None:
-        begin = self._line.place(at_ns, len(pcm) // SAMPLE_BYTES, is_captured=True)
-        sound = Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm)
+    def _hear(
+        self, at_ns: int, samples: int, data: bytes, rate_hz: int = 0, first: int | None = None
+    ) -> None:
+        begin = self._line.place(at_ns, samples, is_captured=True)
+        end = begin + samples
+        sound = UserSound(
+            at_ns=at_ns, begin=begin, end=end, data=data, rate_hz=rate_hz, first=first
+        )
         stretch = self._line.stretch
-        self._heard.append(_Heard(sound, stretch, stretch.moved))
-        self._settle(at_ns)
+        if self._heard or not self._line.is_settled:
+            self._heard.append(_Heard(sound, stretch, stretch.moved))
+            self._settle(at_ns)
+        else:  # as a rule: a microphone without gaps
+            self.user.hear(sound)
+            self.user.place(at_ns)
 
     def _settle(self, now_ns: int | None) -> None:
         """Search sound that moves no more."""

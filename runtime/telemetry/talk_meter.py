@@ -61,7 +61,6 @@ class TalkMeter:
             talk.received(at_ns, self._sound.read(taken))
         for effect in effects:
             if isinstance(effect, ef.DetectSpeech):
-                self._sound.is_counted = True
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
         for message in session.said:
             self._say(talk, at_ns, message)

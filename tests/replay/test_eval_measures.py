@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -16,14 +17,18 @@ from recorder.read.reader import LogReader
 from replay.eval.gather import gather
 from replay.eval.score import OF_WORDS, score
 from replay.eval.summary import STATISTICS, Summary, percentile
-from replay.eval.table import MEASURES
+from replay.eval.table import MEASURES, OWN_VOICE
 from replay.redact.command import redact_command
-from runtime.measures.conversation import TICKS_PER_MS, ns_of
+from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, ns_of
 from runtime.measures.measure import KINDS, Ratio, Times, Total
+from runtime.measures.talk import Piece, Talk
+from runtime.telemetry.metrics import Metrics
 from tests.evaluated import NS, Duplex, facts_in, facts_of, loud, measured, scores_in, spans, talk
 from tests.exported import CHAT, GOLDEN, LOGS
 from tests.replay.test_logs import HEAD, write_log
 from tests.runtime.session.test_barge_in import converse
+from tests.runtime.telemetry.test_talk_meter import recorded_in, told_by
+from tests.telemetry import meter_log
 
 FRAME = 20 * TICKS_PER_MS
 TRANSCRIPTION = GOLDEN / "v1-transcription-queue.session.zst"
@@ -333,6 +338,37 @@ def test_both_detectors_agree_on_a_recorded_session(endpoint: str, tmp_path: Pat
     assert score(heard)["barge_in_yield_rate"] == Ratio(0, 1)
 
 
+def test_speech_found_in_whole_seconds_lies_where_its_pieces_came(tmp_path: Path) -> None:
+    """Of a live session the server searches resampled seconds, after the last piece of each."""
+    converse("live", barge_in=True, record_to=tmp_path, rate_hz=24_000, pieces=5)
+    (log,) = tmp_path.glob("*" + SUFFIX)
+    facts, metrics = facts_in(log), Metrics()
+    (span,) = facts.conversation.user
+    assert facts.speech_source == "log"
+    assert abs(span.begin / TICK_HZ - 4.05) < 0.03
+    assert abs(span.end / TICK_HZ - 6) < 0.03
+    meter_log(log, metrics)
+    assert told_by(metrics) == recorded_in([log])
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 16_000, 24_000])
+@pytest.mark.parametrize("samples", [7, 160, 8_000])
+def test_sound_at_any_rate_and_in_any_pieces_is_heard_where_it_is(
+    rate_hz: int, samples: int
+) -> None:
+    """Sound is searched at its own rate, and lies on the grid of 16 kHz."""
+    at = np.arange(4 * rate_hz)
+    is_loud = (at >= rate_hz) & (at < 2.5 * rate_hz)
+    sound = (is_loud * 3000 * np.sin(2 * np.pi * 440 / rate_hz * at)).astype("<i2")
+    heard = Talk()
+    for end in range(samples, len(at) + samples, samples):
+        piece = Piece(sound[end - samples : end].tobytes(), rate_hz, is_whole=True)
+        heard.received(min(end, len(at)) * NS // rate_hz, piece)
+    (span,) = heard.conversation(4 * NS).user
+    assert abs(span.begin - TICK_HZ) <= 2 * FRAME
+    assert abs(span.end - 2.5 * TICK_HZ) <= 2 * FRAME
+
+
 @pytest.mark.parametrize("name", ["v1-barge-in", "v1-openai", "v1-openai-resumed"])
 def test_both_detectors_agree_on_golden_logs(name: str) -> None:
     """Sound at 24 kHz, moved by a network, or missing while a client is away would be elsewhere."""
@@ -425,7 +461,8 @@ def test_every_measure_has_its_kind_and_modes() -> None:
             seen.add(name)
             assert KINDS[type(value)] == MEASURES[name].kind, name
     logged = {name for name, it in MEASURES.items() if it.modes != "forced"}
-    assert logged - seen == {"forced_stop_latency", "near_tie_rate"} - seen
+    elsewhere = {"forced_stop_latency", "near_tie_rate", OWN_VOICE}
+    assert logged - seen == elsewhere - seen
 
 
 def test_no_measure_s_name_ends_as_a_statistic_s() -> None:

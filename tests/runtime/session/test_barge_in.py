@@ -71,7 +71,7 @@ def spoken(peer: Peer, endpoint: str) -> str:
     return "".join({"listen": "l", "audio": "S"}.get(kind, "") for kind in peer.kinds)
 
 
-async def begin(server: World, endpoint: str) -> Peer:
+async def begin(server: World, endpoint: str, rate_hz: int) -> Peer:
     """Have a session whose model may speak in its first second."""
     peer = server.connect("audio", endpoint=endpoint, label="scripted")
     none = {"force_listen_count": 0}
@@ -80,7 +80,7 @@ async def begin(server: World, endpoint: str) -> Peer:
             peer.send(json.dumps({"type": "prepare", "config": none}))
             await peer.heard("prepared")
         case "live":
-            audio = {"format": {"type": "audio/pcm", "rate": RATE_HZ}}
+            audio = {"format": {"type": "audio/pcm", "rate": rate_hz}}
             session = {"model": "scripted", "audio": audio}
             peer.send(json.dumps({"type": "session.start", "session": session}))
             await peer.heard("session.started")
@@ -91,18 +91,26 @@ async def begin(server: World, endpoint: str) -> Peer:
 
 
 def converse(
-    endpoint: str, seconds: str = SECONDS, *, barge_in: bool, record_to: Path | None = None
+    endpoint: str,
+    seconds: str = SECONDS,
+    *,
+    barge_in: bool,
+    record_to: Path | None = None,
+    rate_hz: int = RATE_HZ,
+    pieces: int = 1,
 ) -> str:
-    """Send the user's seconds as they are spoken; returns how each was answered."""
+    """Send the user's seconds as they are spoken, in pieces; returns how each was answered."""
     found: list[str] = []
 
     async def body() -> None:
         backend = ScriptedBackend(talkative)
         async with world(backend, record_to=record_to, barge_in=barge_in) as server:
-            peer = await begin(server, endpoint)
+            peer = await begin(server, endpoint, rate_hz)
             for at, kind in enumerate(seconds):
-                peer.send(written(endpoint, second(kind, at)))
-                await anyio.sleep(1)
+                sound = np.repeat(second(kind, at), rate_hz // 8000)[::2]
+                for piece in np.split(sound, pieces):
+                    peer.send(written(endpoint, piece))
+                    await anyio.sleep(1 / pieces)
             found.append(spoken(peer, endpoint))
             peer.leave(1000)
             await server.quiet()
