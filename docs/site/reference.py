@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,10 +17,9 @@ from runtime.serve.routing import SPOKEN
 from runtime.settings.declaration import Setting, declared
 from runtime.settings.settings import Settings
 
+from .openapi import HEALTH, MODULES, openapi
 from .staging import ROOT
 
-HTTP: Final = ("console", "routes", "recordings", "marks", "voices", "workers")
-"""Modules of `runtime/api` whose docstrings have a table of addresses."""
 TYPES: Final[Mapping[str, str]] = {
     "antiphon": "`@antiphon/client`: `antiphon.js`, in browsers and Node",
     "conversation": "`@antiphon/client/media`: a conversation",
@@ -52,6 +52,7 @@ def generated() -> dict[str, str]:
         "reference/commands.md": commands(),
         "reference/settings.md": settings(),
         "reference/http.md": http(),
+        "reference/openapi.json": json.dumps(openapi(_version()), indent=1),
         "reference/python.md": python(),
         "reference/javascript.md": javascript(),
     }
@@ -163,7 +164,8 @@ def http() -> str:
         "",
         "All on the server's one port. A key is sent as a bearer token, or by a browser as a "
         "password; without keys every request may do all. [Running a "
-        "server](../operations.md#over-http) has their fields and codes.",
+        "server](../operations.md#over-http) has their fields and codes. For programs, "
+        "[openapi.json](openapi.json) has all as OpenAPI 3.1.",
         "",
         "## WebSockets",
         "",
@@ -175,9 +177,8 @@ def http() -> str:
         lines.append(f"| {link} | `{spoken.path}{spoken.query}` | `{spoken.first}` |")
     lines = [line.replace("| `` |", "| |") for line in lines]
     lines += ["", "## Health", "", "| address | is | for |", "|---|---|---|"]
-    lines += ["| `GET /health` | whether the server lives, and has a voice | all |"]
-    lines += ["| `GET /ready` | 200, or 503 while it loads, is full or drains | all |"]
-    for name in HTTP:
+    lines += [f"| `{request}` | {text} | {whom} |" for request, (text, whom) in HEALTH.items()]
+    for name in MODULES:
         module = ast.parse((ROOT / "runtime" / "api" / f"{name}.py").read_text("utf-8"))
         title, _, rest = (ast.get_docstring(module) or "").partition("\n")
         rows = [line for line in rest.splitlines() if line.startswith("|")]
