@@ -20,7 +20,8 @@ import attrs
 from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parents[1]
-PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: Final[dict[str, Any]] = PYPROJECT["project"]
 VERSION: Final = str(PROJECT["version"])
 WHEEL: Final = f"antiphon-{VERSION}-py3-none-any.whl"
 SDIST: Final = f"antiphon-{VERSION}.tar.gz"

@@ -11,6 +11,7 @@ import re
 import shlex
 import tarfile
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Final
@@ -20,10 +21,12 @@ from packaging.requirements import Requirement
 
 import antiphon
 from runtime.settings.extras import MODULES
-from tests.packed import PROJECT, ROOT, SDIST, VERSION, WHEEL, Environment, build, needed
+from tests.packed import PROJECT, PYPROJECT, ROOT, SDIST, VERSION, WHEEL, Environment, build, needed
 
 LOG: Final = ROOT / "fixtures" / "logs" / "v1-realtime-video.session.zst"
 PACKAGES: Final = ("antiphon", "protocol", "recorder", "runtime", "replay")
+ALWAYS: Final = {"/PKG-INFO", "/pyproject.toml", "/.gitignore"}
+"""Of a source package, whatever is chosen."""
 TINY: Final = "runtime/model/backends/minicpmo/tiny/"
 NAMED_OTHERWISE: Final = {
     "pyyaml": "yaml",
@@ -93,11 +96,15 @@ def test_the_same_sources_make_the_same_wheel(dist: Path, tmp_path: Path) -> Non
 
 
 def test_the_source_package_builds_and_is_tested(dist: Path) -> None:
-    """A distribution that packages Antiphon could not check what it made."""
+    """A distribution could not check what it made; or a developer's keys would be in it."""
     with tarfile.open(dist / SDIST) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert names >= {"Makefile", "constraints.txt", "LICENSE", "CHANGELOG.md", "tests/conftest.py"}
-    assert not [name for name in names if "node_modules" in name or name.startswith("dist/")]
+    assert names >= {"docs/index.md", "deploy/compose.yaml", "examples/phone.py", ".ci/run"}
+    assert not [name for name in names if "node_modules" in name]
+    tops = {f"/{name.partition('/')[0]}" for name in names} - ALWAYS
+    chosen = PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert not [name for name in tops if not any(fnmatch(name, each) for each in chosen)]
 
 
 @pytest.mark.parametrize("extra", MODULES)
