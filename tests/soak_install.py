@@ -130,6 +130,7 @@ def main() -> None:
     is_light = is_small and not found["base"]["has_torch"]
     runs = not any(found["tools"].values()) and found["demo"]["exit_code"] == 0
     text = json.dumps({"good": is_light and runs, **found}, indent=2) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
     (out / "install.json").write_text(text, "utf-8")
     print(text, end="")
     sys.exit(not (is_light and runs))

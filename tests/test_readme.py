@@ -18,8 +18,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import soundfile
-import soxr
 import trustme
 
 import antiphon as antiphon_package
@@ -68,8 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / "fixtures" / "logs" / f"{name}.session.zst", made / "nightly")
     shutil.copy(ROOT / "deploy" / "antiphon.toml", made)
     shutil.copy(SPEECH, made / "voices" / "anna.wav")
-    samples, rate_hz = soundfile.read(SPEECH, dtype="int16")
-    (made / "question.pcm").write_bytes(soxr.resample(samples, rate_hz, 24_000).tobytes())
     certificate = trustme.CA().issue_cert("localhost")
     certificate.private_key_pem.write_to_path(made / "server.key")
     certificate.cert_chain_pems[0].write_to_path(made / "server.crt")
