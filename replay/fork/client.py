@@ -75,7 +75,7 @@ class Client:
             frames = [dialect.encode_request(one) for one in said]
         except LocalProtocolError as error:
             raise ForkRefusedError(
-                "--replace-audio, --force-listen: the sound can be changed in a session of realtime, "
+                "--replace-audio, --force-listen: sound can be changed in a session of realtime, "
                 f"duplex-v1 or legacy-duplex, and this one is of {dialect.name}"
             ) from error
         return tuple(attrs.evolve(event, frame=frame) for frame in frames)
