@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import email
+import json
 import re
 import shlex
 import tarfile
@@ -14,7 +15,7 @@ import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from packaging.requirements import Requirement
@@ -144,24 +145,59 @@ def said(done: CompletedProcess[str]) -> str:
     return done.stdout
 
 
-def test_recordings_need_no_extra(base: Environment, tmp_path: Path) -> None:
+LACKING: Final = {
+    "serve": "server",
+    "worker": "server",
+    "doctor": "server",
+    "fuzz": "server",
+    "bench": "server",
+    "schema": "server",
+    f"play {LOG}": "server",
+    f"fork {LOG} --at 1": "server",
+    f"export {LOG} --output call.mp4": "media",
+    f"export {LOG} --output call.mcap": "media",
+}
+TOOLS: Final = {
+    f"verify {LOG}": "state: finished",
+    f"inspect {LOG}": "realtime",
+    f"replay {LOG}": "identical",
+    f"view {LOG} --output view.html": "view.html",
+    f"export {LOG} --output call.wav": "call.wav",
+    f"export {LOG} --output call.srt": "call.srt",
+    f"export {LOG} --output call.jsonl": "call.jsonl",
+    f"redact {LOG} --output less.session.zst": "less.session.zst",
+    "replay less.session.zst": "identical",
+    f"diff {LOG} {LOG}": "A rec-",
+    f"eval {LOG}": "1 recording measured",
+    "sessions .": "1 session",
+}
+RUN_EACH: Final = """
+import json, sys
+from click.testing import CliRunner
+from runtime.cli import main
+for line in sys.argv[1:]:
+    done = CliRunner().invoke(main, line.split())
+    print(json.dumps([done.exit_code, done.stdout, done.stderr or repr(done.exception)]))
+"""
+"""Each line as the command would run it, in one process: to start one costs half a second."""
+
+
+@pytest.fixture(scope="module")
+def ran(base: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each line of `LACKING` and then of `TOOLS` came to: exit code, stdout, stderr."""
+    folder, lines = tmp_path_factory.mktemp("ran"), (*LACKING, *TOOLS)
+    told = said(base.run("python", "-c", RUN_EACH, *LACKING, folder=folder)).splitlines()
+    assert not list(folder.iterdir())
+    told += said(base.run("python", "-c", RUN_EACH, *TOOLS, folder=folder)).splitlines()
+    return dict(zip(lines, map(json.loads, told), strict=True))
+
+
+@pytest.mark.parametrize("line", TOOLS, ids=lambda line: line.split()[0] + line[-5:])
+def test_recordings_need_no_extra(line: str, ran: dict[str, Any]) -> None:
     """The tools for a recording would want a model's libraries."""
-
-    def run(*words: str | Path) -> str:
-        return said(base.run("antiphon", *words, folder=tmp_path))
-
-    assert run("--version").split()[-1] == VERSION
-    assert "state: finished" in run("verify", LOG)
-    assert "realtime" in run("inspect", LOG)
-    assert run("replay", LOG).startswith("identical")
-    assert "view.html" in run("view", LOG, "--output", "view.html")
-    for name in ("call.wav", "call.srt", "call.jsonl"):
-        assert name in run("export", LOG, "--output", name)
-    run("redact", LOG, "--output", "less.session.zst")
-    assert run("replay", "less.session.zst").startswith("identical")
-    assert "A rec-" in run("diff", LOG, LOG)
-    assert "1 recording measured" in run("eval", LOG)
-    assert "1 session" in run("sessions", tmp_path)
+    exit_code, stdout, stderr = ran[line]
+    assert exit_code == 0, stderr
+    assert TOOLS[line] in stdout
 
 
 def test_the_client_needs_no_extra(base: Environment, tmp_path: Path) -> None:
@@ -180,30 +216,23 @@ def test_the_client_needs_no_extra(base: Environment, tmp_path: Path) -> None:
     assert told.startswith("tiny needs the extra 'server': pip install 'antiphon[server]' (")
 
 
-LACKING: Final = {
-    "serve": "server",
-    "worker": "server",
-    "doctor": "server",
-    "fuzz": "server",
-    "bench": "server",
-    "schema": "server",
-    f"play {LOG}": "server",
-    f"fork {LOG} --at 1": "server",
-    f"export {LOG} --output call.mp4": "media",
-    f"export {LOG} --output call.mcap": "media",
-}
-
-
 @pytest.mark.parametrize("line", LACKING, ids=lambda line: line.split()[0] + line[-5:])
-def test_a_command_says_which_extra_it_lacks(line: str, base: Environment, tmp_path: Path) -> None:
+def test_a_command_says_which_extra_it_lacks(line: str, ran: dict[str, Any]) -> None:
     """A user would get a traceback, and look for the name of a package."""
-    done = base.run("antiphon", *line.split(), folder=tmp_path)
+    exit_code, stdout, stderr = ran[line]
     extra, command = LACKING[line], line.split(maxsplit=1)[0]
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert exit_code == 2
+    assert stdout == ""
     assert re.fullmatch(
-        rf"Error: antiphon {command} needs the extra '{extra}': "
+        rf"Error: \w+ {command} needs the extra '{extra}': "
         rf"pip install 'antiphon\[{extra}\]' \(\w+ is missing\)\n",
-        done.stderr,
+        stderr,
     )
-    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_is_installed(base: Environment, tmp_path: Path) -> None:
+    """It would run only where the sources are."""
+    assert said(base.run("antiphon", "--version", folder=tmp_path)).split()[-1] == VERSION
+    done = base.run("antiphon", "serve", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: antiphon serve needs the extra 'server': pip install")
