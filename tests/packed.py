@@ -44,11 +44,11 @@ def run(*command: str | Path, folder: Path, **environment: str) -> subprocess.Co
     )
 
 
-def build(folder: Path, *targets: str) -> None:
-    """Build packages of these sources into a folder: `wheel`, `sdist`."""
+def build(folder: Path, *targets: str, sources: Path = ROOT) -> None:
+    """Build packages of the sources into a folder: `wheel`, `sdist`."""
     chosen = [word for target in targets for word in ("-t", target)]
     builder = (sys.executable, "-m", "hatchling", "build", *chosen, "-d", folder)
-    done = run(*builder, folder=ROOT, SOURCE_DATE_EPOCH=EPOCH)
+    done = run(*builder, folder=sources, SOURCE_DATE_EPOCH=EPOCH)
     assert done.returncode == 0, done.stderr
 
 
