@@ -20,7 +20,8 @@ import attrs
 from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parents[1]
-PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: Final[dict[str, Any]] = PYPROJECT["project"]
 VERSION: Final = str(PROJECT["version"])
 WHEEL: Final = f"antiphon-{VERSION}-py3-none-any.whl"
 SDIST: Final = f"antiphon-{VERSION}.tar.gz"
@@ -43,11 +44,11 @@ def run(*command: str | Path, folder: Path, **environment: str) -> subprocess.Co
     )
 
 
-def build(folder: Path, *targets: str) -> None:
-    """Build packages of these sources into a folder: `wheel`, `sdist`."""
+def build(folder: Path, *targets: str, sources: Path = ROOT) -> None:
+    """Build packages of the sources into a folder: `wheel`, `sdist`."""
     chosen = [word for target in targets for word in ("-t", target)]
     builder = (sys.executable, "-m", "hatchling", "build", *chosen, "-d", folder)
-    done = run(*builder, folder=ROOT, SOURCE_DATE_EPOCH=EPOCH)
+    done = run(*builder, folder=sources, SOURCE_DATE_EPOCH=EPOCH)
     assert done.returncode == 0, done.stderr
 
 

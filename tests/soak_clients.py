@@ -221,6 +221,7 @@ def main() -> int:
         "failures": failures,
     }
     text = json.dumps(evidence, indent=2) + "\n"
+    asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "clients.json").write_text(text, "utf-8")
     print(text)
     return 1 if failures else 0

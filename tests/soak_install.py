@@ -5,14 +5,16 @@
 The wheel is built and installed, without extras and then with `server`, in the versions of
 constraints.txt, each in an environment of its own without pip. The first runs the tools for
 recordings, the second serves `tiny` and asks it a question. CPU times are the least of several
-runs. What was found goes to `install.json`; it exits with 1 where something does not run, or where
-an installation without extras is larger than `BASE_BYTES_MAX` or has torch.
+runs; `load` is the machine's at the start. What was found goes to `install.json`; it exits with 1
+where something does not run, or where an installation without extras is larger than
+`BASE_BYTES_MAX` or has torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -118,6 +120,7 @@ def main() -> None:
         base, server = folder / "base", folder / "server"
         found = {
             "what": "the wheel installed from an index, in the versions of constraints.txt",
+            "load": round(os.getloadavg()[0], 1),
             "wheel_mb": round((folder / WHEEL).stat().st_size / 1e6, 2),
             "sdist_mb": round((folder / SDIST).stat().st_size / 1e6, 2),
             "base": installed(base, folder / WHEEL, ""),
@@ -130,6 +133,7 @@ def main() -> None:
     is_light = is_small and not found["base"]["has_torch"]
     runs = not any(found["tools"].values()) and found["demo"]["exit_code"] == 0
     text = json.dumps({"good": is_light and runs, **found}, indent=2) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
     (out / "install.json").write_text(text, "utf-8")
     print(text, end="")
     sys.exit(not (is_light and runs))

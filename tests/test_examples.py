@@ -152,18 +152,18 @@ def test_what_is_made_must_be_a_backend(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, Path]]:
-    """A server of the embedded model."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, Path]]:
+    """A server whose model speaks; `tests/test_readme.py` has the embedded one hear the caller."""
     folder = tmp_path_factory.mktemp("recordings")
-    with live_server("--record", str(folder), model="tiny") as server:
+    with live_server("--record", str(folder), "--served-model-name", "tiny") as server:
         yield server, folder
 
 
-def test_a_telephone_calls(tiny: tuple[LiveServer, Path], tmp_path: Path) -> None:
+def test_a_telephone_calls(server: tuple[LiveServer, Path], tmp_path: Path) -> None:
     """A gateway of telephones that was begun with the example would hear nothing."""
-    server, logs = tiny
+    live, logs = server
     answer = tmp_path / "answer.wav"
-    url = server.url.removesuffix("/v1/realtime")
+    url = live.url.removesuffix("/v1/realtime")
     command = (sys.executable, str(EXAMPLES / "phone.py"), str(QUESTION), str(answer))
     called = subprocess.run(
         (*command, "--url", url, "--pace", "4"), capture_output=True, text=True, check=False

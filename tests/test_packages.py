@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import ast
 import email
+import json
 import re
 import shlex
 import tarfile
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from packaging.requirements import Requirement
 
 import antiphon
 from runtime.settings.extras import MODULES
-from tests.packed import PROJECT, ROOT, SDIST, VERSION, WHEEL, Environment, build, needed
+from tests.packed import PROJECT, PYPROJECT, ROOT, SDIST, VERSION, WHEEL, Environment, build, needed
 
 LOG: Final = ROOT / "fixtures" / "logs" / "v1-realtime-video.session.zst"
 PACKAGES: Final = ("antiphon", "protocol", "recorder", "runtime", "replay")
+ALWAYS: Final = {"/PKG-INFO", "/pyproject.toml", "/.gitignore"}
+"""Of a source package, whatever is chosen."""
 TINY: Final = "runtime/model/backends/minicpmo/tiny/"
 NAMED_OTHERWISE: Final = {
     "pyyaml": "yaml",
@@ -86,18 +90,19 @@ def test_the_wheel_says_what_it_needs(dist: Path) -> None:
     assert not names & {"torch", "transformers", "av", "hypercorn"}
 
 
-def test_the_same_sources_make_the_same_wheel(dist: Path, tmp_path: Path) -> None:
-    """Two builds of a version could not be compared."""
-    build(tmp_path, "wheel")
-    assert (tmp_path / WHEEL).read_bytes() == (dist / WHEEL).read_bytes()
-
-
-def test_the_source_package_builds_and_is_tested(dist: Path) -> None:
-    """A distribution that packages Antiphon could not check what it made."""
+def test_the_source_package_builds_and_is_tested(dist: Path, tmp_path: Path) -> None:
+    """A distribution could not make the same wheel, or check it; or it has a developer's keys."""
     with tarfile.open(dist / SDIST) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
+        sdist.extractall(tmp_path, filter="data")
+    build(tmp_path / "dist", "wheel", sources=tmp_path / SDIST.removesuffix(".tar.gz"))
+    assert (tmp_path / "dist" / WHEEL).read_bytes() == (dist / WHEEL).read_bytes()
     assert names >= {"Makefile", "constraints.txt", "LICENSE", "CHANGELOG.md", "tests/conftest.py"}
-    assert not [name for name in names if "node_modules" in name or name.startswith("dist/")]
+    assert names >= {"docs/index.md", "deploy/compose.yaml", "examples/phone.py", ".ci/run"}
+    assert not [name for name in names if "node_modules" in name]
+    tops = {f"/{name.partition('/')[0]}" for name in names} - ALWAYS
+    chosen = PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert not [name for name in tops if not any(fnmatch(name, each) for each in chosen)]
 
 
 @pytest.mark.parametrize("extra", MODULES)
@@ -137,24 +142,59 @@ def said(done: CompletedProcess[str]) -> str:
     return done.stdout
 
 
-def test_recordings_need_no_extra(base: Environment, tmp_path: Path) -> None:
+LACKING: Final = {
+    "serve": "server",
+    "worker": "server",
+    "doctor": "server",
+    "fuzz": "server",
+    "bench": "server",
+    "schema": "server",
+    f"play {LOG}": "server",
+    f"fork {LOG} --at 1": "server",
+    f"export {LOG} --output call.mp4": "media",
+    f"export {LOG} --output call.mcap": "media",
+}
+TOOLS: Final = {
+    f"verify {LOG}": "state: finished",
+    f"inspect {LOG}": "realtime",
+    f"replay {LOG}": "identical",
+    f"view {LOG} --output view.html": "view.html",
+    f"export {LOG} --output call.wav": "call.wav",
+    f"export {LOG} --output call.srt": "call.srt",
+    f"export {LOG} --output call.jsonl": "call.jsonl",
+    f"redact {LOG} --output less.session.zst": "less.session.zst",
+    "replay less.session.zst": "identical",
+    f"diff {LOG} {LOG}": "A rec-",
+    f"eval {LOG}": "1 recording measured",
+    "sessions .": "1 session",
+}
+RUN_EACH: Final = """
+import json, sys
+from click.testing import CliRunner
+from runtime.cli import main
+for line in sys.argv[1:]:
+    done = CliRunner().invoke(main, line.split())
+    print(json.dumps([done.exit_code, done.stdout, done.stderr or repr(done.exception)]))
+"""
+"""Each line as the command would run it, in one process: to start one costs half a second."""
+
+
+@pytest.fixture(scope="module")
+def ran(base: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each line of `LACKING` and then of `TOOLS` came to: exit code, stdout, stderr."""
+    folder, lines = tmp_path_factory.mktemp("ran"), (*LACKING, *TOOLS)
+    told = said(base.run("python", "-c", RUN_EACH, *LACKING, folder=folder)).splitlines()
+    assert not list(folder.iterdir())
+    told += said(base.run("python", "-c", RUN_EACH, *TOOLS, folder=folder)).splitlines()
+    return dict(zip(lines, map(json.loads, told), strict=True))
+
+
+@pytest.mark.parametrize("line", TOOLS, ids=lambda line: line.split()[0] + line[-5:])
+def test_recordings_need_no_extra(line: str, ran: dict[str, Any]) -> None:
     """The tools for a recording would want a model's libraries."""
-
-    def run(*words: str | Path) -> str:
-        return said(base.run("antiphon", *words, folder=tmp_path))
-
-    assert run("--version").split()[-1] == VERSION
-    assert "state: finished" in run("verify", LOG)
-    assert "realtime" in run("inspect", LOG)
-    assert run("replay", LOG).startswith("identical")
-    assert "view.html" in run("view", LOG, "--output", "view.html")
-    for name in ("call.wav", "call.srt", "call.jsonl"):
-        assert name in run("export", LOG, "--output", name)
-    run("redact", LOG, "--output", "less.session.zst")
-    assert run("replay", "less.session.zst").startswith("identical")
-    assert "A rec-" in run("diff", LOG, LOG)
-    assert "1 recording measured" in run("eval", LOG)
-    assert "1 session" in run("sessions", tmp_path)
+    exit_code, stdout, stderr = ran[line]
+    assert exit_code == 0, stderr
+    assert TOOLS[line] in stdout
 
 
 def test_the_client_needs_no_extra(base: Environment, tmp_path: Path) -> None:
@@ -173,30 +213,23 @@ def test_the_client_needs_no_extra(base: Environment, tmp_path: Path) -> None:
     assert told.startswith("tiny needs the extra 'server': pip install 'antiphon[server]' (")
 
 
-LACKING: Final = {
-    "serve": "server",
-    "worker": "server",
-    "doctor": "server",
-    "fuzz": "server",
-    "bench": "server",
-    "schema": "server",
-    f"play {LOG}": "server",
-    f"fork {LOG} --at 1": "server",
-    f"export {LOG} --output call.mp4": "media",
-    f"export {LOG} --output call.mcap": "media",
-}
-
-
 @pytest.mark.parametrize("line", LACKING, ids=lambda line: line.split()[0] + line[-5:])
-def test_a_command_says_which_extra_it_lacks(line: str, base: Environment, tmp_path: Path) -> None:
+def test_a_command_says_which_extra_it_lacks(line: str, ran: dict[str, Any]) -> None:
     """A user would get a traceback, and look for the name of a package."""
-    done = base.run("antiphon", *line.split(), folder=tmp_path)
+    exit_code, stdout, stderr = ran[line]
     extra, command = LACKING[line], line.split(maxsplit=1)[0]
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert exit_code == 2
+    assert stdout == ""
     assert re.fullmatch(
-        rf"Error: antiphon {command} needs the extra '{extra}': "
+        rf"Error: \w+ {command} needs the extra '{extra}': "
         rf"pip install 'antiphon\[{extra}\]' \(\w+ is missing\)\n",
-        done.stderr,
+        stderr,
     )
-    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_is_installed(base: Environment, tmp_path: Path) -> None:
+    """It would run only where the sources are."""
+    assert said(base.run("antiphon", "--version", folder=tmp_path)).split()[-1] == VERSION
+    done = base.run("antiphon", "serve", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: antiphon serve needs the extra 'server': pip install")

@@ -18,8 +18,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import soundfile
-import soxr
 import trustme
 
 import antiphon as antiphon_package
@@ -68,8 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / "fixtures" / "logs" / f"{name}.session.zst", made / "nightly")
     shutil.copy(ROOT / "deploy" / "antiphon.toml", made)
     shutil.copy(SPEECH, made / "voices" / "anna.wav")
-    samples, rate_hz = soundfile.read(SPEECH, dtype="int16")
-    (made / "question.pcm").write_bytes(soxr.resample(samples, rate_hz, 24_000).tobytes())
     certificate = trustme.CA().issue_cert("localhost")
     certificate.private_key_pem.write_to_path(made / "server.key")
     certificate.cert_chain_pems[0].write_to_path(made / "server.crt")
@@ -157,17 +153,24 @@ def test_its_server_for_others_serves(folder: Path) -> None:
         assert url.startswith("wss://0.0.0.0:")
 
 
-def test_its_client_works() -> None:
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[str]:
+    """The address of a server whose answers are known."""
+    options = ("--no-record", "--limit-audio-s", "6", "--served-model-name", "tiny")
+    with live_server(*options) as server:
+        yield server.url.removesuffix("/v1/realtime")
+
+
+def test_its_client_works(scripted: str) -> None:
     """A client copied out of the README does not run."""
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     printed: list[str] = []
-    with live_server("--no-record") as server:
-        here = snippet.replace("ws://127.0.0.1:8006", server.url.removesuffix("/v1/realtime"))
-        assert here != snippet
-        body = textwrap.indent(here, "    ")
-        names: dict[str, Any] = {"print": lambda *said, **_: printed.append(*said)}
-        exec(f"async def main():\n{body}", names)
-        anyio.run(names["main"])
+    here = snippet.replace("ws://127.0.0.1:8006", scripted)
+    assert here != snippet
+    body = textwrap.indent(here, "    ")
+    names: dict[str, Any] = {"print": lambda *said, **_: printed.append(*said)}
+    exec(f"async def main():\n{body}", names)
+    anyio.run(names["main"])
     assert "".join(printed) == "turn 0: good morning (0 pictures, 0 sounds)Listen"
 
 
@@ -187,20 +190,19 @@ def run_docstring(number: int, url: str, **names: object) -> None:
     anyio.run(bounded)
 
 
-def test_the_examples_of_its_docstring_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_its_docstring_end(
+    scripted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A program that was begun with one of them hangs."""
     played: list[int] = []
     pcm = np.frombuffer(make_pcm(5), "<f4")
-    with live_server("--no-record", "--limit-audio-s", "6") as server:
-        url = server.url.removesuffix("/v1/realtime")
-        run_docstring(0, url, pcm=pcm, play=lambda samples: played.append(len(samples)))
-        assert sum(played) > 0
-        capsys.readouterr()
-        run_docstring(1, url)
-        assert capsys.readouterr().out == "turn 0: Good morning! (0 pictures, 0 sounds)"
-    with live_server("--no-record", "--served-model-name", "tiny") as server:
-        run_docstring(2, server.url.removesuffix("/v1/realtime"), pcm=pcm)
-        assert capsys.readouterr().out != ""
+    run_docstring(0, scripted, pcm=pcm, play=lambda samples: played.append(len(samples)))
+    assert sum(played) > 0
+    capsys.readouterr()
+    run_docstring(1, scripted)
+    assert capsys.readouterr().out == "turn 0: Good morning! (0 pictures, 0 sounds)"
+    run_docstring(2, scripted, pcm=pcm)
+    assert capsys.readouterr().out != ""
 
 
 def test_the_package_says_its_version() -> None:

@@ -3,7 +3,7 @@
 Its readers are engineers whose first language is rarely English, and who find things by search: so
 it uses the field's own terms (docs/glossary.md). A row of `WORDS` names a pattern, the better word
 and an example that it must catch. Code in backticks and in fenced blocks is not read; `tests/` and
-the scripts in `fixtures/` are not held.
+the scripts in `fixtures/` are not held. Of scripts and files to deploy with, comments are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -21,6 +22,7 @@ import pytest
 from tests.test_architecture import PACKAGES, ROOT, tracked_files
 
 HELD: Final = (*PACKAGES, "antiphon")
+COPIED: Final = ("deploy/", "docs/site/", "examples/")
 
 
 @attrs.frozen
@@ -99,6 +101,13 @@ def python_texts(source: str) -> Iterator[tuple[int, str]]:
     yield from comments[1:]
 
 
+def comment_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each run of comments of a script or a file to deploy with, with its first line."""
+    runs = r"/\*.*?\*/|(?:^[ \t]*(?://|#)[^\n]*(?:\n|\Z))+|(?<=\s)(?://|#) [^\n]*"
+    for found in re.finditer(runs, source, re.DOTALL | re.MULTILINE):
+        yield source.count("\n", 0, found.start()) + 1, re.sub(r"(?m)^ *(\*|//|#)", "", found[0])
+
+
 def spaced(pattern: str) -> str:
     """Let a pattern's words stand on different lines."""
     return pattern.replace(" ", r"\s+")
@@ -106,8 +115,8 @@ def spaced(pattern: str) -> str:
 
 def findings(path: str, source: str) -> Iterator[str]:
     """Find what a file says in words that are not used: file, line, word, the better word."""
-    texts = markdown_texts(source) if path.endswith(".md") else python_texts(source)
-    for first, text in texts:
+    read = {".md": markdown_texts, ".py": python_texts}.get(Path(path).suffix, comment_texts)
+    for first, text in read(source):
         shown = re.sub(r"`[^`]*`", blanked, text)
         allowed = [
             found.span() for it in ALLOWED for found in re.finditer(spaced(it.pattern), shown)
@@ -121,11 +130,13 @@ def findings(path: str, source: str) -> Iterator[str]:
 
 
 def held_files() -> list[str]:
-    """The files that are held: all pages, and the modules of the product."""
+    """The files that are held: all pages, the modules of the product, and what users copy."""
     return [
         name
         for name in tracked_files()
-        if name.endswith(".md") or (name.endswith(".py") and name.split("/")[0] in HELD)
+        if name.endswith(".md")
+        or (name.endswith((".py", ".js")) and name.split("/")[0] in HELD)
+        or (name.startswith(COPIED) and not name.endswith(".json"))
     ]
 
 
@@ -138,12 +149,15 @@ BAD: Final = {
     "an attribute's": ("protocol/a.py", 'A = 1\n"""Nobody asks."""', 2),
     "a comment": ("runtime/a.py", "a = 1  # so does\nb = 2\n# whoever\n# asks", 3),
     "a split comment": ("runtime/a.py", "\n# one that is\n# none", 2),
+    "a script's": ("runtime/a.js", "let a = 1; // so\n/**\n * One.\n * For nobody. */", 4),
+    "a file's": ("deploy/a.yml", "a: 1\n# One\n# beside it", 3),
     "a message": ("runtime/a.py", 'raise ValueError(f"{a} is for somebody")', 1),
 }
 GOOD: Final = {
     "code": ("a.md", "A `beside` and\n\n```sh\nnobody\n```\n\n    likewise\n\nends."),
     "names": ("runtime/a.py", 'alone = {"alone": nobody}'),
     "an idiom": ("a.md", "The log is left alone."),
+    "a script": ("runtime/a.js", "const alone = likewise; // a rule"),
     "parts": ("a.md", "besides the sum of it all and parts of items, twofold of iterations"),
 }
 

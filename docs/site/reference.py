@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,10 +17,9 @@ from runtime.serve.routing import SPOKEN
 from runtime.settings.declaration import Setting, declared
 from runtime.settings.settings import Settings
 
+from .openapi import HEALTH, MODULES, openapi
 from .staging import ROOT
 
-HTTP: Final = ("console", "routes", "recordings", "marks", "voices", "workers")
-"""Modules of `runtime/api` whose docstrings have a table of addresses."""
 TYPES: Final[Mapping[str, str]] = {
     "antiphon": "`@antiphon/client`: `antiphon.js`, in browsers and Node",
     "conversation": "`@antiphon/client/media`: a conversation",
@@ -28,22 +28,61 @@ TYPES: Final[Mapping[str, str]] = {
     "camera": "`@antiphon/client/media`: the camera",
     "listeners": "Listeners, which a conversation has",
 }
-PYTHON: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "The client": ("`import antiphon`. Every error is an `antiphon.ClientError`.", ("antiphon",)),
+PYTHON: Final[Mapping[str, tuple[str, str]]] = {
+    "To talk to a server": (
+        "[In Python](../guides/python.md) has whole programs.",
+        "connect DuplexSession ChatSession Answer message transcribe TranscriptionSession",
+    ),
+    "What the server says": (
+        "What a session yields, in the order of a session: `Event` in full duplex, "
+        "`TranscriptEvent` in a transcription.",
+        "Event TranscriptEvent QueuePlace Created Listen Speech Interrupted Prefilled Delta "
+        "Response TranscriptDelta TranscriptDone Metrics Paused Resumed Reconnecting Reconnected "
+        "GoingAway ErrorReport ErrorCode Closed",
+    ),
+    "What a client says": (
+        "Settings of a session, and the parts of a question.",
+        "DuplexConfig ChatConfig ReferenceAudio VoiceName SpeechRequest ChatMessage TextPart "
+        "ImagePart AudioPart VideoPart tool Tool called ToolCall returned ToolResult",
+    ),
+    "Errors of the client": (
+        "Every one is a `ClientError`.",
+        "ClientError AddressError CannotConnectError HandshakeRejectedError SessionRefusedError "
+        "SessionClosedError ReportedError ProtocolError LocalProtocolError RemoteProtocolError",
+    ),
+    "Message by message": (
+        "A session without the client's own rules: for tests of a server.",
+        "connect_raw ClientSession Init Append",
+    ),
     "Streaming input": (
-        "`import runtime.streaming`; [Streaming input](../streaming.md) explains it.",
-        ("runtime.streaming",),
+        "A model in the same process; [Streaming input](../streaming.md) explains it. It needs the "
+        "extra `server`.",
+        "load_backend load_backend_async Streaming StreamingInput SamplingParams StreamingOutput "
+        "runtime.streaming.StreamingRequest runtime.streaming.Text runtime.streaming.TokenIds "
+        "runtime.streaming.Sound runtime.streaming.Picture runtime.streaming.BackendError "
+        "runtime.streaming.BackendRefused runtime.streaming.BackendGone "
+        "runtime.streaming.Refused runtime.streaming.ParameterError",
     ),
-    "Recordings": (
-        "A log is read record by record, and run again.",
-        ("recorder.read.reader", "recorder.format.records", "replay.rerun.logic"),
+    "To read a recording": (
+        "Record by record; [the log's format](../log-format.md) says what is in it.",
+        "LogReader read_log Record Damage verify_log VerifyReport RecorderError LogDamaged "
+        "Unreadable recorder.format.records",
     ),
-    "A model": (
-        "What a model gives the server. `examples/backend` has one in 100 lines.",
-        ("runtime.model.backends.base", "protocol.values.model"),
+    "To run it again": (
+        "Logic replay, and what differs between two recordings.",
+        "replay_log ReplayReport compare_logs DiffReport",
+    ),
+    "What happened, and how it went": (
+        "As `antiphon inspect`, `antiphon eval` and `antiphon export` have it.",
+        "inspect_log Inspection measure_log export_log",
+    ),
+    "A model of your own": (
+        "What a model gives the server. [An example](../examples.md#a-model-of-your-own) is one "
+        "in 100 lines.",
+        "runtime.model.backends.base protocol.values.model",
     ),
 }
-"""By heading: an introduction, and the modules."""
+"""By heading: an introduction, and names, those of `antiphon` without it, in the order to read."""
 
 
 def generated() -> dict[str, str]:
@@ -52,6 +91,7 @@ def generated() -> dict[str, str]:
         "reference/commands.md": commands(),
         "reference/settings.md": settings(),
         "reference/http.md": http(),
+        "reference/openapi.json": json.dumps(openapi(_version()), indent=1),
         "reference/python.md": python(),
         "reference/javascript.md": javascript(),
     }
@@ -163,7 +203,8 @@ def http() -> str:
         "",
         "All on the server's one port. A key is sent as a bearer token, or by a browser as a "
         "password; without keys every request may do all. [Running a "
-        "server](../operations.md#over-http) has their fields and codes.",
+        "server](../operations.md#over-http) has their fields and codes. For programs, "
+        "[openapi.json](openapi.json) has all as OpenAPI 3.1.",
         "",
         "## WebSockets",
         "",
@@ -175,9 +216,8 @@ def http() -> str:
         lines.append(f"| {link} | `{spoken.path}{spoken.query}` | `{spoken.first}` |")
     lines = [line.replace("| `` |", "| |") for line in lines]
     lines += ["", "## Health", "", "| address | is | for |", "|---|---|---|"]
-    lines += ["| `GET /health` | whether the server lives, and has a voice | all |"]
-    lines += ["| `GET /ready` | 200, or 503 while it loads, is full or drains | all |"]
-    for name in HTTP:
+    lines += [f"| `{request}` | {text} | {whom} |" for request, (text, whom) in HEALTH.items()]
+    for name in MODULES:
         module = ast.parse((ROOT / "runtime" / "api" / f"{name}.py").read_text("utf-8"))
         title, _, rest = (ast.get_docstring(module) or "").partition("\n")
         rows = [line for line in rest.splitlines() if line.startswith("|")]
@@ -190,11 +230,12 @@ def http() -> str:
 
 
 def python() -> str:
-    """The modules that users import."""
-    lines = ["# Python", ""]
-    for heading, (introduction, modules) in PYTHON.items():
+    """The names that users import, as a reader wants them."""
+    lines = ["# Python", "", "::: antiphon", "    options:", "      members: false", ""]
+    for heading, (introduction, names) in PYTHON.items():
         lines += [f"## {heading}", "", introduction, ""]
-        lines += [line for name in modules for line in (f"::: {name}", "")]
+        for name in names.split():
+            lines += [f"::: {name if '.' in name else f'antiphon.{name}'}", ""]
     return "\n".join(lines)
 
 

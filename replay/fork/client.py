@@ -70,8 +70,15 @@ class Client:
             return (attrs.evolve(event, frame=self._set_up(self._wire.dialect, message)),)
         if not isinstance(message, Append) or said == (message,):
             return (event,)
-        encode = self._wire.dialect.encode_request
-        return tuple(attrs.evolve(event, frame=encode(one)) for one in said)
+        dialect = self._wire.dialect
+        try:
+            frames = [dialect.encode_request(one) for one in said]
+        except LocalProtocolError as error:
+            raise ForkRefusedError(
+                "--replace-audio, --force-listen: sound can be changed in a session of realtime, "
+                f"duplex-v1 or legacy-duplex, and this one is of {dialect.name}"
+            ) from error
+        return tuple(attrs.evolve(event, frame=frame) for frame in frames)
 
     # -- sound ----------------------------------------------------------------------------------
 

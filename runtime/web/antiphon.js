@@ -18,7 +18,7 @@
  *     button.onclick = () => dictation.finish();                       // that was the utterance
  *     for await (const event of dictation) if (event.type === "delta") show(event.text);
  *
- * Rules: events go to the iterator, or, where `onEvent` is given, to that alone; it needs `onEnd`,
+ * Rules: events go to the iterator, or, where `onEvent` is given, to that only; it needs `onEnd`,
  * which is told how the session ended. Sound is cut into whole seconds; a rest waits for more, or for
  * `flush`; sound to be transcribed goes out as it comes, for the server cuts it. `connect` tries
  * again, with growing waits, until the server has created the session. A connection that is lost after
@@ -38,7 +38,7 @@ const FRAMES_MAX = 4;
 /** Ten seconds of a transcription: far below what a server takes, and large enough to cost little. */
 const APPEND_SAMPLES_MAX = 160_000;
 const PCM16_MAX = 32_767;
-/** An hour of a duplex session that nobody reads: more would only cost memory. */
+/** An hour of a duplex session without a reader: more would only cost memory. */
 const EVENTS_WAITING_MAX = 4_096;
 /** Half a minute of sound and pictures that the network does not take: it will not catch up. */
 const UNSENT_BYTES_MAX = 32 * 1024 * 1024;
@@ -83,7 +83,7 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   tool_calls?: ToolCall[], tool_call_id?: string}} Message
  * @typedef {{sessionId: string, recording?: string, recordingId: string,
  *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
- *   transcription is not told of `recording`
+ *   transcription does not say `recording`
  * @typedef {{
  *   readyState: number, bufferedAmount: number, binaryType: any,
  *   send(data: string): void, close(code?: number, reason?: string): void,
@@ -108,7 +108,7 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   sent; `listen` and `speech` bear the name of the append that they answer
  * @property {number} [retries] further attempts where one fails for a reason that may pass (4)
  * @property {boolean} [resume] false: a session whose connection is lost is over; otherwise it is resumed
- *   where the server can, and only `onConnection` tells of it
+ *   where the server can, and only `onConnection` reports it
  * @property {(event: ConnectionEvent) => void} [onConnection] is told when the connection is lost, and back
  * @property {{recording: string, unit?: number}} [fork] the session begins from the past of a recorded one of the
  *   same mode, before a unit or after its last; without `instructions`, `config` and `voice`, which stay as they are
@@ -127,7 +127,7 @@ export class AntiphonError extends Error {
   }
 }
 
-/** Nobody answers at the address, or not as a server does; a browser does not say why, the message guesses. */
+/** There is no answer at the address, or not that of a server; a browser does not say why, the message guesses. */
 export class CannotConnectError extends AntiphonError {}
 
 /** What was asked for is not possible now, or never is: a mistake of the calling code. */
@@ -209,7 +209,7 @@ function decodeAudio(text) {
 }
 
 /**
- * A session's WebSockets, one after the other: its messages wait for whoever reads them.
+ * A session's WebSockets, one after the other: its messages wait for their reader.
  *
  * A server that lets a client come back greets each connection (`session.resumable`), and counts in
  * each frame its own (`seq`) and the client's messages (`ack`). What it does not have is kept here; a
@@ -366,7 +366,7 @@ class Channel {
     }
     if (event.type === "error" && event.error) event.error.sessionId = event.session_id ?? "";
     if (this.#waiting.push(event) > EVENTS_WAITING_MAX) {
-      return this.fail(new MisuseError(`${EVENTS_WAITING_MAX} events wait, and nobody reads them`));
+      return this.fail(new MisuseError(`${EVENTS_WAITING_MAX} events wait, and none is read`));
     }
     this.#notify();
   }
@@ -901,7 +901,7 @@ function encodeMessage({ content, ...message }) {
  * @returns {Promise<T["mode"] extends "chat" ? ChatSession
  *   : T["mode"] extends "transcription" ? TranscriptionSession : DuplexSession>}
  * @throws {AntiphonError} see the classes of errors
- * @throws {TypeError} `onEvent` without `onEnd`: nobody would hear of a lost connection
+ * @throws {TypeError} `onEvent` without `onEnd`: a lost connection would not be reported
  */
 export async function connect(url, options) {
   if (options.onEvent && typeof options.onEnd !== "function") {
@@ -983,7 +983,7 @@ async function open(address, options) {
     const Session = options.mode === "chat" ? ChatSession : DuplexSession;
     return new Session(channel, created, options);
   } catch (error) {
-    channel.leave(1000); // as above: nobody comes back to a session that was not set up
+    channel.leave(1000); // as above: no client comes back to a session that was not set up
     if (options.signal?.aborted) throw error;
     if (!channel.hasOpened) throw new CannotConnectError(`cannot connect to ${address}${whyPerhaps(address)}`);
     throw error;

@@ -109,7 +109,7 @@ export class Camera {
     return blob && new Uint8Array(await blob.arrayBuffer());
   }
 
-  /** Let go of it; it can be opened again. */
+  /** Let go of the camera; it can be opened again. */
   close() {
     this.#turn += 1;
     for (const track of this.stream?.getTracks() ?? []) track.stop();

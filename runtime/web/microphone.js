@@ -162,7 +162,7 @@ export class Microphone {
     if (isOpen) await this.open();
   }
 
-  /** Let go of it; it can be opened again. */
+  /** Let go of the microphone; it can be opened again. */
   close() {
     this.#turn += 1;
     release(this.#stream, this.#context);

@@ -138,7 +138,7 @@ export class Speaker {
     });
   }
 
-  /** Let go of it; it can be opened again, and then counts from zero. */
+  /** Let go of the loudspeaker; it can be opened again, and then counts from zero. */
   close() {
     this.#context?.close();
     [this.#context, this.#node, this.#gain] = [null, null, null];

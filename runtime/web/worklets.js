@@ -5,7 +5,7 @@
  * - `antiphon-microphone` hands over blocks of `BLOCK_MS` at 16 kHz mono, resampled where its context
  *   runs at another rate.
  * - `antiphon-speaker` plays samples from a ring buffer, one sound after the other; `flush` fades out
- *   and throws the rest away. It tells what it has played, so that nobody has to guess from a clock.
+ *   and throws the rest away. It tells what it has played, so that no program has to guess from a clock.
  *
  * One file without imports: tools that bundle a page copy it as it is.
  */

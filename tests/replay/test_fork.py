@@ -434,6 +434,15 @@ def test_says_why_not(change: Change, options: dict[str, Any], why: str, log: Pa
     assert why in str(refusal(log, change, ScriptedBackend(quick), **options))
 
 
+@pytest.mark.parametrize("dialect", ["openai", "live"])
+def test_other_sound_is_refused_where_it_cannot_be_said(dialect: str, tmp_path: Path) -> None:
+    """A session of OpenAI's APIs ended in a traceback."""
+    copy = tmp_path / "parent.session.zst"
+    copy.write_bytes((FOLDER / f"v1-{dialect}.session.zst").read_bytes())
+    error = refusal(copy, Change(at=0, pcm=QUESTION), ScriptedBackend(quick), anyway=True)
+    assert f"legacy-duplex, and this one is of {dialect}" in str(error)
+
+
 def test_a_chat_and_a_damaged_log_are_refused(tmp_path: Path, log: Path) -> None:
     """A recording would be forked that is none, or half of one."""
     chat = FOLDER / "v1-realtime-chat.session.zst"

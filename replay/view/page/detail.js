@@ -1,4 +1,4 @@
-/* The panel beside the list: the record or unit that is selected, whole; else the settings.
+/* The panel next to the list: the record or unit that is selected, whole; else the settings.
  *
  * Values are shown as a tree, long texts folded. All of it is put in as text.
  */

@@ -193,7 +193,7 @@ function queueLane({ story }) {
   };
 }
 
-/* A stair for each stretch of a line above zero; one that lasts no time is none. */
+/* A stair for each stretch of a line above zero; one that lasts no time is not drawn. */
 function drawStairs(context, points, scale, yOf, base, colour, until) {
   for (
     let i = Math.max(

@@ -222,7 +222,7 @@ class View {
     }
   }
 
-  /* Whoever looks elsewhere while it plays is left there. */
+  /* A reader who looks elsewhere while it plays stays there. */
   looked() {
     this.follows = this.isSeen(this.player.position);
   }

@@ -215,7 +215,7 @@ export class TimeLine {
     return whole;
   }
 
-  /* The picture of the whole session, which changes with the window's size alone. */
+  /* The picture of the whole session, which changes only with the window's size. */
   makeOverview(canvas, width, height) {
     const layer = document.createElement("canvas");
     layer.width = canvas.width;

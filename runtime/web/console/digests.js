@@ -16,7 +16,7 @@ export class Digests {
   /** The one that is being read. @type {Promise<unknown>} */ reading = Promise.resolve();
 
   /**
-   * The digest of a recording; null if the server cannot make one, or nobody `wants` it any more.
+   * The digest of a recording; null if the server cannot make one, or no caller `wants` it any more.
    * @param {any} recording @param {() => boolean} wants asked when its turn has come
    * @returns {Promise<Digest | null>}
    */

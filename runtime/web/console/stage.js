@@ -57,7 +57,7 @@ export class Captions {
   }
 }
 
-/** One small bar a second: as high as its answer took, in the colour of what became of it. */
+/** One small bar a second: as high as its answer took, in the colour of its outcome. */
 export class Lane {
   #bars = h("div", { class: "bars", role: "img", "aria-label": "No second yet" });
   #counts = { listen: 0, speak: 0, late: 0, dropped: 0, failed: 0 };

@@ -18,7 +18,7 @@ export function decodeBase64(text: string): Uint8Array;
  * @returns {Promise<T["mode"] extends "chat" ? ChatSession
  *   : T["mode"] extends "transcription" ? TranscriptionSession : DuplexSession>}
  * @throws {AntiphonError} see the classes of errors
- * @throws {TypeError} `onEvent` without `onEnd`: nobody would hear of a lost connection
+ * @throws {TypeError} `onEvent` without `onEnd`: a lost connection would not be reported
  */
 export function connect<T extends Options>(url: string, options: T): Promise<T["mode"] extends "chat" ? ChatSession : T["mode"] extends "transcription" ? TranscriptionSession : DuplexSession>;
 /**
@@ -46,7 +46,7 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  *   tool_calls?: ToolCall[], tool_call_id?: string}} Message
  * @typedef {{sessionId: string, recording?: string, recordingId: string,
  *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
- *   transcription is not told of `recording`
+ *   transcription does not say `recording`
  * @typedef {{
  *   readyState: number, bufferedAmount: number, binaryType: any,
  *   send(data: string): void, close(code?: number, reason?: string): void,
@@ -71,7 +71,7 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  *   sent; `listen` and `speech` bear the name of the append that they answer
  * @property {number} [retries] further attempts where one fails for a reason that may pass (4)
  * @property {boolean} [resume] false: a session whose connection is lost is over; otherwise it is resumed
- *   where the server can, and only `onConnection` tells of it
+ *   where the server can, and only `onConnection` reports it
  * @property {(event: ConnectionEvent) => void} [onConnection] is told when the connection is lost, and back
  * @property {{recording: string, unit?: number}} [fork] the session begins from the past of a recorded one of the
  *   same mode, before a unit or after its last; without `instructions`, `config` and `voice`, which stay as they are
@@ -85,7 +85,7 @@ export class AntiphonError extends Error {
     /** @param {string} message */
     constructor(message: string);
 }
-/** Nobody answers at the address, or not as a server does; a browser does not say why, the message guesses. */
+/** There is no answer at the address, or not that of a server; a browser does not say why, the message guesses. */
 export class CannotConnectError extends AntiphonError {
 }
 /** What was asked for is not possible now, or never is: a mistake of the calling code. */
@@ -348,7 +348,7 @@ export type Message = {
 };
 /**
  * `recordingId` and `recordingNotice` are empty where there is none; a
- * transcription is not told of `recording`
+ * transcription does not say `recording`
  */
 export type Created = {
     sessionId: string;
@@ -434,7 +434,7 @@ export type Options = {
     retries?: number | undefined;
     /**
      * false: a session whose connection is lost is over; otherwise it is resumed
-     * where the server can, and only `onConnection` tells of it
+     * where the server can, and only `onConnection` reports it
      */
     resume?: boolean | undefined;
     /**
@@ -467,7 +467,7 @@ export type Options = {
     WebSocket?: (new (url: string, protocols?: string[]) => WebSocketLike) | undefined;
 };
 /**
- * A session's WebSockets, one after the other: its messages wait for whoever reads them.
+ * A session's WebSockets, one after the other: its messages wait for their reader.
  *
  * A server that lets a client come back greets each connection (`session.resumable`), and counts in
  * each frame its own (`seq`) and the client's messages (`ack`). What it does not have is kept here; a

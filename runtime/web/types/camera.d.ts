@@ -26,7 +26,7 @@ export class Camera {
     open(): Promise<void>;
     /** @returns {Promise<Uint8Array | null>} what is seen now, as JPEG; null before the first picture */
     capture(): Promise<Uint8Array | null>;
-    /** Let go of it; it can be opened again. */
+    /** Let go of the camera; it can be opened again. */
     close(): void;
     #private;
 }

@@ -52,7 +52,7 @@ export class Microphone {
     open(): Promise<void>;
     /** Take another microphone, from now on if it is open. @param {string} deviceId */
     choose(deviceId: string): Promise<void>;
-    /** Let go of it; it can be opened again. */
+    /** Let go of the microphone; it can be opened again. */
     close(): void;
     #private;
 }

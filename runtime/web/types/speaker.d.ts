@@ -44,7 +44,7 @@ export class Speaker {
     flush({ fadeMs }?: {
         fadeMs?: number;
     }): Promise<Flushed>;
-    /** Let go of it; it can be opened again, and then counts from zero. */
+    /** Let go of the loudspeaker; it can be opened again, and then counts from zero. */
     close(): void;
     #private;
 }
