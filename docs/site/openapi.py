@@ -148,6 +148,7 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /api/recordings/{recording_id}/digest": _json(
         record(said=listed(named("Passage")), measures=OBJECT)
     ),
+    "GET /api/recordings/{recording_id}/redacted": LOG,
     "GET /api/sessions/{recording_id}/recording": LOG,
     "GET /api/sessions/{recording_id}/view": ("text/html", {"200": TEXT, "303": {}}),
     "GET /v1/live/sessions/{recording_id}/content": ("audio/wav", LOG[1]),
@@ -166,6 +167,7 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /api/workers": _json(record(workers=listed(named("Worker")))),
     "POST /api/workers": _json(named("Worker"), "201"),
     "POST /api/workers/{number}/drain": _json(named("Worker"), "202"),
+    "POST /api/drain": _json(record(sessions=WHOLE), "202"),
 }
 """By request: the media type of the body, and a schema for each status; an empty one: no JSON."""
 BODIES: Final[Mapping[str, tuple[str, Schema]]] = {
@@ -178,6 +180,7 @@ QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
     "GET /api/recordings": recordings.PARAMETERS,
     "GET /api/recordings/{recording_id}/live": recordings.LIVE_PARAMETERS,
     "GET /api/recordings/{recording_id}/view": _VIEWED,
+    "GET /api/recordings/{recording_id}/redacted": recordings.REDACTED_PARAMETERS,
     "GET /api/sessions/{recording_id}/view": _VIEWED,
     "PUT /api/voices/{name}": ("replace",),
 }
@@ -185,6 +188,7 @@ LIMITED: Final[Mapping[str, Schema]] = {
     "mode": {"enum": [*MODES]},
     "state": {"enum": [*get_args(State)]},
     "to": {"enum": [*recordings.DIRECTIONS]},
+    "as": {"enum": ["log", "page"]},
     "blobs": {"enum": [0, 1]},
     "replace": {"enum": [0, 1]},
     "limit": {"type": "integer", "minimum": 1, "maximum": recordings.LIMIT_MAX},

@@ -3,7 +3,7 @@
 import { askJson } from "./api.js";
 import { fill, h, when } from "./dom.js";
 
-/** `#talk/RECORDING/UNIT`: it begins with what was said before this unit; without one, with all of it. */
+/** `#talk/RECORDING/UNIT`: it begins with what was said before this unit, or with all that was said. */
 export class Past {
   element = h("p", { class: "notice", role: "status", hidden: true });
   /** Of the recording; null without one. @type {"audio" | "video" | null} */ mode = null;
