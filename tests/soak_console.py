@@ -103,7 +103,7 @@ def count(log: Path) -> dict[str, Any]:
     sent_ms = sent_bytes // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ
     spoken_s = (arrived_ns[-1] - arrived_ns[0]) / NS_PER_S
     wanted = spoken_s * INPUT_RATE_HZ + heard / len(arrived_ns)
-    row, _ = measure_log(log, log.name)
+    row = measure_log(log, log.name)
     return {
         "session_s": round(spoken_s, 1),
         "microphone_samples": heard,

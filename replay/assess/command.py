@@ -20,7 +20,7 @@ from runtime.settings.bounds import DEVICES, DTYPES
 
 from ..eval import text
 from ..eval.condition import Condition, judge
-from ..eval.evaluate import Evaluation, measure_logs, sum_up
+from ..eval.evaluate import Evaluation, Row, measure_logs, sum_up
 from ..eval.options import ConditionType
 from ..eval.paired import Baseline
 from ..eval.reports import Reports
@@ -35,7 +35,7 @@ from .baseline import as_recorded, is_of_logs, of_logs, of_measured
 from .suite import read_suite
 from .suite_judging import Judged, judged_closed, judged_open, junit_of_cases, lines_of_cases
 from .suite_making import write_suite
-from .task import MODES, Measured, Mode, Run, Task
+from .task import MODES, Mode, Run, Task
 
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
@@ -103,7 +103,7 @@ class Asked:
         about: Json = {}
         if self.mode == "closed":
             with progress(sum(map(size_of, found)), "eval") as watch:
-                measured: list[Measured] = [*measure_logs(found, watch)]
+                measured = [*measure_logs(found, watch)]
         else:
             assert self.model is not None
             done = self.run(self.model, found)
@@ -115,8 +115,7 @@ class Asked:
             about = {"mode": self.mode, **about, "baseline": baseline.name}
         return sum_up(measured, self.by, baseline, about)
 
-    def _baseline(self, measured: list[Measured], found: list[Path]) -> Baseline | None:
-        rows = [row for row, _ in measured]
+    def _baseline(self, rows: list[Row], found: list[Path]) -> Baseline | None:
         if self.baseline is None:
             return as_recorded(rows) if self.mode == "open" else None
         if is_of_logs(self.baseline):

@@ -8,30 +8,22 @@ from how fast this machine is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
-from recorder.format.records import Fields
-from recorder.read.reader import read
-from runtime.measures.measure import Scores
 from runtime.model.backends.base import Backend
 from runtime.session.identity import Identity
 
 from ..eval.evaluate import Row, measure_log
 from ..eval.summary import Json
 from ..fork.make import make_fork
-from ..fork.values import Change, ForkRefusedError
-from ..shared.fields import below, typed
+from ..fork.values import Change, Forked, ForkRefusedError
 from ..shared.progress import Watch
 from .recording import Recording, SkippedError
-
-DECISIONS: Final = ("is_listen", "decided_ids", "codec_ids")
 
 
 async def run_open(
     recording: Recording, backend: Backend, model: str, folder: Path, watch: Watch
-) -> tuple[Path, Row, Scores]:
+) -> tuple[Path, Row]:
     """Run a recording with a model; return the new log, in a folder, and its measures.
 
     Args:
@@ -60,7 +52,7 @@ async def run_open(
     )
     change = Change(at=0, model=model)
     try:
-        log, _ = await make_fork(
+        log, forked = await make_fork(
             recording.log,
             change,
             folder,
@@ -70,23 +62,14 @@ async def run_open(
         )
     except ForkRefusedError as error:
         raise SkippedError(str(error)) from error
-    row, scores = measure_log(log, str(recording.log))
-    return log, row.with_body(parted=_parting(recording.log, log)), scores
+    row = measure_log(log, str(recording.log))
+    return log, row.with_body(parted=_parting(forked))
 
 
-def _parting(recorded: Path, made: Path) -> Json:
+def _parting(forked: Forked) -> Json:
     """Say where the model first decided otherwise; after that it was elsewhere."""
-    before, after = dict(_decisions(recorded)), dict(_decisions(made))
+    before, after = forked.recorded, forked.decided
     both = sorted(before.keys() & after.keys())
     otherwise = [index for index in both if before[index] != after[index]]
     first = otherwise[0] if otherwise else None
     return {"units": len(both), "first": first, "elsewhere": max(0, len(otherwise) - 1)}
-
-
-def _decisions(log: Path) -> Iterator[tuple[int, Fields]]:
-    """Yield the index and the decisions of each unit."""
-    for record in read(log):
-        result = below(record.fields, "result") if record.kind == "unit" else {}
-        index = typed(result, "index", int)
-        if index is not None:
-            yield index, {name: result.get(name) for name in DECISIONS}

@@ -26,6 +26,7 @@ from runtime.measures.hearing import UserSpeech
 from runtime.measures.placing import Sound, time_of
 from runtime.measures.turns import Turns
 
+from ..eval.evaluate import Row
 from ..eval.facts import Lost
 from ..eval.gather import gather
 from ..export.moments import Words
@@ -33,9 +34,8 @@ from ..export.timeline import Timeline
 from ..shared.commands import reason
 from ..shared.page import printable
 from .suite import Case, Suite
-from .task import Measured
 
-Run = Callable[[list[Path]], list[Measured]]
+Run = Callable[[list[Path]], list[Row]]
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +65,7 @@ def judged_open(suite: Suite, run: Run) -> list[Judged]:
     """Judge the cases as a model answers them, which `run` runs on logs, keeping what it made."""
     recorded = [case for case in suite.cases if case.recording]
     logs = [suite.path(case.recording) for case in recorded]
-    rows = dict(zip((case.name for case in recorded), (row for row, _ in run(logs)), strict=True))
+    rows = dict(zip((case.name for case in recorded), run(logs), strict=True))
     found = []
     for case in suite.cases:
         row = rows.get(case.name)

@@ -105,6 +105,8 @@ async def make_fork(
         units=session.counts["units"],
         prefix=run.model.prefix,
         ended_early=run.ended_early,
+        recorded=times.decided,
+        decided=run.decided,
     )
     return path, forked
 

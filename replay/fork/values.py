@@ -9,11 +9,13 @@ Messages name an alternative, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 import attrs
+
+from protocol.values.model import UnitResult
 
 Setting = bool | int | float | str
 NO_SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({})
@@ -71,6 +73,15 @@ class Prefix:
     first: str | None = None
 
 
+Decisions = tuple[bool, Sequence[int], Sequence[int]]
+"""Of a unit: whether it listens, the ids decided, and the speech codes."""
+
+
+def decisions_of(result: UnitResult) -> Decisions:
+    """Return the decisions in a unit's result."""
+    return result.is_listen, result.decided_ids, result.codec_ids
+
+
 @attrs.frozen(kw_only=True)
 class Forked:
     """A fork that was made, from its `unit` on.
@@ -80,6 +91,7 @@ class Forked:
         units: units started in it.
         prefix: the units before that one.
         ended_early: the fork was still running at the recording's end, so that its client left.
+        recorded, decided: what the recording's model decided in each unit, and this one's.
     """
 
     recording_id: str
@@ -90,3 +102,5 @@ class Forked:
     units: int
     prefix: Prefix
     ended_early: bool
+    recorded: Mapping[int, Decisions] = attrs.field(repr=False)
+    decided: Mapping[int, Decisions] = attrs.field(repr=False)
