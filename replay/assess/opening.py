@@ -16,7 +16,7 @@ from runtime.session.identity import Identity
 from ..eval.evaluate import Row, measure_log
 from ..eval.summary import Json
 from ..fork.make import make_fork
-from ..fork.values import Change, Forked, ForkRefusedError
+from ..fork.values import Change, Decided, ForkRefusedError
 from ..shared.progress import Watch
 from .recording import Recording, SkippedError
 
@@ -45,6 +45,12 @@ async def run_open(
         watch(done - units)
         units = done
 
+    parted: Json = {}
+
+    def note(recorded: Decided, made: Decided) -> None:
+        nonlocal parted
+        parted = _parting(recorded, made)
+
     identity = Identity(
         recording_id=f"open-{recording.content}",
         created_ms=recording.created_ms,
@@ -52,23 +58,23 @@ async def run_open(
     )
     change = Change(at=0, model=model)
     try:
-        log, forked = await make_fork(
+        log, _ = await make_fork(
             recording.log,
             change,
             folder,
             identity=identity,
             load=lambda _: backend,
             watch=count,
+            note=note,
         )
     except ForkRefusedError as error:
         raise SkippedError(str(error)) from error
     row = measure_log(log, str(recording.log))
-    return log, row.with_body(parted=_parting(forked))
+    return log, row.with_body(parted=parted)
 
 
-def _parting(forked: Forked) -> Json:
+def _parting(before: Decided, after: Decided) -> Json:
     """Say where the model first decided otherwise; after that it was elsewhere."""
-    before, after = forked.recorded, forked.decided
     both = sorted(before.keys() & after.keys())
     otherwise = [index for index in both if before[index] != after[index]]
     first = otherwise[0] if otherwise else None

@@ -75,6 +75,8 @@ class Prefix:
 
 Decisions = tuple[bool, Sequence[int], Sequence[int]]
 """Of a unit: whether it listens, the ids decided, and the speech codes."""
+Decided = Mapping[int, Decisions]
+"""By unit."""
 
 
 def decisions_of(result: UnitResult) -> Decisions:
@@ -91,7 +93,6 @@ class Forked:
         units: units started in it.
         prefix: the units before that one.
         ended_early: the fork was still running at the recording's end, so that its client left.
-        recorded, decided: what the recording's model decided in each unit, and this one's.
     """
 
     recording_id: str
@@ -102,5 +103,3 @@ class Forked:
     units: int
     prefix: Prefix
     ended_early: bool
-    recorded: Mapping[int, Decisions] = attrs.field(repr=False)
-    decided: Mapping[int, Decisions] = attrs.field(repr=False)
