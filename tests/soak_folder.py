@@ -12,7 +12,9 @@ what the whole run gave. There are three runs:
 
 What was found goes to `folder.json`, without a date; `--only` replaces one run there (`tiny forced`
 needs `tiny open`, which is then made, and not measured). It exits with 1 if results differ, or if
-all sessions take over 1.1 times the memory of a quarter. With few sessions that says little.
+all sessions take over 1.2 times the memory of a quarter. Of a session 2 to 5 kB are held
+(tracemalloc); the rest is what 16 sessions need for a moment, and what malloc has not given back:
+of 156 MB after 400 sessions `malloc_trim` returns half. With few sessions it says little.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from tests.helpers import base64, close_frame, on_virtual_time, world
 
 SECONDS: Final = 5
 KILLS: Final = 8
-GROWTH_MAX: Final = 1.1
+GROWTH_MAX: Final = 1.2
 SMALL: Final = """
 import json, os, subprocess, sys
 started = subprocess.Popen(sys.argv[2:])
