@@ -141,7 +141,7 @@ def inspect_command(log: Path, as_json: bool) -> None:
     """  # noqa: D301 - click takes a backspace to keep the lines
     with opened_log(log) as reader:
         told = inspect(reader.head.fields, records_of(log, reader))
-    measures = measure_log(log, str(log))[0].measures if as_json else {}
+    measures = measure_log(log, str(log)).measures if as_json else {}
     body = {"log": str(log), **to_json(told), "measures": measures}
     finish(body, text.inspect_lines(told), as_json=as_json)
 

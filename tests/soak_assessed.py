@@ -3,10 +3,15 @@
     python -m tests.soak_assessed [--sessions N] [--out docs/evidence]
 
 Records N sessions of `tiny` (`tests.assessed`), then runs `tiny` over them, in both modes and with
-1, 4 and 16 jobs, each in a process of its own: CPU time from the loaded model on, memory, and that
-all give the same result. Then each planted change is compared with `tiny`, and a run is killed with
-SIGKILL, again and again, until it is done: it must give what the whole run gave. What was found
-goes to `assessed.json`, without a date; it exits with 1 if anything differs that must not.
+1, 4, 16 and 32 jobs, each in a process of its own: CPU time from the loaded model on, memory, and
+that all give the same result. They run in turns, several rounds; of each the round of median CPU
+time is kept, and `times_one_after_the_other` is the median of each round's ratio to one job. In
+`cpu_s_by_part` is where the time goes: the steps of the model, the rules of units between them, and
+the event loop's thread, which reads, steps, writes and measures sessions.
+
+Then each planted change is compared with `tiny`, and a run is killed with SIGKILL, again and again,
+until it is done: it must give what the whole run gave. What was found goes to `assessed.json`,
+without a date; it exits with 1 if anything differs that must not.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import anyio
@@ -39,9 +46,13 @@ from replay.rerun.environment import Loading
 from replay.shared.progress import unwatched
 from runtime.commands.server_process import RUN
 from runtime.model.backends.base import Backend
+from runtime.model.engine.backend import EngineBackend
+from runtime.model.engine.engine import Engine
 from tests.assessed import PLANTED, SECONDS, record_talks, run_on, tiny
 
-JOBS: Final = (1, 4, 16)
+JOBS: Final = (1, 4, 16, 32)
+ROUNDS: Final = 3
+ROWS_FEW: Final = 2
 RUNS: Final = ("open", "forced")
 KILLS_MAX: Final = 50
 
@@ -50,27 +61,49 @@ def cost_of(mode: Mode, logs: list[Path], jobs: int) -> dict[str, Any]:
     """Run `tiny` over logs in this process, and say what it cost after it was loaded."""
     torch.set_num_threads(1)
     began: list[float] = []
+    parts: dict[str, float] = {}
 
     def load(loading: Loading) -> Backend:
         backend = loading.load()
-        began.extend((time.perf_counter(), time.process_time()))
+        assert isinstance(backend, EngineBackend)
+        told_apart(backend.engine, parts)
+        began.extend((time.perf_counter(), time.process_time(), time.thread_time()))
         return backend
 
     task = Task(mode=mode, model="tiny", jobs=jobs, out=None)
     done = anyio.run(run_model, task, logs, load, unwatched)
     wall_s, cpu_s = time.perf_counter() - began[0], time.process_time() - began[1]
-    rows = json.dumps([row.body for row, _ in done.measured])
+    parts["event loop"] = time.thread_time() - began[2]
+    parts["rules of units, and threads"] = cpu_s - sum(parts.values())
+    rows = json.dumps([row.body for row in done.measured])
     return {
         "jobs": jobs,
         "wall_s": round(wall_s, 2),
         "cpu_s": round(cpu_s, 2),
         "sessions_per_cpu_minute": round(60 * len(logs) / cpu_s),
         "session_seconds_per_cpu_second": round(
-            sum(row.duration_ns for row, _ in done.measured) / NS_PER_S / cpu_s
+            sum(row.duration_ns for row in done.measured) / NS_PER_S / cpu_s
         ),
+        "cpu_s_by_part": {name: round(spent_s, 2) for name, spent_s in sorted(parts.items())},
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "result": digest(rows),
     }
+
+
+def told_apart(engine: Engine, parts: dict[str, float]) -> None:
+    """Add up the CPU time of an engine's steps by their kind."""
+    scheduler = engine._scheduler
+    compute = scheduler._compute
+
+    def measured(works: Sequence[Any]) -> list[Any]:
+        began = time.thread_time()
+        answers = compute(works)
+        rows = getattr(works[0], "rows", ())
+        name = type(works[0]).__name__ + (" of many rows" if len(rows) > ROWS_FEW else "")
+        parts[name] = parts.get(name, 0) + time.thread_time() - began
+        return answers
+
+    scheduler._compute = measured
 
 
 def own_process(*arguments: object) -> dict[str, Any]:
@@ -79,6 +112,23 @@ def own_process(*arguments: object) -> dict[str, Any]:
     made = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
     return found
+
+
+def in_turns(folder: Path) -> tuple[dict[str, list[dict[str, Any]]], bool]:
+    """Run each number of jobs in each mode, in turns; say whether all results were the same."""
+    rounds = [
+        {(mode, jobs): own_process("--one", mode, folder, jobs) for mode in RUNS for jobs in JOBS}
+        for _ in range(ROUNDS)
+    ]
+    found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in RUNS}
+    for mode, jobs in rounds[0]:
+        took = sorted((it[mode, jobs] for it in rounds), key=lambda run: float(run["cpu_s"]))
+        ratios = [it[mode, 1]["cpu_s"] / it[mode, jobs]["cpu_s"] for it in rounds]
+        middle = {"times_one_after_the_other": round(median(ratios), 2), **took[ROUNDS // 2]}
+        del middle["result"]
+        found[mode].append(middle)
+    results = {mode: {it[mode, jobs]["result"] for it in rounds for jobs in JOBS} for mode in RUNS}
+    return found, all(len(it) == 1 for it in results.values())
 
 
 def compared(logs: list[Path]) -> dict[str, Any]:
@@ -135,11 +185,10 @@ def main() -> int:
         few.mkdir()
         for log in logs[: len(logs) // 4]:
             (few / log.name).hardlink_to(log)
-        costs = {mode: [own_process("--one", mode, folder, jobs) for jobs in JOBS] for mode in RUNS}
+        costs, same = in_turns(folder)
         quarter = {mode: own_process("--one", mode, few, JOBS[1]) for mode in RUNS}
         planted = compared(logs)
         kills = {mode: killed(few, mode, Path(place, mode)) for mode in RUNS}
-    same = all(len({it.pop("result") for it in runs}) == 1 for runs in costs.values())
     for it in quarter.values():
         del it["result"]
     good = same and all(it["same"] and not it["exit_code"] for it in kills.values())

@@ -243,7 +243,7 @@ def measure(folder: Path, seconds: float) -> dict[str, Any]:
         found = converse(tab, server, seconds)
         log = Store(folder / "kept").path(found.pop("recording"))
         sound = read_sound(log)
-        row, _ = measure_log(log, log.name)
+        row = measure_log(log, log.name)
         microphone, speaker = (tap_of(tab, kind) for kind in ("microphone", "speaker"))
         return {
             **found,

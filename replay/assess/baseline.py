@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from recorder.format.format import SUFFIX
-from runtime.measures.measure import Scores
 
 from ..eval.evaluate import Row, measure_logs
 from ..eval.naming import names_of
@@ -35,9 +34,9 @@ def as_recorded(rows: Iterable[Row]) -> Baseline:
         return of_measured(RECORDED, measure_logs(logs, watch))
 
 
-def of_measured(name: str, measured: Iterable[tuple[Row, Scores]]) -> Baseline:
+def of_measured(name: str, measured: Iterable[Row]) -> Baseline:
     """Take what was measured on the same logs."""
-    owns = {row.log: row.own for row, _ in measured if row.result == "measured"}
+    owns = {row.log: row.values for row in measured if row.result == "measured"}
     return Baseline(name=name, owns=owns)
 
 
@@ -51,7 +50,7 @@ def of_logs(name: str, rows: Sequence[Row], given: Sequence[Path]) -> Baseline:
     if not logs:
         raise UnusableError(f"{name}: no *{SUFFIX} in it")
     with progress(sum(map(size_of, logs)), "baseline") as watch:
-        others = [row for row, _ in measure_logs(logs, watch) if row.result == "measured"]
+        others = [row for row in measure_logs(logs, watch) if row.result == "measured"]
     paths = names_of([Path(name)], logs)
     by_path = {paths[row.log].path: row for row in others}
     by_id = _by_id(others)
@@ -63,7 +62,7 @@ def of_logs(name: str, rows: Sequence[Row], given: Sequence[Path]) -> Baseline:
         if partner is None and own_ids.get(key) is row:
             partner = by_id.get(key)
         if partner is not None:
-            owns[row.log] = partner.own
+            owns[row.log] = partner.values
     return Baseline(name=name, owns=owns)
 
 

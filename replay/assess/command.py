@@ -20,7 +20,7 @@ from runtime.settings.bounds import DEVICES, DTYPES
 
 from ..eval import text
 from ..eval.condition import Condition, judge
-from ..eval.evaluate import Evaluation, measure_logs, sum_up
+from ..eval.evaluate import Evaluation, Row, measure_logs, sum_up
 from ..eval.options import ConditionType
 from ..eval.paired import Baseline
 from ..eval.reports import Reports
@@ -35,7 +35,7 @@ from .baseline import as_recorded, is_of_logs, of_logs, of_measured
 from .full_duplex_bench import suite_in, write_bench
 from .suite_judging import Judged, judged_closed, judged_open, junit_of_cases, lines_of_cases
 from .suite_making import write_suite
-from .task import MODES, Measured, Mode, Run, Task
+from .task import MODES, Mode, Run, Task
 
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
@@ -122,7 +122,7 @@ class Asked:
             about = {"mode": self.mode, **about, "baseline": baseline.name}
         return sum_up(measured, self.by, baseline, about)
 
-    def _as_recorded(self, found: list[Path]) -> list[Measured]:
+    def _as_recorded(self, found: list[Path]) -> list[Row]:
         with progress(sum(map(size_of, found)), "eval") as watch:
             if self.transcriber is None:
                 return [*measure_logs(found, watch)]
@@ -131,8 +131,7 @@ class Asked:
             loading = Loading(self.transcriber, device=self.device, dtype=self.dtype)
             return run(measure_with, loading, found, Loading.load, watch)
 
-    def _baseline(self, measured: list[Measured], found: list[Path]) -> Baseline | None:
-        rows = [row for row, _ in measured]
+    def _baseline(self, rows: list[Row], found: list[Path]) -> Baseline | None:
         if self.baseline is None:
             return as_recorded(rows) if self.mode == "open" else None
         if is_of_logs(self.baseline):

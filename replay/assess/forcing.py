@@ -15,7 +15,6 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import Unit, UnitResult
 from recorder.format.errors import LogDamaged
 from recorder.read.reader import LogReader
-from runtime.measures.measure import Scores
 from runtime.model.backends.base import Backend
 from runtime.model.backends.forcing import ForcedResult
 
@@ -24,7 +23,6 @@ from ..eval.forced import ForcedSession
 from ..eval.summary import DIGITS, Json
 from ..rerun.full import RELEASE_WAIT_S
 from ..rerun.full_units import UnitReplay
-from ..rerun.held import held_units
 from ..rerun.logic import Replayer
 from ..shared.progress import Watch
 from .recording import Recording, SkippedError
@@ -42,7 +40,7 @@ class _Judging(UnitReplay):
         self.session.take(unit, recorded, forced)
 
 
-async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> tuple[Row, Scores]:
+async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Row:
     """Force a recording on a model, and measure its own decisions.
 
     Args:
@@ -56,8 +54,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> tu
         ModelUnavailableError: the model cannot be forced.
         BackendError: the model failed.
     """
-    held = held_units(recording.head)
-    judging = _Judging(backend, teacher_forced=True, held_units=held)
+    judging = _Judging(backend, teacher_forced=True, held_units=recording.held_units)
     replayer = Replayer()
     try:
         with LogReader(recording.log) as reader:
@@ -81,11 +78,10 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> tu
         raise SkippedError(f"it does not replay, from record {seq} on (see `antiphon replay`)")
     if not judging.made:
         raise SkippedError("no unit of the recording was finished")
-    scores = judging.session.scores()
     body: Json = {
         "recording_id": recording.recording_id,
         "mode": recording.mode,
         "duration_s": round(report.span_ns / NS_PER_S, DIGITS),
     }
-    row = row_of(str(recording.log), scores, body)
-    return attrs.evolve(row, duration_ns=report.span_ns), scores
+    row = row_of(str(recording.log), judging.session.scores(), body)
+    return attrs.evolve(row, duration_ns=report.span_ns)

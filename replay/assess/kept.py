@@ -12,25 +12,23 @@ for these. A file is there only when it is whole. One that cannot be read is mad
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import attrs
 
 from protocol.values.digest import digest
 from recorder.write.files import PART_PREFIX, new_file
-from runtime.measures.measure import KINDS, Kind, Ratio, Scores, Times, Total, Value
 from runtime.model.backends.base import BackendInfo
 
 from ..eval.evaluate import Row, row_of
+from ..eval.packing import raw_of, scores_of
 from ..eval.table import MEASURES
 
 NAME_CHARS: Final = 16
-_MADE: Final[Mapping[Kind, type[Value]]] = {kind: cls for cls, kind in KINDS.items()}
 
 
 class Kept:
@@ -66,12 +64,11 @@ class Kept:
         if self._temporary is not None:
             self._temporary.cleanup()
 
-    def load(self, content: str, log: str) -> tuple[Row, Scores] | None:
+    def load(self, content: str, log: str) -> Row | None:
         """Return the result of a log, by the hash of its bytes; None if it has to be made."""
         try:
             body = json.loads(self._path(content).read_bytes())
-            scores = {name: _value(name, raw) for name, raw in body["scores"].items()}
-            row = row_of(log, scores, body["body"])
+            row = row_of(log, scores_of(body["scores"]), body["body"])
             row = attrs.evolve(
                 row,
                 duration_ns=int(body["duration_ns"]),
@@ -80,13 +77,12 @@ class Kept:
         except (OSError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError):
             return None
         self.found += 1
-        return row, scores
+        return row
 
-    def save(self, content: str, row: Row, scores: Scores) -> None:
+    def save(self, content: str, row: Row) -> None:
         """Keep a result; `OSError` if the disk refuses."""
-        raw = {name: attrs.astuple(scores[name]) for name in MEASURES if name in scores}
-        body = {name: value for name, value in row.body.items() if name != "measures"}
-        told = {"log": row.log, "duration_ns": row.duration_ns, "body": body, "scores": raw}
+        raw = raw_of(row.scores)
+        told = {"log": row.log, "duration_ns": row.duration_ns, "body": row.about, "scores": raw}
         _write(self._path(content), told)
 
     def remove_log(self, content: str) -> None:
@@ -103,14 +99,3 @@ class Kept:
 def _write(path: Path, body: object) -> None:
     with new_file(path, replaces=True) as part:
         part.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
-
-
-def _value(name: str, raw: list[Any]) -> Value:
-    match _MADE[MEASURES[name].kind], raw:
-        case cls, [list(values)] if cls is Times:
-            return Times(tuple((int(at_ns), int(amount)) for at_ns, amount in values))
-        case cls, [int(amount)] if cls is Total:
-            return Total(amount)
-        case cls, [int(part), int(whole)] if cls is Ratio and whole > 0:
-            return Ratio(part, whole)
-    raise ValueError(f"{name}: {raw!r}")

@@ -8,30 +8,22 @@ from how fast this machine is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
-from recorder.format.records import Fields
-from recorder.read.reader import read
-from runtime.measures.measure import Scores
 from runtime.model.backends.base import Backend
 from runtime.session.identity import Identity
 
 from ..eval.evaluate import Row, measure_log
 from ..eval.summary import Json
 from ..fork.make import make_fork
-from ..fork.values import Change, ForkRefusedError
-from ..shared.fields import below, typed
+from ..fork.values import Change, Decided, ForkRefusedError
 from ..shared.progress import Watch
 from .recording import Recording, SkippedError
-
-DECISIONS: Final = ("is_listen", "decided_ids", "codec_ids")
 
 
 async def run_open(
     recording: Recording, backend: Backend, model: str, folder: Path, watch: Watch
-) -> tuple[Path, Row, Scores]:
+) -> tuple[Path, Row]:
     """Run a recording with a model; return the new log, in a folder, and its measures.
 
     Args:
@@ -53,6 +45,12 @@ async def run_open(
         watch(done - units)
         units = done
 
+    parted: Json = {}
+
+    def note(recorded: Decided, made: Decided) -> None:
+        nonlocal parted
+        parted = _parting(recorded, made)
+
     identity = Identity(
         recording_id=f"open-{recording.content}",
         created_ms=recording.created_ms,
@@ -67,26 +65,17 @@ async def run_open(
             identity=identity,
             load=lambda _: backend,
             watch=count,
+            note=note,
         )
     except ForkRefusedError as error:
         raise SkippedError(str(error)) from error
-    row, scores = measure_log(log, str(recording.log))
-    return log, row.with_body(parted=_parting(recording.log, log)), scores
+    row = measure_log(log, str(recording.log))
+    return log, row.with_body(parted=parted)
 
 
-def _parting(recorded: Path, made: Path) -> Json:
+def _parting(before: Decided, after: Decided) -> Json:
     """Say where the model first decided otherwise; after that it was elsewhere."""
-    before, after = dict(_decisions(recorded)), dict(_decisions(made))
     both = sorted(before.keys() & after.keys())
     otherwise = [index for index in both if before[index] != after[index]]
     first = otherwise[0] if otherwise else None
     return {"units": len(both), "first": first, "elsewhere": max(0, len(otherwise) - 1)}
-
-
-def _decisions(log: Path) -> Iterator[tuple[int, Fields]]:
-    """Yield the index and the decisions of each unit."""
-    for record in read(log):
-        result = below(record.fields, "result") if record.kind == "unit" else {}
-        index = typed(result, "index", int)
-        if index is not None:
-            yield index, {name: result.get(name) for name in DECISIONS}

@@ -35,7 +35,7 @@ from runtime.model.backends.base import (
     TranscriptSession,
 )
 
-from ..eval.evaluate import measure_log
+from ..eval.evaluate import Row, measure_log
 from ..eval.table import OWN_VOICE
 from ..export.moments import Moment, Words
 from ..export.timeline import Timeline
@@ -43,7 +43,6 @@ from ..rerun.environment import Loading
 from ..shared.commands import UnusableError
 from ..shared.progress import Watch
 from ..shared.redacted import removed_in
-from .task import Measured
 
 UTTERANCE_S_MAX: Final = 30
 """Longer speech is several utterances: it would outgrow the transcriber's context."""
@@ -154,7 +153,7 @@ async def own_voice(log: Path, backend: Transcribes) -> Scores:
 
 async def measure_with(
     loading: Loading, logs: Sequence[Path], load: Callable[[Loading], Backend], watch: Watch
-) -> list[Measured]:
+) -> list[Row]:
     """Measure logs as they are, with the word error of the model's voice.
 
     `UnusableError`: there is no such transcriber, or it was lost.
@@ -175,7 +174,7 @@ async def measure_with(
             await backend.aclose()
 
 
-async def _measured(log: Path, backend: Transcribes, watch: Watch) -> Measured:
+async def _measured(log: Path, backend: Transcribes, watch: Watch) -> Row:
     found: Scores = {}
     trouble = ""
     try:
@@ -186,7 +185,7 @@ async def _measured(log: Path, backend: Transcribes, watch: Watch) -> Measured:
         trouble = f"failed: the transcriber: {error}"
     except (OSError, RecorderError):
         pass  # measuring says so
-    row, scores = measure_log(log, str(log), watch, found)
+    row = measure_log(log, str(log), watch, found)
     if trouble and not row.error:
         row = attrs.evolve(row, result="failed", error=trouble)
-    return row, scores
+    return row

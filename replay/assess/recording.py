@@ -12,10 +12,11 @@ import attrs
 
 from protocol.values.digest import DIGEST_BYTES
 from protocol.values.modes import OF_MODE
-from recorder.format.records import Fields, Record
+from recorder.format.records import Record
 from recorder.read.reader import LogReader
 
 from ..eval.gather import lost_in
+from ..rerun.held import held_units
 from ..shared.fields import typed
 
 
@@ -25,22 +26,20 @@ class SkippedError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Recording:
-    """A log, by the hash of its bytes, with the fields of its head."""
+    """A log, by the hash of its bytes.
+
+    Attributes:
+        recording_id: its name; empty if the head has none.
+        created_ms: when it was made, in Unix milliseconds.
+        held_units: units that were held to another recording.
+    """
 
     log: Path
     content: str
-    head: Fields
     mode: str
-
-    @property
-    def recording_id(self) -> str:
-        """Its name; empty if the head has none."""
-        return typed(self.head, "recording_id", str) or ""
-
-    @property
-    def created_ms(self) -> int:
-        """When it was made, in Unix milliseconds."""
-        return typed(self.head, "wall_ms", int) or 0
+    recording_id: str
+    created_ms: int
+    held_units: int
 
 
 def content_of(log: Path) -> str:
@@ -65,4 +64,11 @@ def look_at(log: Path) -> Recording:
         served = {name: known for name, known in OF_MODE.items() if name == mode}
         if mode is not None and not any(known.work == "unit" for known in served.values()):
             raise SkippedError(f"mode {mode}: only duplex sessions are run again")
-    return Recording(log=log, content=content_of(log), head=head, mode=mode or "")
+    return Recording(
+        log=log,
+        content=content_of(log),
+        mode=mode or "",
+        recording_id=typed(head, "recording_id", str) or "",
+        created_ms=typed(head, "wall_ms", int) or 0,
+        held_units=held_units(head),
+    )

@@ -27,7 +27,7 @@ from .kept import Kept
 from .opening import run_open
 from .recording import Recording, SkippedError, look_at
 from .slots import OnSlot
-from .task import Measured, Run, Task
+from .task import Run, Task
 
 _TROUBLE: Final[tuple[tuple[type[Exception], Result], ...]] = (
     (SkippedError, "skipped"),
@@ -71,10 +71,10 @@ async def run_model(
 class _Running:
     def __init__(self, task: Task, backend: Backend, kept: Kept, watch: Watch) -> None:
         self._task, self._backend, self._kept, self._watch = task, backend, kept, watch
-        self._results: dict[str, Measured] = {}
+        self._results: dict[str, Row] = {}
         self._error: BackendGone | OSError | None = None
 
-    async def all(self, logs: Sequence[Path]) -> list[Measured]:
+    async def all(self, logs: Sequence[Path]) -> list[Row]:
         """Run what is not done yet; equal logs are run once."""
         looked = {log: self._look(log) for log in logs}
         waiting = iter(
@@ -86,12 +86,9 @@ class _Running:
         if self._error is not None:
             raise self._error
         return [
-            (it, {}) if isinstance(it, Row) else self._named(log, it) for log, it in looked.items()
+            it if isinstance(it, Row) else attrs.evolve(self._results[it.content], log=str(log))
+            for log, it in looked.items()
         ]
-
-    def _named(self, log: Path, recording: Recording) -> Measured:
-        row, scores = self._results[recording.content]
-        return attrs.evolve(row, log=str(log)), scores
 
     def _look(self, log: Path) -> Recording | Row:
         try:
@@ -106,31 +103,31 @@ class _Running:
             found = self._kept.load(recording.content, str(recording.log))
             self._results[recording.content] = found or await self._one(recording, backend)
 
-    async def _one(self, recording: Recording, backend: Backend) -> Measured:
+    async def _one(self, recording: Recording, backend: Backend) -> Row:
         try:
-            row, scores = await self._run(recording, backend)
+            row = await self._run(recording, backend)
         except Exception as error:
             lost = error.__cause__ if isinstance(error, CannotForkError) else error
             if isinstance(lost, BackendGone):
                 self._error = lost
-            return _trouble(recording.log, error), {}
+            return _trouble(recording.log, error)
         try:
-            self._kept.save(recording.content, row, scores)
+            self._kept.save(recording.content, row)
         except OSError as error:
             self._error = error
-        return row, scores
+        return row
 
-    async def _run(self, recording: Recording, backend: Backend) -> Measured:
+    async def _run(self, recording: Recording, backend: Backend) -> Row:
         if self._task.mode == "forced":
             return await run_forced(recording, backend, self._watch)
         self._kept.remove_log(recording.content)
-        log, row, scores = await run_open(
+        log, row = await run_open(
             recording, backend, self._task.model, self._kept.folder, self._watch
         )
         if self._kept.is_lasting:
-            return row.with_body(made=str(log)), scores
+            return row.with_body(made=str(log))
         log.unlink()
-        return row, scores
+        return row
 
 
 def _trouble(log: Path, error: Exception) -> Row:

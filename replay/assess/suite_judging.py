@@ -29,6 +29,7 @@ from runtime.measures.placing import Sound, time_of
 from runtime.measures.turns import Turns
 
 from ..eval.benchmark import takes_turn
+from ..eval.evaluate import Row
 from ..eval.facts import Lost
 from ..eval.gather import gather
 from ..export.moments import Words
@@ -36,12 +37,11 @@ from ..export.timeline import Timeline
 from ..shared.commands import reason
 from ..shared.page import printable
 from .suite import Case, Suite
-from .task import Measured
 
 TRANSCRIPT_BYTES_MAX: Final = 1 << 20
 """Words of hours."""
 
-Run = Callable[[list[Path]], list[Measured]]
+Run = Callable[[list[Path]], list[Row]]
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +85,7 @@ def judged_open(suite: Suite, run: Run) -> list[Judged]:
     """Judge the cases as a model answers them, which `run` runs on logs, keeping what it made."""
     recorded = [case for case in suite.cases if case.recording and not case.skipped]
     logs = [suite.path(case.recording) for case in recorded]
-    rows = dict(zip((case.name for case in recorded), (row for row, _ in run(logs)), strict=True))
+    rows = dict(zip((case.name for case in recorded), run(logs), strict=True))
     found = []
     for case in suite.cases:
         row = rows.get(case.name)

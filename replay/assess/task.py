@@ -7,14 +7,12 @@ from typing import Final, Literal
 
 import attrs
 
-from runtime.measures.measure import Scores
 from runtime.model.backends.base import BackendInfo
 
 from ..eval.evaluate import Row
 
 Mode = Literal["closed", "open", "forced"]
 MODES: Final[tuple[Mode, ...]] = ("closed", "open", "forced")
-Measured = tuple[Row, Scores]
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +40,7 @@ class Run:
         folder: where they are kept; None if they are not.
     """
 
-    measured: list[Measured]
+    measured: list[Row]
     info: BackendInfo
     found: int
     folder: Path | None

@@ -25,14 +25,14 @@ from ..shared.fields import below, typed
 from ..shared.progress import Watch, size_of, unwatched, watched
 from .facts import Facts, Lost
 from .gather import gather
-from .paired import Baseline, Comparison, compare, paired_json
+from .packing import Values, opened, pack
+from .paired import Baseline, Comparison, Own, compare, paired_json
 from .score import score
 from .summary import (
     DIGITS,
     Json,
     Statistics,
     Summary,
-    scores_json,
     statistics_json,
 )
 from .table import MEASURES
@@ -50,8 +50,7 @@ class Row:
         error: why it is not measured, or has gaps; empty otherwise.
         duration_ns: of the session.
         lost: what redactions took out.
-        own: its own values of each measure, as if it were the only recording.
-        body: its measures and what they are of, as plain values.
+        packed: what was measured, by `row_of`; empty if nothing was.
     """
 
     log: str
@@ -59,8 +58,27 @@ class Row:
     error: str = ""
     duration_ns: int = 0
     lost: frozenset[Lost] = frozenset()
-    own: dict[str, Statistics] = attrs.field(factory=dict)
-    body: Json = attrs.field(factory=dict)
+    packed: bytes = attrs.field(default=b"", repr=False)
+
+    @property
+    def scores(self) -> Scores:
+        """What was measured."""
+        return opened(self.packed).scores
+
+    @property
+    def own(self) -> Mapping[str, Statistics]:
+        """Its own values of each measure, as if it were the only recording."""
+        return opened(self.packed).own
+
+    @property
+    def values(self) -> Own:
+        """Its own value of each measure, in few bytes."""
+        return Values({name: it.value for name, it in self.own.items()})
+
+    @property
+    def body(self) -> Json:
+        """Its measures and what they are of, as plain values."""
+        return opened(self.packed).body
 
     @property
     def measures(self) -> Mapping[str, Json]:
@@ -71,8 +89,13 @@ class Row:
 
     def with_body(self, **more: object) -> Row:
         """Return the row with more that is known of the recording; the measures come last."""
-        body = {name: value for name, value in self.body.items() if name != "measures"}
-        return attrs.evolve(self, body={**body, **more, "measures": self.measures})
+        packed = pack(self.log, self.scores, {**self.about, **more})
+        return attrs.evolve(self, packed=packed)
+
+    @property
+    def about(self) -> Json:
+        """What its measures are of."""
+        return {name: value for name, value in self.body.items() if name != "measures"}
 
     def worst_at_s(self, measure: str) -> float | None:
         """Return where the worst moment of a measure is; None if it has no single moments."""
@@ -112,12 +135,12 @@ class Evaluation:
         return sum(row.duration_ns for row in self.rows if row.result == "measured")
 
     def to_json(self) -> Json:
-        """Write everything as plain values."""
+        """Write everything as plain values; the recordings as an iterator."""
         compared = self.comparison
         return {
             **self.about,
             "by": self.by,
-            "recordings": [self._row_json(row) for row in self.rows],
+            "recordings": map(self._row_json, self.rows),
             "summary": statistics_json(self.summary),
             **({} if compared is None else {"comparison": paired_json(compared.paired)}),
         }
@@ -126,7 +149,7 @@ class Evaluation:
         body = {"log": row.log, "result": row.result}
         body |= {"error": row.error} if row.error else {}
         own = {} if self.comparison is None else self.comparison.own.get(row.log, {})
-        return body | row.body | ({"differences": own} if own else {})
+        return body | row.body | ({"differences": dict(own)} if own else {})
 
 
 def evaluate(logs: Iterable[Path], watch: Watch, by: str | None = None) -> Evaluation:
@@ -134,33 +157,33 @@ def evaluate(logs: Iterable[Path], watch: Watch, by: str | None = None) -> Evalu
     return sum_up(measure_logs(logs, watch), by)
 
 
-def measure_logs(logs: Iterable[Path], watch: Watch) -> Iterator[tuple[Row, Scores]]:
+def measure_logs(logs: Iterable[Path], watch: Watch) -> Iterator[Row]:
     """Measure logs one after the other."""
     for log in logs:
-        row, scores = measure_log(log, str(log), watch)
+        row = measure_log(log, str(log), watch)
         if row.result == "unreadable":
             watch(size_of(log))
-        yield row, scores
+        yield row
 
 
 def sum_up(
-    measured: Iterable[tuple[Row, Scores]],
+    measured: Iterable[Row],
     by: str | None = None,
     baseline: Baseline | None = None,
     about: Json | None = None,
 ) -> Evaluation:
     """Sum up recordings, and compare them with a baseline if there is one."""
     summary, rows = Summary(), list[Row]()
-    for row, scores in measured:
+    for row in measured:
         if row.result == "measured":
-            summary.add(row.log, scores)
+            summary.add(row.log, row.scores)
         rows.append(row)
     statistics = summary.statistics()
     judging = (name for name in statistics if MEASURES[name].better)
     by = by or next(judging, None)
     compared = None
     if baseline is not None:
-        owns = {row.log: row.own for row in rows if row.result == "measured"}
+        owns = {row.log: row.values for row in rows if row.result == "measured"}
         compared = compare(baseline, owns)
     return Evaluation(
         rows=tuple(_worst_first(rows, by, compared)),
@@ -173,7 +196,7 @@ def sum_up(
 
 def measure_log(
     log: Path | OpenSource, name: str, watch: Watch = unwatched, also: Scores = NOTHING
-) -> tuple[Row, Scores]:
+) -> Row:
     """Measure one log, a path or a source, which is closed; `name` is for people.
 
     `also` is what was measured in it elsewhere.
@@ -182,29 +205,24 @@ def measure_log(
         with LogReader(log) as reader:
             head = reader.head.fields
             facts = gather(head, watched(reader, watch))
-        scores = {**score(facts), **also}
-        row = row_of(name, scores, _body(head, facts))
+        row = row_of(name, {**score(facts), **also}, _body(head, facts))
     except (OSError, RecorderError) as error:
-        return Row(log=name, result="unreadable", error=reason(error)), {}
+        return Row(log=name, result="unreadable", error=reason(error))
     except OverflowError:  # a forged log: numbers of a server fit
-        return Row(log=name, result="unreadable", error="a number in it is too large"), {}
+        return Row(log=name, result="unreadable", error="a number in it is too large")
     damage = facts.damage_count
-    row = attrs.evolve(
+    return attrs.evolve(
         row,
         result="damaged" if damage else "measured",
         error=f"damaged, {damage} times: not in the summary" if damage else "",
         duration_ns=facts.duration_ns,
         lost=facts.lost,
     )
-    return row, scores
 
 
 def row_of(name: str, scores: Scores, body: Json) -> Row:
     """Make the row of a recording that was measured; `body` has more about it."""
-    summary = Summary()
-    summary.add(name, scores)
-    body = body | {"measures": scores_json(scores)}
-    return Row(log=name, result="measured", own=summary.statistics(), body=body)
+    return Row(log=name, result="measured", packed=pack(name, scores, body))
 
 
 def _body(head: Fields, facts: Facts) -> Json:

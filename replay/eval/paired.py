@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from runtime.measures.measure import Measure
 
-from .summary import DIGITS, Json, Statistics
+from .packing import Values
+from .summary import DIGITS, Json
 from .table import MEASURES
 
 DRAWS: Final = 10_000
@@ -36,8 +37,8 @@ PAIRED: Final = ("difference", "low", "high", "p", "baseline")
 P_DIGITS: Final = 4
 
 Numbers = NDArray[np.float64]
-Own = Mapping[str, Statistics]
-"""What one session has of each measure."""
+Own = Mapping[str, float]
+"""What one session has of each measure, in its unit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -78,21 +79,22 @@ class Comparison:
     name: str
     sessions: int
     paired: dict[str, Paired]
-    own: Mapping[str, dict[str, float]]
+    own: Mapping[str, Own]
 
 
 def compare(baseline: Baseline, owns: Mapping[str, Own]) -> Comparison:
     """Compare the own values of sessions, by log, with those of a baseline."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     unpaired: dict[str, int] = {}
-    own: dict[str, dict[str, float]] = {}
+    own: dict[str, Own] = {}
     for log in [log for log in owns if log in baseline.owns]:
         here, before = owns[log], baseline.owns[log]
-        own[log] = {}
+        apart = dict[str, float]()
         for name in [name for name in MEASURES if name in here and name in before]:
-            pair = (here[name].value, before[name].value)
+            pair = (here[name], before[name])
             pairs.setdefault(name, []).append(pair)
-            own[log][name] = round(pair[0] - pair[1], DIGITS) + 0.0
+            apart[name] = round(pair[0] - pair[1], DIGITS) + 0.0
+        own[log] = Values(apart)
         for name in here.keys() ^ before.keys():
             unpaired[name] = unpaired.get(name, 0) + 1
     paired = {

@@ -105,6 +105,13 @@ class Summary:
     def __init__(self) -> None:
         self._tallies: dict[str, _Tally] = {}
 
+    @classmethod
+    def of(cls, log: str, scores: Scores) -> dict[str, Statistics]:
+        """Return the statistics of one recording."""
+        summary = cls()
+        summary.add(log, scores)
+        return summary.statistics()
+
     def add(self, log: str, scores: Scores) -> None:
         """Add a recording."""
         for name, value in scores.items():

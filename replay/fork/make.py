@@ -35,7 +35,7 @@ from ..rerun.held import FORK, IS_HELD, held_units
 from ..shared.fields import below
 from .run import ForkRun, Watch
 from .timeline import RecordedTimes
-from .values import CannotForkError, Change, Forked
+from .values import CannotForkError, Change, Decided, Forked
 
 MISMATCHES_SHOWN: Final = 4
 """Of an environment: they must fit on one line."""
@@ -53,6 +53,7 @@ async def make_fork(
     load: Load,
     anyway: bool = False,
     watch: Watch = lambda _done, _units: None,
+    note: Callable[[Decided, Decided], None] = lambda _recorded, _made: None,
 ) -> tuple[Path, Forked]:
     """Fork a recording into a folder, made if need be; return the fork's log, and a summary.
 
@@ -62,6 +63,7 @@ async def make_fork(
         anyway: fork although the environment differs, or the model does not reach the state of the
             recording.
         watch: called with the number of finished units, and of all units.
+        note: called with what the recording's model decided, and what this one did.
 
     Raises:
         ForkRefusedError: the request is not possible for this recording.
@@ -96,6 +98,7 @@ async def make_fork(
             raise logs[0].failure
         if not run.is_reached:
             raise CannotForkError(f"the session ended before unit {change.at} began")
+    note(times.decided, run.decided)
     forked = Forked(
         recording_id=connected.recording_id,
         parent=times.connected.recording_id,

@@ -35,7 +35,7 @@ from ..story.questions import Call, answered, asked
 from .calls import ForkedModel, ForkQuestion
 from .client import Client
 from .timeline import LAST_SEQ, Answer, RecordedTimes, numbered
-from .values import CannotForkError, Change
+from .values import CannotForkError, Change, Decisions, decisions_of
 
 Place = tuple[int, int]
 """The time of an event: nanoseconds, then the recording's order for equal times."""
@@ -90,7 +90,8 @@ class ForkRun:
 
     `watch` is called with the number of finished units, and of all; `anyway` as in `ForkedModel`.
     `is_reached`: the unit of the fork was started, as required; `ended_early`: the fork was still
-    running at the recording's end, so that its client left.
+    running at the recording's end, so that its client left; `decided`: of each unit, what its model
+    decided.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class ForkRun:
         self.model: Final = ForkedModel(backend, change.at, anyway=anyway)
         self.is_reached = False
         self.ended_early = False
+        self.decided: dict[int, Decisions] = {}
         self._times: Final = times
         self._change: Final = change
         self._journal: Final = journal
@@ -183,6 +185,8 @@ class ForkRun:
             self._closing = None
         if unit is not None:
             self._watch(unit + 1, self._times.units)
+        if isinstance(event, ev.UnitDone):
+            self.decided[event.result.index] = decisions_of(event.result)
         return event
 
     # -- effects --------------------------------------------------------------

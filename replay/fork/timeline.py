@@ -29,7 +29,7 @@ from recorder.read.scan import Damage
 from ..rerun.logic import Replayer
 from ..rerun.words import Step
 from ..story.questions import Call, answered, asked
-from .values import CannotForkError, ForkRefusedError
+from .values import CannotForkError, Decisions, ForkRefusedError, decisions_of
 
 LAST_SEQ: Final = 1 << 63
 """For events that the recording does not have: they follow recorded events of equal time."""
@@ -61,7 +61,8 @@ class RecordedTimes:
     """The times of a recording; it is replayed, which proves that it is sound.
 
     `items` are its records in order, and its damage; `at` is the unit of the fork, which began by
-    the event `begin_seq`, and in the client's sound at `begin_sample`; `end_ns`: its last record.
+    the event `begin_seq`, and in the client's sound at `begin_sample`; `end_ns`: its last record;
+    `decided`: of each unit, what its model decided.
 
     Raises:
         LogDamaged: it is damaged.
@@ -77,6 +78,7 @@ class RecordedTimes:
         self._asked_ns: dict[Call, int] = {}
         self._timers: dict[int, int] = {}
         self._fired: dict[tuple[int, int], tuple[int, int]] = {}
+        self.decided: dict[int, Decisions] = {}
         replayer = Replayer()
         for item in items:
             step = replayer.feed(item)
@@ -150,6 +152,7 @@ class RecordedTimes:
                 self.connected = event
             case ev.UnitDone(result=result):
                 facts = {"cut": result.cut, "costs": result.costs}
+                self.decided[result.index] = decisions_of(result)
             case ev.FinalizeDone(finalized=made):
                 facts = {"cost_us": made.cost_us}
             case ev.BackendOpenFailed(context_full=False) | ev.UnitFailed(context_full=False):

@@ -9,11 +9,13 @@ Messages name an alternative, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 import attrs
+
+from protocol.values.model import UnitResult
 
 Setting = bool | int | float | str
 NO_SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({})
@@ -69,6 +71,17 @@ class Prefix:
     held: int = 0
     otherwise: int = 0
     first: str | None = None
+
+
+Decisions = tuple[bool, Sequence[int], Sequence[int]]
+"""Of a unit: whether it listens, the ids decided, and the speech codes."""
+Decided = Mapping[int, Decisions]
+"""By unit."""
+
+
+def decisions_of(result: UnitResult) -> Decisions:
+    """Return the decisions in a unit's result."""
+    return result.is_listen, result.decided_ids, result.codec_ids
 
 
 @attrs.frozen(kw_only=True)

@@ -127,4 +127,4 @@ def _row(info: LogInfo, watch: Watch) -> Row:
         source = info.open()
     except OSError as error:
         return Row(log=info.place, result="unreadable", error=reason(error))
-    return measure_log(source, info.place, watch)[0]
+    return measure_log(source, info.place, watch)

@@ -35,7 +35,10 @@ FIRST_NUMERICS: Final = "1"
 
 @attrs.frozen
 class Loading:
-    """A model and how it computes: the arguments of `load_backend`."""
+    """A model and how it computes: the arguments of `load_backend`.
+
+    With several `slots` these may wait for each other; so no session may wait for another one's.
+    """
 
     name: str
     device: str | None = None
@@ -51,6 +54,7 @@ class Loading:
             device=self.device,
             dtype=self.dtype,
             deterministic=self.deterministic,
+            is_live=self.slots == 1,
         )
 
 

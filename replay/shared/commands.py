@@ -93,7 +93,33 @@ def unwritable(error: Exception, output: Path) -> UnusableError:
 
 def print_json(body: object) -> None:
     """Print a value for scripts; in ASCII, because a log can hold lone surrogates."""
-    click.echo(json.dumps(body, indent=2))
+    for piece in _pieces(body):
+        click.echo(piece, nl=False)
+    click.echo()
+
+
+def _pieces(body: object) -> Iterator[str]:
+    """Write a value; of an object, an iterator is written as an array, one item at a time."""
+    if not isinstance(body, dict) or not body:
+        yield json.dumps(body, indent=2)
+        return
+    before = "{"
+    for name, value in body.items():
+        yield f"{before}\n  {json.dumps(name)}: "
+        if isinstance(value, Iterator):
+            yield from _items(value)
+        else:
+            yield json.dumps(value, indent=2).replace("\n", "\n  ")
+        before = ","
+    yield "\n}"
+
+
+def _items(items: Iterator[object]) -> Iterator[str]:
+    before = "["
+    for item in items:
+        yield f"{before}\n    " + json.dumps(item, indent=2).replace("\n", "\n    ")
+        before = ","
+    yield "[]" if before == "[" else "\n  ]"
 
 
 def print_all(console: Console, lines: Iterable[RenderableType]) -> None:

@@ -104,6 +104,7 @@ def load_backend(
     device: str | None = None,
     dtype: str | None = None,
     deterministic: bool = False,
+    is_live: bool = True,
 ) -> Backend:
     """Load a model.
 
@@ -117,6 +118,7 @@ def load_backend(
         dtype: one of their `DTYPES`; None takes fp32 on a CPU and bf16 on a GPU.
         deterministic: a session's bytes must not depend on the other sessions; the backend's `info`
             says whether they do (`require_deterministic`).
+        is_live: False: an engine may hold sessions back, so that they are computed together.
 
     Raises:
         ModelUnknownError: there is no model of that name.
@@ -152,7 +154,7 @@ def load_backend(
     model = load_checkpoint(
         name, slots, slots_max=SLOTS_MAX, device=device, dtype=dtype, exact=deterministic
     )
-    return EngineBackend(model)
+    return EngineBackend(model, is_live=is_live)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def test_a_model_differs_from_itself_by_nothing(folder: Path, flags: tuple[str, 
 def test_a_session_played_again_is_the_recording(logs: list[Path], tmp_path: Path) -> None:
     """The measures would be of a session that could not have been."""
     done = run_on(logs, "open", EngineBackend(tiny()), out=tmp_path)
-    for log, (row, _) in zip(logs, done.measured, strict=True):
+    for log, row in zip(logs, done.measured, strict=True):
         made = Path(row.body["made"])
         assert verify(made).exit_code == 0
         with LogReader(made) as reader, LogReader(log) as recorded:
@@ -90,7 +90,7 @@ def test_where_a_model_parts_from_the_recording(logs: list[Path], tmp_path: Path
     """What follows from one decision would count as many."""
     other = Planted(EngineBackend(tiny()), "free", opens=configured(force_listen_count=0))
     done = run_on(logs, "open", other, out=tmp_path)
-    for log, (row, _) in zip(logs, done.measured, strict=True):
+    for log, row in zip(logs, done.measured, strict=True):
         before, after = _ids(log), _ids(Path(row.body["made"]))
         apart = [at for at in range(10) if before[at] != after[at]]
         assert row.body["parted"] == {"units": 10, "first": apart[0], "elsewhere": len(apart) - 1}
@@ -119,7 +119,7 @@ def _record_wild(model: Any, script: ClientScript, folder: Path, number: int) ->
 def test_interruptions_and_failures_change_nothing(wild: list[Path], mode: Mode) -> None:
     """A recording with a barge-in would differ from itself."""
     done = run_on(wild, mode, EngineBackend(tiny()))
-    baseline = as_recorded([row for row, _ in done.measured])
+    baseline = as_recorded(done.measured)
     if mode == "open":
         found = sum_up(done.measured, None, baseline).comparison
         assert found is not None
@@ -185,7 +185,7 @@ class Mortal(Planted):
 
 
 def plain(done: Any) -> list[Any]:
-    return [attrs.asdict(row, filter=lambda it, _: it.name != "own") for row, _ in done.measured]
+    return [(row.log, row.result, row.error, row.duration_ns, row.body) for row in done.measured]
 
 
 @pytest.mark.parametrize("mode", ["open", "forced"])
@@ -294,7 +294,7 @@ class Failing(Planted):
 def test_a_model_that_fails_is_named(logs: list[Path]) -> None:
     """One session on which a new model breaks would hide all others."""
     done = run_on(logs, "forced", Failing(EngineBackend(tiny()), "fails"), jobs=1)
-    results = [(row.result, row.error) for row, _ in done.measured]
+    results = [(row.result, row.error) for row in done.measured]
     assert results == [
         ("measured", ""),
         ("failed", "failed: a bug"),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from recorder.format.format import SUFFIX
 from replay.eval.condition import parse
 from replay.eval.document import RECORDINGS_MAX, page_of
-from replay.eval.evaluate import Evaluation, Row, evaluate
+from replay.eval.evaluate import Evaluation, Row, evaluate, row_of
 from replay.eval.junit import junit_of
 from replay.eval.naming import Name, names_of
 from replay.eval.table import MEASURES
@@ -304,7 +304,7 @@ ANY: Final = st.text(st.characters(), min_size=1, max_size=30)
 def test_any_text_is_escaped(paths: list[str], error: str, told: str) -> None:
     """One character that is not escaped, and the file cannot be read."""
     rows = [Row(log=path, result="unreadable", error=error) for path in paths]
-    rows.append(Row(log="last", result="measured", body={"mode": error, "dialect": told}))
+    rows.append(row_of("last", {}, {"mode": error, "dialect": told}))
     done = Evaluation(rows=tuple(rows), summary={}, by=None)
     names = {
         row.log: Name(

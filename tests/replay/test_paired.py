@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from replay.eval import paired
 from replay.eval.condition import ConditionError, judge, parse
 from replay.eval.paired import ALL_SIGNS_MAX, Baseline, Comparison, Paired, chance, compare
-from replay.eval.summary import Statistics, Summary
+from replay.eval.summary import Summary
 from replay.eval.table import MEASURES
 from runtime.measures.measure import Ratio, Times, Total
 
 numbers = st.floats(-5, 5).map(lambda value: round(value, 3))
 
 
-def own(**values: float) -> dict[str, Statistics]:
+def own(**values: float) -> dict[str, float]:
     """Make a session that has some measures: seconds, counts or hundredths."""
     made: dict[str, Any] = {}
     for name, value in values.items():
@@ -32,9 +32,7 @@ def own(**values: float) -> dict[str, Statistics]:
                 made[name] = Total(round(value))
             case "ratio":
                 made[name] = Ratio(round(value * 100), 100)
-    summary = Summary()
-    summary.add("a log", made)
-    return summary.statistics()
+    return {name: it.value for name, it in Summary.of("a log", made).items()}
 
 
 def compared(here: list[float], before: list[float], name: str = "response_delay") -> Comparison:

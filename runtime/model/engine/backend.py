@@ -43,6 +43,7 @@ from ..backends.forcing import Forced, ForcedResult
 from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
 from .calls import EngineCalls
 from .engine import Engine
+from .gathering import Gathering
 from .pace import Pace
 from .scheduler import BACKGROUND
 from .stepped import (
@@ -62,12 +63,18 @@ CHUNK_S: Final = UNIT_SAMPLES / INPUT_RATE_HZ
 
 
 class EngineBackend:
-    """A model behind the `Backend` protocol; `batch_max` 1 runs one request at a time."""
+    """A model behind the `Backend` protocol; `batch_max` 1 runs one request at a time.
 
-    def __init__(self, model: SteppedModel, *, batch_max: int = BATCH_MAX) -> None:
+    Unless `is_live`, the calls of open sessions wait for each other (`gathering`).
+    """
+
+    def __init__(
+        self, model: SteppedModel, *, batch_max: int = BATCH_MAX, is_live: bool = True
+    ) -> None:
         self._model = model
         self.engine = Engine(model.compute, batch_max=batch_max)
-        self._calls = EngineCalls(self.engine, model.info)
+        gathering = None if is_live else Gathering(self.engine.expect)
+        self._calls = EngineCalls(self.engine, model.info, gathering)
 
     @property
     def info(self) -> BackendInfo:
@@ -82,7 +89,12 @@ class EngineBackend:
         """Open a session; if cancelled meanwhile, it is still opened and returned to the caller."""
         self._check(slot)
         session = EngineSession(self._model.session(opening, slot=slot), self._calls)
-        await self._calls.call("open", session.stepped.open)
+        self._calls.opened()
+        try:
+            await self._calls.call("open", session.stepped.open)
+        except BaseException:
+            self._calls.released()
+            raise
         return session
 
     async def chat(self, turn: Turn, *, slot: int) -> EngineTurn:
@@ -141,6 +153,13 @@ class EngineSession(_OnEngine[SteppedSession]):
     def opened(self) -> Opened:
         """The result of opening."""
         return self.stepped.opened
+
+    async def release(self) -> None:
+        """As `_OnEngine.release`; other sessions wait for this one no more."""
+        try:
+            await super().release()
+        finally:
+            self._calls.released()
 
     async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Prefill and generate one unit."""

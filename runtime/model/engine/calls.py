@@ -18,6 +18,7 @@ from anyio import from_thread, to_thread
 
 from ..backends.base import BackendError, BackendInfo
 from .engine import Engine
+from .gathering import Gathering
 from .scheduler import BACKGROUND
 
 Result = TypeVar("Result")
@@ -40,10 +41,22 @@ def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:
 class EngineCalls:
     """The calls of all sessions of one engine; `info` is the model's."""
 
-    def __init__(self, engine: Engine, info: BackendInfo) -> None:
+    def __init__(
+        self, engine: Engine, info: BackendInfo, gathering: Gathering | None = None
+    ) -> None:
         self.info = info
-        self._engine = engine
+        self._engine, self._gathering = engine, gathering
         self._threads = anyio.CapacityLimiter(THREADS_A_SLOT * info.slots)
+
+    def opened(self) -> None:
+        """Note that a session is about to be opened."""
+        if self._gathering is not None:
+            self._gathering.opened()
+
+    def released(self) -> None:
+        """Note that a session is released, or was not opened."""
+        if self._gathering is not None:
+            self._gathering.released()
 
     async def call(
         self,
@@ -56,6 +69,9 @@ class EngineCalls:
 
         `BackendError` is the model's own, or in place of an unexpected exception of `name`.
         """
+        if self._gathering is not None:
+            await self._gathering.turn(name)
+            due_ns = BACKGROUND
         return await self.work(name, lambda: self._engine.submit(steps(), due_ns=due_ns).result())
 
     async def at_once(self, name: str, call: Callable[[], Result]) -> Result:

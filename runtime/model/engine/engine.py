@@ -28,6 +28,8 @@ _log = logging.getLogger("antiphon.model")
 
 IDLE_S: Final = 1.0
 """Idle time after which the thread ends: more than the pause between two units."""
+EXPECT_S: Final = 1.0
+"""An expected task that does not come in this time is waited for no more."""
 EXIT_WAIT_S: Final = 2.0
 """Computing at process exit takes at most a second, unless it hangs."""
 
@@ -47,12 +49,18 @@ class Engine:
         self._inbox: Inbox = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_running = self._is_stopped = False
+        self._expected = 0
         self._tally = self._scheduler.tally
 
     @property
     def statistics(self) -> Tally:
         """A copy of the counts so far."""
         return attrs.evolve(self._tally)
+
+    def expect(self, count: int) -> None:
+        """Compute nothing before so many tasks have come, from several threads at once."""
+        with self._lock:
+            self._expected += count
 
     def submit(self, steps: Generator[Any, Any, Result], *, due_ns: float) -> Future[Result]:
         """Run a generator in the engine's thread, due in `due_ns` or `BACKGROUND`.
@@ -117,6 +125,7 @@ class Engine:
 
     def _serve(self, task: Task) -> None:
         spent_ns = time.thread_time_ns()
+        self._came()
         self._scheduler.add(task)
         self._take_all()
         while not self._scheduler.is_idle:
@@ -132,12 +141,18 @@ class Engine:
         while (task := self._next()) is not None:
             self._scheduler.add(task)
 
+    def _came(self) -> None:
+        with self._lock:
+            self._expected = max(0, self._expected - 1)
+
     def _next(self) -> Task | None:
         """Return the next submission; None if there is none, or the process ends."""
         try:
-            _, task = self._inbox.get_nowait()
+            _, task = self._inbox.get(self._expected > 0, EXPECT_S)
         except queue.Empty:
+            self._expected = 0
             return None
+        self._came()
         self._is_stopped = self._is_stopped or task is None
         return task
 

@@ -160,6 +160,7 @@ class PieceVocoder:
         self._frame, self._overlap, self._search = frame, overlap, search
         self.silent_code = silent_code
         self._pieces: Pcm = pieces.astype(np.float32) / np.float32(32768.0)
+        self._energies: dict[int, NDArray[np.float64]] = {}
         ramp = (np.arange(overlap, dtype=np.float32) + 0.5) / np.float32(overlap)
         self._ramp: Pcm = ramp.astype(np.float32)
 
@@ -190,11 +191,15 @@ class PieceVocoder:
         """Join the pieces of each sounding."""
         return [self._join(item) for item in soundings]
 
-    def _lag(self, piece: Pcm, tail: Pcm) -> int:
+    def _lag(self, code: int, tail: Pcm) -> int:
         overlap, search = self._overlap, self._search
-        spots = np.lib.stride_tricks.sliding_window_view(piece[: search + overlap], overlap)
+        piece = self._pieces[code, : search + overlap]
+        spots = np.lib.stride_tricks.sliding_window_view(piece, overlap)
         wide, end = spots.astype(np.float64), tail.astype(np.float64)  # (search + 1, overlap)
-        energy = (wide**2).sum(axis=1) * (end**2).sum()
+        energies = self._energies.get(code)
+        if energies is None:
+            energies = self._energies[code] = (wide**2).sum(axis=1)
+        energy = energies * (end**2).sum()
         likeness = (wide @ end) / np.sqrt(energy + 1e-9)
         likeness[search // 2] += NOMINAL_BONUS
         return int(likeness.argmax())
@@ -207,7 +212,7 @@ class PieceVocoder:
         for index, code in enumerate(codes):
             piece = self._pieces[code]
             if isinstance(tail, np.ndarray):
-                lag = self._lag(piece, tail)
+                lag = self._lag(code, tail)
             else:
                 tail, lag = np.zeros(overlap, np.float32), self._search // 2
             body = piece[lag : lag + frame].copy()
