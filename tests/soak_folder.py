@@ -176,7 +176,6 @@ def main() -> int:
         "what": "eval --mode open and forced over a folder, whole and killed",
         "good": good,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "sessions": asked.sessions,
         "seconds_each": SECONDS,
         "runs": {run: runs[run] for run in RUNS if run in runs},
     }
