@@ -245,6 +245,7 @@ class SessionStory:
                 self.moves[-1] = attrs.evolve(self.moves[-1], to_ns=at_ns)
             case ev.Forked() if self.opened is not None:
                 self.opened = attrs.evolve(self.opened, resume_hash=event.resume_hash)
+                self.wire.fork()
                 self._begin_fork()
             case ev.Rebuilt() if self._is_forking or self.absences.rebuilt(event):
                 self._is_forking = False

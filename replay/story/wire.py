@@ -59,6 +59,10 @@ class Wire:
             )
         )
 
+    def fork(self) -> None:
+        """Note that another client goes on, which chooses its dialect again."""
+        self.dialect = first_dialect(self.mode, self.endpoint)
+
     def kind(self, frame: Frame) -> str:
         """Name the kind of a client's frame: a value of `requests.Request`, or `INVALID`."""
         body = self._body(frame)

@@ -156,9 +156,9 @@ def test_a_transcriber_that_fails_is_named(tmp_path: Path) -> None:
     found: list[tuple[str, str]] = []
 
     async def body() -> None:
-        ((row, scores),) = await measure_with(Loading("x"), [log], lambda _: backend, unwatched)
+        (row,) = await measure_with(Loading("x"), [log], lambda _: backend, unwatched)
         found.append((row.result, row.error))
-        assert "own_voice_word_error" not in scores
+        assert "own_voice_word_error" not in row.scores
 
     on_virtual_time(body)
     assert found[0][0] == "failed"
