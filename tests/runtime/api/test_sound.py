@@ -48,11 +48,12 @@ def ask(live: LiveServer, name: str, key: str = "anna", method: str = "GET") -> 
     return request(live.address, path, method=method, key=KEYS.get(key, ""), headers={})
 
 
-def hear(websocket: Any, kind: str) -> None:
+def hear(websocket: Any, kind: str) -> dict[str, Any]:
     """Wait for an event of a type."""
     event: dict[str, Any] = {"type": ""}
     while kind not in (event["type"], event.get("kind")):
         event = json.loads(websocket.recv(timeout=WAIT_S))
+    return event
 
 
 def talk(live: LiveServer, *, units: int = 2, key: str = "anna") -> Iterator[str]:
@@ -61,18 +62,16 @@ def talk(live: LiveServer, *, units: int = 2, key: str = "anna") -> Iterator[str
     with connect(f"{live.url}?mode=audio", additional_headers=headers, compression=None) as it:
         hear(it, "session.queue_done")
         it.send(init_frame())
-        hear(it, "session.created")
-        told = request(live.address, "/api/sessions", key=KEYS[key], headers={}).said
-        (session,) = told["sessions"]
+        recording_id = hear(it, "session.created")["recording_id"]
         for _ in range(units):
             it.send(append_frame())
             hear(it, "listen")
-        yield session["recording_id"]
+        yield recording_id
         it.send(close_frame())
         hear(it, "session.closed")
-    path = f"/api/recordings/{session['recording_id']}/live"
+    path = f"/api/recordings/{recording_id}/live"
     request(live.address, path, key=KEYS["root"], headers={})  # It ends when the log has its end.
-    yield session["recording_id"]
+    yield recording_id
 
 
 def seconds(body: bytes) -> float:
