@@ -34,12 +34,14 @@ class Judged:
 
     Attributes:
         leaning: its first decision; None if it was not free.
+        logits_differ: any bit of its first logits is not as recorded; None if those are not known.
         is_near_tie: rounding could have made that decision the recorded one.
         tokens, codes: decisions of this kind; `..._otherwise` of these differ.
         is_spoken: it has recorded sound; `is_otherwise`: and this model gives other sound.
     """
 
     leaning: Leaning | None
+    logits_differ: bool | None
     is_near_tie: bool
     tokens: int
     tokens_otherwise: int
@@ -56,6 +58,7 @@ class Judged:
         is_free = forced.leaning is not None
         return cls(
             leaning=forced.leaning,
+            logits_differ=_differ(recorded.logits_hash, forced.result.logits_hash),
             is_near_tie=first is not None and is_near_tie(first) is True,
             tokens=len(recorded.decided_ids) if is_free else 0,
             tokens_otherwise=stages.count("llm"),
@@ -110,6 +113,9 @@ class ForcedSession:
             "barge_in_stops": _share(it.is_silent for it in over),
             "barge_in_listen_probability": _mean([it.listen for it in over], NANO),
             "barge_in_end_probability": _mean([it.turn_end for it in over], NANO),
+            "logits_otherwise": _share(
+                it.logits_differ for it in units if it.logits_differ is not None
+            ),
             "tokens_otherwise": _ratio(
                 sum(it.tokens_otherwise for it in units), sum(it.tokens for it in units)
             ),
@@ -136,6 +142,10 @@ def _parted(leanings: Sequence[Leaning]) -> dict[str, Value | None]:
         )
         for name, where in shares.items()
     }
+
+
+def _differ(recorded: str, made: str) -> bool | None:
+    return recorded != made if recorded and made else None
 
 
 def _is_heard(index: int, spoken: Iterable[Span]) -> bool:

@@ -107,6 +107,15 @@ FORCED: Final = (
         definition=f"{_OVER}the mean probability of `turn_eos` as first token.",
     ),
     _share(
+        name="logits_otherwise",
+        better="",
+        definition=(
+            "Share of the units whose first logits differ in any bit from the recorded ones: the "
+            "weights, the prompt, the precision or the machine is another. Rules of sampling do "
+            "not count."
+        ),
+    ),
+    _share(
         name="tokens_otherwise",
         better="lower",
         definition="Share of the tokens for which this model decides otherwise, text included.",

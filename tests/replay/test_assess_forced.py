@@ -45,6 +45,7 @@ class Drawn:
     tokens: tuple[bool, ...] = ()
     codes: tuple[bool, ...] = ()
     sound: bool | None = None
+    logits: bool | None = None
     is_taken: bool = True
 
     @property
@@ -60,6 +61,7 @@ class Drawn:
             decided_ids=ids,
             codec_ids=codes,
             input_hash="",
+            logits_hash="" if self.logits is None else "as recorded",
         )
 
     @property
@@ -77,6 +79,8 @@ class Drawn:
         made = recorded if self.is_taken else attrs.evolve(recorded, decided_ids=(99,))
         if self.sound:
             made = attrs.evolve(made, pcm=b"\x00\x00\x80\x3f")
+        if self.logits:
+            made = attrs.evolve(made, logits_hash="others")
         lean = Leaning(
             is_open=self.is_open,
             was_silent=self.was,
@@ -134,6 +138,7 @@ drawn = st.builds(
     tokens=st.lists(st.booleans(), max_size=3).map(tuple),
     codes=st.lists(st.booleans(), max_size=3).map(tuple),
     sound=st.none() | st.booleans(),
+    logits=st.none() | st.booleans(),
     is_taken=st.sampled_from([True] * 9 + [False]),
 )
 
@@ -160,6 +165,7 @@ def test_each_measure_is_what_its_definition_says(units: list[Drawn]) -> None:
         "barge_in_stops": share([it.now for it in over]),
         "barge_in_listen_probability": _percent([it.listen for it in over]),
         "barge_in_end_probability": _percent([it.ends for it in over]),
+        "logits_otherwise": share([it.logits for it in kept if it.logits is not None]),
         "tokens_otherwise": _parts(
             sum(sum(it.tokens) for it in kept) + len(flips),
             sum(1 + len(it.tokens) for it in free),
