@@ -340,7 +340,7 @@ def test_a_model_is_loaded_as_it_was_recorded(
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(environment, "load_backend", lambda *args, **how: asked.append((args, how)))
     Loading("tiny", device="cuda", dtype="fp16", deterministic=True).load()
-    how = {"device": "cuda", "dtype": "fp16", "deterministic": True}
+    how = {"device": "cuda", "dtype": "fp16", "deterministic": True, "is_live": True}
     assert asked == [(("tiny", 1), how)]
 
 
