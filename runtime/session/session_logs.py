@@ -94,7 +94,10 @@ class SessionLogs:
         return await rebuilding.in_thread(look)
 
     async def forget(self, session: Session, *, is_fork: bool) -> None:
-        """Remove the log of a refused session, unless its client had sent content before."""
+        """Remove the log of a refused session, unless its client had sent content before.
+
+        And of a fork that was never set up: it is only a copy.
+        """
         counts = session.counts
         has_content = not is_fork and (counts["appends"] or counts.get("turns"))
         if self.recorder is None or has_content or self._settings.record_refused:

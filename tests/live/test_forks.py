@@ -385,6 +385,22 @@ def test_a_client_that_leaves_before_its_fork_is_refused_is_no_error(tmp_path: P
         assert place.refused(name, "?at=9")[0] == "invalid_payload"
 
 
+def test_a_client_that_leaves_before_its_fork_is_set_up_leaves_no_log(tmp_path: Path) -> None:
+    """Each connection would cost the disk as much as an hour of sound."""
+    with serving(tmp_path, "--slots", "1") as place:
+        with place.parent() as (parent, name):
+            say(parent, sounds()[:2])
+            with place.connect(f"live/sessions/{name}/fork") as waits:
+                assert json.loads(waits.recv(timeout=WAIT_S))["code"] == "session_queued"
+            leave(parent)
+        with place.connect(f"live/sessions/{name}/fork?at=1"):
+            pass
+        until_s = time.monotonic() + WAIT_S
+        while list(tmp_path.glob("*.zst")) != [place.log_of(name)]:
+            assert time.monotonic() < until_s, "the log of a fork that never was is left"
+            time.sleep(0.02)
+
+
 def test_only_its_format_and_what_is_delegated_may_change(tmp_path: Path) -> None:
     """A client would take other instructions for being in force."""
     with serving(tmp_path) as place, place.parent() as (parent, name):
