@@ -362,7 +362,8 @@ def test_what_cannot_be_forked_is_refused_by_its_reason(tmp_path: Path) -> None:
             assert "one of realtime" in place.refused(recording)[1]
         with place.connect(f"realtime?mode=audio&fork={name}") as other:
             assert "one of live" in refusal(other)[1]
-        for query in ("mode=chat&fork=x", "mode=audio&fork=", "mode=audio&fork=x&at=y"):
+        openai = ("model=scripted&fork=x", "intent=transcription&fork=x")
+        for query in ("mode=chat&fork=x", "mode=audio&fork=", "mode=audio&fork=x&at=y", *openai):
             assert place.status_of(f"realtime?{query}")[0] == 400
         assert place.status_of("realtime?mode=audio&fork=rec-0")[0] == 404
         assert len(list(tmp_path.glob("*.zst"))) == 3, "a fork that was refused left a log"
