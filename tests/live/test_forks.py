@@ -440,6 +440,9 @@ def test_a_fork_waits_for_its_turn_like_any_session(tmp_path: Path) -> None:
         host, port = place.server.address
         with urllib.request.urlopen(f"http://{host}:{port}/metrics") as metrics:
             assert b'antiphon_sessions_forked_total{mode="audio"} 1.0' in metrics.read()
+        assert "warning" not in place.server.errors.read_text(), (
+            "a session that moved lost its worker"
+        )
 
 
 def test_an_attached_client_hears_only_the_fork(tmp_path: Path) -> None:
