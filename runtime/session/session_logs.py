@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import attrs
 
@@ -80,6 +81,12 @@ class SessionLogs:
         except OSError as error:
             text = f"the fork cannot be recorded: {error.strerror}"
             raise ForkRefused(ErrorCode.SERVICE_UNAVAILABLE, text) from error
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # a thread is waited for even then
+        except BaseException:
+            with suppress(OSError):
+                file.remove()
+            raise
         return attrs.evolve(taken, owner=arrival.owner)
 
     async def left(self) -> list[TakenUp]:
