@@ -130,6 +130,11 @@ class Session:
         return self._core.end_reason
 
     @property
+    def is_forking(self) -> bool:
+        """Whether it is a fork that was not set up: all of it is its parent's past."""
+        return self._core.is_forking
+
+    @property
     def is_resumable(self) -> bool:
         """Whether its client may come back to it on another connection."""
         return self._core.is_resumable

@@ -31,6 +31,8 @@ INDEX_VERSION: Final = 4
 """Version of the table and of the summaries; an index of another version is discarded."""
 _SAME: Final = "recording_id = ? AND inode = ? AND file_bytes = ? AND modified_ns = ?"
 _SUMMARIES: Final = "SELECT recording_id, inode, file_bytes, modified_ns, summary FROM logs"
+_DROP: Final = "DELETE FROM logs WHERE recording_id = ?"
+_DROP_WORDS: Final = "UPDATE logs SET digest = NULL WHERE recording_id = ? AND digest IS NOT NULL"
 BUSY_WAIT_S: Final = 1.0
 """Far longer than another process writes its changes; after it, continue without the index."""
 _TABLE: Final = """
@@ -65,8 +67,13 @@ class Index:
         self._path = directory / name
 
     def load(self, logs: Mapping[str, LogInfo]) -> dict[str, Entry]:
-        """Return the entries still valid for `logs`, keyed by id; empty without an index."""
-        return self._use(lambda database: _known(database, logs)) or {}
+        """Return the entries still valid for `logs`, keyed by id; empty without an index.
+
+        What is kept of other logs goes: they were removed by other means. Those of an object store
+        lose only their digests, as it may be away.
+        """
+        drop = _DROP if self._path.name == INDEX_NAME else _DROP_WORDS
+        return self._use(lambda database: _known(database, logs, drop)) or {}
 
     def save(self, changed: Sequence[Entry], gone: Sequence[str]) -> None:
         """Store new entries and drop those of ids in `gone`; failures are ignored."""
@@ -78,9 +85,10 @@ class Index:
         """Return the digest of a log, if this version of its maker made it of the file as it is."""
         query = f"SELECT digest FROM logs WHERE {_SAME}"
         rows = self._use(lambda database: database.execute(query, _key(info)).fetchall())
-        digest = rows[0][0] if rows else None
-        head = f"{made_by}\n".encode()
-        return digest[len(head) :] if digest is not None and digest.startswith(head) else None
+        digest, head = rows[0][0] if rows else None, f"{made_by}\n".encode()
+        if not isinstance(digest, bytes) or not digest.startswith(head):
+            return None
+        return digest[len(head) :]
 
     def keep_digest(self, info: LogInfo, made_by: str, digest: bytes) -> None:
         """Keep the digest of a listed log; failures are ignored."""
@@ -111,10 +119,15 @@ def _version(database: sqlite3.Connection) -> int:
     return int(version)
 
 
-def _known(database: sqlite3.Connection, logs: Mapping[str, LogInfo]) -> dict[str, Entry]:
+def _known(
+    database: sqlite3.Connection, logs: Mapping[str, LogInfo], drop: str
+) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     if _version(database) == INDEX_VERSION:
-        for recording_id, *key, told in database.execute(_SUMMARIES):
+        rows = database.execute(_SUMMARIES).fetchall()
+        with suppress(sqlite3.OperationalError):  # it is busy or read-only
+            database.executemany(drop, [row[:1] for row in rows if row[0] not in logs])
+        for recording_id, *key, told in rows:
             info = logs.get(recording_id)
             if info is not None and key == [info.inode, info.file_bytes, info.modified_ns]:
                 summary = Summary(**orjson.loads(told))
@@ -127,7 +140,7 @@ def _write(database: sqlite3.Connection, changed: Sequence[Entry], gone: Sequenc
         database.execute(_TABLE)
         database.execute(_DIGESTS)
         database.execute(f"PRAGMA user_version = {INDEX_VERSION}")
-    database.executemany("DELETE FROM logs WHERE recording_id = ?", ((it,) for it in gone))
+    database.executemany(_DROP, ((it,) for it in gone))
     database.executemany("REPLACE INTO logs VALUES (?, ?, ?, ?, ?, NULL)", map(_row, changed))
 
 

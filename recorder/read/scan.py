@@ -254,7 +254,7 @@ class Scanner:
 
     def _at_end(self) -> bool:
         """Whether only the end follows, or the start of a header or seek table."""
-        rest = self._source.size() - self.offset
+        rest = max(0, self._source.size() - self.offset)  # it may be cut by others meanwhile
         start = self._source.read(self.offset, min(rest, len(MARK)))
         if rest < HEADER_BYTES and MARK.startswith(start):
             return True

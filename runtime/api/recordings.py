@@ -287,11 +287,12 @@ class Recordings:
         return await views.answer(request, info, "page", make_of=partial(make_beside, info, beside))
 
     def _talk_on(self, request: Request, info: LogInfo) -> Response:
-        """Lead to the console, where a conversation begins from the past of this one."""
+        """Lead to the console, where a conversation begins from a unit of this one, or its end."""
         if not self._console:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server shows no console")
-        unit = read_number(request, "unit", 0, low=0, high=NUMBER_MAX)
-        to = f"{self._console}#talk/{info.recording_id}/{unit}"
+        unit = read_number(request, "unit", -1, low=0, high=NUMBER_MAX)
+        before = "" if unit < 0 else f"/{unit}"
+        to = f"{self._console}#talk/{info.recording_id}{before}"
         return RedirectResponse(to, HTTPStatus.SEE_OTHER)
 
     async def _send_digest(self, request: Request) -> Response:

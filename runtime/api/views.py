@@ -217,7 +217,7 @@ class _View:
         except OSError:
             text = f"the server has no room for its {self._name} now"
             raise HTTPException(HTTPStatus.INSUFFICIENT_STORAGE, text) from None
-        self.etag = f'"{self._hash.hexdigest()}"'
+        self.etag = f'"{self._hash.hexdigest()[:32]}"'
         return bool(piece)
 
     def begin_with(self, head: bytes) -> None:

@@ -162,10 +162,12 @@ def _address(
         model = query.get("model", ("",))
         label = model[0][:MODEL_CHARS_MAX] if len(model) == 1 else ""
         if "mode" not in query and list(query.get("intent", ())) == ["transcription"]:
+            _refuse_fork(query)
             mode = _served("transcription", modes)
             return Route(mode=mode, dialect=OPENAI_TRANSCRIPTION, endpoint="openai", label=label)
         names_model = "model" in query and default != "transcription"
         if "mode" not in query and (names_model or OPENAI_SUBPROTOCOL in subprotocols):
+            _refuse_fork(query)
             audio = _served("audio", modes)
             return Route(mode=audio, dialect=OPENAI, endpoint="openai", label=label)
         mode = _mode_of(query.get("mode", (default,)), modes)
@@ -213,6 +215,12 @@ def _fork(query: Mapping[str, Sequence[str]], mode: Mode) -> tuple[str, int | No
     if OF_MODE[mode].work != "unit":
         raise NotServedError(400, "invalid_query", "only sessions of video and audio have forks")
     return asked[0], _unit(query)
+
+
+def _refuse_fork(query: Mapping[str, Sequence[str]]) -> None:
+    if "fork" in query:
+        text = "a fork has the mode of its recording: add mode=; OpenAI's Realtime API has none"
+        raise NotServedError(400, "invalid_query", text)
 
 
 def _unit(query: Mapping[str, Sequence[str]]) -> int | None:

@@ -97,7 +97,7 @@ async def run(
             for work in (gateway.watch_keys, gateway.keep_recordings, gateway.store_recordings):
                 tasks.start_soon(work)
             end = End(settings, tasks, on_stopping, gateway.attached_left)
-            gateway.drain = end.drain
+            gateway.drain = partial(end.drain, level=logging.WARNING)  # by whom is to be known
             tasks.start_soon(watch_signals, lambda: gateway.server, end)
             placement = placement_of(settings, load, tasks)
             try:

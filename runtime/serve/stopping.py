@@ -74,10 +74,13 @@ class End:
         self._on_stopping = on_stopping
         self.has_begun = False
 
-    def drain(self, server: Server, asked_by: str) -> None:
-        """Start the shutdown as the first signal does, and log who asked for it."""
+    def drain(self, server: Server, asked_by: str, level: int = logging.INFO) -> None:
+        """Start the shutdown as the first signal does, and log who asked for it.
+
+        `level`: of that, where no session is warned.
+        """
         drain_s = self.settings.drain_s
-        told = logging.WARNING if server.sessions and drain_s else logging.INFO
+        told = logging.WARNING if server.sessions and drain_s else level
         _logger.log(told, "%s: %d sessions have %d s to finish", asked_by, server.sessions, drain_s)
         self.begin(server)
 

@@ -179,9 +179,11 @@ class Server:
         await self._host(driver, visit, connection)
         if driver.session is None:
             return None
-        if driver.session.end_reason == "refused":
+        reason = driver.session.end_reason
+        has_left = driver.session.is_forking and reason not in {None, "backend_error"}
+        if reason == "refused" or has_left:
             await self._logs.forget(driver.session, is_fork=arrival.parent is not None)
-        return driver.session.end_reason
+        return reason
 
     async def _host(
         self,

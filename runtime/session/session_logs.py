@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import attrs
 
@@ -80,6 +81,12 @@ class SessionLogs:
         except OSError as error:
             text = f"the fork cannot be recorded: {error.strerror}"
             raise ForkRefused(ErrorCode.SERVICE_UNAVAILABLE, text) from error
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # a thread is waited for even then
+        except BaseException:
+            with suppress(OSError):
+                file.remove()
+            raise
         return attrs.evolve(taken, owner=arrival.owner)
 
     async def left(self) -> list[TakenUp]:
@@ -94,7 +101,10 @@ class SessionLogs:
         return await rebuilding.in_thread(look)
 
     async def forget(self, session: Session, *, is_fork: bool) -> None:
-        """Remove the log of a refused session, unless its client had sent content before."""
+        """Remove the log of a refused session, unless its client had sent content before.
+
+        And of a fork that was never set up: it is only a copy.
+        """
         counts = session.counts
         has_content = not is_fork and (counts["appends"] or counts.get("turns"))
         if self.recorder is None or has_content or self._settings.record_refused:

@@ -36,7 +36,7 @@ class Story:
     def __init__(self, opened: ev.ConnectionOpened, owner: str) -> None:
         self._session: Session | None = None
         self._at_ns = 0
-        self._has_dropped = False
+        self._has_dropped = self._is_forking = False
         self._named: Final = {
             "session": opened.recording_id,
             "session_id": session_id_of(opened.recording_id),
@@ -55,6 +55,11 @@ class Story:
                 self._tell(logging.WARNING, "the client sends more than can be recorded")
             case ev.BackendLost():
                 self._tell(logging.WARNING, "the model was lost")
+            case ev.Forked():
+                self._is_forking = True
+            case ev.Rebuilt() if self._is_forking:
+                self._is_forking = False
+                self._tell(logging.INFO, "the fork begins", steps=event.steps)
             case ev.Rebuilt():
                 self._tell(logging.WARNING, "the session moved", steps=event.steps)
         for effect in effects:

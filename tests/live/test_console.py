@@ -193,6 +193,34 @@ def test_a_recording_is_talked_on_from(console: Console, recordings: Path) -> No
     assert heard[0][:2] == heard[1][:2]
 
 
+LATE: Final = """
+globalThis.late = [];
+globalThis.fetch = ((ask) => (path, options) => path.startsWith('/api/recordings/')
+  ? new Promise((answer) => late.push((status, body) => answer(Response.json(body, { status }))))
+  : ask(path, options))(fetch);
+"""
+
+
+def test_a_recording_that_is_not_there_is_not_talked_on_from(console: Console) -> None:
+    """The user would talk to a model that remembers nothing, or a conversation that was left."""
+    console.open()
+    console.tab.run(LATE + "location.hash = '#talk/left'")
+    console.tab.until("late.length === 1")
+    console.tab.run("location.hash = '#talk/gone'")
+    console.tab.until("late.length === 2")
+    console.tab.run("late[0](200, { mode: 'audio', began_ms: 1 })")
+    console.press("Start talking")
+    console.wait_for(".talk .notice[role=alert]", "being looked for")
+    console.tab.run("late[1](404, { message: 'there is no such recording' })")
+    console.wait_for(".talk .notice[role=status]", "no such recording")
+    console.press("Start talking")
+    console.wait_for(".talk .notice[role=alert]", "no such recording")
+    console.wait_until("idle")
+    assert not console.tab.run("document.querySelector('.setup').classList.contains('fork')")
+    console.tab.run("document.querySelector('.talk .notice a').click()")
+    console.tab.until("document.querySelector('.talk .notice[role=status]').hidden")
+
+
 def sent(recordings: Path, recording_id: str) -> list[dict[str, Any]]:
     """What a client sent, as the recording has it."""
     records = read(Store(recordings).path(recording_id))

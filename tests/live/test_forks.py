@@ -362,7 +362,8 @@ def test_what_cannot_be_forked_is_refused_by_its_reason(tmp_path: Path) -> None:
             assert "one of realtime" in place.refused(recording)[1]
         with place.connect(f"realtime?mode=audio&fork={name}") as other:
             assert "one of live" in refusal(other)[1]
-        for query in ("mode=chat&fork=x", "mode=audio&fork=", "mode=audio&fork=x&at=y"):
+        openai = ("model=scripted&fork=x", "intent=transcription&fork=x")
+        for query in ("mode=chat&fork=x", "mode=audio&fork=", "mode=audio&fork=x&at=y", *openai):
             assert place.status_of(f"realtime?{query}")[0] == 400
         assert place.status_of("realtime?mode=audio&fork=rec-0")[0] == 404
         assert len(list(tmp_path.glob("*.zst"))) == 3, "a fork that was refused left a log"
@@ -383,6 +384,22 @@ def test_a_client_that_leaves_before_its_fork_is_refused_is_no_error(tmp_path: P
                 it.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
             it.close_socket()
         assert place.refused(name, "?at=9")[0] == "invalid_payload"
+
+
+def test_a_client_that_leaves_before_its_fork_is_set_up_leaves_no_log(tmp_path: Path) -> None:
+    """Each connection would cost the disk as much as an hour of sound."""
+    with serving(tmp_path, "--slots", "1") as place:
+        with place.parent() as (parent, name):
+            say(parent, sounds()[:2])
+            with place.connect(f"live/sessions/{name}/fork") as waits:
+                assert json.loads(waits.recv(timeout=WAIT_S))["code"] == "session_queued"
+            leave(parent)
+        with place.connect(f"live/sessions/{name}/fork?at=1"):
+            pass
+        until_s = time.monotonic() + WAIT_S
+        while list(tmp_path.glob("*.zst")) != [place.log_of(name)]:
+            assert time.monotonic() < until_s, "the log of a fork that never was is left"
+            time.sleep(0.02)
 
 
 def test_only_its_format_and_what_is_delegated_may_change(tmp_path: Path) -> None:
@@ -423,6 +440,9 @@ def test_a_fork_waits_for_its_turn_like_any_session(tmp_path: Path) -> None:
         host, port = place.server.address
         with urllib.request.urlopen(f"http://{host}:{port}/metrics") as metrics:
             assert b'antiphon_sessions_forked_total{mode="audio"} 1.0' in metrics.read()
+        assert "warning" not in place.server.errors.read_text(), (
+            "a session that moved lost its worker"
+        )
 
 
 def test_an_attached_client_hears_only_the_fork(tmp_path: Path) -> None:

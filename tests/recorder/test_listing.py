@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from recorder.format.errors import Unreadable
 from recorder.format.format import HEADER_BYTES
 from recorder.format.records import Fields, Record
-from recorder.keep.forgetting import INDEX_NAME
-from recorder.keep.index import DIGEST_BYTES_MAX, Index
+from recorder.keep.forgetting import INDEX_NAME, WITH_STORE_NAME
+from recorder.keep.index import DIGEST_BYTES_MAX, Entry, Index
 from recorder.keep.listing import Listing, Wanted, page_of
 from recorder.keep.store import LogInfo, Store
 from recorder.keep.summary import Summary, summarize, whole_bytes
@@ -318,10 +318,33 @@ def test_a_digest_is_kept_as_long_as_its_log(tmp_path: Path) -> None:
     Listing(store).refresh()
     assert index.digest_of(one, "1") is None
     assert index.digest_of(other, "1") == words
+    with sqlite3.connect(tmp_path / INDEX_NAME) as database:  # some other program was here
+        database.execute("UPDATE logs SET digest = 'text' WHERE recording_id = 'a'")
+    database.close()
+    (changed,) = (it for it in store.logs() if it.recording_id == "a")
+    assert index.digest_of(changed, "1") is None
     store.remove(other)
     assert b"secret" not in (tmp_path / INDEX_NAME).read_bytes()
     index.keep_digest(one, "1", bytes(DIGEST_BYTES_MAX + 1))
     assert index.digest_of(one, "1") is None
+
+
+@pytest.mark.parametrize(("name", "left"), [(INDEX_NAME, []), (WITH_STORE_NAME, [("a", None)])])
+def test_what_was_removed_by_other_means_is_forgotten(
+    tmp_path: Path, name: str, left: list[tuple[str, None]]
+) -> None:
+    """The words of a file that an operator removed by hand would stay until the disk is full."""
+    path, index = write_log(tmp_path), Index(tmp_path, name)
+    (info,) = Store(tmp_path).logs()
+    index.save([Entry(info=info, summary=summarize(info))], ())
+    index.keep_digest(info, "1", b"the secret words")
+    assert b"secret" in (tmp_path / name).read_bytes()
+    path.unlink()
+    assert index.load({}) == {}
+    assert b"secret" not in (tmp_path / name).read_bytes()
+    with sqlite3.connect(tmp_path / name) as database:
+        assert database.execute("SELECT recording_id, digest FROM logs").fetchall() == left
+    database.close()
 
 
 def test_the_digests_of_the_oldest_logs_make_room(

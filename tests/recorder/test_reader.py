@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import tracemalloc
@@ -313,6 +314,17 @@ def test_reading_goes_on_while_the_log_grows(tmp_path: Path) -> None:
                 file.write(LOG[start : start + 97])
             seen += list(reader)
     assert seen == RECORDS
+
+
+def test_a_log_that_is_cut_while_it_is_read_ends_there(tmp_path: Path) -> None:
+    """A request for it would be an error of the server's own."""
+    path = tmp_path / "cut.session.zst"
+    path.write_bytes(LOG)
+    with LogReader(path) as reader:
+        records = iter(reader)
+        assert next(records) == RECORDS[0]
+        os.truncate(path, OFFSETS[0] + 1)
+        assert list(records) == []
 
 
 def test_old_blobs_are_read_from_the_file_again() -> None:

@@ -157,7 +157,7 @@ class TalkPage {
   async #toggle() {
     if (this.#conversation) return this.#conversation.stop();
     const options = this.#past.options() ?? this.#setup.options();
-    if (!options) return;
+    if (this.#past.refusal || !options) return this.#notice.say(sentence(this.#past.refusal), "bad");
     if (!this.#app.facts.models.length) return this.#notice.say("The model is still being loaded.");
     if (!this.#past.mode && !this.#app.facts.modes.includes(this.#show.value ? "video" : "audio")) {
       return this.#notice.say(

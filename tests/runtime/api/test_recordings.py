@@ -493,6 +493,7 @@ def test_a_page_leads_to_the_sessions_around_it(shop: Shop) -> None:
     assert shop.ask(f"{ONE}/view?to=sideways", "bert").status == 400
     talk = shop.ask(f"{SESSION}/view?to=talk&unit=3", "bert")
     assert (talk.status, talk.headers["location"]) == (303, "/console#talk/of-bert/3")
+    assert shop.ask(f"{SESSION}/view?to=talk").headers["location"] == "/console#talk/of-bert"
 
 
 def test_a_page_shows_where_another_session_differs(shop: Shop) -> None:
@@ -515,6 +516,7 @@ def test_a_digest_has_words_and_measures(shop: Shop) -> None:
     assert b"what is it?" in index.read_bytes()  # it is kept
     again = shop.ask(there)
     assert (again.body, again.headers["content-type"]) == (answer.body, "application/json")
+    assert again.headers["etag"] == answer.headers["etag"]
     assert shop.ask("/api/recordings/spoken", method="DELETE").status == 204
     assert b"what is it?" not in index.read_bytes()
     assert shop.ask(there).status == 404

@@ -29,6 +29,7 @@ from runtime.session.journal import FIN_WAIT_S
 from runtime.settings.settings import Settings
 from tests.helpers import init_frame, on_virtual_time, world
 from tests.live.servers import LiveServer, live_server
+from tests.requesting import request
 
 WAIT_S = 20
 
@@ -155,3 +156,11 @@ def test_a_call_that_takes_its_time_is_let_end(
     on_virtual_time(body)
     assert stopped == [None]
     assert "did not end" not in caplog.text
+
+
+def test_who_ended_an_idle_server_over_http_is_known() -> None:
+    """An operator would look for a crash, and not for the key that was used."""
+    with live_server() as server:
+        assert request(server.address, "/api/drain", method="POST", headers={}).status == 202
+        assert server.process.wait(WAIT_S) == 0
+        assert "drain over HTTP: 0 sessions" in server.errors.read_text()

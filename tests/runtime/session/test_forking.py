@@ -50,3 +50,26 @@ def test_forks_that_wait_to_be_written_are_bounded(
 
     on_virtual_time(body)
     assert codes == ["queue_full"] * MORE
+
+
+def test_a_fork_that_is_cut_off_while_it_is_written_leaves_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ends would leave a copy of what somebody said, as if it had crashed."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            parent = log_of(server, await begin(server, model="scripted"), 0)
+            arrival = Arrival(mode="audio", endpoint="live", parent=parent)
+
+            async with anyio.create_task_group() as tasks:
+
+                async def at_the_end(work: Callable[[], Any]) -> Any:
+                    tasks.cancel_scope.cancel()
+                    return work()
+
+                monkeypatch.setattr(rebuilding, "in_thread", at_the_end)
+                tasks.start_soon(server.server.handle, Peer("audio").server_end, arrival)
+
+    on_virtual_time(body)
+    assert len(list(tmp_path.glob("*.zst"))) == 1
