@@ -176,6 +176,11 @@ class Driver:
         at_ns = self._next_ns()
         return await self._journal.append_mark(at_ns, fields), at_ns
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits: all that it was given is stepped and performed."""
+        return self._events.is_idle
+
     def post(self, event: ev.Event) -> None:
         """As `Inbox`; from the event loop only."""
         self._events.post(event)

@@ -48,7 +48,7 @@ from .lane import Lane
 from .room import Room
 from .session_logs import SessionLogs
 from .status import status_of
-from .taking_up import TakenUp
+from .taking_up import TakenUp, begin_in_turn
 
 REFRESH_S: Final = 3.0
 """Between two estimates; a session tells its client at most every 3 s."""
@@ -346,18 +346,20 @@ class Server:
 
         Clients of those that are over hear how they ended. `OSError`: the folder cannot be read.
         """
-        sessions = 0
-        for taken in await self._logs.left():
+        found = await self._logs.left()
+        for taken in found:
             if taken.file is None:
                 self._ended.add(taken.ended(self._settings.resume_s, now_ns()))
-                continue
-            log = self._logs.of_taken(taken)
-            driver = self._driver(taken.opened, log, taken.owner, taken=taken)
-            self._drivers[driver] = None
-            self.tasks.start_soon(self._host, driver)
-            sessions += 1
+        sessions = await begin_in_turn(found, self._host_again)
         self.room.end_revoked()
         return sessions
+
+    def _host_again(self, taken: TakenUp) -> Driver:
+        log = self._logs.of_taken(taken)
+        driver = self._driver(taken.opened, log, taken.owner, taken=taken)
+        self._drivers[driver] = None
+        self.tasks.start_soon(self._host, driver)
+        return driver
 
     def _suspend(self) -> None:
         """Leave the sessions that can be resumed to the next server."""

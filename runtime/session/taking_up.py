@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+import anyio
 import attrs
 
 from protocol.machine.session import Session
@@ -44,6 +45,18 @@ from .peer import NO_TOKEN, Tokens
 
 _logger = logging.getLogger("antiphon.session")
 _TX: Final = "tx"
+BEGIN_S: Final = 5.0
+"""One that cannot ask for a slot by then keeps the others from theirs no longer."""
+LOOK_S: Final = 0.01
+
+
+class Begins(Protocol):
+    """What steps a session that was taken up; `is_idle`: all that it lost is stepped."""
+
+    @property
+    def is_idle(self) -> bool:
+        """As above."""
+        ...
 
 
 class Outstanding:
@@ -66,6 +79,12 @@ class Outstanding:
     def is_releasing(self) -> bool:
         """Whether the slot is on its way back."""
         return self._release is not None
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether it goes on with a conversation: it holds a slot, or asked for one ahead."""
+        asked = (effect for effect in self._place if isinstance(effect, ef.EnterQueue))
+        return self.lease is not None or any(effect.ahead for effect in asked)
 
     def effects(self) -> Iterator[ef.Effect]:
         """What is to be performed again, in order."""
@@ -253,6 +272,23 @@ class TakenUp:
                 self.token_hashes = [event.resume_hash, *self.token_hashes[:2]]
             case ev.FrameReceived():
                 del self.token_hashes[1:]
+
+
+async def begin_in_turn(found: Sequence[TakenUp], begin: Callable[[TakenUp], Begins]) -> int:
+    """Begin the sessions that are not over; returns their number.
+
+    Conversations have asked for a slot before any begins that waited for its first one: it would
+    take the slot of a conversation.
+    """
+    left = [taken for taken in found if taken.file is not None]
+    begun = [begin(taken) for taken in left if taken.outstanding.goes_first]
+    with anyio.move_on_after(BEGIN_S):
+        while not all(it.is_idle for it in begun):  # noqa: ASYNC110 - once, before any client
+            await anyio.sleep(LOOK_S)
+    for taken in left:
+        if not taken.outstanding.goes_first:
+            begin(taken)
+    return len(left)
 
 
 def read_session(path: Path, away_ns: int, fingerprint: Mapping[str, Value]) -> TakenUp | None:

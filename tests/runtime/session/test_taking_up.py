@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from recorder.write.writer import Recorder
 from replay.story.inspect import inspect
+from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.taking_up import take_up
 from tests.helpers import Peer, append_frame, close_frame, on_virtual_time, world
 
@@ -126,5 +128,37 @@ def test_a_server_that_is_stopped_leaves_its_sessions_to_the_next(tmp_path: Path
         with LogReader(log) as reader:
             assert [move.why for move in inspect(reader.head.fields, reader).moves] == ["restarted"]
         assert verify(log).state == "finished"
+
+    on_virtual_time(body)
+
+
+def test_a_conversation_gets_its_slot_before_those_who_waited(tmp_path: Path) -> None:
+    """They would take it, and the conversation would end for want of one."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+
+    async def body() -> None:
+        async with world(ScriptedBackend(slots=1), record_to=before, resumable=True) as server:
+            peer = await server.activate("audio", resumable=True)
+            waiting = [server.connect("audio", resumable=True) for _ in range(4)]
+            for each in waiting:
+                await each.heard("session.queued")
+            peer.send(append_frame())
+            await anyio.sleep(1)
+            shutil.copytree(before, after)  # as a server leaves it that is killed now
+            server.server.begin_drain(5)
+            for each in (peer, *waiting):
+                await each.over()
+        async with world(ScriptedBackend(slots=1), record_to=after, resumable=True) as server:
+            assert await server.server.take_up() == 5
+            again = server.come_back(*peer.way_back)
+            again.send(append_frame())
+            await again.heard("response.output.delta")
+            again.send(close_frame())
+            await again.over()
+            assert again.closed == (1000, "stopped")
+            server.server.begin_drain(5)
+            await anyio.sleep(1)
+        assert verify(Store(after).path(peer.way_back[0])).state == "finished"
 
     on_virtual_time(body)
