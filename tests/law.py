@@ -42,6 +42,7 @@ from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from runtime.commands.server_process import ServerProcessError, served
 from tests.adversaries import ADDRESSES, IDLE, KINDS
+from tests.evidence import add_out
 from tests.soak_server import JPEG, SECOND, errors_in
 
 ALONE: Final = "alone"
@@ -228,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], metavar="KIND")
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--out", type=Path, default=Path("docs") / "evidence")
+    add_out(parser)
     given = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -37,6 +37,7 @@ from replay.rerun.report import FullReport
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
+from tests.evidence import add_out
 from tests.generated import ClientScript, draw_and_record, record_model
 from tests.replay.test_generated import judge
 
@@ -105,7 +106,7 @@ def main() -> None:
     """Run it, as the module's docstring says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=0, help="go on with further numbers")
-    parser.add_argument("--out", type=Path, default=Path("docs") / "evidence")
+    add_out(parser)
     parser.add_argument("--replay", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     given = parser.parse_args()
     logging.disable(logging.WARNING)  # units fail as was drawn

@@ -49,6 +49,7 @@ from runtime.model.backends.base import Backend
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine
 from tests.assessed import PLANTED, SECONDS, record_talks, run_on, tiny
+from tests.evidence import add_out
 
 JOBS: Final = (1, 4, 16, 32)
 ROUNDS: Final = 3
@@ -171,7 +172,7 @@ def main() -> int:
     """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sessions", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     parser.add_argument("--one", nargs=3, metavar=("MODE", "FOLDER", "JOBS"))
     asked = parser.parse_args()
     if asked.one:

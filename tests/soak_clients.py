@@ -35,6 +35,7 @@ import trustme
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
+from tests.evidence import add_out
 from tests.live.servers import live_server
 
 SCRIPTS: Final = Path(__file__).with_name("unmodified")
@@ -187,7 +188,7 @@ def wrong(scene: str, report: Mapping[str, Any]) -> str:
 def main() -> int:
     """Run all clients, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     parser.add_argument("--environments", type=Path, help="keep the environments here")
     parser.add_argument("--only", choices=CLIENTS, action="append")
     asked = parser.parse_args()
@@ -221,7 +222,6 @@ def main() -> int:
         "failures": failures,
     }
     text = json.dumps(evidence, indent=2) + "\n"
-    asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "clients.json").write_text(text, "utf-8")
     print(text)
     return 1 if failures else 0

@@ -46,6 +46,7 @@ from recorder.read.reader import LogReader
 from replay.eval.evaluate import measure_log
 from replay.story.reading import SessionStory
 from tests.browser import CHROMIUM, Tab, chromium
+from tests.evidence import add_out
 from tests.live.servers import LiveServer, live_server
 
 SPEECH: Final = Path(__file__).parents[1] / "fixtures" / "speech" / "heldout"
@@ -263,7 +264,7 @@ def main() -> int:
     """Talk, count, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=360)
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     if CHROMIUM is None:
         print("there is no Chromium: nothing is measured")

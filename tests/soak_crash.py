@@ -49,6 +49,7 @@ from recorder.read.verify import verify
 from recorder.write.lock import is_held
 from replay.rerun.logic import replay
 from runtime.commands.server_process import RUN
+from tests.evidence import add_out
 from tests.helpers import base64, init_frame
 from tests.live.servers import LiveServer, live_server
 
@@ -393,7 +394,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("docs") / "evidence")
+    add_out(parser)
     given = parser.parse_args()
     print(f"seed {given.seed}", file=sys.stderr)
     began_s, found = time.monotonic(), Found()

@@ -33,6 +33,7 @@ import attrs
 
 from recorder.keep.store import Store
 from tests.cutting import cutting
+from tests.evidence import add_out
 from tests.live.servers import LiveServer, live_server
 from tests.outliving import Load, differences
 from tests.resumed import KINDS, Told, converse, cuts_of, heard_and_said
@@ -140,7 +141,7 @@ def main() -> int:
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     found, began_s = Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as name:

@@ -39,6 +39,7 @@ import numpy as np
 from protocol.values.model import INPUT_RATE_HZ
 from runtime.commands.server_process import RUN
 from tests.bench.tiny.staging import known_phrases, read_speech, room
+from tests.evidence import add_out
 from tests.generated import HELDOUT
 from tests.helpers import base64, close_frame, on_virtual_time, world
 
@@ -149,7 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--only", choices=RUNS)
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     kept = asked.out / "folder.json"
     found = json.loads(kept.read_text("utf-8")) if asked.only and kept.is_file() else {}

@@ -27,6 +27,7 @@ from typing import Final
 import attrs
 
 from recorder.keep.forgetting import INDEX_NAME
+from tests.evidence import add_out
 from tests.forged_bombs import BOMBS, bomb
 from tests.forged_drawn import draw
 from tests.forged_meter import BUDGETS, Cost, Meter, metering
@@ -158,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--from", dest="number", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("docs") / "evidence")
+    add_out(parser)
     given = parser.parse_args()
     found = soak(given.minutes, given.number)
     result = {

@@ -38,6 +38,7 @@ from protocol.values.requests import Append, Init
 from recorder.keep.store import Store
 from runtime.client.session import ClientSession, FrameSocket, connect
 from tests.cutting import cutting
+from tests.evidence import add_out
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_worker import live_worker
 from tests.outliving import Load, differences, seconds_of_speech
@@ -257,7 +258,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=SESSIONS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         found = soak(Path(name), asked.model, asked.sessions, asked.rounds)

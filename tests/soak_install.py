@@ -24,6 +24,7 @@ import venv
 from pathlib import Path
 from typing import Any, Final
 
+from tests.evidence import add_out
 from tests.packed import ROOT, SDIST, WHEEL, build, run
 
 LOG: Final = ROOT / "fixtures" / "logs" / "v1-realtime-video.session.zst"
@@ -112,7 +113,7 @@ def demonstrated(environment: Path, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Install, measure and write `install.json`."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.soak_install")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence")
+    add_out(parser)
     out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

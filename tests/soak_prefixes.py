@@ -37,6 +37,7 @@ from recorder.read.scan import Damage, FileSource, Scanner
 from recorder.read.verify import verify
 from replay.rerun.logic import replay
 from tests.chatting import question
+from tests.evidence import add_out
 from tests.golden_stage import picture
 from tests.helpers import (
     Peer,
@@ -304,7 +305,7 @@ def kill_everywhere(
 def main() -> int:
     """Soak, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     kills, failures = dict[str, int](), list[str]()
     with tempfile.TemporaryDirectory() as folder:

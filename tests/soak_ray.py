@@ -40,6 +40,7 @@ from typing import Any, Final
 import attrs
 import ray
 
+from tests.evidence import add_out
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_placement import antiphon
 from tests.soak_workers import Found, Load, Talk, hold, spread
@@ -200,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("docs") / "evidence")
+    add_out(parser)
     given = parser.parse_args()
     print(f"seed {given.seed}", file=sys.stderr)
     began_s, found = time.monotonic(), Found()

@@ -34,6 +34,7 @@ from recorder.keep.store import Store
 from recorder.read.ending import RESTARTED
 from recorder.read.reader import read
 from recorder.read.verify import verify
+from tests.evidence import add_out
 from tests.live.servers import live_server
 from tests.live.test_worker import live_worker
 from tests.outliving import Load, differences
@@ -158,7 +159,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     found, began_s = Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as name:

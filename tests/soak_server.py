@@ -42,6 +42,7 @@ import simplejpeg
 
 import antiphon
 from runtime.commands.server_process import served
+from tests.evidence import add_out
 
 SLOTS: Final = 32
 """Fewer than clients, so that the queue is used too."""
@@ -354,7 +355,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--out", type=Path, default=Path("docs") / "evidence")
+    add_out(parser)
     given = parser.parse_args()
     began_s = time.monotonic()
     found, sums = anyio.run(partial(soak, given.minutes, given.clients))

@@ -47,6 +47,7 @@ from recorder.keep.store import Store
 from recorder.read.reader import LogReader
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
+from tests.evidence import add_out
 from tests.helpers import append_frame, base64, init_frame
 from tests.live.servers import live_server
 from tests.outliving import Load, Talk, spread
@@ -233,7 +234,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=SESSIONS)
     parser.add_argument("--slots", type=int, default=SLOTS)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     began_s, chance, load = time.monotonic(), Random(asked.seed), Load()
     sleepers = [

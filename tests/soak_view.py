@@ -35,6 +35,7 @@ from replay.story.inspect import inspect
 from replay.story.inspection import Inspection, to_json
 from replay.view.document import page_of
 from tests.browser import CHROMIUM, Tab, chromium
+from tests.evidence import add_out
 from tests.helpers import base64
 from tests.view_pages import read_page, record_long, texts_of
 
@@ -196,7 +197,7 @@ def main() -> int:
     """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--units", type=int, default=600)
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     if CHROMIUM is None:
         print("there is no Chromium: nothing is measured")

@@ -39,6 +39,7 @@ from typing import Any, Final
 
 from tests import soak_worker_crowd as crowd
 from tests import soak_worker_twins as twins
+from tests.evidence import add_out
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_placement import workers_of
 from tests.outliving import Found, Load, Talk, hold, spread
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--twins", type=int, default=TWINS)
     parser.add_argument("--crowds", type=int, default=CROWDS)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("docs") / "evidence")
+    add_out(parser)
     given = parser.parse_args()
     print(f"seed {given.seed}", file=sys.stderr)
     began_s, load = time.monotonic(), Load()

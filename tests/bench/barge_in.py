@@ -20,7 +20,6 @@ import sys
 import tempfile
 import wave
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -33,6 +32,7 @@ from runtime.media.silero import SileroJudge
 from runtime.media.speech_detector import EnergyJudge, Judge
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.ears import Ears
+from tests.evidence import add_out
 from tests.helpers import Peer, base64, on_virtual_time, talkative, world
 
 RATE_HZ: Final = 24_000
@@ -209,7 +209,7 @@ def main() -> int:
     """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     asked = parser.parse_args()
     judges = {"energy": EnergyJudge, "silero": SileroJudge}
     found = {

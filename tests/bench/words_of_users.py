@@ -27,6 +27,7 @@ from runtime.model.models import load_backend
 from runtime.session.transcriber import Transcriber, Writer
 from tests.bench.tiny.score_transcripts import Written, transcribe, word_error
 from tests.bench.tiny.staging import Pcm, known_phrases, pause_of, read_speech, room
+from tests.evidence import add_out
 
 ROOT: Final = Path(__file__).parents[2]
 HELDOUT: Final = ROOT / "fixtures" / "speech" / "heldout"
@@ -107,7 +108,7 @@ def measure(every: int) -> dict[str, Any]:
 def main() -> int:
     """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    add_out(parser)
     parser.add_argument("--every", type=int, default=1, help="of the renderings, take each N-th")
     asked = parser.parse_args()
     text = json.dumps(measure(asked.every), indent=2) + "\n"
