@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,13 @@ def add_out(parser: argparse.ArgumentParser) -> None:
     """Add the option `--out`; its folder is there before an hour's work is to be kept in it."""
     says = "the folder in which the result is kept; made if it is not there"
     parser.add_argument("--out", type=made, default=EVIDENCE, metavar="FOLDER", help=says)
+
+
+def keep(found: object, out: Path, name: str) -> None:
+    """Write what was found into `out`, and print it."""
+    text = json.dumps(found, indent=2) + "\n"
+    (out / f"{name}.json").write_text(text, "utf-8")
+    print(text, end="")
 
 
 def made(text: str) -> Path:

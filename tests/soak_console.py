@@ -46,7 +46,7 @@ from recorder.read.reader import LogReader
 from replay.eval.evaluate import measure_log
 from replay.story.reading import SessionStory
 from tests.browser import CHROMIUM, Tab, chromium
-from tests.evidence import add_out
+from tests.evidence import add_out, keep
 from tests.live.servers import LiveServer, live_server
 
 SPEECH: Final = Path(__file__).parents[1] / "fixtures" / "speech" / "heldout"
@@ -271,9 +271,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         found = measure(Path(name), asked.seconds)
-    text = json.dumps(found, indent=2) + "\n"
-    (asked.out / "console.json").write_text(text, "utf-8")
-    print(text, end="")
+    keep(found, asked.out, "console")
     return 0 if judge(found) else 1
 
 

@@ -20,7 +20,6 @@ average, than a display of 60 Hz gives it.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from replay.story.inspect import inspect
 from replay.story.inspection import Inspection, to_json
 from replay.view.document import page_of
 from tests.browser import CHROMIUM, Tab, chromium
-from tests.evidence import add_out
+from tests.evidence import add_out, keep
 from tests.helpers import base64
 from tests.view_pages import read_page, record_long, texts_of
 
@@ -204,9 +203,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         found = measure(Path(name), asked.units)
-    text = json.dumps(found, indent=2) + "\n"
-    (asked.out / "view.json").write_text(text, "utf-8")
-    print(text, end="")
+    keep(found, asked.out, "view")
     is_smooth = all(it["computed_mean"] < FRAME_MS for it in found["frames_ms"].values())
     return 0 if is_smooth and not any(found["missing"].values()) and not found["logged"] else 1
 

@@ -38,7 +38,7 @@ from runtime.measures.turns import Turns
 from ..export.mixer import to_pcm16
 from ..export.moments import Moment, Words
 from ..export.timeline import Timeline
-from ..shared.commands import UnusableError, reason, unwritable
+from ..shared.commands import UnusableError, make_folder, reason, unwritable
 from ..shared.fields import typed
 from ..shared.page import printable
 from .suite import CASES_MAX, MANIFEST, Case, Suite, read_suite
@@ -148,10 +148,7 @@ def write_bench(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
 
     `UnusableError`: the folder cannot be written, or is there.
     """
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UnusableError(f"{folder}: {reason(error)}") from error
+    make_folder(folder)
     count, left_out = 0, list[str]()
     for log in logs:
         try:

@@ -18,7 +18,7 @@ from recorder.write.files import new_file
 from runtime.measures.conversation import ns_of
 from runtime.measures.turns import Turns
 
-from ..shared.commands import UnusableError, reason, unwritable
+from ..shared.commands import make_folder, reason, unwritable
 from ..shared.page import printable
 from .suite import MANIFEST
 from .suite_judging import Heard, heard_in
@@ -32,10 +32,7 @@ def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
 
     `UnusableError`: the folder cannot be written, or is there.
     """
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UnusableError(f"{folder}: {reason(error)}") from error
+    make_folder(folder)
     cases, left_out, names = list[str](), list[str](), set[str]()
     for log in logs:
         try:

@@ -91,6 +91,14 @@ def unwritable(error: Exception, output: Path) -> UnusableError:
     return UnusableError(f"{output}: {reason(error)}{hint}")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a new folder; `UnusableError`: it is there, or cannot be made."""
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UnusableError(f"{folder}: {reason(error)}") from error
+
+
 def print_json(body: object) -> None:
     """Print a value for scripts; in ASCII, because a log can hold lone surrogates."""
     for piece in _pieces(body):
