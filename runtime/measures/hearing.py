@@ -197,7 +197,8 @@ class _Energy:
         self._spans: list[Span] = []
         self._detector = SpeechDetector()
         self._open: int | None = None
-        self._rate_hz = 0
+        self._rate_hz = INPUT_RATE_HZ
+        self._is_float = False
         self._base = self._searched = self._count = 0
         self._end: int | None = None
         self._batch: list[bytes] = []
@@ -207,13 +208,15 @@ class _Energy:
         if not sound.data:
             return
         is_after_gap = self._end is not None and (sound.begin - self._end) * SAMPLE >= GAP
-        if is_after_gap or sound.rate_hz != self._rate_hz:
+        rate_hz, is_float = sound.rate_hz or INPUT_RATE_HZ, not sound.rate_hz
+        if is_after_gap or rate_hz != self._rate_hz:
             self._break_off()
-            self._rate_hz = sound.rate_hz
-        if sound.rate_hz:
-            ticks = len(sound.data) // SAMPLE16_BYTES * (TICK_HZ // sound.rate_hz)
-        else:
-            ticks = len(sound.data) // SAMPLE_BYTES * SAMPLE
+            self._rate_hz = rate_hz
+        elif is_float != self._is_float and self._batch:
+            self._detect()
+        self._is_float = is_float
+        width = SAMPLE_BYTES if is_float else SAMPLE16_BYTES
+        ticks = len(sound.data) // width * (TICK_HZ // rate_hz)
         self._places.add(self._count, sound.begin * SAMPLE, (sound.end - sound.begin) * SAMPLE)
         self._count += ticks
         self._batch.append(sound.data)
@@ -223,11 +226,11 @@ class _Energy:
 
     def _detect(self) -> None:
         """Search the batch; sound is judged in frames, however it is cut."""
-        rate_hz, data = self._rate_hz or INPUT_RATE_HZ, b"".join(self._batch)
+        rate_hz, data = self._rate_hz, b"".join(self._batch)
         effect = DetectSpeech(
             at=(self._searched - self._base) * rate_hz // TICK_HZ,
             rate_hz=rate_hz,
-            data=data if self._rate_hz else to_pcm16(data),
+            data=to_pcm16(data) if self._is_float else data,
             threshold=SPEECH_THRESHOLD,
             silence_ms=SPEECH_SILENCE_MS,
             is_speech=self._detector.is_speech,

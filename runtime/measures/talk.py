@@ -19,7 +19,7 @@ from protocol.values.modes import Mode
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init
 from protocol.values.sound import Coding, rate_of
 from protocol.wire.g711 import expand
-from protocol.wire.rates import LIVE_RATE_HZ, ratio_of
+from protocol.wire.rates import LIVE_RATE_HZ, ratio_of, to_pcm16
 
 from .conversation import TICK_HZ, Conversation, ticks_of
 from .hearing import UserSound, UserSpeech
@@ -70,7 +70,7 @@ class ClientSound:
 
 @attrs.define
 class _Heard:
-    """Sound of the user, and how far its stretch had moved when it was placed."""
+    """Sound of the user, 16-bit, and how far its stretch had moved when it was placed."""
 
     sound: UserSound
     stretch: Stretch
@@ -165,6 +165,8 @@ class Talk:
         )
         stretch = self._line.stretch
         if self._heard or not self._line.is_settled:
+            if not sound.rate_hz:  # half the memory, for a fresh session's first two seconds
+                sound.data, sound.rate_hz = to_pcm16(sound.data), INPUT_RATE_HZ
             self._heard.append(_Heard(sound, stretch, stretch.moved))
             self._settle(at_ns)
         else:  # as a rule: a microphone without gaps

@@ -115,10 +115,8 @@ class Intake(trio.abc.Stream):
                 with self.link.holding():
                     await trio.sleep(max(wait_s, PAUSE_S_MIN))
             if needs_more:
-                more = await self._read(max_bytes or RECEIVE_BUFFER_BYTES)
-                if not more:
+                if not await self._read(max_bytes or RECEIVE_BUFFER_BYTES):
                     return b""
-                self._rest += more
             else:
                 await trio.lowlevel.checkpoint()
             whole = await self._take_whole()
@@ -131,11 +129,14 @@ class Intake(trio.abc.Stream):
             # Nothing was for the codec: it was a part of a header, or is dropped.
             needs_more = len(self._rest) == left or not self._rest
 
-    async def _read(self, bytes_max: int) -> bytes:
+    async def _read(self, bytes_max: int) -> bool:
+        """Read more into `_rest`, which alone holds it; False at the end."""
         missing = max(self._missing_bytes, self._scanner.missing_bytes)
         self.link.expect(1 if self.is_closing else missing)
         most = UNCOUNTED_BYTES if self.share.budget.is_tight else max(READ_BYTES, missing)
-        return await self.link.receive_some(min(most, bytes_max))
+        more = await self.link.receive_some(min(most, bytes_max))
+        self._rest += more
+        return bool(more)
 
     async def _take_whole(self) -> Whole | None:
         """Hand over whole messages, as many as the rate allows; return the next one.
