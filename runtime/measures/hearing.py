@@ -36,8 +36,9 @@ KEPT_BACK: Final = 4 * SAMPLE
 """A resampler keeps back fewer samples until more come."""
 PIECES_MAX: Final = 4096
 """Pieces whose place is known: each begins after a gap, and speech is found within seconds."""
-BATCH: Final = 500 * TICKS_PER_MS
-"""The detector takes 500 ms at once: pieces of 20 ms would cost it five times as much."""
+BATCH: Final = 2000 * TICKS_PER_MS
+"""The detector takes 2 s at once: each batch costs some 100 us, however short, where the sessions
+have emptied the CPU's caches."""
 
 
 @attrs.define(kw_only=True)
