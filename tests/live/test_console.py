@@ -154,6 +154,7 @@ def test_a_question_is_answered_aloud(console: Console, recordings: Path) -> Non
     assert console.tab.run("document.querySelectorAll('.bar.speak').length") >= 2
     assert console.text(".measures div:nth-child(1) dd").endswith(" s")
     assert " of 8,192" in console.text(".measures div:nth-child(3) dd")
+    assert console.tab.barriers() == []
     console.press("Stop")
     console.wait_until("ended")
     link = console.tab.run("document.querySelector('.links a').getAttribute('href')")
@@ -375,6 +376,7 @@ def test_a_transcription(console: Console) -> None:
     console.press("Stop")
     console.tab.until("button('Start listening') !== undefined")
     assert "news" in console.text(".transcript")
+    assert console.tab.barriers() == []
 
 
 def test_a_file_is_transcribed(console: Console) -> None:

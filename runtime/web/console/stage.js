@@ -16,13 +16,7 @@ const KINDS = /** @type {const} */ ({
 
 /** The model's words, turn by turn; a screen reader reads them as they come. */
 export class Captions {
-  #list = h("ol", {
-    class: "captions",
-    role: "log",
-    "aria-live": "polite",
-    "aria-label": "What the model says",
-    tabIndex: 0,
-  });
+  #list = h("ol", { class: "captions", "aria-label": "What the model says", tabIndex: 0 });
   #empty;
   /** @type {any} */ #last = null;
   #name = "";
@@ -30,7 +24,8 @@ export class Captions {
   /** @param {string} text shown before the first words */
   constructor(text) {
     this.#empty = h("p", { class: "soft hint" }, text);
-    this.element = h("div", { class: "stage-words" }, this.#empty, this.#list);
+    const log = h("div", { role: "log", "aria-label": "What the model says" }, this.#list);
+    this.element = h("div", { class: "stage-words" }, this.#empty, log);
   }
 
   /** @param {{responseId: string, text: string, isFinal: boolean, isInterrupted: boolean}} caption */
