@@ -113,6 +113,7 @@ export class Measures {
       ["kv", "KV cache", "tokens of the model’s context in use"],
       ["silent", "Stopped in", "from an interruption to silence"],
       ["time", "Time", "since the session began"],
+      ["echo", "Echo", "how alike the microphone’s sound is to the loudspeaker’s, 0 to 1"],
     ];
     this.element = h(
       "dl",
@@ -148,6 +149,11 @@ export class Measures {
   /** @param {number} ms */
   silent(ms) {
     this.#values.silent.textContent = `${Math.round(ms)} ms`;
+  }
+
+  /** @param {import("../echo.js").EchoEvent} echo */
+  echo({ correlation, delayMs, isHeard }) {
+    this.#values.echo.textContent = correlation.toFixed(2) + (isHeard ? `, ${delayMs} ms` : "");
   }
 
   /** @param {string} text */
