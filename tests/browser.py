@@ -160,7 +160,8 @@ class Tab:
                 it.checkVisibility({visibilityProperty: true}) && !it.disabled && it.tabIndex >= 0);
               globalThis.reached = new Set();
               document.activeElement.blur();
-              return usable.length;
+              const players = [...document.querySelectorAll("audio[controls]")];
+              return usable.length + 6 * players.filter((it) => it.checkVisibility()).length;
             })()"""
         )
         assert count, "nothing on the page can be used"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from websockets.sync.server import ServerConnection
 
+from tests.echoes import ECHOES, NONE, measure
 from tests.peers import create, end, hear, peer, say
 from tests.soak_console import compare
 from tests.test_javascript import NODE, SCRIPTS, node, run
@@ -112,6 +114,37 @@ def test_each_sample_of_a_microphone_goes_out_once(drive: Drive, rate: int) -> N
     assert quanta * 128 * 16_000 / rate - len(heard) < 320 + kernel
     wanted = 1 + np.arange(len(heard)) * rate / 16_000
     assert np.abs(heard - wanted)[kernel:].max() <= (0 if rate == 16_000 else 0.1)
+
+
+def test_what_is_played_is_measured(drive: Drive) -> None:
+    """A meter would compare the microphone with another sound, or with this one at another time."""
+    frame = 480
+    quanta = [("render", 128)] * 100
+    said = drive(capacity=9000, most=9000, cushion=0, steps=[*quanta, ("play", 9000), *quanta])
+    measured = dict[int, float]()
+    for told in said["told"]:
+        measured |= {told["frame"] + i: level for i, level in enumerate(told["levels"])}
+    heard = np.array(said["heard"][: len(said["heard"]) // frame * frame]).reshape(-1, frame)
+    levels = np.sqrt(np.mean(heard**2, axis=1))
+    assert all(level == pytest.approx(levels[at]) for at, level in measured.items())
+    sounding = np.flatnonzero(levels)
+    assert set(sounding[:-1]) <= set(measured)  # the last one is not over when all was played
+
+
+# -- echo -----------------------------------------------------------------------------------------
+
+
+def test_a_model_that_hears_itself_is_told_from_a_user(tmp_path: Path) -> None:
+    """A warning where there is no echo is one that nobody believes."""
+    said = measure(tmp_path, [*ECHOES, *NONE], range(1))
+    warned = {
+        name: any(echo["isHeard"] for run in runs for echo in run["told"])
+        for name, runs in said.items()
+    }
+    assert warned == dict.fromkeys(ECHOES, True) | dict.fromkeys(NONE, False)
+    assert all(len(run["told"]) > 8 for runs in said.values() for run in runs)
+    (headphones,) = (said[name] for name in said if "headphones after" in name)
+    assert not headphones[0]["told"][-1]["isHeard"]
 
 
 def test_the_long_run_sees_what_is_lost_or_repeated() -> None:

@@ -17,6 +17,7 @@
 import { connect, MisuseError } from "./antiphon.js";
 import { Microphone } from "./microphone.js";
 import { Speaker } from "./speaker.js";
+import { EchoMeter } from "./echo.js";
 import { Emitter, VoiceClock } from "./listeners.js";
 
 const UNIT_MS = 1000;
@@ -52,6 +53,8 @@ const ACKNOWLEDGE_MS = 1000;
  * @property {{responseId: string, text: string}} turn the model has ended its turn
  * @property {{responseId: string, text: string, playedMs: number, cutMs: number, silentMs: number}} interrupted
  *   the turn was cut: so much was played and not, and so long after the event it was silent
+ * @property {import("./echo.js").EchoEvent} echo the microphone was compared with the loudspeaker, after each two
+ *   seconds of speech: `isHeard`, the model hears itself, and its user needs headphones
  * @property {import("./antiphon.js").ConnectionEvent} connection it is lost, or back
  * @property {{secondsLeft: number}} going_away the server will shut down
  * @property {{code: string, message: string}} error the server reported one, and the session goes on
@@ -79,6 +82,7 @@ export class Conversation extends Emitter {
   #options;
   #mode;
   #voice = new VoiceClock();
+  #echo = this.#meter();
   /** @type {Map<string, number>} */ #sent = new Map();
   #samples = 0;
   /** Null: those of a fork's past are not known yet. @type {number | null} */ #dropped = 0;
@@ -163,7 +167,12 @@ export class Conversation extends Emitter {
     this.#aborting = new AbortController();
     this.#sent.clear();
     this.#voice = new VoiceClock();
+    this.#echo = this.#meter();
     return this.#aborting;
+  }
+
+  #meter() {
+    return new EchoMeter((echo) => this.emit("echo", echo));
   }
 
   /** @param {AbortSignal} signal */
@@ -202,7 +211,11 @@ export class Conversation extends Emitter {
     this.#playedBefore = this.speaker.playedMs;
     this.speaker.onPlayed = (playedMs) => this.#acknowledge(playedMs - this.#playedBefore, false);
     this.speaker.onIdle = () => this.#acknowledge(this.speaker.playedMs - this.#playedBefore, true);
-    this.microphone.onSamples = (samples) => this.#say(samples);
+    this.speaker.onLevels = (levels, frame) => this.#echo.play(levels, frame);
+    this.microphone.onSamples = (samples) => {
+      this.#echo.hear(samples);
+      this.#say(samples);
+    };
     this.microphone.onLost = (error) => this.#fail(error);
     if (this.camera)
       this.camera.onLost = (error) => this.emit("error", { code: "camera_lost", message: error.message });

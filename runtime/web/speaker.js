@@ -31,6 +31,8 @@ const FLUSH_WAIT_MS = 500;
  * @property {string} [deviceId] which one, where the browser lets a page choose
  * @property {(playedMs: number) => void} [onPlayed] is told as sound is played, twenty times a second
  * @property {() => void} [onIdle] is told when all was played
+ * @property {(levels: number[], frame: number) => void} [onLevels] is told how loud it was, 0 to 1, in frames of
+ *   20 ms since it was opened, while sound is played; silent frames may be left out
  */
 
 /** The user's loudspeaker. */
@@ -58,6 +60,7 @@ export class Speaker {
     this.#rate = options.rate ?? RATE;
     this.onPlayed = options.onPlayed;
     this.onIdle = options.onIdle;
+    this.onLevels = options.onLevels;
   }
 
   /** @returns {Promise<{id: string, name: string}[]>} the loudspeakers that there are */
@@ -161,6 +164,7 @@ export class Speaker {
       this.queuedMs = (data.queued / this.#rate) * 1000;
       this.level = data.queued ? data.peak : 0;
       this.onPlayed?.(this.playedMs);
+      this.onLevels?.(data.levels, data.frame);
       if (!data.queued) this.onIdle?.();
     } else if (data.type === "flushed") {
       this.queuedMs = 0;

@@ -16,6 +16,9 @@ const INPUT_RATE = 16_000;
 const BLOCK_SAMPLES = 320;
 /** Reports of what was played, at most this often while something plays. */
 const REPORTS_PER_S = 20;
+/** Of what was played, told with a report: one level for each, and a little before. */
+const FRAMES_PER_S = 50;
+const LEVELS_MAX = 8;
 /** Of the resampler's kernel, to either side. */
 const CROSSINGS = 16;
 /** The transition band: the pass band ends this far below half of the lower rate. */
@@ -61,6 +64,10 @@ class SpeakerProcessor extends AudioWorkletProcessor {
   #sinceReport = 0;
   #peak = 0;
   #reported = 0;
+  #frame = Math.round(sampleRate / FRAMES_PER_S);
+  #power = 0;
+  #samples = 0;
+  /** @type {number[]} */ #levels = [];
 
   /** @param {{processorOptions: {capacity: number, most: number, cushion: number}}} options in samples */
   constructor({ processorOptions: { capacity, most, cushion } }) {
@@ -115,11 +122,21 @@ class SpeakerProcessor extends AudioWorkletProcessor {
 
   /** @param {unknown} _ @param {Float32Array[][]} outputs */
   process(_, [[out]]) {
-    for (let i = 0; i < out.length; i++) out[i] = this.#next();
+    for (let i = 0; i < out.length; i++) {
+      out[i] = this.#next();
+      this.#power += out[i] * out[i];
+      if (++this.#samples % this.#frame === 0) this.#measure();
+    }
     this.#sinceReport += out.length;
     const isDue = this.#held === 0 || this.#sinceReport >= sampleRate / REPORTS_PER_S;
     if (isDue && this.#played !== this.#reported) this.#report();
     return true;
+  }
+
+  #measure() {
+    this.#levels.push(Math.sqrt(this.#power / this.#frame));
+    if (this.#levels.length > LEVELS_MAX) this.#levels.shift();
+    this.#power = 0;
   }
 
   #next() {
@@ -142,7 +159,10 @@ class SpeakerProcessor extends AudioWorkletProcessor {
   }
 
   #report() {
-    this.port.postMessage({ type: "played", played: this.#played, queued: this.#held, peak: this.#peak });
+    const levels = this.#levels.splice(0);
+    const frame = Math.floor(this.#samples / this.#frame) - levels.length;
+    const told = { played: this.#played, queued: this.#held, peak: this.#peak };
+    this.port.postMessage({ type: "played", ...told, levels, frame });
     this.#sinceReport = 0;
     this.#peak = 0;
     this.#reported = this.#played;

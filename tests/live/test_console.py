@@ -154,6 +154,8 @@ def test_a_question_is_answered_aloud(console: Console, recordings: Path) -> Non
     assert console.tab.run("document.querySelectorAll('.bar.speak').length") >= 2
     assert console.text(".measures div:nth-child(1) dd").endswith(" s")
     assert " of 8,192" in console.text(".measures div:nth-child(3) dd")
+    assert console.tab.run("document.querySelector('.stage > .notice:not([hidden])')") is None
+    assert console.tab.barriers() == []
     console.press("Stop")
     console.wait_until("ended")
     link = console.tab.run("document.querySelector('.links a').getAttribute('href')")
@@ -375,6 +377,7 @@ def test_a_transcription(console: Console) -> None:
     console.press("Stop")
     console.tab.until("button('Start listening') !== undefined")
     assert "news" in console.text(".transcript")
+    assert console.tab.barriers() == []
 
 
 def test_a_file_is_transcribed(console: Console) -> None:
@@ -535,19 +538,6 @@ def test_the_page_of_the_readme_talks(tab: Tab, tmp_path: Path) -> None:
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
-
-
-def test_a_microphone_that_is_refused(tiny: LiveServer, tmp_path: Path) -> None:
-    """The page says what the user can do about it, and holds no slot."""
-    flags = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream=deny")
-    with chromium(tmp_path, *flags) as tab:
-        console = Console(tab, tiny)
-        console.open()
-        console.press("Start talking")
-        console.wait_until("ended")
-        assert "allow it in the address bar" in console.text(".notice.bad")
-        assert console.tab.run("button('Start again') !== undefined")
-        assert tab.logged == []
 
 
 def test_a_server_that_is_lost_and_comes_back(tab: Tab, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import { devices } from "../microphone.js";
 import { askJson } from "./api.js";
 import { check, field, fill, h, select } from "./dom.js";
 import { settingsForm } from "./settings.js";
+import { OwnVoice } from "./voice.js";
 
 /** The longest system prompt that a server takes. */
 const PROMPT_CHARS_MAX = 32_768;
@@ -23,6 +24,7 @@ export class Setup {
     [
       ["own", "The model’s own"],
       ["file", "A WAV file…"],
+      ["record", "Record your own…"],
     ],
     { onchange: () => this.#pickVoice() },
   );
@@ -35,6 +37,10 @@ export class Setup {
   });
   #microphone = select([["", "Default"]]);
   #speaker = select([["", "Default"]]);
+  #recorder = new OwnVoice(
+    () => this.microphoneId || undefined,
+    () => this.lookForDevices(),
+  );
   #unrecorded = check("Do not record this conversation", {});
   #problem = h("p", { class: "problem", role: "alert", hidden: true });
   #advanced = h("div", {});
@@ -50,6 +56,7 @@ export class Setup {
       field("Prompt", this.#prompt),
       field("Voice", this.#voice),
       this.#file,
+      this.#recorder.element,
       this.#problem,
       h("div", { class: "pair" }, field("Microphone", this.#microphone), field("Loudspeaker", this.#speaker)),
       this.#unrecorded,
@@ -89,10 +96,13 @@ export class Setup {
   options() {
     if (this.#form && !this.#form.check()) return null;
     const config = this.#form?.values() ?? {};
+    const isOwn = this.#voice.value === "record";
+    const base64 = isOwn ? this.#recorder.take() : this.#reference?.base64;
+    if (isOwn && !base64) return null;
     return {
       instructions: this.#prompt.value,
       ...(Object.keys(config).length ? { config } : {}),
-      ...(this.#reference ? { voice: { ref_audio_base64: this.#reference.base64 } } : {}),
+      ...(base64 ? { voice: { ref_audio_base64: base64 } } : {}),
       ...(this.#unrecorded.input.checked && !this.#unrecorded.hidden ? { record: false } : {}),
     };
   }
@@ -107,6 +117,8 @@ export class Setup {
 
   /** @param {boolean} isRunning */
   lock(isRunning) {
+    if (isRunning) this.#recorder.rest();
+    this.#recorder.element.inert = isRunning; // else the model would hear it played
     for (const input of this.element.querySelectorAll("input, select, textarea, button"))
       input.disabled = isRunning;
   }
@@ -120,6 +132,8 @@ export class Setup {
   async #pickVoice() {
     this.#say("");
     this.#reference = null;
+    this.#recorder.rest();
+    this.#recorder.element.hidden = this.#voice.value !== "record";
     if (this.#voice.value === "file") return this.#file.click();
     if (this.#voice.value !== "default") return;
     try {

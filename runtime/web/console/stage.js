@@ -16,13 +16,7 @@ const KINDS = /** @type {const} */ ({
 
 /** The model's words, turn by turn; a screen reader reads them as they come. */
 export class Captions {
-  #list = h("ol", {
-    class: "captions",
-    role: "log",
-    "aria-live": "polite",
-    "aria-label": "What the model says",
-    tabIndex: 0,
-  });
+  #list = h("ol", { class: "captions", "aria-label": "What the model says", tabIndex: 0 });
   #empty;
   /** @type {any} */ #last = null;
   #name = "";
@@ -30,7 +24,8 @@ export class Captions {
   /** @param {string} text shown before the first words */
   constructor(text) {
     this.#empty = h("p", { class: "soft hint" }, text);
-    this.element = h("div", { class: "stage-words" }, this.#empty, this.#list);
+    const log = h("div", { role: "log", "aria-label": "What the model says" }, this.#list);
+    this.element = h("div", { class: "stage-words" }, this.#empty, log);
   }
 
   /** @param {{responseId: string, text: string, isFinal: boolean, isInterrupted: boolean}} caption */
@@ -118,6 +113,7 @@ export class Measures {
       ["kv", "KV cache", "tokens of the model’s context in use"],
       ["silent", "Stopped in", "from an interruption to silence"],
       ["time", "Time", "since the session began"],
+      ["echo", "Echo", "how alike the microphone’s sound is to the loudspeaker’s, 0 to 1"],
     ];
     this.element = h(
       "dl",
@@ -153,6 +149,11 @@ export class Measures {
   /** @param {number} ms */
   silent(ms) {
     this.#values.silent.textContent = `${Math.round(ms)} ms`;
+  }
+
+  /** @param {import("../echo.js").EchoEvent} echo */
+  echo({ correlation, delayMs, isHeard }) {
+    this.#values.echo.textContent = correlation.toFixed(2) + (isHeard ? `, ${delayMs} ms` : "");
   }
 
   /** @param {string} text */

@@ -10,7 +10,7 @@ import { Past } from "./past.js";
 import { Setup } from "./setup.js";
 import { share } from "./share.js";
 import { Captions, Lane, Levels, Measures } from "./stage.js";
-import { endOf, HINTS, SEEING, STATES } from "./words.js";
+import { ECHO, endOf, HINTS, SEEING, STATES } from "./words.js";
 
 const TICK_MS = 500;
 
@@ -31,6 +31,7 @@ class TalkPage {
   #levels = new Levels();
   #setup = new Setup();
   #notice = notice("warn");
+  #advice = notice("warn");
   #state = h("h1", { class: "state", "aria-live": "polite" }, STATES.idle);
   #detail = h("p", { class: "soft detail", role: "status" }, "Your browser will ask for the microphone.");
   #links = h("p", { class: "links" });
@@ -110,6 +111,7 @@ class TalkPage {
         ),
         this.#past.element,
         this.#notice.element,
+        this.#advice.element,
         h("div", { class: "row big" }, this.#start, this.#hold, this.#links),
         controls,
         this.#captions.element,
@@ -186,6 +188,7 @@ class TalkPage {
     this.#lane.clear();
     this.#measures.clear();
     this.#notice.say("");
+    this.#advice.say("");
     fill(this.#links);
   }
 
@@ -199,6 +202,10 @@ class TalkPage {
     conversation.on("caption", (caption) => this.#captions.tell(caption));
     conversation.on("answer", ({ delayMs }) => this.#measures.delay(delayMs));
     conversation.on("interrupted", ({ silentMs }) => this.#measures.silent(silentMs));
+    conversation.on("echo", (echo) => {
+      this.#measures.echo(echo);
+      if (echo.isHeard === this.#advice.element.hidden) this.#advice.say(echo.isHeard ? ECHO : "");
+    });
     conversation.on("unit", (unit) => {
       this.#lane.add(unit);
       this.#measures.latency(unit.latencyMs);
@@ -239,6 +246,7 @@ class TalkPage {
   /** @param {Conversation} conversation @param {string} reason @param {Error | null} error */
   #ended(conversation, reason, error) {
     clearInterval(this.#ticking);
+    this.#advice.say("");
     this.#conversation = null;
     this.#detail.textContent = error ? "" : endOf(reason, null);
     this.#notice.say(error ? endOf(reason, error) : "", "bad");

@@ -46,13 +46,7 @@ class TranscribePage {
   #file = button("Open a file", () => this.#picker.click());
   #copy = button("Copy text", () => this.#copyText(), { class: "quiet" });
   #clear = button("Clear", () => this.#wipe(), { class: "quiet" });
-  #lines = h("ol", {
-    class: "transcript",
-    role: "log",
-    "aria-live": "polite",
-    "aria-label": "Text",
-    tabIndex: 0,
-  });
+  #lines = h("ol", { class: "transcript", "aria-label": "Text", tabIndex: 0 });
   #empty = h("p", { class: "nothing" }, "The text appears here while you speak.");
   #status = h("p", { class: "soft", role: "status" }, IDLE);
   #notice = notice("bad");
@@ -75,7 +69,7 @@ class TranscribePage {
         "div",
         { class: "card stack" },
         this.#empty,
-        this.#lines,
+        h("div", { role: "log", "aria-label": "Text" }, this.#lines),
         h("div", { class: "row end" }, this.#copy, this.#clear),
       ),
     );

@@ -14,6 +14,9 @@ export const STATES = {
   ended: "The conversation is over",
 };
 
+export const ECHO =
+  "The model hears itself: your microphone picks up the loudspeaker. Use headphones, or turn the volume down.";
+
 /** @type {Record<string, string>} Why a session ended, by its reason on the wire. */
 const ENDS = {
   stopped: "You ended the conversation.",

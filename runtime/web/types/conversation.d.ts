@@ -20,6 +20,8 @@
  * @property {{responseId: string, text: string}} turn the model has ended its turn
  * @property {{responseId: string, text: string, playedMs: number, cutMs: number, silentMs: number}} interrupted
  *   the turn was cut: so much was played and not, and so long after the event it was silent
+ * @property {import("./echo.js").EchoEvent} echo the microphone was compared with the loudspeaker, after each two
+ *   seconds of speech: `isHeard`, the model hears itself, and its user needs headphones
  * @property {import("./antiphon.js").ConnectionEvent} connection it is lost, or back
  * @property {{secondsLeft: number}} going_away the server will shut down
  * @property {{code: string, message: string}} error the server reported one, and the session goes on
@@ -131,6 +133,11 @@ export type ConversationEvents = {
         cutMs: number;
         silentMs: number;
     };
+    /**
+     * the microphone was compared with the loudspeaker, after each two
+     * seconds of speech: `isHeard`, the model hears itself, and its user needs headphones
+     */
+    echo: import("./echo.js").EchoEvent;
     /**
      * it is lost, or back
      */

@@ -6,6 +6,8 @@
  * @property {string} [deviceId] which one, where the browser lets a page choose
  * @property {(playedMs: number) => void} [onPlayed] is told as sound is played, twenty times a second
  * @property {() => void} [onIdle] is told when all was played
+ * @property {(levels: number[], frame: number) => void} [onLevels] is told how loud it was, 0 to 1, in frames of
+ *   20 ms since it was opened, while sound is played; silent frames may be left out
  */
 /** The user's loudspeaker. */
 export class Speaker {
@@ -26,6 +28,7 @@ export class Speaker {
     level: number;
     onPlayed: ((playedMs: number) => void) | undefined;
     onIdle: (() => void) | undefined;
+    onLevels: ((levels: number[], frame: number) => void) | undefined;
     get isOpen(): boolean;
     set volume(volume: number);
     /** How loud, 0 to 1. */
@@ -77,4 +80,9 @@ export type SpeakerOptions = {
      * is told when all was played
      */
     onIdle?: (() => void) | undefined;
+    /**
+     * is told how loud it was, 0 to 1, in frames of
+     * 20 ms since it was opened, while sound is played; silent frames may be left out
+     */
+    onLevels?: ((levels: number[], frame: number) => void) | undefined;
 };
