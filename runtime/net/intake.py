@@ -130,7 +130,7 @@ class Intake(trio.abc.Stream):
             needs_more = len(self._rest) == left or not self._rest
 
     async def _read(self, bytes_max: int) -> bool:
-        """Read more into `_rest`, which alone holds it; False at the end."""
+        """Read more into `_rest`, and hold it nowhere else; False at the end."""
         missing = max(self._missing_bytes, self._scanner.missing_bytes)
         self.link.expect(1 if self.is_closing else missing)
         most = UNCOUNTED_BYTES if self.share.budget.is_tight else max(READ_BYTES, missing)

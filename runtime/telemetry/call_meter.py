@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import ClassVar, Final
 
-from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
@@ -17,6 +16,7 @@ from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 
 from . import catalogue as c
 from .instruments import Books
+from .watching import Shown
 
 SPEECH_BYTES_PER_S: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 
@@ -35,7 +35,7 @@ class CallMeter:
         self._ended = False
         self.kv_tokens = 0
 
-    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         """Count an event and its effects."""
         self._now_ns = event.at_ns
         match event:
@@ -59,7 +59,7 @@ class CallMeter:
         self._finish("ended")
         self.kv_tokens = 0
 
-    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
+    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         raise NotImplementedError
 
     def _asked(self, effect: ef.Effect) -> None:
@@ -98,7 +98,7 @@ class TurnMeter(CallMeter):
     outcomes = c.TURNS
     _has_begun_to_answer = False
 
-    def _heard(self, event: ev.Event, _effects: object, _session: Session) -> None:
+    def _heard(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
                 self._books.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "prefill")
@@ -128,7 +128,7 @@ class ChunkMeter(CallMeter):
 
     outcomes = c.CHUNKS
 
-    def _heard(self, event: ev.Event, _effects: object, _session: Session) -> None:
+    def _heard(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.ChunkDone(result=result) if (result.utterance, result.index) == self._running:
                 self._books.observe(c.CHUNK_SECONDS, self._since(self._began_ns))

@@ -14,7 +14,6 @@ from typing import Final
 
 import orjson
 
-from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
@@ -26,6 +25,7 @@ from .call_meter import CallMeter, ChunkMeter, TurnMeter
 from .instruments import Books
 from .talk_meter import TalkMeter
 from .unit_meter import UnitMeter
+from .watching import Shown
 
 ERROR_BEGINS: Final = '{"type":"error"'
 """The start of an error in every dialect; a test checks it."""
@@ -57,7 +57,7 @@ class Meter:
         """The session's tokens in the model's cache; 0 without a slot."""
         return self._work.kv_tokens
 
-    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         """Count an event and its effects."""
         self._now_ns = event.at_ns
         self._happened(event)

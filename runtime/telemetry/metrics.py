@@ -24,6 +24,7 @@ from protocol.values.modes import Mode
 from .catalogue import Metric
 from .gauges import ServerGauges
 from .instruments import Books, Instruments, Labels, Series
+from .later import Backlog, Later
 from .meter import Meter
 from .watching import ServerStatus
 
@@ -42,7 +43,8 @@ class Metrics:
     ) -> None:
         self.registry: Final = CollectorRegistry()
         made = Instruments()
-        self.registry.register(Counted(made))
+        self._backlog: Final = Backlog()
+        self.registry.register(Counted(made, self._backlog))
         self._books: Final = {mode: Books(made, mode) for mode in get_args(Mode)}
         self._meters: Final[WeakValueDictionary[str, Meter]] = WeakValueDictionary()
         if status is not None:
@@ -51,14 +53,15 @@ class Metrics:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
 
-    def watch(self, opened: ConnectionOpened, owner: str) -> Meter:  # noqa: ARG002
+    def watch(self, opened: ConnectionOpened, owner: str) -> Later:  # noqa: ARG002
         """As `Telemetry`; the owner is not counted."""
         meter = Meter(self._books[opened.mode], opened)
         self._meters[opened.recording_id] = meter
-        return meter
+        return Later(meter, self._backlog)
 
     def kv_tokens(self, recording_id: str) -> int:
         """A session's tokens in the model's cache; 0 if it does not run."""
+        self._backlog.count()
         meter = self._meters.get(recording_id)
         return 0 if meter is None else meter.kv_tokens
 
@@ -77,11 +80,13 @@ class Metrics:
 class Counted(Collector):
     """Formats a server's instruments."""
 
-    def __init__(self, made: Instruments) -> None:
+    def __init__(self, made: Instruments, backlog: Backlog) -> None:
         self._made = made
+        self._backlog = backlog
 
     def collect(self) -> Iterator[Family]:
         """The current values."""
+        self._backlog.count()
         for metric, made in self._made.all():
             yield _family(metric, made)
 

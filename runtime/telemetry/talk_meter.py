@@ -12,7 +12,6 @@ from typing import Final
 
 import attrs
 
-from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
@@ -25,6 +24,7 @@ from ..measures.score import talk_scores
 from ..measures.talk import ClientSound, Talk
 from . import catalogue as c
 from .instruments import Books
+from .watching import Shown
 
 IN_SECONDS: Final = frozenset({"overlap", "self_talk"})
 """Amounts of time; the others are counts."""
@@ -39,7 +39,7 @@ class TalkMeter:
         self._sound = ClientSound("audio", "realtime")
         self._now_ns = 0
 
-    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         """Hear what an event brought, and its effects."""
         match event:
             case ev.ConnectionOpened(mode=mode, endpoint=endpoint):
@@ -50,7 +50,7 @@ class TalkMeter:
             self._hear(self._talk, event, effects, session)
 
     def _hear(
-        self, talk: Talk, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session
+        self, talk: Talk, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown
     ) -> None:
         at_ns = self._now_ns = event.at_ns
         if isinstance(event, ev.SpeechStarted | ev.SpeechStopped):

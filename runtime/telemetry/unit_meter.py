@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import MS_PER_S, NS_PER_S
@@ -21,6 +20,7 @@ from protocol.values.model import UnitResult
 from . import catalogue as c
 from .call_meter import CallMeter
 from .instruments import Books
+from .watching import Shown
 
 DEADLINE_NS: Final = NS_PER_S
 """A unit is one second of input, so the next is whole one second after it."""
@@ -44,7 +44,7 @@ class UnitMeter(CallMeter):
         self._amid_turn = False  # the model goes on to speak
         self._overlap_ms: int | None = None  # where speech began that is over the model's
 
-    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Session) -> None:
+    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         is_sent = any(isinstance(effect, ef.Send) for effect in effects)
         match event:
             case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():

@@ -5,7 +5,7 @@ A watcher sees what the log has, so each figure can be found again in a recordin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -14,7 +14,9 @@ import attrs
 from protocol.machine.session import Connected, Session
 from protocol.values.effects import Effect
 from protocol.values.events import ConnectionOpened, Event
+from protocol.values.messages import EndReason, ServerMessage
 from protocol.values.modes import Mode
+from protocol.values.requests import ClientMessage
 from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
 
@@ -23,6 +25,30 @@ from ..net.counters import Counters
 from ..slots.admission import RunningTask
 from ..slots.pool import PoolCounts
 from ..slots.workers import WorkersStatistics
+
+
+class Shown(Protocol):
+    """What a meter reads of a session; each as `Session` has it."""
+
+    @property
+    def end_reason(self) -> EndReason | None:
+        """Why it ended."""
+
+    @property
+    def said(self) -> Sequence[ServerMessage]:
+        """Messages to the client in the last step."""
+
+    @property
+    def state(self) -> State:
+        """The session's state."""
+
+    @property
+    def taken(self) -> ClientMessage | None:
+        """The client's message in the last step."""
+
+    @property
+    def units_waiting(self) -> int:
+        """Full seconds of input that wait."""
 
 
 class Watcher(Protocol):

@@ -25,6 +25,7 @@ from protocol.wire.dialects.opening import OPENING
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.model.backends.scripted_chat import Answer
 from runtime.telemetry.catalogue import BROKEN_OFF
+from runtime.telemetry.later import Later
 from runtime.telemetry.meter import ERROR_BEGINS, Meter, error_code
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.unit_meter import UnitMeter
@@ -497,13 +498,14 @@ def test_no_other_frame_begins_as_an_error(name: str, mode: Mode) -> None:
 class Checked:
     """A meter, and after each event what must be true of it."""
 
-    meter: Meter
+    later: Later
     session: Session | None = None
     wrong: list[str] = attrs.Factory(list)
     decoding: set[int] = attrs.Factory(set)
 
     def saw(self, event: Event, effects: Any, session: Session) -> None:
-        self.meter.saw(event, effects, session)
+        self.later.saw(event, effects, session)
+        self.later._backlog.count()
         self.session = session
         work = self.meter._work
         if isinstance(work, UnitMeter) and len(work._whole_ns) != session.units_waiting:
@@ -515,8 +517,12 @@ class Checked:
         if len(self.meter._media) != len(self.decoding):
             self.wrong.append(f"{len(self.meter._media)} decode, not {len(self.decoding)}")
 
+    @property
+    def meter(self) -> Meter:
+        return self.later.meter
+
     def over(self, reason: str | None) -> None:
-        self.meter.over(reason)
+        self.later.over(reason)
 
 
 @attrs.define
