@@ -1,9 +1,10 @@
 """Marks beside a log: annotations of a recording that has ended, in a file next to the log.
 
-A log that has ended is never changed. So a later mark is a line of JSON in `RECORDING_ID.marks.jsonl`,
-and a removed mark is another line. Rules: lines are only appended, by one writer at a time (flock),
-and are on the device (fsync) when a call returns. A line that is damaged or out of its bounds is
-skipped and counted. The file is user data, not a cache; it goes with its log (`Store.remove`).
+A log that has ended is never changed. So a later mark is a line of JSON in a file of its own,
+`RECORDING_ID.marks.jsonl`, and a removed mark is another line. Rules: lines are only appended, by
+one writer at a time (flock), and are on the device (fsync) when a call returns. A line that is
+damaged or out of its bounds is skipped and counted. The file is user data, not a cache; it goes
+with its log (`Store.remove`).
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+import attrs
 import click
 
 from recorder.format.format import SUFFIX
+from recorder.keep.marks import marks_path, read_marks
 from recorder.write.files import new_file
 
 from ..diff.command import read_and_compare
@@ -81,7 +83,12 @@ def view_command(
             _written(target, log, is_stdout=is_stdout, force=force) as file,
         ):
             items = records_of(log, reader, watch)
-            chunks = page_of(reader.head.fields, items, replayed=replayed, comparison=comparison)
+            chunks = page_of(
+                *(reader.head.fields, items),
+                replayed=replayed,
+                comparison=comparison,
+                beside=attrs.asdict(read_marks(marks_path(log))),
+            )
             file.writelines(chunks)
     if is_stdout:
         return
