@@ -115,10 +115,8 @@ class Marks:
     async def _write(self, request: Request) -> Response:
         summary, info = await self._recordings.found(request)
         if summary.state == "open":
-            where = f"/api/sessions/{info.recording_id}/marks"
-            raise HTTPException(
-                HTTPStatus.CONFLICT, f"this session runs; its log takes marks: {where}"
-            )
+            text = "this session runs: write into its log, at /api/sessions/{recording_id}/marks"
+            raise HTTPException(HTTPStatus.CONFLICT, text)
         said = read_fields(await read_body(request, BODY_BYTES_MAX), _place_and_text)
         made = await self._changed(
             partial(

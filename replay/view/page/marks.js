@@ -18,7 +18,7 @@ export class Marks {
     this.session = session;
     this.on = on;
     const { writes } = session.beside;
-    const id = encodeURIComponent(session.story.recording_id);
+    const id = location.pathname.split("/")[3]; // of the recording, or of its session
     this.recording = `/api/recordings/${id}`;
     this.running = `/api/sessions/${id}/marks`;
     this.desk = page.querySelector("#desk");

@@ -86,7 +86,9 @@ class Shop:
         self._piece_bytes = piece_bytes
         viewers = {
             "page": Viewer(
-                pieces_of=self._page_of, media_type="text/html", policy="default-src 'none'"
+                pieces_marked=lambda _: self._page_of,
+                media_type="text/html",
+                policy="default-src 'none'",
             ),
             "sound": Viewer(
                 pieces_of=self._page_of,

@@ -65,7 +65,12 @@ def uploader_of(folder: Path, store: RemoteStore | None = None) -> Uploader:
 
 def retainer_of(folder: Path, uploader: Uploader) -> Retainer:
     """A retainer by which everything is too old."""
-    return Retainer(Store(folder, keeps_marks=True), Retention(age_s_max=1), may_go=uploader.is_stored, clock=lambda: NOW_S)
+    return Retainer(
+        Store(folder, keeps_marks=True),
+        Retention(age_s_max=1),
+        may_go=uploader.is_stored,
+        clock=lambda: NOW_S,
+    )
 
 
 def names(place: RemoteStore | Store) -> set[str]:
