@@ -1,4 +1,4 @@
-"""Marks beside a log: annotations of a recording that has ended, in a file next to the log.
+"""Marks next to a log: annotations of a recording that has ended, in a file next to the log.
 
 A log that has ended is never changed. So a later mark is a line of JSON in a file of its own,
 `RECORDING_ID.marks.jsonl`, and a removed mark is another line. Rules: lines are only appended, by
@@ -65,7 +65,7 @@ def _text(chars_min: int, chars_max: int) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Mark:
-    """A mark beside a log; `ValueError` if a field is out of its bounds.
+    """A mark next to a log; `ValueError` if a field is out of its bounds.
 
     Attributes:
         number: its name in this file, from 1.

@@ -99,7 +99,7 @@ class Logs(Protocol):
 class Store:
     """The logs in one directory, which must exist before a log is opened.
 
-    `keeps_marks`: the marks beside a log stay when it is removed, as an object store has it too.
+    `keeps_marks`: the marks next to a log stay when it is removed, as an object store has it too.
     """
 
     directory: Path
@@ -135,7 +135,7 @@ class Store:
         return tuple(sorted(self._look(), key=newest_first))
 
     def remove(self, log: LogInfo) -> None:
-        """Remove a log, and the marks beside it; `FileNotFoundError` if it is gone."""
+        """Remove a log, and the marks next to it; `FileNotFoundError` if it is gone."""
         path = self.path(log.recording_id)
         try:
             path.unlink()

@@ -119,8 +119,10 @@ export class Marks {
     const key = this.key.value.trim();
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     try {
-      const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
+      // The page's own address may hold a name and a key, which `fetch` refuses.
+      const answer = await fetch(`${location.origin}${path}`, { method, headers, body: body && JSON.stringify(body) });
       if (answer.status === 204) return {};
+      if (answer.status === 401) return say("The server does not know this key."), null;
       const said = await answer.json();
       if (answer.ok) return said;
       say(`${said.message[0].toUpperCase()}${said.message.slice(1)}.`);

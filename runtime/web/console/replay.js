@@ -6,7 +6,7 @@ import { button, dialog, h, notice } from "./dom.js";
 /** @type {Record<string, "good" | "bad" | "warn">} */
 const TONES = { identical: "good", diverged: "bad", damaged: "bad", not_comparable: "warn" };
 
-/** Replay a recording, and say what comes of it. @param {string} id @param {string} [of] what it is called */
+/** Replay a recording, and say what it finds. @param {string} id @param {string} [of] the name to show */
 export async function replay(id, of = "this conversation") {
   const told = notice("", "status");
   const lines = h("div", { class: "stack" });
