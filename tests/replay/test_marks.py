@@ -1,4 +1,4 @@
-"""Marks in a log and next to it: every tool shows them, keeps them or leaves them out on purpose."""
+"""Marks in a log or next to it: every tool shows them, keeps them or leaves them out."""
 
 from __future__ import annotations
 

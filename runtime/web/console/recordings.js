@@ -321,7 +321,7 @@ class RecordingsPage {
       }),
       ...(hasViews && isReadable
         ? [
-            button("Replay", () => replay(it.recording_id, name), {
+            button("Replay", () => replay(it.recording_id, `the recording of ${name}`), {
               disabled: it.state === "open",
               "aria-label": `Replay the recording of ${name}`,
             }),

@@ -12,7 +12,7 @@ export async function replay(id, of = "this conversation") {
   const lines = h("div", { class: "stack" });
   const shown = dialog(
     "Replay",
-    h("p", { class: "soft" }, `What came in at ${of} goes through the server again, without the model. What comes out must be as recorded.`),
+    h("p", { class: "soft" }, `The input of ${of} goes through the server again, without the model. The output must be as recorded.`),
     told.element,
     lines,
     h("div", { class: "row" }, button("Close", () => shown.close())),
