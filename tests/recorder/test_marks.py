@@ -167,3 +167,7 @@ def test_marks_go_with_their_log_and_are_no_log(tmp_path: Path) -> None:
         assert [it.recording_id for it in Listing(store).refresh()] == ["one"]
         store.remove(info)
         assert marks_path(path).exists() is keeps
+    write(marks_path(path))  # as of a log that only an object store has
+    with pytest.raises(FileNotFoundError):
+        store.remove(info)
+    assert not marks_path(path).exists()

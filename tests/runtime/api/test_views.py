@@ -187,6 +187,22 @@ async def test_one_client_leaves_a_place_for_making(folder: Path) -> None:
     assert (await shop.answer("anna")).status == 200
 
 
+async def test_a_client_that_leaves_ends_the_making(folder: Path) -> None:
+    """Clients that ask and leave would keep all places for as long as their views take."""
+    shop, visit = Shop(folder), Visit()
+    shop.goes_on = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(shop.ask, visit, "anna")
+        await shop.begun.acquire()
+        visit.leaves.set()
+        visit.takes.set()
+        with anyio.fail_after(WAIT_S):
+            await visit.over.wait()
+        shop.goes_on.set()
+    assert visit.status == 408
+    assert (await shop.answer("anna")).status == 200
+
+
 async def test_a_digest_is_made_by_itself_and_holds_no_page_up(folder: Path) -> None:
     """A list that is looked at would keep its user from opening what is in it."""
     shop, digest, page = Shop(folder, piece_bytes=1000), Visit(), Visit()
