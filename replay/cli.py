@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 import click
 
 from recorder.format.format import SUFFIX
+from recorder.keep.marks import marks_path, read_marks
 from recorder.read.reader import LogReader
 from runtime.commands.interrupts import run
 from runtime.model.backends.base import Backend
@@ -40,7 +41,7 @@ from .shared.commands import (
 )
 from .shared.progress import Watch, calls_of, progress, size_of
 from .shared.recordings import LogType
-from .story.inspect import inspect
+from .story.inspect import inspect, with_marks
 from .story.inspection import to_json
 
 _LOG: Final = click.argument("log", type=LogType())
@@ -132,7 +133,8 @@ def replay_command(
 def inspect_command(log: Path, as_json: bool) -> None:
     """Describe the session LOG: its states, units, drops, errors and end.
 
-    With --json also its measures, as antiphon eval has them.
+    Marks that were written next to LOG after the session are shown too. With --json also its
+    measures, as antiphon eval has them.
 
     \b
     Exit codes:
@@ -141,9 +143,14 @@ def inspect_command(log: Path, as_json: bool) -> None:
     """  # noqa: D301 - click takes a backspace to keep the lines
     with opened_log(log) as reader:
         told = inspect(reader.head.fields, records_of(log, reader))
+    beside = read_marks(marks_path(log))
+    told = with_marks(told, beside)
     measures = measure_log(log, str(log)).measures if as_json else {}
     body = {"log": str(log), **to_json(told), "measures": measures}
-    finish(body, text.inspect_lines(told), as_json=as_json)
+    lines = text.inspect_lines(told)
+    if beside.damaged:
+        lines.append(f"marks     {beside.damaged} lines next to the log cannot be read")
+    finish(body, lines, as_json=as_json)
 
 
 def _replay(logs: list[Path], watch: Watch, *, go_on: bool, jobs: int) -> list[Outcome]:

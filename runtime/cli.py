@@ -130,9 +130,11 @@ EXIT_BY_SIGNAL: Final = 128
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a stdout that cannot be written; errors of a file are reported by its writer."""
 PAGE: Final = "replay.view.document"
-"""The module that shows a recording as a page: `page_of`, `page_beside` and `PAGE_CSP`."""
+"""The module that shows a recording as a page: `page_of` and the like, and their policies."""
 DIGEST: Final = "replay.library.digest"
 """The module that makes a recording's digest: `digest_of`."""
+REPLAY: Final = "replay.library.replayed"
+"""The module that runs a recording again: `replay_of`."""
 COPIES: Final = "replay.view.copies"
 """The module of redacted copies: `log_without`, `page_without`, `KINDS` and `RedactError`."""
 SOUND: Final = "replay.export.mixer"
@@ -343,6 +345,8 @@ def load_viewer(name: ViewName) -> Viewer:
         )
     if name == "digest":
         return Viewer(pieces_of=import_module(DIGEST).digest_of, media_type="application/json")
+    if name == "replay":
+        return Viewer(pieces_of=import_module(REPLAY).replay_of, media_type="application/json")
     if name in ("redacted-log", "redacted-page"):
         module, is_log = import_module(COPIES), name == "redacted-log"
         return Viewer(
@@ -355,8 +359,10 @@ def load_viewer(name: ViewName) -> Viewer:
     return Viewer(
         pieces_of=module.page_of,
         pieces_beside=module.page_beside,
+        pieces_marked=module.page_marked,
         media_type="text/html",
         policy=module.PAGE_CSP,
+        acting_policy=module.ACTING_CSP,
     )
 
 

@@ -34,6 +34,10 @@ LAST: Final = (
     "DELETE /api/queue/{ticket_id}",
     "GET /api/recordings/{recording_id}/live",
     "GET /api/recordings/{recording_id}/redacted",
+    "GET /api/recordings/{recording_id}/replay",
+    "POST /api/recordings/{recording_id}/marks",
+    "GET /api/recordings/{recording_id}/marks",
+    "DELETE /api/recordings/{recording_id}/marks/{number}",
     "DELETE /api/recordings/{recording_id}",
 )
 BY_HAND: Final = {"GET /web/{file}": "/web/antiphon.js"}
@@ -101,11 +105,13 @@ def asked(server: LiveServer) -> Iterator[tuple[str, Answer]]:
         hear(talks, "session.created")
         hear(waits, "session.queued")
         tickets = request(server.address, "/api/queue", headers={}).said["tickets"]
-        names = {"ticket_id": tickets[0]["ticket_id"], "name": "bert"}
+        names = {"ticket_id": tickets[0]["ticket_id"], "name": "bert", "number": "1"}
         sessions = request(server.address, "/api/sessions", headers={}).said["sessions"]
         (running,) = (each for each in sessions if each["state"] == "ACTIVE")
         names["recording_id"] = running["recording_id"]
         bodies = {"POST /api/sessions/{recording_id}/marks": b'{"text": "here"}'}
+        place = b'{"at_ms": 0, "end_ms": 0, "text": "here"}'
+        bodies["POST /api/recordings/{recording_id}/marks"] = place
         bodies["PUT /api/voices/{name}"] = VOICE.read_bytes()
         for name in (*sorted({*ANSWERS} - NOT_ASKED - {*LAST}), *LAST):
             if name == LAST[2]:

@@ -16,7 +16,9 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import attrs
 
 from protocol.values.modes import MODES
+from recorder.keep.marks import Mark
 from recorder.keep.summary import State, Summary
+from replay.rerun.outcome import EXIT_CODES
 from runtime.api import recordings
 from runtime.slots.place import WorkerStatus
 from runtime.telemetry.watching import SessionStatus
@@ -30,7 +32,6 @@ HEALTH: Final = {
     "GET /ready": ("200, or 503 while it loads, is full or drains", "all"),
 }
 ROW: Final = re.compile(r"^\| `([A-Z]+ /\S*)` \| (.+?) \|(?: (.+?) \|)?$", re.MULTILINE)
-MARK: Final = re.compile(r"^`(POST /\S+)` takes", re.MULTILINE)
 
 Schema = dict[str, Any]
 PLAIN: Final[Mapping[object, Schema]] = {
@@ -98,10 +99,16 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "Model": record(id=TEXT, object={"const": "model"}, created=WHOLE, owned_by=TEXT),
     "Voice": record(name=TEXT, bytes=WHOLE),
     "Mark": record(recording_id=TEXT, seq=WHOLE, at_ms=NUMBER),
+    "LaterMark": of(Mark),
     "Passage": record(voice=TEXT, at_ms=WHOLE, text=TEXT),
 }
 
 OBJECT: Final[Schema] = {"type": "object"}
+REPLAY: Final[Schema] = {
+    **record(result={"enum": [*EXIT_CODES]}, elapsed_ms=NUMBER, lines=listed(TEXT)),
+    "additionalProperties": True,
+    "description": "As `antiphon replay --json` prints it, and the lines that it prints without.",
+}
 LOG: Final = ("application/zstd", {"200": {}, "206": {}, "304": {}, "416": {}})
 PAGE: Final = ("text/html", {"200": TEXT})
 
@@ -148,11 +155,17 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /api/recordings/{recording_id}/digest": _json(
         record(said=listed(named("Passage")), measures=OBJECT)
     ),
+    "GET /api/recordings/{recording_id}/replay": _json(REPLAY),
     "GET /api/recordings/{recording_id}/redacted": LOG,
     "GET /api/sessions/{recording_id}/recording": LOG,
     "GET /api/sessions/{recording_id}/view": ("text/html", {"200": TEXT, "303": {}}),
     "GET /v1/live/sessions/{recording_id}/content": ("audio/wav", LOG[1]),
     "POST /api/sessions/{recording_id}/marks": _json(named("Mark"), "201"),
+    "GET /api/recordings/{recording_id}/marks": _json(
+        record(marks=listed(named("LaterMark")), damaged=WHOLE)
+    ),
+    "POST /api/recordings/{recording_id}/marks": _json(named("LaterMark"), "201"),
+    "DELETE /api/recordings/{recording_id}/marks/{number}": ("", {"204": {}}),
     "GET /api/voices": _json(
         record(voices=listed(named("Voice")), default={"type": ["string", "null"]})
     ),
@@ -172,6 +185,10 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
 """By request: the media type of the body, and a schema for each status; an empty one: no JSON."""
 BODIES: Final[Mapping[str, tuple[str, Schema]]] = {
     "POST /api/sessions/{recording_id}/marks": ("application/json", record(text=TEXT)),
+    "POST /api/recordings/{recording_id}/marks": (
+        "application/json",
+        record(at_ms=WHOLE, end_ms=WHOLE, text=TEXT),
+    ),
     "POST /api/workers": ("application/json", record(address=TEXT)),
     "PUT /api/voices/{name}": ("audio/wav", {}),
 }
@@ -207,8 +224,6 @@ def requests() -> Iterator[tuple[str, str, str]]:
         table = ast.get_docstring(module) or ""
         for request, text, whom in ROW.findall(table):
             yield request.replace("/...", "/{file}"), text, whom
-        for request in MARK.findall(table):
-            yield request, table.partition("\n")[0].rstrip("."), "the session's own key and `admin`"
 
 
 def openapi(version: str) -> Schema:

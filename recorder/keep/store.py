@@ -22,6 +22,7 @@ from ..format.format import SUFFIX, is_recording_id
 from ..read.scan import FileSource, OpenSource
 from ..write.lock import is_held
 from .forgetting import forget
+from .marks import marks_path
 
 _NS_PER_S: Final = 1_000_000_000
 
@@ -96,9 +97,13 @@ class Logs(Protocol):
 
 @attrs.frozen
 class Store:
-    """The logs in one directory, which must exist before a log is opened."""
+    """The logs in one directory, which must exist before a log is opened.
+
+    `keeps_marks`: the marks next to a log stay when it is removed, as an object store has it too.
+    """
 
     directory: Path
+    keeps_marks: bool = False
 
     def path(self, recording_id: str) -> Path:
         """Return the path of a recording's log; `LogMisuse` if the recording id is invalid."""
@@ -130,11 +135,14 @@ class Store:
         return tuple(sorted(self._look(), key=newest_first))
 
     def remove(self, log: LogInfo) -> None:
-        """Remove a log; `FileNotFoundError` if it is gone."""
+        """Remove a log, and the marks next to it; `FileNotFoundError` if it is gone."""
+        path = self.path(log.recording_id)
         try:
-            self.path(log.recording_id).unlink()
+            path.unlink()
         finally:
             forget(self.directory, log.recording_id)
+            if not self.keeps_marks:
+                marks_path(path).unlink(missing_ok=True)
 
     def _look(self) -> Iterator[LocalLog]:
         try:

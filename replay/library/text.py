@@ -18,7 +18,7 @@ from ..rerun.report import Divergence, FullReport, Maker, ReplayReport, UnitDiff
 from ..shared.recordings import show_ms, show_seconds
 from ..shared.tables import table
 from ..story.exchanges import Exchange
-from ..story.inspection import Inspection, UtteranceStory
+from ..story.inspection import Inspection, Mark, UtteranceStory
 from ..story.tools import calls_text
 from .moved import absence_text, move_text, playback_text
 from .verify import SHOWN_MAX, damage_lines
@@ -223,10 +223,15 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
     lines += _first(
         "user     ", [f"{it.start_ms / MS_PER_S:.1f} s {show(it.text.strip())}" for it in told.said]
     )
-    lines += _first("mark     ", [f"{show_seconds(it.at_ns)} {show(it.text)}" for it in told.marks])
+    lines += _first("mark     ", [_mark(it) for it in told.marks])
     lines += [_turn_table(told.turns)] if told.turns else []
     lines += [_utterance_table(told.utterances)] if told.utterances else []
     return [*lines, _unit_table(told.units)] if told.units else lines
+
+
+def _mark(mark: Mark) -> str:
+    beside = " (next to the log)" if mark.is_beside else ""
+    return f"{show_seconds(mark.at_ns)} {show(mark.text)}{beside}"
 
 
 def _first(name: str, told: Sequence[str]) -> list[RenderableType]:

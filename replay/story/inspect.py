@@ -11,7 +11,9 @@ from typing import Final
 
 import attrs
 
+from protocol.values.limits import NS_PER_MS
 from recorder.format.records import Fields, Record
+from recorder.keep.marks import Marks
 from recorder.keep.summary import WALL_MS_MAX, session_id_in
 from recorder.read.scan import Damage
 
@@ -19,7 +21,7 @@ from ..rerun.environment import model_of
 from ..rerun.logic import Replayer
 from ..shared.fields import typed
 from .exchanges import OUTPUTS, Exchange
-from .inspection import Inspection, StateSpan, UtteranceStory
+from .inspection import Inspection, Mark, StateSpan, UtteranceStory
 from .reading import Passage, SessionStory
 
 
@@ -29,6 +31,16 @@ def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
     for item in items:
         inspector.take(item)
     return inspector.inspection(head)
+
+
+def with_marks(told: Inspection, beside: Marks) -> Inspection:
+    """Add the marks next to the log."""
+    more = [
+        Mark(at_ns=it.at_ms * NS_PER_MS, text=it.text, by=it.by or None, is_beside=True)
+        for it in beside.marks
+    ]
+    marks = sorted([*told.marks, *more], key=lambda it: it.at_ns)
+    return attrs.evolve(told, marks=tuple(marks))
 
 
 class Inspector(SessionStory):

@@ -110,11 +110,15 @@ class ShortenedFrame:
 
 @attrs.frozen(kw_only=True)
 class Mark:
-    """A mark that an operator set while the session ran; `by` is the name of the operator's key."""
+    """A mark; `by` is the name of its author's key.
+
+    `is_beside`: it was written after the session, next to the log (`recorder.keep.marks`).
+    """
 
     at_ns: int
     text: str
     by: str | None
+    is_beside: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+import attrs
 import click
 
 from recorder.format.format import SUFFIX
+from recorder.keep.marks import marks_path, read_marks
 from recorder.write.files import new_file
 
 from ..diff.command import read_and_compare
@@ -74,6 +76,7 @@ def view_command(
     if is_stdout and opens:
         raise click.UsageError("--open needs a file to open, not stdout")
     refuse_log_as_output(target, [each for each in (log, other) if each is not None])
+    beside = attrs.asdict(read_marks(marks_path(log)))
     with opened_log(log) as reader:
         comparison = None if other is None else _compared(log, other)
         with (
@@ -81,7 +84,12 @@ def view_command(
             _written(target, log, is_stdout=is_stdout, force=force) as file,
         ):
             items = records_of(log, reader, watch)
-            chunks = page_of(reader.head.fields, items, replayed=replayed, comparison=comparison)
+            chunks = page_of(
+                *(reader.head.fields, items),
+                replayed=replayed,
+                comparison=comparison,
+                beside=beside if any(beside.values()) else None,
+            )
             file.writelines(chunks)
     if is_stdout:
         return

@@ -3,7 +3,8 @@
     for chunk in page_of(reader.head.fields, reader): file.write(chunk)
 
 - The file makes no requests. Its policy (`PAGE_CSP`, in the file as well) allows its own script and
-  style by their hashes, and sound and pictures that it makes itself; nothing else.
+  style by their hashes, and sound and pictures that it makes itself; nothing else. The page that a
+  server sends (`page_marked`) may ask that server, and make no markup of text (`ACTING_CSP`).
 - Data from a log stands only in data blocks, as JSON in ASCII without `<`, `>` and `&`: no text can
   end a block, and lone surrogates are escapes. The page's script shows it as text.
 - Chunks come while the log is read; the caller may stop writing at any time.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib.resources import files
 from typing import Final
@@ -24,7 +25,7 @@ from recorder.read.scan import Damage
 
 from ..shared.page import escaped, head_of, policy_of, style_with
 from .findings import Comparison, Open, compared_with
-from .parts import Part
+from .parts import Json, Part
 from .story import Narrator
 
 SCRIPTS: Final = (
@@ -44,6 +45,7 @@ SCRIPTS: Final = (
     "transcript.js",
     "sums.js",
     "address.js",
+    "marks.js",
     "list.js",
     "detail.js",
     "header.js",
@@ -65,15 +67,20 @@ def page_of(
     *,
     replayed: bool = False,
     comparison: Comparison | None = None,
+    beside: Mapping[str, Json] | None = None,
 ) -> Iterator[bytes]:
     """Write a session as a page, while its log is read from its start; yield parts in UTF-8.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
-    damage. If `replayed`, findings of logic replay are shown even if there are none. `OSError`: the
+    damage. If `replayed`, findings of logic replay are shown even if there are none. `beside` has
+    the marks next to the log: `marks`, `damaged`, and for a server's page `writes`. `OSError`: the
     log cannot be read any further.
     """
-    before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX]).split(_PARTS)
+    policy = ACTING_CSP if beside and "writes" in beside else PAGE_CSP
+    before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX], policy).split(_PARTS)
     yield before.encode()
+    if beside is not None:
+        yield _block(Part("beside", beside))
     with Narrator(head) as narrator:
         for item in items:
             yield from map(_block, narrator.tell(item))
@@ -88,14 +95,21 @@ def page_beside(
     return partial(page_of, comparison=compared_with(one, other, name))
 
 
+def page_marked(
+    beside: Mapping[str, Json],
+) -> Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]:
+    """Return `page_of` with the marks next to the log."""
+    return partial(page_of, beside=beside)
+
+
 def _block(part: Part) -> bytes:
     text = json.dumps(part.value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
     return f'<script type="application/json" data-part="{part.name}">{text}</script>\n'.encode()
 
 
-def _template(name: str) -> str:
+def _template(name: str, policy: str) -> str:
     body = _asset("index.html").replace("{{script}}", _script()).replace("{{name}}", escaped(name))
-    return head_of(name, PAGE_CSP, _style()) + body
+    return head_of(name, policy, _style()) + body
 
 
 @cache
@@ -114,3 +128,7 @@ def _script() -> str:
 
 PAGE_CSP: Final = policy_of(_style(), _script())
 """The `Content-Security-Policy` of the page, for a server that sends it over HTTP."""
+ACTING_CSP: Final = (
+    f"{PAGE_CSP}; connect-src 'self'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""The policy of `page_marked`."""

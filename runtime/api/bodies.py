@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from protocol.values.errors import FieldError, FrameError
 from protocol.wire.codec import Fields, parse_frame
+
+T = TypeVar("T")
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
@@ -24,11 +28,11 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     return bytes(body)
 
 
-def read_text(body: bytes, name: str, chars_max: int) -> str:
-    """Read a JSON object of one text, not empty; raises `HTTPException` (400) for another body."""
+def read_fields(body: bytes, read: Callable[[Fields], T]) -> T:
+    """Read a JSON object by `read`; raises `HTTPException` (400) for another body."""
     try:
         fields = Fields(parse_frame(body.decode()))
-        text = fields.required(name, lambda value: value.text(chars_max, 1))
+        found = read(fields)
         fields.refuse_unknown()
     except UnicodeDecodeError:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "$: this is not utf-8") from None
@@ -36,7 +40,14 @@ def read_text(body: bytes, name: str, chars_max: int) -> str:
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"$: {error.reason}") from None
     except FieldError as error:
         raise HTTPException(HTTPStatus.BAD_REQUEST, error.message) from None
-    return text
+    return found
+
+
+def read_text(body: bytes, name: str, chars_max: int) -> str:
+    """Read a JSON object of one text, not empty; raises as `read_fields` does."""
+    return read_fields(
+        body, lambda fields: fields.required(name, lambda value: value.text(chars_max, 1))
+    )
 
 
 def _too_large(bytes_max: int) -> HTTPException:

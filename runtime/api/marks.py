@@ -1,36 +1,58 @@
-"""Marks: remarks on a running session, written into its log.
+"""Marks: annotations of a session, in its log while it runs, and next to the log of one that has ended.
 
-`POST /api/sessions/{recording_id}/marks` takes `{"text": "..."}` from the session's own key and
-from `admin`. The answer is 201 with the mark's place, once it is in the log. A session that the key
-may not see is a 404, like an unknown one; an ended session a 409.
-"""
+| path | is | for |
+|---|---|---|
+| `POST /api/sessions/{recording_id}/marks` | write `{"text": "..."}` into the log of a running session; 201 with the mark's place, once it is in the log | the session's own key and `admin` |
+| `GET /api/recordings/{recording_id}/marks` | the marks next to the log, by their places; `damaged` counts lines that cannot be read | as above |
+| `POST /api/recordings/{recording_id}/marks` | write `{"at_ms", "end_ms", "text"}` next to the log of an ended session; both times are the same for one moment (201) | as above |
+| `DELETE /api/recordings/{recording_id}/marks/{number}` | remove a mark next to the log | its author and `admin` |
+
+A session or recording that the key may not see is a 404, like an unknown one. A log that has ended
+is never changed, so `POST /api/sessions/...` is then a 409; so is the other address while a session
+runs.
+"""  # noqa: E501 - a table
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from protocol.values.limits import NS_PER_MS
+from protocol.values.limits import MS_PER_S, NS_PER_MS
+from protocol.wire.codec import Fields
+from recorder.keep.marks import (
+    AT_MS_MAX,
+    TEXT_CHARS_MAX,
+    TooManyMarks,
+    add_mark,
+    read_marks,
+    remove_mark,
+)
+from recorder.keep.marks import MARKS_MAX as MARKS_BESIDE_MAX
 
+from ..access.gate import require_admin
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.journal import MARKS_MAX, MarkRefusal, MarkRefused
 from ..session.server import Server
-from .bodies import read_body, read_text
+from .bodies import read_body, read_fields, read_text
 from .places import RETRY_S
 from .recordings import Recordings
+from .threads import in_thread
 
-TEXT_CHARS_MAX: Final = 1000
-"""A remark, not a report."""
 BODY_BYTES_MAX: Final = 16 * 1024
 """The longest text fits, even with each character escaped twice."""
+NO_MARK: Final = "there is no such mark"
 
 _REFUSALS: Final[Mapping[MarkRefusal, tuple[HTTPStatus, str]]] = MappingProxyType(
     {
@@ -49,15 +71,23 @@ _REFUSALS: Final[Mapping[MarkRefusal, tuple[HTTPStatus, str]]] = MappingProxyTyp
 
 
 class Marks:
-    """The route of one server's marks; `server` returns None while the model loads."""
+    """The routes of one server's marks; `server` returns None while the model loads."""
 
     def __init__(self, server: Callable[[], Server | None], recordings: Recordings) -> None:
         self._server = server
         self._recordings = recordings
 
     def routes(self) -> list[Route]:
-        """The route, for `http.make_app`."""
-        return [Route("/api/sessions/{recording_id}/marks", self._add, methods=["POST"])]
+        """The routes, for `http.make_app`."""
+        beside = "/api/recordings/{recording_id}/marks"
+        return [
+            Route("/api/sessions/{recording_id}/marks", self._add, methods=["POST"]),
+            Route(beside, self._list),
+            Route(beside, self._write, methods=["POST"]),
+            Route(f"{beside}/{{number}}", self._remove, methods=["DELETE"]),
+        ]
+
+    # -- in a log -------------------------------------------------------------------------------
 
     async def _add(self, request: Request) -> Response:
         principal, recording_id = principal_of(request), request.path_params["recording_id"]
@@ -74,6 +104,72 @@ class Marks:
             raise _refused(refused.reason) from None
         where = {"recording_id": recording_id, "seq": seq, "at_ms": round(at_ns / NS_PER_MS, 3)}
         return json_response(where, HTTPStatus.CREATED)
+
+    # -- next to a log --------------------------------------------------------------------------
+
+    async def _list(self, request: Request) -> Response:
+        _, info = await self._recordings.found(request)
+        found = await in_thread(partial(read_marks, self._recordings.marks_path(info)))
+        return _json({"marks": [*map(attrs.asdict, found.marks)], "damaged": found.damaged})
+
+    async def _write(self, request: Request) -> Response:
+        summary, info = await self._recordings.found(request)
+        if summary.state == "open":
+            text = "this session runs: write into its log, at /api/sessions/{recording_id}/marks"
+            raise HTTPException(HTTPStatus.CONFLICT, text)
+        said = read_fields(await read_body(request, BODY_BYTES_MAX), _place_and_text)
+        made = await self._changed(
+            partial(
+                add_mark,
+                self._recordings.marks_path(info),
+                **said,
+                by=principal_of(request).name,
+                now_ms=int(time.time() * MS_PER_S),
+            )
+        )
+        return _json(attrs.asdict(made), HTTPStatus.CREATED)
+
+    async def _remove(self, request: Request) -> Response:
+        _, info = await self._recordings.found(request)
+        path, principal = self._recordings.marks_path(info), principal_of(request)
+        number = request.path_params["number"]
+        is_number = number.isascii() and number.isdigit() and len(number) <= 9
+        found = await in_thread(partial(read_marks, path))
+        mark = found.of(int(number)) if is_number else None
+        if mark is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, NO_MARK)
+        if not principal.may_see(mark.by):
+            require_admin(principal)
+        now_ms = int(time.time() * MS_PER_S)
+        remove = partial(remove_mark, path, mark.number, by=principal.name, now_ms=now_ms)
+        await self._changed(remove)
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    @staticmethod
+    async def _changed(change: Callable[[], Any]) -> Any:
+        """Change a file of marks, in a thread; `HTTPException`: it is full, or the disk refuses."""
+        try:
+            return await in_thread(change)
+        except TooManyMarks:
+            text = f"this recording has had its {MARKS_BESIDE_MAX} marks already"
+            raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, text) from None
+        except OSError:
+            text = "the server cannot keep the mark now"
+            raise HTTPException(HTTPStatus.INSUFFICIENT_STORAGE, text) from None
+
+
+def _place_and_text(fields: Fields) -> dict[str, Any]:
+    at_ms = fields.required("at_ms", lambda value: value.integer(0, AT_MS_MAX))
+    return {
+        "at_ms": at_ms,
+        "end_ms": fields.required("end_ms", lambda value: value.integer(at_ms, AT_MS_MAX)),
+        "text": fields.required("text", lambda value: value.text(TEXT_CHARS_MAX, 1)),
+    }
+
+
+def _json(body: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Answer with JSON in ASCII: a text can have lone surrogates."""
+    return json_response(json.dumps(body).encode(), status)
 
 
 def _refused(reason: MarkRefusal) -> HTTPException:

@@ -9,6 +9,7 @@
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
 | `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer; `?diff=` marks where another recording differs, `?to=previous`, `next` lead to the sessions around it, `?to=talk&unit=` to the console, where it is talked on from |
 | `GET /api/recordings/{recording_id}/digest` | what was said, and the measures of `antiphon eval` |
+| `GET /api/recordings/{recording_id}/replay` | what `antiphon replay` finds without the model; of no open log |
 | `GET /api/recordings/{recording_id}/redacted` | a copy of the log without `?kinds=`, or `?as=page` its page; of no open log |
 | `GET /api/sessions/{recording_id}/recording` | the log, by session |
 | `GET /api/sessions/{recording_id}/view` | the page, by session |
@@ -25,7 +26,6 @@ Files are read in threads. A list is made again only after ten times as long as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
@@ -45,7 +45,8 @@ from protocol.values.modes import MODES
 from recorder.format.format import SUFFIX
 from recorder.keep.forgetting import WITH_STORE_NAME
 from recorder.keep.index import Index
-from recorder.keep.listing import Listing, Wanted, page_of
+from recorder.keep.listing import Listing, Wanted
+from recorder.keep.marks import marks_path, read_marks
 from recorder.keep.remote import RemoteStore, StoredLog, logs_of
 from recorder.keep.store import LogInfo, Logs, Store
 from recorder.keep.summary import State, Summary
@@ -57,12 +58,22 @@ from ..net.http import json_response
 from ..session.beginning import VERSION
 from .elsewhere import NotHere
 from .files import InMemory, LogFile, send_file
+from .listed import around, page_json
 from .parameters import check_names, read_choice, read_number, wrong
 from .places import Places
 from .streaming import Stream
 from .tail import Telling, tell
 from .threads import in_thread
-from .views import LoadViewer, ViewName, Views, make_beside, make_kept, make_without
+from .views import (
+    LoadViewer,
+    ViewName,
+    Views,
+    make_beside,
+    make_kept,
+    make_marked,
+    make_without,
+    marks_told,
+)
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
@@ -143,6 +154,7 @@ class Recordings:
             Route(f"{one}/live", self._send_live),
             Route(f"{one}/view", self._send_view),
             Route(f"{one}/digest", self._send_digest),
+            Route(f"{one}/replay", self._send_replay),
             Route(f"{one}/redacted", self._send_redacted),
             Route("/api/sessions/{recording_id}/recording", self._send_log),
             Route("/api/sessions/{recording_id}/view", self._send_view),
@@ -153,7 +165,7 @@ class Recordings:
 
     async def _list(self, request: Request) -> Response:
         page = partial(
-            _page,
+            page_json,
             await self._all(),
             principal_of(request),
             _wanted(request),
@@ -177,14 +189,14 @@ class Recordings:
             return self._listed
 
     async def _show(self, request: Request) -> Response:
-        return json_response(attrs.asdict((await self._found(request))[0]))
+        return json_response(attrs.asdict((await self.found(request))[0]))
 
     async def check(self, request: Request) -> None:
         """Raise `NotHere` unless the client may see the recording in the path."""
         if self._logs is None:
             name = request.path_params["recording_id"]
             raise NotHere(name, "no session of that name runs")
-        await self._found(request)
+        await self.found(request)
 
     async def written(self, recording_id: str) -> LogInfo | None:
         """The log of a session that runs; None if it is not recorded (any more)."""
@@ -193,13 +205,20 @@ class Recordings:
         found = await in_thread(partial(self._listing.find, recording_id), self._asking)
         return found.info if found is not None and found.summary.state == "open" else None
 
-    async def _found(self, request: Request) -> tuple[Summary, LogInfo]:
+    async def found(self, request: Request) -> tuple[Summary, LogInfo]:
         """The recording in the path, if the client may see it."""
         asked = request.path_params["recording_id"]
         found = await self.find(asked, principal_of(request))
         if found is None:
             raise NotHere(asked, NO_RECORDING)
         return found
+
+    async def _ended(self, request: Request) -> LogInfo:
+        """The log in the path, if the client may see it and it is not being written."""
+        summary, info = await self.found(request)
+        if summary.state == "open":
+            raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
+        return info
 
     async def find(self, asked: str, principal: Key) -> tuple[Summary, LogInfo] | None:
         """The recording of a name, its own or its session's, if the client may see it."""
@@ -214,6 +233,10 @@ class Recordings:
             return None
         return found.summary, found.info
 
+    def marks_path(self, info: LogInfo) -> Path:
+        """Where the marks next to a log are: in the folder, also for a log of the store."""
+        return marks_path(self._local.path(info.recording_id))
+
     async def _recording_of(self, session_id: str) -> str | None:
         """Find the recording of a session; a new one is in the folder before it is in the list."""
         find = partial(self._local.recording_of, session_id)
@@ -225,7 +248,7 @@ class Recordings:
 
     async def _remove(self, request: Request) -> Response:
         assert self._logs is not None
-        _, info = await self._found(request)
+        _, info = await self.found(request)
         require_admin(principal_of(request))
         if not await in_thread(partial(_remove, self._logs, info), self._asking):
             raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
@@ -235,7 +258,7 @@ class Recordings:
     # -- the log ----------------------------------------------------------------------------------
 
     async def _send_log(self, request: Request) -> Response:
-        summary, info = await self._found(request)
+        summary, info = await self.found(request)
         with ExitStack() as opening:
             opening.enter_context(self._place(request, info))
             file = await in_thread(partial(LogFile, info, is_open=summary.state == "open"))
@@ -246,7 +269,7 @@ class Recordings:
 
     async def _send_live(self, request: Request) -> Response:
         check_names(request, LIVE_PARAMETERS)
-        _, info = await self._found(request)
+        _, info = await self.found(request)
         last_seen = request.headers.get("last-event-id", "")
         follows = int(last_seen[:18]) + 1 if last_seen.isascii() and last_seen.isdigit() else 0
         telling = Telling(
@@ -270,21 +293,25 @@ class Recordings:
 
     async def _send_view(self, request: Request) -> Response:
         check_names(request, VIEW_PARAMETERS)
-        summary, info = await self._found(request)
+        summary, info = await self.found(request)
         direction = read_choice(request, "to", DIRECTIONS)
         if direction == "talk":
             return self._talk_on(request, info)
         if direction is not None:
-            following = _around(await self._all(), principal_of(request), summary, direction)
+            following = around(await self._all(), principal_of(request), summary, direction)
             return RedirectResponse(f"/api/recordings/{following}/view", HTTPStatus.SEE_OTHER)
         other = request.query_params.get("diff")
         found = None if other is None else await self.find(other, principal_of(request))
         if other is not None and found is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
-        views, beside = self._views_here(), None if found is None else found[1]
-        if beside is None:
-            return await views.answer(request, info, "page")
-        return await views.answer(request, info, "page", make_of=partial(make_beside, info, beside))
+        views = self._views_here()
+        if found is not None:
+            make_of = partial(make_beside, info, found[1])
+            return await views.answer(request, info, "page", make_of=make_of)
+        marks = await in_thread(partial(read_marks, self.marks_path(info)))
+        told = marks_told(marks, principal_of(request), is_open=summary.state == "open")
+        make_of = partial(make_marked, told)
+        return await views.answer(request, info, "page", make_of=make_of, acts=True)
 
     def _talk_on(self, request: Request, info: LogInfo) -> Response:
         """Lead to the console, where a conversation begins from a unit of this one, or its end."""
@@ -296,7 +323,7 @@ class Recordings:
         return RedirectResponse(to, HTTPStatus.SEE_OTHER)
 
     async def _send_digest(self, request: Request) -> Response:
-        _, info = await self._found(request)
+        _, info = await self.found(request)
         index = None if self._listing is None else self._listing.index
         assert index is not None
         views, known = self._views_here(), await in_thread(partial(index.digest_of, info, VERSION))
@@ -307,11 +334,13 @@ class Recordings:
             file = InMemory(known, "application/json")
             return send_file(request, file, opening, {}, media_type=file.media_type)
 
+    async def _send_replay(self, request: Request) -> Response:
+        info = await self._ended(request)
+        return await self._views_here().answer(request, info, "replay")
+
     async def _send_redacted(self, request: Request) -> Response:
         check_names(request, REDACTED_PARAMETERS)
-        summary, info = await self._found(request)
-        if summary.state == "open":
-            raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
+        info = await self._ended(request)
         is_page = read_choice(request, "as", ("log", "page")) == "page"
         kinds = request.query_params.get("kinds")
         make_of = partial(make_without, info, None if kinds is None else kinds.split(","))
@@ -321,7 +350,7 @@ class Recordings:
         return await self._views_here().answer(request, info, view, headers, make_of)
 
     async def _send_sound(self, request: Request) -> Response:
-        _, info = await self._found(request)
+        _, info = await self.found(request)
         headers = {"Content-Disposition": f'attachment; filename="{info.recording_id}.wav"'}
         return await self._views_here().answer(request, info, "sound", headers)
 
@@ -329,35 +358,6 @@ class Recordings:
         if self._views is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server has no viewer")
         return self._views
-
-
-def _page(
-    summaries: Sequence[Summary],
-    principal: Key,
-    wanted: Wanted,
-    *,
-    limit: int,
-    after: str | None,
-) -> dict[str, object]:
-    seen = [it for it in summaries if principal.may_see(it.owner)]
-    page, following = page_of(seen, wanted, limit=limit, after=after)
-    return {"recordings": [attrs.asdict(it) for it in page], "next": following}
-
-
-def _around(summaries: Sequence[Summary], principal: Key, summary: Summary, direction: str) -> str:
-    """Find the readable recording before or after another in time, of those that a key may see."""
-    own = (-summary.listed_ms, summary.recording_id)
-    seen = [
-        (-it.listed_ms, it.recording_id)
-        for it in summaries
-        if principal.may_see(it.owner) and it.state != "unreadable"
-    ]
-    is_next = direction == "next"
-    places = [place for place in seen if (place < own if is_next else place > own)]
-    if not places:
-        text = f"there is no session {'after' if is_next else 'before'} this one"
-        raise HTTPException(HTTPStatus.NOT_FOUND, text)
-    return (max(places) if is_next else min(places))[1]
 
 
 # -- in threads ---------------------------------------------------------------------------------

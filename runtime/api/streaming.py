@@ -13,12 +13,36 @@ from contextlib import AbstractContextManager
 from http import HTTPStatus
 
 import anyio
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 Write = Callable[[bytes], Awaitable[None]]
 """Sends a piece of the body, and waits until it was taken."""
 WriteBody = Callable[[Write], Awaitable[None]]
+
+
+async def while_there(request: Request, work: Callable[[], Awaitable[None]]) -> None:
+    """Work on an answer for as long as its client is there; `ClientDisconnect`: it has left."""
+    is_done, failure = False, None
+
+    async def leave_with_the_client() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(leave_with_the_client)
+        try:
+            await work()
+        except Exception as error:
+            failure = error  # a task group would raise it in a group
+        is_done = True
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if not is_done:
+        raise ClientDisconnect
 
 
 class Stream(Response):

@@ -1,6 +1,6 @@
-"""The views of a recording: its page, its sound, its digest, and redacted copies of log and page.
+"""The views of a recording: its page, sound, digest, replay, and redacted copies of log and page.
 
-A view is made whole, then sent from memory or a file.
+A view is made whole, then sent from memory or a file; not for a client that has left.
 
 So making holds a place only as long as it lasts. The file has no name, lies in the system's
 temporary folder (`TMPDIR`), and disappears with the view, even if the server is killed.
@@ -15,7 +15,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from tempfile import SpooledTemporaryFile
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 from starlette.exceptions import HTTPException
@@ -23,14 +23,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from recorder.format.records import Fields, Record
+from recorder.keep.marks import Marks
 from recorder.keep.store import LogInfo
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
 
+from ..access.keys import Key
 from ..settings.bounds import MIB
 from .files import send_file
 from .parameters import wrong
 from .places import Places
+from .streaming import while_there
 from .threads import in_thread
 
 MAKING_MAX: Final = 2
@@ -56,11 +59,16 @@ DIGEST_BYTES_MAX: Final = 4 * MIB
 """Of a digest: its words are bounded."""
 SOUND_BYTES_MAX: Final = 1024 * MIB
 """Of a sound: 93 minutes of both voices, and most sessions end after an hour."""
-_SANDBOX: Final = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
+REPLAY_BYTES_MAX: Final = MIB
+"""Of a replay's findings: they are bounded."""
+_ACTING: Final = "frame-ancestors 'none'"
+"""The page may ask this server. Its policy allows its own script only, and no markup made of text;
+a browser's own password (Basic) changes nothing here, so with keys a writer gives the key again."""
+_SANDBOX: Final = f"{_ACTING}; sandbox allow-scripts allow-downloads"
 """The page is an origin of its own: a log's content cannot act on this server."""
 
 
-ViewName = Literal["page", "sound", "digest", "redacted-log", "redacted-page"]
+ViewName = Literal["page", "sound", "digest", "replay", "redacted-log", "redacted-page"]
 
 
 Make = Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
@@ -83,6 +91,8 @@ class Viewer:
         refuses: raised for a session that it cannot show; the client gets their text.
         pieces_beside: as `pieces_of`, with the differences from another session: from what opens
             the log and the other, and the other's name; None where the view shows none.
+        pieces_marked: as `pieces_of`, with the marks next to the log, as `marks_told` has them.
+        acting_policy: the policy of such a page, which may ask its server.
         pieces_without: as `pieces_of`, without some kinds of content, from what opens the log.
         kinds: those kinds.
     """
@@ -93,6 +103,8 @@ class Viewer:
     policy: str = ""
     refuses: tuple[type[Exception], ...] = ()
     pieces_beside: Callable[[Open, Open, str], Make] | None = None
+    pieces_marked: Callable[[Mapping[str, Any]], Make] | None = None
+    acting_policy: str = ""
     pieces_without: Callable[[Open, Collection[str]], Make] | None = None
     kinds: Collection[str] = ()
 
@@ -114,6 +126,7 @@ BOUNDS: Final[Mapping[ViewName, Bounds]] = {
     "page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
     "sound": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
     "digest": Bounds(HELD_MAX, HELD_PER_KEY_MAX, DIGEST_BYTES_MAX),
+    "replay": Bounds(HELD_MAX, HELD_PER_KEY_MAX, REPLAY_BYTES_MAX),
     "redacted-log": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
     "redacted-page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
 }
@@ -136,6 +149,28 @@ def make_beside(info: LogInfo, other: LogInfo, viewer: Viewer) -> Make:
     """Show where another recording differs."""
     assert viewer.pieces_beside is not None
     return viewer.pieces_beside(info.open, other.open, other.recording_id)
+
+
+def make_marked(told: Mapping[str, Any], viewer: Viewer) -> Make:
+    """Show the marks next to a log, and take more."""
+    assert viewer.pieces_marked is not None
+    return viewer.pieces_marked(told)
+
+
+def marks_told(found: Marks, principal: Key, *, is_open: bool) -> dict[str, Any]:
+    """Tell a page the marks next to a log, and what its user may do: plain JSON.
+
+    `writes` says where a new mark goes, and `asks_key` whether that takes a key.
+    """
+    return {
+        "marks": [
+            {**attrs.asdict(mark), "is_removable": principal.may_see(mark.by)}
+            for mark in found.marks
+        ],
+        "damaged": found.damaged,
+        "writes": "log" if is_open else "beside",
+        "asks_key": bool(principal.name),
+    }
 
 
 def make_without(info: LogInfo, kinds: Sequence[str] | None, viewer: Viewer) -> Make:
@@ -162,10 +197,12 @@ class Views:
         name: ViewName,
         headers: Mapping[str, str] = MappingProxyType({}),
         make_of: Callable[[Viewer], Make] = lambda viewer: viewer.pieces_of,
+        *,
+        acts: bool = False,
     ) -> Response:
         """Make a view of a log, and an answer that sends it, with more headers.
 
-        `make_of` chooses, in a thread, what of the viewer makes it.
+        `make_of` chooses, in a thread, what of the viewer makes it; `acts`: the page may ask.
 
         `HTTPException`: there is no place (503) or no room (507) now; or the log cannot be read, or
         its view is too large (422).
@@ -176,16 +213,25 @@ class Views:
             opening.callback(view.close)
             with self._making[name].take(request):
                 viewer = await in_thread(partial(self._load_viewer, name))
-                with await in_thread(lambda: LogReader(info.open())) as reader:
-                    make = await in_thread(partial(make_of, viewer))
-                    pieces = make(reader.head.fields, reader)
-                    # A step at a time, so that it can be cancelled.
-                    while await in_thread(partial(view.take_from, pieces, viewer.refuses)):
-                        pass
+                await while_there(request, partial(self._make, view, info, viewer, make_of))
             view.begin_with(viewer.head_of(view.size))
             if viewer.policy:
-                headers = {**headers, "Content-Security-Policy": f"{viewer.policy}; {_SANDBOX}"}
+                own, sandbox = (
+                    (viewer.acting_policy, _ACTING) if acts else (viewer.policy, _SANDBOX)
+                )
+                headers = {**headers, "Content-Security-Policy": f"{own}; {sandbox}"}
             return send_file(request, view, opening, headers, media_type=viewer.media_type)
+
+    @staticmethod
+    async def _make(
+        view: _View, info: LogInfo, viewer: Viewer, make_of: Callable[[Viewer], Make]
+    ) -> None:
+        with await in_thread(lambda: LogReader(info.open())) as reader:
+            make = await in_thread(partial(make_of, viewer))
+            pieces = make(reader.head.fields, reader)
+            # A step at a time, so that it can be cancelled.
+            while await in_thread(partial(view.take_from, pieces, viewer.refuses)):
+                pass
 
 
 class _View:

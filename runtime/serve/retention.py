@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -37,13 +36,13 @@ class Retainer:
     """Keeps the recordings of one server.
 
     Attributes:
-        directory: the recordings.
+        store: the recordings.
         retention: what to keep.
         may_go: whether a log that is due may be removed; blocking.
         clock: seconds since the epoch.
     """
 
-    _directory: Path
+    _store: Store
     _retention: Retention
     _may_go: Callable[[LogInfo], bool] = attrs.field(default=lambda _: True, kw_only=True)
     _clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
@@ -58,13 +57,13 @@ class Retainer:
     async def look(self) -> None:
         """Prune once, and count the rest."""
         work = partial(
-            prune, Store(self._directory), self._retention, now_s=self._clock(), may_go=self._may_go
+            prune, self._store, self._retention, now_s=self._clock(), may_go=self._may_go
         )
         try:
             # A disk that hangs must not keep the server from ending.
             done = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
         except OSError as error:
-            _logger.error("cannot look through %s: %s", self._directory, error.strerror)
+            _logger.error("cannot look through %s: %s", self._store.directory, error.strerror)
             return
         self.statistics = self.statistics.after(done)
         if done.removed:
@@ -87,5 +86,6 @@ def make_retainer(settings: Settings, uploader: Uploader | None = None) -> Retai
         bytes_max=None if megabytes is None else megabytes * MB,
     )
     if uploader is None:
-        return Retainer(settings.record_to, retention)
-    return Retainer(settings.record_to, retention, may_go=uploader.is_stored)
+        return Retainer(Store(settings.record_to), retention)
+    kept = Store(settings.record_to, keeps_marks=True)
+    return Retainer(kept, retention, may_go=uploader.is_stored)

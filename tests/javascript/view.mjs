@@ -3,10 +3,11 @@ import assert from "node:assert/strict";
 import { neighboursOf, readAddress, writeAddress } from "../../replay/view/page/address.js";
 import { assemble, bytesOf, lastBefore, rowAt, rowBefore } from "../../replay/view/page/data.js";
 import { brief, clock, many, span, summary } from "../../replay/view/page/format.js";
+import { placeOfMark } from "../../replay/view/page/marks.js";
 import { Scale } from "../../replay/view/page/scale.js";
 import { stretched } from "../../replay/view/page/stretch.js";
 import { sumsOf } from "../../replay/view/page/sums.js";
-import { matchesOf, passagesOf, textOf } from "../../replay/view/page/transcript.js";
+import { linesOf, matchesOf, passagesOf, textOf } from "../../replay/view/page/transcript.js";
 import { deadlineOf, stagesOf, whyOf } from "../../replay/view/page/units.js";
 
 function checkFormats() {
@@ -196,9 +197,31 @@ function checkStretching() {
   assert.equal(stretched(tone, rate, 1), tone);
 }
 
+function checkMarks() {
+  const marks = [
+    { at: 2, kind: "mark", seq: 9, fields: { text: "in the log", by: "anna" } },
+    { at: 3, kind: "mark", seq: 10, fields: { what: "lost", by: "recover" } },
+  ];
+  const later = { number: 4, text: "later", by: "bert", written_ms: 0, is_removable: true };
+  const beside = { marks: [{ ...later, at_ms: 1000, end_ms: 2500 }], damaged: 0 };
+  const said = [{ voice: "model", begin: 1.5, end: 2.5, text: "hello", seq: 7 }];
+  const lines = linesOf({ story: { marks, said, talk: null }, beside });
+  assert.deepEqual(textOf(lines).split("\n"), [
+    "[0:01.0] Mark: later",
+    "[0:01.5] Model: hello",
+    "[0:02.0] Mark: in the log",
+  ]);
+  assert.deepEqual(lines[0].notes, ["to 0:02.5, bert, 1970-01-01 00:00 UTC, next to the log"]);
+  assert.deepEqual(lines[2].notes, ["anna, in the log"]);
+  assert.deepEqual([lines[0].number, lines[2].number], [4, null]);
+  assert.deepEqual(placeOfMark(null, 1.2345), { at_ms: 1235, end_ms: 1235 });
+  assert.deepEqual(placeOfMark({ begin: 1, end: 2.5 }, 9), { at_ms: 1000, end_ms: 2500 });
+}
+
 checkFormats();
 checkWhy();
 checkTranscript();
+checkMarks();
 checkSums();
 checkAddress();
 checkStretching();

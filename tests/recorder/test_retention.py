@@ -186,7 +186,7 @@ async def test_a_server_keeps_its_bounds_and_counts(
     for days in range(4):
         put(tmp_path, f"d{days}", days * DAY_S + 100)
     retention = Retention(age_s_max=2 * DAY_S, bytes_max=10)
-    retainer = Retainer(tmp_path, retention, clock=lambda: NOW_S)
+    retainer = Retainer(Store(tmp_path), retention, clock=lambda: NOW_S)
     caplog.set_level("INFO")
     await retainer.look()
     assert attrs.asdict(retainer.statistics) == {
@@ -208,7 +208,7 @@ async def test_a_folder_that_is_gone_does_not_end_the_server(
 ) -> None:
     """A disk that fails for a moment would end all sessions."""
     (tmp_path / "file").write_bytes(b"")
-    retainer = Retainer(tmp_path / "file" / "logs", Retention(age_s_max=1))
+    retainer = Retainer(Store(tmp_path / "file" / "logs"), Retention(age_s_max=1))
     with anyio.fail_after(20):
         await retainer.look()
     assert "cannot look through" in caplog.text

@@ -1,4 +1,4 @@
-"""Marks in a log: every tool shows them, keeps them or leaves them out on purpose."""
+"""Marks in a log or next to it: every tool shows them, keeps them or leaves them out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mcap.reader import make_reader
 
 from recorder.format.chain import FIN_FIELDS
 from recorder.format.records import Record
+from recorder.keep.marks import add_mark, marks_path
 from recorder.mend.compact import compact
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
@@ -25,6 +26,7 @@ from replay.redact.policy import Policy
 from replay.redact.redaction import Redaction
 from replay.rerun.logic import replay
 from replay.shrink.candidate import build
+from replay.view.command import view_command
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.answering import play, write_events
 from tests.exported import exported
@@ -85,7 +87,7 @@ def test_inspect_and_view_tell_them(log: Path) -> None:
     marks = marks_in(log)
     told = json.loads(call(inspect_command, log, "--json"))
     assert told["marks"] == [
-        {"at_ns": mark.at_ns, "text": text, "by": "anna"}
+        {"at_ns": mark.at_ns, "text": text, "by": "anna", "is_beside": False}
         for mark, text in zip(marks, TEXTS, strict=True)
     ]
     text = call(inspect_command, log)
@@ -166,3 +168,23 @@ def test_what_people_said_of_a_session_goes_with_its_words(tmp_path: Path) -> No
         assert [(record.at_ns, record.fields) for record in found] == [(9, kept)]
         assert [record.seq for record in made] == [*range(1, len(made) + 1)]
         assert run.left_out == 1
+
+
+def test_marks_next_to_the_log_are_shown(log: Path, tmp_path: Path) -> None:
+    """What was found in a recording later would be seen on the server's page only."""
+    add_mark(marks_path(log), at_ms=1500, end_ms=1500, text=TEXTS[1], by="bert", now_ms=0)
+    with marks_path(log).open("a") as file:
+        file.write("{cut off")
+    body = json.loads(CliRunner().invoke(inspect_command, [str(log), "--json"]).stdout)
+    assert body["marks"][0] == {
+        **{"at_ns": 1_500_000_000, "text": TEXTS[1], "by": "bert"},
+        "is_beside": True,
+    }
+    assert [it["is_beside"] for it in body["marks"]] == [True, False, False]
+    text = CliRunner().invoke(inspect_command, [str(log)]).stdout
+    assert "mark      1.500 s '-->\\n\\x1b[31m<script>' (next to the log)" in text
+    assert "marks     1 lines next to the log cannot be read" in text
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(view_command, [str(log), "-o", str(page)]).exit_code == 0
+    assert '"text":"--\\u003e\\n\\u001b[31m\\u003cscript\\u003e","by":"bert"' in page.read_text()
+    assert "connect-src" not in page.read_text().partition("<body>")[0]

@@ -1,8 +1,8 @@
 /* What happened at single moments: divergences, errors, damage, interruptions, marks, lost input. */
 
 import { many } from "./format.js";
-import { rowBefore } from "./data.js";
-import { drawGlyph } from "./paint.js";
+import { authorOf, marksOf, rowBefore } from "./data.js";
+import { drawGlyph, faded } from "./paint.js";
 
 /** The colour of each kind's sign. */
 export const SIGN_COLOURS = {
@@ -20,7 +20,8 @@ export const SIGN_COLOURS = {
 };
 
 /** Everything that is shown by a sign, in order of time. */
-export function happeningsOf({ story, rows }) {
+export function happeningsOf(session) {
+  const { story, rows } = session;
   const made = [
     ...story.findings.map((finding) => placed(finding, story, rows)),
     ...story.errors.map(({ at, seq, code, message }) => ({
@@ -36,6 +37,16 @@ export function happeningsOf({ story, rows }) {
       seq,
       ...markText(kind, fields),
     })),
+    ...marksOf(session)
+      .filter(({ seq }) => seq === null)
+      .map((mark) => ({
+        kind: "mark",
+        at: mark.at,
+        end: mark.end,
+        seq: null,
+        title: "Mark",
+        lines: [mark.text, [authorOf(mark), "next to the log"].filter(Boolean).join(", ")],
+      })),
     ...story.drops.map(({ at, seq, ordinal }) => ({
       kind: "drop",
       at,
@@ -97,8 +108,12 @@ export function marksLane(happenings) {
     height: 26,
     draw({ context, scale, theme, top, height }) {
       let last = -Infinity;
-      for (const { kind, at } of happenings) {
+      for (const { kind, at, end } of happenings) {
         const x = scale.x(at);
+        if (end > at) {
+          context.fillStyle = faded(theme.user, 0.25);
+          context.fillRect(x, top + height - 6, scale.x(end) - x, 3);
+        }
         if (x < -8 || x > scale.width + 8 || (x - last < 1.5 && kind !== "finding")) continue;
         drawGlyph(context, kind, x, top + height / 2, theme[SIGN_COLOURS[kind] ?? "user"]);
         last = x;

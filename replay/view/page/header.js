@@ -1,5 +1,6 @@
 /* The head of the page: what happened, in a line or two. */
 
+import { marksOf } from "./data.js";
 import { count, many, span } from "./format.js";
 
 const ENDS = {
@@ -81,8 +82,9 @@ function facts({ story }) {
     });
 }
 
-function sentence({ story }) {
-  const { units, turns, drops, errors, marks, findings, shortened, playback } = story;
+function sentence(session) {
+  const { story, beside } = session;
+  const { units, turns, drops, errors, findings, shortened, playback } = story;
   const times = (outcome) => units.filter((unit) => unit.outcome === outcome).length;
   const told = [];
   if (units.length) {
@@ -111,8 +113,9 @@ function sentence({ story }) {
     told.push(`playback at most ${span(behindMs / 1e3)} behind`);
   }
   if (errors.length) told.push(many(errors.length, "error"));
-  const said = marks.filter(({ kind, fields }) => kind === "mark" && typeof fields.text === "string");
-  if (said.length) told.push(many(said.length, "mark"));
+  const marks = marksOf(session).length;
+  if (marks) told.push(many(marks, "mark"));
+  if (beside.damaged) told.push(`${many(beside.damaged, "mark")} next to the log cannot be read`);
   if (findings.length) told.push(many(findings.length, "difference"));
   if (story.damage_count) told.push(`damaged ${many(story.damage_count, "time")}: there are gaps`);
   if (story.pictures_left_out)

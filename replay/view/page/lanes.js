@@ -18,17 +18,16 @@ import {
   hatch,
   writeFitted,
 } from "./paint.js";
-import { happeningsOf, marksLane } from "./happenings.js";
+import { marksLane } from "./happenings.js";
 import { talkLane } from "./talk.js";
 import { turnsLane, unitsLane } from "./units.js";
 import { picturesLane, waveLane, wordsLane } from "./voices.js";
 
 /** The lanes that a session has, from top to bottom. */
 export function lanesOf(session) {
-  const { story, sounds, pictures } = session;
-  const happenings = happeningsOf(session);
+  const { story, sounds, pictures, happenings, beside } = session;
   return [
-    happenings.length ? marksLane(happenings) : null,
+    happenings.length || beside.writes ? marksLane(happenings) : null,
     waveLane("user", "User", sounds.user),
     pictures.length ? picturesLane(session) : null,
     waveLane("model", "Model", sounds.model),

@@ -2,10 +2,12 @@
 
 import { neighboursOf, readAddress, writeAddress } from "./address.js";
 import { lastBefore, readSession, rowAt } from "./data.js";
+import { happeningsOf } from "./happenings.js";
 import { clock } from "./format.js";
 import { lanesOf } from "./lanes.js";
 import { Player } from "./player.js";
 import { RecordList } from "./list.js";
+import { Marks, placeOfMark } from "./marks.js";
 import { showRecord, showSession, showThing, showTurn, showUnit } from "./detail.js";
 import { showHeader } from "./header.js";
 import { Sums } from "./sums.js";
@@ -42,6 +44,13 @@ class View {
     this.transcript = new Transcript(page, session, {
       seek: (time) => this.goTo(time),
       range: () => this.line.range,
+      remove: (number) => this.marks.remove(number),
+    });
+    session.happenings = happeningsOf(session);
+    this.marks = new Marks(page, session, {
+      place: () => placeOfMark(this.line.range, this.player.position),
+      changed: () => this.remarked(),
+      found: (replay) => this.showReplay(replay),
     });
     this.line = new TimeLine(page, session, lanesOf(session), this.player, on);
     page.querySelector("#length").textContent = clock(session.end, 1);
@@ -139,6 +148,31 @@ class View {
     this.line.draw();
   }
 
+  // -- marks, and a replay -----------------------------------------------------------------------
+
+  /** The marks are others than before. */
+  remarked() {
+    const { session } = this;
+    session.happenings.splice(0, Infinity, ...happeningsOf(session));
+    this.transcript.fill();
+    showHeader(this.page, session);
+    this.line.overviewLayer = null;
+    this.tick();
+  }
+
+  showReplay({ tone, title, lines, divergence }) {
+    const place = this.page.querySelector("#replayed");
+    const line = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
+    place.hidden = false;
+    place.className = `notice ${tone}`;
+    place.replaceChildren(line("strong", title), ...lines.map((text) => line("span", text)));
+    const row = divergence ? rowAt(this.session.rows, divergence.seq) : null;
+    if (!row) return;
+    const button = Object.assign(line("button", `Show record ${row.seq}`), { type: "button", className: "small" });
+    button.addEventListener("click", () => this.chooseRow(row));
+    place.append(button);
+  }
+
   // -- a part, and the address -------------------------------------------------------------------
 
   /** Select a part; null selects none. */
@@ -147,6 +181,7 @@ class View {
     const end = Math.min(this.session.end, range?.end ?? 0);
     this.line.range = end - begin >= RANGE_S_MIN ? { begin, end } : null;
     this.sums.show(this.line.range);
+    this.marks.showPlace();
     this.line.draw();
     this.keepAddress();
   }
@@ -208,6 +243,7 @@ class View {
     this.showPicture(now);
     this.showTalk(now);
     this.transcript.follow(now, this.player.playing);
+    this.marks.showPlace();
     this.line.draw();
     if (!this.player.playing) return;
     this.follows ||= this.isSeen(now);
@@ -300,6 +336,7 @@ class View {
       f: () => this.transcript.input.focus(),
       "[": () => this.markEnd("begin"),
       "]": () => this.markEnd("end"),
+      m: () => this.marks.open(),
       "?": () => help.showModal(),
       Escape: () => this.clear(),
     };

@@ -7,7 +7,7 @@ import { clock } from "./format.js";
 import { Scale } from "./scale.js";
 import { drawWave, loudest } from "./waveform.js";
 import { drawGlyph, faded, fillBox, FONT, readTheme } from "./paint.js";
-import { happeningsOf, SIGN_COLOURS } from "./happenings.js";
+import { SIGN_COLOURS } from "./happenings.js";
 
 const RULER_PX = 26;
 const CLICK_PX = 4;
@@ -22,7 +22,7 @@ export class TimeLine {
     this.player = player;
     this.on = on;
     this.scale = new Scale(session.end);
-    this.happenings = happeningsOf(session);
+    this.happenings = session.happenings;
     this.canvas = page.querySelector("#lanes");
     this.overview = page.querySelector("#overview");
     this.tip = page.querySelector("#tip");

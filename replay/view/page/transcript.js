@@ -4,13 +4,13 @@
  * wrote it down; else the transcript says when the user spoke.
  */
 
-import { lastBefore } from "./data.js";
+import { authorOf, lastBefore, marksOf } from "./data.js";
 import { clock, count, span } from "./format.js";
 import { bargeInText, turnText } from "./talk.js";
 
 /** Words of a voice go on in one passage after a shorter silence. */
 const PAUSE_S = 2;
-const SPEAKERS = { user: "User", model: "Model" };
+const SPEAKERS = { user: "User", model: "Model", note: "Mark" };
 const NOTES_MAX = 3;
 
 /** What was said, in passages of one voice: `{voice, begin, end, pieces, notes}`, by time. */
@@ -36,6 +36,23 @@ export function passagesOf({ said, talk }) {
   for (const it of talk?.barge_ins ?? [])
     annotate(passages, "model", it.begin, `the user breaks in: ${bargeInText(it)}`);
   return passages;
+}
+
+/** The passages, and the marks between them. */
+export function linesOf(session) {
+  const marks = marksOf(session).map((mark) => ({
+    voice: "note",
+    begin: mark.at,
+    end: mark.end,
+    pieces: [{ begin: mark.at, end: mark.end, text: mark.text }],
+    notes: [
+      [mark.end > mark.at && `to ${clock(mark.end)}`, authorOf(mark), mark.seq === null ? "next to the log" : "in the log"]
+        .filter(Boolean)
+        .join(", "),
+    ],
+    number: mark.is_removable ? mark.number : null,
+  }));
+  return [...passagesOf(session.story), ...marks].sort((a, b) => a.begin - b.begin);
 }
 
 /* Put a note where a time is: to the last passage of the voice that begins before it. */
@@ -71,24 +88,32 @@ export function matchesOf(passages, wanted) {
 }
 
 export class Transcript {
-  /** `on.seek(time)` is called where words are clicked. `range()` gives the selected part, or null. */
+  /** `on.seek(time)` is called where words are clicked, and `on.remove(number)` to remove a mark.
+   * `on.range()` gives the selected part, or null. */
   constructor(page, session, on) {
-    this.passages = passagesOf(session.story);
+    this.page = page;
+    this.session = session;
     this.on = on;
     this.list = page.querySelector("#said");
     this.input = page.querySelector("#find");
     this.told = page.querySelector("#found");
-    this.matches = [];
     this.match = -1;
-    this.now = -1;
-    page.querySelector("#transcript").hidden = !this.passages.length;
-    this.list.append(...this.passages.map((passage, index) => this.element(passage, index)));
-    this.words = [...this.list.querySelectorAll(".words")];
+    this.fill();
     this.list.addEventListener("click", (event) => this.clicked(event));
     this.list.addEventListener("keydown", (event) => this.pressed(event));
     this.input.addEventListener("input", () => this.find());
     this.input.addEventListener("keydown", (event) => this.searched(event));
     page.querySelector("#copy").addEventListener("click", () => this.copy(page));
+  }
+
+  /** Show what was said, and the marks as they are now. */
+  fill() {
+    this.passages = linesOf(this.session);
+    this.now = -1;
+    this.matches = []; // their places are of lines that are gone
+    this.page.querySelector("#transcript").hidden = !this.passages.length && !this.session.beside.writes;
+    this.list.replaceChildren(...this.passages.map((passage, index) => this.element(passage, index)));
+    this.words = [...this.list.querySelectorAll(".words")];
     this.focusable(0);
   }
 
@@ -115,14 +140,25 @@ export class Transcript {
       line.textContent = text;
       made.append(line);
     }
+    if (passage.number) made.append(this.remover(passage));
     return made;
+  }
+
+  remover({ number, begin }) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "small remove";
+    button.textContent = "Remove";
+    button.setAttribute("aria-label", `Remove the mark at ${clock(begin)}`);
+    button.addEventListener("click", () => this.on.remove(number));
+    return button;
   }
 
   // -- seeking -----------------------------------------------------------------------------------
 
   clicked(event) {
     const line = event.target.closest(".passage");
-    if (!line || !getSelection().isCollapsed) return; // text is being selected, to be copied
+    if (!line || event.target.closest(".remove") || !getSelection().isCollapsed) return; // text is being selected, to be copied
     const index = Number(line.dataset.index);
     this.on.seek(this.timeAt(index, event), index);
     this.focusable(index);
@@ -162,7 +198,8 @@ export class Transcript {
 
   /** Mark what is being said, and where it `plays` keep it in view. */
   follow(time, plays) {
-    const index = lastBefore(this.passages, time, ({ begin }) => begin);
+    let index = lastBefore(this.passages, time, ({ begin }) => begin);
+    while (this.passages[index]?.voice === "note") index--;
     if (index === this.now) return;
     this.list.children[this.now]?.classList.remove("now");
     this.now = index;

@@ -2,7 +2,8 @@
 
 import { ApiError, ask, askJson, key, save } from "./api.js";
 import { Digests, firstWords, passageWith } from "./digests.js";
-import { duration, field, fill, h, notice, select, size, spoken, when } from "./dom.js";
+import { button, duration, field, fill, h, notice, select, size, spoken, when } from "./dom.js";
+import { replay } from "./replay.js";
 import { share } from "./share.js";
 import { endedHow } from "./words.js";
 
@@ -315,27 +316,21 @@ class RecordingsPage {
           },
           "Open",
         ),
-      h(
-        "button",
-        {
-          type: "button",
-          "aria-label": `Download the log of ${name}`,
-          onclick: () => this.#save(`${path}/log`, `${it.recording_id}.session.zst`),
-        },
-        "Download",
-      ),
-      hasViews &&
-        isReadable &&
-        h(
-          "button",
-          {
-            type: "button",
-            disabled: it.state === "open",
-            "aria-label": `Share a redacted copy of the recording of ${name}`,
-            onclick: () => share(it.recording_id, name),
-          },
-          "Share",
-        ),
+      button("Download", () => this.#save(`${path}/log`, `${it.recording_id}.session.zst`), {
+        "aria-label": `Download the log of ${name}`,
+      }),
+      ...(hasViews && isReadable
+        ? [
+            button("Replay", () => replay(it.recording_id, `the recording of ${name}`), {
+              disabled: it.state === "open",
+              "aria-label": `Replay the recording of ${name}`,
+            }),
+            button("Share", () => share(it.recording_id, name), {
+              disabled: it.state === "open",
+              "aria-label": `Share a redacted copy of the recording of ${name}`,
+            }),
+          ]
+        : []),
       isAdmin &&
         h(
           "button",

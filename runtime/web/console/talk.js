@@ -7,6 +7,7 @@ import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
 import { button, duration, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
+import { replay } from "./replay.js";
 import { Setup } from "./setup.js";
 import { share } from "./share.js";
 import { Captions, Lane, Levels, Measures } from "./stage.js";
@@ -260,6 +261,7 @@ class TalkPage {
     fill(
       this.#links,
       h("a", { class: "button", href, target: "_blank", rel: "noopener" }, "Open the recording"),
+      h("button", { type: "button", onclick: () => replay(id) }, "Replay it"),
       h("a", { class: "button", href: `#talk/${name}` }, "Talk on"),
       h("button", { type: "button", onclick: () => share(id) }, "Share redacted"),
     );

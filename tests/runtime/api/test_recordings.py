@@ -248,7 +248,7 @@ def test_a_session_leads_to_its_recording(shop: Shop) -> None:
     )
     page = shop.ask(f"{SESSION}/view", "bert")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "sandbox allow-scripts" in page.headers["content-security-policy"]
+    assert "default-src 'none'" in page.headers["content-security-policy"]
     with shop.session("anna") as (_, recording_id):
         mine = f"/api/sessions/{recording_id}/recording"
         assert shop.ask(mine, "anna").status == 200
@@ -471,14 +471,19 @@ def test_only_an_operator_removes(shop: Shop) -> None:
     assert "spare" not in shop.ids()
 
 
-def test_a_page_of_a_recording_can_do_nothing_here(shop: Shop) -> None:
+def test_a_page_of_a_recording_runs_no_script_but_its_own(shop: Shop) -> None:
     """What a log makes of its page could use the server as whoever looks at it."""
     answer = shop.ask(f"{ONE}/view", "bert")
     policy = answer.headers["content-security-policy"]
     assert (answer.status, answer.body[:15].lower()) == (200, b"<!doctype html>")
-    assert "default-src 'none'" in policy
-    assert "sandbox allow-scripts" in policy
-    assert "allow-same-origin" not in policy
+    for rule in ("default-src 'none'", "connect-src 'self'", "trusted-types 'none'"):
+        assert f"{rule};" in f"{policy};"
+    assert "require-trusted-types-for 'script'" in policy
+    assert policy.count("'sha256-") == 2  # its script and its style
+    assert "unsafe" not in policy
+    diff = shop.ask(f"{ONE}/view?diff=of-bert", "bert").headers["content-security-policy"]
+    assert "sandbox allow-scripts allow-downloads" in diff  # it asks for nothing
+    assert "connect-src" not in diff
 
 
 def test_a_page_leads_to_the_sessions_around_it(shop: Shop) -> None:

@@ -86,7 +86,9 @@ class Shop:
         self._piece_bytes = piece_bytes
         viewers = {
             "page": Viewer(
-                pieces_of=self._page_of, media_type="text/html", policy="default-src 'none'"
+                pieces_marked=lambda _: self._page_of,
+                media_type="text/html",
+                policy="default-src 'none'",
             ),
             "sound": Viewer(
                 pieces_of=self._page_of,
@@ -182,6 +184,22 @@ async def test_one_client_leaves_a_place_for_making(folder: Path) -> None:
         for visit in (first, second):
             visit.takes.set()
     assert (first.status, second.status) == (200, 200)
+    assert (await shop.answer("anna")).status == 200
+
+
+async def test_a_client_that_leaves_ends_the_making(folder: Path) -> None:
+    """Clients that ask and leave would keep all places for as long as their views take."""
+    shop, visit = Shop(folder), Visit()
+    shop.goes_on = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(shop.ask, visit, "anna")
+        await shop.begun.acquire()
+        visit.leaves.set()
+        visit.takes.set()
+        with anyio.fail_after(WAIT_S):
+            await visit.over.wait()
+        shop.goes_on.set()
+    assert visit.status == 408
     assert (await shop.answer("anna")).status == 200
 
 

@@ -8,16 +8,18 @@ import threading
 from pathlib import Path
 
 import anyio
+import attrs
 import pytest
 
 from recorder.format.format import SUFFIX
+from recorder.keep.marks import marks_path
 from recorder.keep.remote import RemoteStore, StoreError
 from recorder.keep.retention import Retention
 from recorder.keep.store import LocalLog, Store
 from recorder.mend.compact import compact
 from recorder.write.writer import Recorder
 from runtime.serve.checks import check
-from runtime.serve.retention import Retainer
+from runtime.serve.retention import Retainer, make_retainer
 from runtime.serve.uploading import (
     ABANDONED_S,
     PAUSE_S,
@@ -65,7 +67,9 @@ def uploader_of(folder: Path, store: RemoteStore | None = None) -> Uploader:
 
 def retainer_of(folder: Path, uploader: Uploader) -> Retainer:
     """A retainer by which everything is too old."""
-    return Retainer(folder, Retention(age_s_max=1), may_go=uploader.is_stored, clock=lambda: NOW_S)
+    made = make_retainer(Settings(record_to=folder), uploader)
+    assert made is not None
+    return attrs.evolve(made, retention=Retention(age_s_max=1), clock=lambda: NOW_S)
 
 
 def names(place: RemoteStore | Store) -> set[str]:
@@ -271,7 +275,8 @@ async def test_a_server_that_ends_finishes_what_it_began(folder: Path) -> None:
 
 async def test_retention_waits_for_the_store(folder: Path) -> None:
     """The only copy of a recording would be removed."""
-    add(folder, "a", 2 * HOUR_S)
+    marks = marks_path(add(folder, "a", 2 * HOUR_S))
+    marks.write_text("kept")
     add(folder, "b")
     store = store_of(folder, Choosy)
     uploader, local = uploader_of(folder, store), Store(folder)
@@ -284,6 +289,7 @@ async def test_retention_waits_for_the_store(folder: Path) -> None:
     await retainer.look()
     assert names(local) == {"poison"}
     assert retainer.statistics.removed == {"age": 2}
+    assert marks.read_text() == "kept"
 
 
 async def test_retention_leaves_alone_what_is_being_stored(folder: Path) -> None:
