@@ -132,7 +132,8 @@ def test_figures_are_figures(found: GatewayResult) -> None:
     assert all(math.isfinite(number) for number in numbers(body))
     assert all(run.cpu_us > 0 and run.latency.p50_ms > 0 for run in found.runs)
     assert found.unit_bytes > UNIT_BYTES * 4 // 3
-    assert set(found.memory_bytes) == set(CONTENDERS)
+    assert set(found.memory_bytes) == set(found.busy_bytes) == set(CONTENDERS)
+    assert all(found.busy_bytes[name] >= size for name, size in found.memory_bytes.items())
     assert {run.contender for run in found.capacity} == {"recorded", "websockets"}
 
 

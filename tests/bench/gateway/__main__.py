@@ -134,7 +134,8 @@ def _stages(found: GatewayResult) -> Table:
 
 def _memory(found: GatewayResult) -> Table:
     table = _table("", *found.memory_bytes)
-    table.add_row("a session", *(f"{size / KB:.0f}" for size in found.memory_bytes.values()))
+    for name, sizes in (("idle", found.memory_bytes), ("busy", found.busy_bytes)):
+        table.add_row(name, *(f"{size / KB:.0f}" for size in sizes.values()))
     return table
 
 

@@ -142,7 +142,7 @@ def make_plan(names: tuple[str, ...], sessions: int) -> Plan:
     pieces = attrs.evolve(sound, name=f"{few} spread, 20 ms", sessions=few, pieces=50)
     return Plan(
         patterns=tuple(each for each in PATTERNS if not names or each.name in names),
-        memory=Pattern(name="memory", sessions=100, units=2, pace="spread"),
+        memory=Pattern(name="memory", sessions=100, units=4, pace="spread"),
         first=Pattern(name="first", sessions=1, units=8, pace="flat"),
         capacity=(sound, many, pieces) if sessions else (),
     )

@@ -103,6 +103,7 @@ class GatewayResult:
         recorded_of_antiphon: CPU a unit with recording in terms of without, by pattern.
         recorded_of_logged: CPU a unit in terms of the yardstick that records too, by pattern.
         memory_bytes: a session's, by contender.
+        busy_bytes: the same, at the most while units came.
         stages_us: CPU of our server's event loop a unit, by stage; with recording.
         capacity: many sessions on one core, recorded, and beside it the yardstick.
         load_was_bound: runs in which the load itself was late or busy.
@@ -116,6 +117,7 @@ class GatewayResult:
     recorded_of_antiphon: dict[str, float]
     recorded_of_logged: dict[str, float]
     memory_bytes: dict[Contender, int]
+    busy_bytes: dict[Contender, int]
     stages_us: dict[str, float]
     capacity: list[Run]
     load_was_bound: int
@@ -191,13 +193,13 @@ class _Bench:
             load_lag_ms=round(found["lag_p99_ns"] / NS_PER_MS, 3),
         )
 
-    async def memory(self, contender: Contender, plan: Plan) -> int:
-        """What a session takes, in a server that is fresh but for its first one."""
+    async def memory(self, contender: Contender, plan: Plan) -> tuple[int, int]:
+        """What a session takes in a fresh server: when its units are done, and at most."""
         server = self.servers[contender]
         _, _, first = await self.measure(server, plan.first)
         _, _, after = await self.measure(server, plan.memory)
-        grown = after["memory_bytes"] - first["memory_bytes"]
-        return max(0, int(grown // plan.memory.sessions))
+        grown, most = (after[key] - first["memory_bytes"] for key in ("memory_bytes", "most_bytes"))
+        return max(0, grown // plan.memory.sessions), max(0, most // plan.memory.sessions)
 
     async def stages(self, pattern: Pattern) -> dict[str, float]:
         """Split the CPU of a recorded unit, on a server that measures itself."""
@@ -275,7 +277,8 @@ async def measure_gateway(
             pattern.name: _ratio(runs, pattern, "recorded", "logged", _cpu)
             for pattern in plan.patterns
         },
-        memory_bytes=memory,
+        memory_bytes={contender: after for contender, (after, _) in memory.items()},
+        busy_bytes={contender: most for contender, (_, most) in memory.items()},
         stages_us=stages,
         capacity=many,
         load_was_bound=sum(map(_was_bound, (*runs, *many))),

@@ -1,7 +1,8 @@
 """What a server of the gateway bench has used so far: told on request, from a thread that sleeps.
 
 CPU is that of the process, and of it what the event loop's thread and the recorder's took; what is
-left was spent by workers. Memory is what the kernel holds for the process.
+left was spent by workers. Memory is what the kernel holds for the process, and the most that it
+held since the figures were told before.
 
 `Stages` splits the event loop's part: it wraps our server's own functions and adds up the CPU
 between entering and leaving, that of a stage within a stage counted once. What no function of the
@@ -17,13 +18,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+KIB: Final = 1024
 RECORDER_THREAD: Final = "antiphon-recorder"
-STATM: Final = Path("/proc/self/statm")
+STATUS: Final = Path("/proc/self/status")
+FORGET: Final = (Path("/proc/self/clear_refs"), "5")
+"""Where, and what, is written to have the kernel forget the most that it held."""
 
 STAGES: Final[tuple[tuple[str, str, str], ...]] = (
     ("parse", "protocol.machine.reception", "parse_frame"),
@@ -111,11 +116,13 @@ class Meter:
         """Say what was used so far, in nanoseconds and bytes."""
         main = threading.main_thread()
         recorders = [it for it in threading.enumerate() if it.name == RECORDER_THREAD]
+        now_bytes, most_bytes = _memory_bytes()
         return {
             "cpu_ns": time.process_time_ns(),
             "loop_ns": _cpu_ns(main),
             "recorder_ns": sum(map(_cpu_ns, recorders)),
-            "memory_bytes": _memory_bytes(),
+            "memory_bytes": now_bytes,
+            "most_bytes": most_bytes,
             "stages_ns": {} if self._stages is None else dict(self._stages.spent_ns),
         }
 
@@ -125,8 +132,13 @@ def _cpu_ns(thread: threading.Thread) -> int:
     return partial(time.clock_gettime_ns, time.pthread_getcpuclockid(thread.ident))()
 
 
-def _memory_bytes() -> int:
-    """What the kernel holds for this process; 0 where it does not say."""
-    if not STATM.is_file():
-        return 0
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _memory_bytes() -> tuple[int, int]:
+    """What the kernel holds for this process, and the most since the last call; 0 if unknown."""
+    if not STATUS.is_file():
+        return 0, 0
+    told = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    now, most = (int(told[name].split()[0]) * KIB for name in ("VmRSS", "VmHWM"))
+    place, word = FORGET
+    with suppress(OSError):
+        place.write_text(word)
+    return now, most
