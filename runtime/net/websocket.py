@@ -30,14 +30,13 @@ import attrs
 import trio
 import trio_websocket
 from wsproto.connection import ConnectionState
-from wsproto.events import CloseConnection, TextMessage
+from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
-from wsproto.utilities import LocalProtocolError
 
 from protocol.values.utf8 import Frame
 
 from .budget import Share
-from .codec import message_of, tune
+from .codec import message_of, text_frames, tune
 from .intake import Intake
 from .keeper import Keeper, Line
 from .link import Link
@@ -288,13 +287,12 @@ class TrioWebSocket:
 
     async def send(self, *frames: str) -> None:
         """As `WebSocket`."""
-        if self._connection.closed is not None:
+        is_open = self._connection._wsproto.state is ConnectionState.OPEN
+        if self._connection.closed is not None or not is_open:
             raise self._closed()
         try:
-            codec = self._connection._wsproto
-            data = [codec.send(TextMessage(data=frame)) for frame in frames]
-            await self._link.send_all(data[0] if len(data) == 1 else b"".join(data))
-        except (trio.BrokenResourceError, trio.ClosedResourceError, LocalProtocolError):
+            await self._link.send_all(text_frames(frames))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise self._closed() from None
         except BaseException:
             self._link.abort()  # Half a frame may be out: nothing can follow it.

@@ -12,7 +12,7 @@ from wsproto.connection import SERVER, Connection
 from wsproto.events import BytesMessage, CloseConnection, TextMessage
 
 from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
-from runtime.net.codec import BytewiseDecoder, message_of
+from runtime.net.codec import BytewiseDecoder, message_of, text_frames
 from tests.transport import CONTINUATION, TEXT, raw_frame
 
 BINARY = 0x2
@@ -100,3 +100,12 @@ def test_emojis_cost_no_more_memory_than_letters() -> None:
     letters = b"x" * PIECE_BYTES
     emoji = "\U0001f600".encode() + letters[4:]
     assert peak(emoji) < 2 * peak(letters)
+
+
+@given(st.lists(st.text()))
+@example(["x" * size for size in (0, 125, 126, 65_535, 65_536)])
+@example(["\U0001f600" * 16_384])
+def test_text_is_sent_as_wsproto_sends_it(texts: list[str]) -> None:
+    """A client would read another message, or close with an error."""
+    codec = Connection(SERVER)
+    assert text_frames(texts) == b"".join(codec.send(TextMessage(data=text)) for text in texts)
