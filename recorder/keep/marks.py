@@ -140,14 +140,15 @@ def add_mark(path: Path, *, at_ms: int, end_ms: int, text: str, by: str, now_ms:
     return mark
 
 
-def remove_mark(path: Path, number: int, *, by: str, now_ms: int) -> None:
-    """Append that a mark is removed; blocking. `FileNotFoundError`: it is missing; as `add_mark`."""
+def remove_mark(path: Path, number: int, *, by: str, now_ms: int) -> bool:
+    """Append that a mark is removed; False if it is missing. Blocks and raises as `add_mark`."""
     with _locked(path) as descriptor:
         data = _content(descriptor)
         if _Lines(data).told().of(number) is None:
-            raise FileNotFoundError(path)
+            return False
         removal = _Removal(removes=number, by=by, written_ms=now_ms)
         _append(descriptor, data, attrs.asdict(removal))
+    return True
 
 
 # -- the file -----------------------------------------------------------------------------------

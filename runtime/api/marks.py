@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 from starlette.exceptions import HTTPException
@@ -47,8 +47,10 @@ from ..session.journal import MARKS_MAX, MarkRefusal, MarkRefused
 from ..session.server import Server
 from .bodies import read_body, read_fields, read_text
 from .places import RETRY_S
-from .recordings import Recordings
+from .recordings import NO_RECORDING, Recordings
 from .threads import in_thread
+
+T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 16 * 1024
 """The longest text fits, even with each character escaped twice."""
@@ -118,15 +120,15 @@ class Marks:
             text = "this session runs: write into its log, at /api/sessions/{recording_id}/marks"
             raise HTTPException(HTTPStatus.CONFLICT, text)
         said = read_fields(await read_body(request, BODY_BYTES_MAX), _place_and_text)
+        path, principal = self._recordings.marks_path(info), principal_of(request)
+        now_ms = int(time.time() * MS_PER_S)
         made = await self._changed(
-            partial(
-                add_mark,
-                self._recordings.marks_path(info),
-                **said,
-                by=principal_of(request).name,
-                now_ms=int(time.time() * MS_PER_S),
-            )
+            partial(add_mark, path, **said, by=principal.name, now_ms=now_ms)
         )
+        if await self._recordings.find(info.recording_id, principal) is None:
+            # It was removed meanwhile, and its marks go with it.
+            await in_thread(partial(path.unlink, missing_ok=True))
+            raise HTTPException(HTTPStatus.NOT_FOUND, NO_RECORDING)
         return _json(attrs.asdict(made), HTTPStatus.CREATED)
 
     async def _remove(self, request: Request) -> Response:
@@ -142,11 +144,12 @@ class Marks:
             require_admin(principal)
         now_ms = int(time.time() * MS_PER_S)
         remove = partial(remove_mark, path, mark.number, by=principal.name, now_ms=now_ms)
-        await self._changed(remove)
+        if not await self._changed(remove):
+            raise HTTPException(HTTPStatus.NOT_FOUND, NO_MARK)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     @staticmethod
-    async def _changed(change: Callable[[], Any]) -> Any:
+    async def _changed(change: Callable[[], T]) -> T:
         """Change a file of marks, in a thread; `HTTPException`: it is full, or the disk refuses."""
         try:
             return await in_thread(change)

@@ -64,11 +64,10 @@ def test_what_was_written_is_read(steps: list[Any]) -> None:
                 assert made == Mark(number=number, **where, written_ms=number)
                 kept[number] = made
             elif step[0] == "remove" and step[1] in kept:
-                remove_mark(path, step[1], by="b", now_ms=0)
+                assert remove_mark(path, step[1], by="b", now_ms=0)
                 del kept[step[1]]
             elif step[0] == "remove":
-                with pytest.raises(FileNotFoundError):
-                    remove_mark(path, step[1], by="b", now_ms=0)
+                assert not path.exists() or not remove_mark(path, step[1], by="b", now_ms=0)
             elif step[1]:
                 damaged += 1
                 before = path.read_bytes() if path.exists() else b""
@@ -152,7 +151,7 @@ def test_what_is_no_file_is_damage(tmp_path: Path, make: Callable[[Path], None])
     make(path)
     before = len(os.listdir("/proc/self/fd"))
     assert read_marks(path) == marks.Marks(damaged=1)
-    with pytest.raises(OSError, match="a.marks.jsonl"):
+    with pytest.raises(OSError, match=path.stem):
         write(path)
     assert len(os.listdir("/proc/self/fd")) == before
 

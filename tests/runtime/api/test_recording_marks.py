@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import attrs
 import pytest
 from websockets.sync.client import connect
 
 from recorder.format.format import SUFFIX, recording_id_of
-from recorder.keep.marks import MARKS_MAX, marks_path
+from recorder.keep.marks import MARKS_MAX, Mark, add_mark, marks_path
 from recorder.keep.store import Store
 from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
-from runtime.api.marks import BODY_BYTES_MAX
+from runtime.access.keys import ANYONE, Key, hash_key
+from runtime.access.middleware import PRINCIPAL
+from runtime.api.marks import BODY_BYTES_MAX, Marks
+from runtime.api.recordings import Recordings
+from runtime.net.http import make_app
 from tests.golden import FOLDER
 from tests.helpers import init_frame
 from tests.live.servers import LiveServer, live_server
@@ -177,6 +181,35 @@ def test_marks_are_bounded_and_go_with_their_recording(shop: Shop) -> None:
     assert shop.ask("/api/recordings/full/marks").said["damaged"] == 1
     assert b'"damaged":1' in shop.ask("/api/recordings/full/view").body
     assert shop.ask("/api/recordings/full", "root", "DELETE").status == 204
+    assert not marks_path(log).exists()
+
+
+def test_a_mark_goes_with_a_log_that_is_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was said of a session would outlive it for ever."""
+    log, answers = write_log(tmp_path, "one"), list[Any]()
+
+    def late(path: Path, **fields: Any) -> Mark:
+        (info,) = Store(tmp_path).logs()
+        Store(tmp_path).remove(info)
+        return add_mark(path, **fields)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(MARK).encode()}
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    monkeypatch.setattr("runtime.api.marks.add_mark", late)
+    path = "/api/recordings/one/marks"
+    scope = {
+        **{"type": "http", "method": "POST", "path": path, "raw_path": path.encode()},
+        **{"query_string": b"", "headers": [], "client": ("::1", 1), PRINCIPAL: ANYONE},
+    }
+    app = make_app(lambda: "ready", Marks(lambda: None, Recordings(tmp_path)).routes())
+    anyio.run(app, scope, receive, send, backend="trio")
+    assert answers[0]["status"] == 404
     assert not marks_path(log).exists()
 
 
