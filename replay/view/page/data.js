@@ -49,6 +49,11 @@ export function assemble(parts) {
   return { rows, sounds, pictures, story, beside, end };
 }
 
+/** What a page shows that no server sends now: its marks, which it cannot change. */
+export function savedOf({ marks, damaged }) {
+  return { marks: marks.map((mark) => ({ ...mark, is_removable: false })), damaged };
+}
+
 /** All marks of a session, of its log and next to it, by time. */
 export function marksOf({ story, beside }) {
   const own = story.marks.filter(({ kind, fields }) => kind === "mark" && typeof fields.text === "string");

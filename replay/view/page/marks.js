@@ -72,6 +72,7 @@ export class Marks {
   }
 
   async write() {
+    if (this.save.disabled) return; // it is being written
     const text = this.text.value.trim();
     if (!text) return this.say("Write something first.");
     const { beside, story } = this.session;
@@ -90,12 +91,7 @@ export class Marks {
   }
 
   async remove(number) {
-    const path = `${this.recording}/marks/${number}`;
-    if (this.session.beside.asks_key && !this.key.value) {
-      this.open();
-      return this.say("Removing a mark takes your key.");
-    }
-    if (!(await this.ask("DELETE", path))) return;
+    if (!(await this.ask("DELETE", `${this.recording}/marks/${number}`))) return;
     this.session.beside.marks = this.session.beside.marks.filter((mark) => mark.number !== number);
     this.close();
     this.on.changed();
@@ -117,6 +113,11 @@ export class Marks {
   /* Ask the server; null where that fails, which is said. */
   async ask(method, path, body, say = (text) => this.say(text)) {
     const key = this.key.value.trim();
+    if (method !== "GET" && this.session.beside.asks_key && !key) {
+      say("This takes your key.");
+      this.key.focus();
+      return null;
+    }
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     try {
       // The page's own address may hold a name and a key, which `fetch` refuses.
