@@ -38,7 +38,7 @@ from recorder.keep.marks import (
     read_marks,
     remove_mark,
 )
-from recorder.keep.marks import MARKS_MAX as MARKS_BESIDE_MAX
+from recorder.keep.marks import MARKS_MAX as LATER_MARKS_MAX
 
 from ..access.gate import require_admin
 from ..access.middleware import principal_of
@@ -81,12 +81,12 @@ class Marks:
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
-        beside = "/api/recordings/{recording_id}/marks"
+        later = "/api/recordings/{recording_id}/marks"
         return [
             Route("/api/sessions/{recording_id}/marks", self._add, methods=["POST"]),
-            Route(beside, self._list),
-            Route(beside, self._write, methods=["POST"]),
-            Route(f"{beside}/{{number}}", self._remove, methods=["DELETE"]),
+            Route(later, self._list),
+            Route(later, self._write, methods=["POST"]),
+            Route(f"{later}/{{number}}", self._remove, methods=["DELETE"]),
         ]
 
     # -- in a log -------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Marks:
         try:
             return await in_thread(change)
         except TooManyMarks:
-            text = f"this recording has had its {MARKS_BESIDE_MAX} marks already"
+            text = f"this recording has had its {LATER_MARKS_MAX} marks already"
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, text) from None
         except OSError:
             text = "the server cannot keep the mark now"

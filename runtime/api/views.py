@@ -166,7 +166,7 @@ def marks_told(found: Marks, principal: Key, *, is_open: bool) -> dict[str, Any]
             for mark in found.marks
         ],
         "damaged": found.damaged,
-        "writes": "log" if is_open else "beside",
+        "writes": "log" if is_open else "file",
         "asks_key": bool(principal.name),
     }
 

@@ -181,7 +181,7 @@ def test_a_saved_page_shows_marks_and_takes_none(page: Page, tmp_path: Path) -> 
     path = tmp_path / "page.html"
     with LogReader(log) as reader, path.open("wb") as file:
         told = marks_told(read_marks(marks_path(log)), ANYONE, is_open=False)  # as by curl
-        file.writelines(page_of(reader.head.fields, reader, beside=told))
+        file.writelines(page_of(reader.head.fields, reader, later=told))
     page.tab.open(path)
     page.tab.until("document.documentElement.classList.contains('ready')")
     assert page.tab.run(NOTES) == [HOSTILE]

@@ -396,7 +396,7 @@ function begin() {
   const began = performance.now();
   try {
     const session = readSession(document);
-    if (!neighboursOf(location)) session.beside = savedOf(session.beside);
+    if (!neighboursOf(location)) session.later = savedOf(session.later);
     const view = new View(document, session);
     document.documentElement.classList.add("ready");
     window.antiphonView = { view, readyMs: performance.now() - began };
