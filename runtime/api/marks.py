@@ -22,6 +22,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+import anyio
 import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -54,6 +55,8 @@ T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 16 * 1024
 """The longest text fits, even with each character escaped twice."""
+WRITING_MAX: Final = 2
+"""Threads that write next to logs: one that waits for a file's lock leaves others to the server."""
 NO_MARK: Final = "there is no such mark"
 
 _REFUSALS: Final[Mapping[MarkRefusal, tuple[HTTPStatus, str]]] = MappingProxyType(
@@ -78,6 +81,7 @@ class Marks:
     def __init__(self, server: Callable[[], Server | None], recordings: Recordings) -> None:
         self._server = server
         self._recordings = recordings
+        self._writing = anyio.CapacityLimiter(WRITING_MAX)
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
@@ -148,11 +152,10 @@ class Marks:
             raise HTTPException(HTTPStatus.NOT_FOUND, NO_MARK)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    @staticmethod
-    async def _changed(change: Callable[[], T]) -> T:
+    async def _changed(self, change: Callable[[], T]) -> T:
         """Change a file of marks, in a thread; `HTTPException`: it is full, or the disk refuses."""
         try:
-            return await in_thread(change)
+            return await in_thread(change, self._writing)
         except TooManyMarks:
             text = f"this recording has had its {LATER_MARKS_MAX} marks already"
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, text) from None
