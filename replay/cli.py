@@ -143,13 +143,13 @@ def inspect_command(log: Path, as_json: bool) -> None:
     """  # noqa: D301 - click takes a backspace to keep the lines
     with opened_log(log) as reader:
         told = inspect(reader.head.fields, records_of(log, reader))
-    beside = read_marks(marks_path(log))
-    told = with_marks(told, beside)
+    later = read_marks(marks_path(log))
+    told = with_marks(told, later)
     measures = measure_log(log, str(log)).measures if as_json else {}
     body = {"log": str(log), **to_json(told), "measures": measures}
     lines = text.inspect_lines(told)
-    if beside.damaged:
-        lines.append(f"marks     {beside.damaged} lines next to the log cannot be read")
+    if later.damaged:
+        lines.append(f"marks     {later.damaged} lines next to the log cannot be read")
     finish(body, lines, as_json=as_json)
 
 

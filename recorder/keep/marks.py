@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,24 +118,20 @@ def marks_path(log: Path) -> Path:
 def read_marks(path: Path) -> Marks:
     """Read a file of marks; a missing one has none, an unreadable one is damaged."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with _opened(path, os.O_RDONLY) as descriptor:
+            return _Lines(_content(descriptor)).told()
     except FileNotFoundError:
         return Marks()
     except OSError:
         return Marks(damaged=1)
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            return _Lines(file.read(FILE_BYTES_MAX + 1)).told()
-        except OSError:
-            return Marks(damaged=1)
 
 
 def add_mark(path: Path, *, at_ms: int, end_ms: int, text: str, by: str, now_ms: int) -> Mark:
     """Append a mark, whose fields are as `Mark` has them; blocking. `OSError`, `TooManyMarks`."""
-    with _locked(path, creates=True) as descriptor:
+    with _locked(path, os.O_CREAT) as descriptor:
         data = _content(descriptor)
         lines = _Lines(data)
-        if lines.last >= MARKS_MAX or len(data) > FILE_BYTES_MAX - LINE_BYTES_MAX:
+        if lines.last >= MARKS_MAX:
             raise TooManyMarks
         mark = Mark(
             number=lines.last + 1, at_ms=at_ms, end_ms=end_ms, text=text, by=by, written_ms=now_ms
@@ -143,33 +140,42 @@ def add_mark(path: Path, *, at_ms: int, end_ms: int, text: str, by: str, now_ms:
     return mark
 
 
-def remove_mark(path: Path, number: int, *, by: str, now_ms: int) -> None:
-    """Append that a mark is removed; blocking. `FileNotFoundError`: it is missing; `OSError`."""
-    with _locked(path, creates=False) as descriptor:
+def remove_mark(path: Path, number: int, *, by: str, now_ms: int) -> bool:
+    """Append that a mark is removed; False if it is missing. Blocks and raises as `add_mark`."""
+    with _locked(path) as descriptor:
         data = _content(descriptor)
         if _Lines(data).told().of(number) is None:
-            raise FileNotFoundError(path)
+            return False
         removal = _Removal(removes=number, by=by, written_ms=now_ms)
         _append(descriptor, data, attrs.asdict(removal))
+    return True
 
 
 # -- the file -----------------------------------------------------------------------------------
 
 
 @contextmanager
-def _locked(path: Path, *, creates: bool) -> Iterator[int]:
-    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    is_new = creates and not path.exists()
-    descriptor = os.open(path, flags | (os.O_CREAT if creates else 0), FILE_MODE)
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a file, without waiting; `OSError` for a link, a pipe and the like."""
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, FILE_MODE)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(path: Path, flags: int = 0) -> Iterator[int]:
+    """Open a file to change it, with its name on the device."""
+    with _opened(path, flags | os.O_RDWR | os.O_APPEND) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not os.fstat(descriptor).st_nlink:
             raise FileNotFoundError(path)  # removed with its log while this waited
+        LocalDisk().sync_directory(path.parent)
         yield descriptor
-        if is_new:
-            LocalDisk().sync_directory(path.parent)
-    finally:
-        os.close(descriptor)
 
 
 def _content(descriptor: int) -> bytes:
@@ -181,6 +187,8 @@ def _content(descriptor: int) -> bytes:
 
 def _append(descriptor: int, data: bytes, fields: Mapping[str, object]) -> None:
     """Append a line, wholly or not at all; a line before it that was cut off is ended."""
+    if len(data) > FILE_BYTES_MAX - LINE_BYTES_MAX:
+        raise TooManyMarks
     start = b"\n" if data and not data.endswith(b"\n") else b""
     line = start + json.dumps(fields).encode() + b"\n"  # ASCII: a text may have lone surrogates
     end = os.fstat(descriptor).st_size

@@ -3,7 +3,8 @@
 Rules: the oldest go first, and no more than necessary. Age counts from the file's last change, so a
 copy that preserves times keeps its age. A log that is being written or changed within the last
 minute is never removed, nor is one that `may_go` holds back; all count towards the total. Only
-files with a log's name are touched; a failed removal is reported. No log is read.
+files with a log's name, and the marks next to them, are touched; a failed removal is reported. No
+log is read.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Store:
             path.unlink()
         finally:
             forget(self.directory, log.recording_id)
-            if not self.keeps_marks:
+            if not self.keeps_marks and not path.exists():  # or it could not be removed
                 marks_path(path).unlink(missing_ok=True)
 
     def _look(self) -> Iterator[LocalLog]:

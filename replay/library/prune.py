@@ -49,7 +49,8 @@ def prune_command(
     recording counted once. In a store, age counts from the upload.
 
     A log that is being written is never removed, nor is one that changed within the last minute.
-    Only session logs of the folder or prefix itself are touched. A removed log is gone.
+    Only session logs of the folder or prefix itself are touched, and the annotations next to them.
+    A removed log is gone.
 
     \b
     Examples:

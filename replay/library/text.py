@@ -230,8 +230,8 @@ def inspect_lines(told: Inspection) -> list[RenderableType]:
 
 
 def _mark(mark: Mark) -> str:
-    beside = " (next to the log)" if mark.is_beside else ""
-    return f"{show_seconds(mark.at_ns)} {show(mark.text)}{beside}"
+    later = " (next to the log)" if mark.is_later else ""
+    return f"{show_seconds(mark.at_ns)} {show(mark.text)}{later}"
 
 
 def _first(name: str, told: Sequence[str]) -> list[RenderableType]:

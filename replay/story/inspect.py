@@ -33,11 +33,11 @@ def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
     return inspector.inspection(head)
 
 
-def with_marks(told: Inspection, beside: Marks) -> Inspection:
+def with_marks(told: Inspection, later: Marks) -> Inspection:
     """Add the marks next to the log."""
     more = [
-        Mark(at_ns=it.at_ms * NS_PER_MS, text=it.text, by=it.by or None, is_beside=True)
-        for it in beside.marks
+        Mark(at_ns=it.at_ms * NS_PER_MS, text=it.text, by=it.by or None, is_later=True)
+        for it in later.marks
     ]
     marks = sorted([*told.marks, *more], key=lambda it: it.at_ns)
     return attrs.evolve(told, marks=tuple(marks))

@@ -112,13 +112,13 @@ class ShortenedFrame:
 class Mark:
     """A mark; `by` is the name of its author's key.
 
-    `is_beside`: it was written after the session, next to the log (`recorder.keep.marks`).
+    `is_later`: it was written after the session, next to the log (`recorder.keep.marks`).
     """
 
     at_ns: int
     text: str
     by: str | None
-    is_beside: bool = False
+    is_later: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -76,7 +76,7 @@ def view_command(
     if is_stdout and opens:
         raise click.UsageError("--open needs a file to open, not stdout")
     refuse_log_as_output(target, [each for each in (log, other) if each is not None])
-    beside = attrs.asdict(read_marks(marks_path(log)))
+    later = attrs.asdict(read_marks(marks_path(log)))
     with opened_log(log) as reader:
         comparison = None if other is None else _compared(log, other)
         with (
@@ -88,7 +88,7 @@ def view_command(
                 *(reader.head.fields, items),
                 replayed=replayed,
                 comparison=comparison,
-                beside=beside if any(beside.values()) else None,
+                later=later if any(later.values()) else None,
             )
             file.writelines(chunks)
     if is_stdout:

@@ -67,20 +67,20 @@ def page_of(
     *,
     replayed: bool = False,
     comparison: Comparison | None = None,
-    beside: Mapping[str, Json] | None = None,
+    later: Mapping[str, Json] | None = None,
 ) -> Iterator[bytes]:
     """Write a session as a page, while its log is read from its start; yield parts in UTF-8.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
-    damage. If `replayed`, findings of logic replay are shown even if there are none. `beside` has
+    damage. If `replayed`, findings of logic replay are shown even if there are none. `later` has
     the marks next to the log: `marks`, `damaged`, and for a server's page `writes`. `OSError`: the
     log cannot be read any further.
     """
-    policy = ACTING_CSP if beside and "writes" in beside else PAGE_CSP
+    policy = ACTING_CSP if later and "writes" in later else PAGE_CSP
     before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX], policy).split(_PARTS)
     yield before.encode()
-    if beside is not None:
-        yield _block(Part("beside", beside))
+    if later is not None:
+        yield _block(Part("later", later))
     with Narrator(head) as narrator:
         for item in items:
             yield from map(_block, narrator.tell(item))
@@ -96,10 +96,10 @@ def page_beside(
 
 
 def page_marked(
-    beside: Mapping[str, Json],
+    later: Mapping[str, Json],
 ) -> Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]:
     """Return `page_of` with the marks next to the log."""
-    return partial(page_of, beside=beside)
+    return partial(page_of, later=later)
 
 
 def _block(part: Part) -> bytes:

@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import anyio
 import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -38,7 +39,7 @@ from recorder.keep.marks import (
     read_marks,
     remove_mark,
 )
-from recorder.keep.marks import MARKS_MAX as MARKS_BESIDE_MAX
+from recorder.keep.marks import MARKS_MAX as LATER_MARKS_MAX
 
 from ..access.gate import require_admin
 from ..access.middleware import principal_of
@@ -47,11 +48,15 @@ from ..session.journal import MARKS_MAX, MarkRefusal, MarkRefused
 from ..session.server import Server
 from .bodies import read_body, read_fields, read_text
 from .places import RETRY_S
-from .recordings import Recordings
+from .recordings import NO_RECORDING, Recordings
 from .threads import in_thread
+
+T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 16 * 1024
 """The longest text fits, even with each character escaped twice."""
+WRITING_MAX: Final = 2
+"""Threads that write next to logs: one that waits for a file's lock leaves others to the server."""
 NO_MARK: Final = "there is no such mark"
 
 _REFUSALS: Final[Mapping[MarkRefusal, tuple[HTTPStatus, str]]] = MappingProxyType(
@@ -76,15 +81,16 @@ class Marks:
     def __init__(self, server: Callable[[], Server | None], recordings: Recordings) -> None:
         self._server = server
         self._recordings = recordings
+        self._writing = anyio.CapacityLimiter(WRITING_MAX)
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
-        beside = "/api/recordings/{recording_id}/marks"
+        later = "/api/recordings/{recording_id}/marks"
         return [
             Route("/api/sessions/{recording_id}/marks", self._add, methods=["POST"]),
-            Route(beside, self._list),
-            Route(beside, self._write, methods=["POST"]),
-            Route(f"{beside}/{{number}}", self._remove, methods=["DELETE"]),
+            Route(later, self._list),
+            Route(later, self._write, methods=["POST"]),
+            Route(f"{later}/{{number}}", self._remove, methods=["DELETE"]),
         ]
 
     # -- in a log -------------------------------------------------------------------------------
@@ -118,15 +124,15 @@ class Marks:
             text = "this session runs: write into its log, at /api/sessions/{recording_id}/marks"
             raise HTTPException(HTTPStatus.CONFLICT, text)
         said = read_fields(await read_body(request, BODY_BYTES_MAX), _place_and_text)
+        path, principal = self._recordings.marks_path(info), principal_of(request)
+        now_ms = int(time.time() * MS_PER_S)
         made = await self._changed(
-            partial(
-                add_mark,
-                self._recordings.marks_path(info),
-                **said,
-                by=principal_of(request).name,
-                now_ms=int(time.time() * MS_PER_S),
-            )
+            partial(add_mark, path, **said, by=principal.name, now_ms=now_ms)
         )
+        if await self._recordings.find(info.recording_id, principal) is None:
+            # It was removed meanwhile, and its marks go with it.
+            await in_thread(partial(path.unlink, missing_ok=True))
+            raise HTTPException(HTTPStatus.NOT_FOUND, NO_RECORDING)
         return _json(attrs.asdict(made), HTTPStatus.CREATED)
 
     async def _remove(self, request: Request) -> Response:
@@ -142,16 +148,16 @@ class Marks:
             require_admin(principal)
         now_ms = int(time.time() * MS_PER_S)
         remove = partial(remove_mark, path, mark.number, by=principal.name, now_ms=now_ms)
-        await self._changed(remove)
+        if not await self._changed(remove):
+            raise HTTPException(HTTPStatus.NOT_FOUND, NO_MARK)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    @staticmethod
-    async def _changed(change: Callable[[], Any]) -> Any:
+    async def _changed(self, change: Callable[[], T]) -> T:
         """Change a file of marks, in a thread; `HTTPException`: it is full, or the disk refuses."""
         try:
-            return await in_thread(change)
+            return await in_thread(change, self._writing)
         except TooManyMarks:
-            text = f"this recording has had its {MARKS_BESIDE_MAX} marks already"
+            text = f"this recording has had its {LATER_MARKS_MAX} marks already"
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, text) from None
         except OSError:
             text = "the server cannot keep the mark now"

@@ -22,26 +22,30 @@ Write = Callable[[bytes], Awaitable[None]]
 WriteBody = Callable[[Write], Awaitable[None]]
 
 
-async def while_there(request: Request, work: Callable[[], Awaitable[None]]) -> None:
-    """Work on an answer for as long as its client is there; `ClientDisconnect`: it has left."""
-    is_done, failure = False, None
+async def while_there(request: Request, step: Callable[[], Awaitable[bool]]) -> None:
+    """Take steps, the last of which is False, until the client leaves: `ClientDisconnect`.
 
-    async def leave_with_the_client() -> None:
+    A step is never cut off: its thread would go on, and no place would be counted for it.
+    """
+    has_left, failure = False, None
+
+    async def watch() -> None:
+        nonlocal has_left
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        tasks.cancel_scope.cancel()
+        has_left = True
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(leave_with_the_client)
+        tasks.start_soon(watch)
         try:
-            await work()
+            while not has_left and await step():
+                pass
         except Exception as error:
             failure = error  # a task group would raise it in a group
-        is_done = True
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    if not is_done:
+    if has_left:
         raise ClientDisconnect
 
 

@@ -136,11 +136,9 @@ def make_kept(keep: Callable[[bytes], None], viewer: Viewer) -> Make:
     """Make a digest, and keep it once it is whole."""
 
     def make(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]:
-        pieces = list[bytes]()
-        for piece in viewer.pieces_of(head, items):
-            pieces.append(piece)
-            yield piece
-        keep(b"".join(pieces))
+        whole = b"".join(viewer.pieces_of(head, items))
+        keep(whole)  # also for a client that left meanwhile, and asks again
+        yield whole
 
     return make
 
@@ -168,7 +166,7 @@ def marks_told(found: Marks, principal: Key, *, is_open: bool) -> dict[str, Any]
             for mark in found.marks
         ],
         "damaged": found.damaged,
-        "writes": "log" if is_open else "beside",
+        "writes": "log" if is_open else "file",
         "asks_key": bool(principal.name),
     }
 
@@ -213,7 +211,11 @@ class Views:
             opening.callback(view.close)
             with self._making[name].take(request):
                 viewer = await in_thread(partial(self._load_viewer, name))
-                await while_there(request, partial(self._make, view, info, viewer, make_of))
+                with await in_thread(lambda: LogReader(info.open())) as reader:
+                    make = await in_thread(partial(make_of, viewer))
+                    pieces = make(reader.head.fields, reader)
+                    take = partial(view.take_from, pieces, viewer.refuses)
+                    await while_there(request, partial(in_thread, take))
             view.begin_with(viewer.head_of(view.size))
             if viewer.policy:
                 own, sandbox = (
@@ -221,17 +223,6 @@ class Views:
                 )
                 headers = {**headers, "Content-Security-Policy": f"{own}; {sandbox}"}
             return send_file(request, view, opening, headers, media_type=viewer.media_type)
-
-    @staticmethod
-    async def _make(
-        view: _View, info: LogInfo, viewer: Viewer, make_of: Callable[[Viewer], Make]
-    ) -> None:
-        with await in_thread(lambda: LogReader(info.open())) as reader:
-            make = await in_thread(partial(make_of, viewer))
-            pieces = make(reader.head.fields, reader)
-            # A step at a time, so that it can be cancelled.
-            while await in_thread(partial(view.take_from, pieces, viewer.refuses)):
-                pass
 
 
 class _View:

@@ -202,10 +202,10 @@ function checkMarks() {
     { at: 2, kind: "mark", seq: 9, fields: { text: "in the log", by: "anna" } },
     { at: 3, kind: "mark", seq: 10, fields: { what: "lost", by: "recover" } },
   ];
-  const later = { number: 4, text: "later", by: "bert", written_ms: 0, is_removable: true };
-  const beside = { marks: [{ ...later, at_ms: 1000, end_ms: 2500 }], damaged: 0 };
+  const mark = { number: 4, text: "later", by: "bert", written_ms: 0, is_removable: true };
+  const later = { marks: [{ ...mark, at_ms: 1000, end_ms: 2500 }], damaged: 0 };
   const said = [{ voice: "model", begin: 1.5, end: 2.5, text: "hello", seq: 7 }];
-  const lines = linesOf({ story: { marks, said, talk: null }, beside });
+  const lines = linesOf({ story: { marks, said, talk: null }, later });
   assert.deepEqual(textOf(lines).split("\n"), [
     "[0:01.0] Mark: later",
     "[0:01.5] Model: hello",

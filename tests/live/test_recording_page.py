@@ -12,10 +12,13 @@ import pytest
 from websockets.sync.client import connect
 
 from recorder.format.records import Record
-from recorder.keep.marks import add_mark, marks_path
+from recorder.keep.marks import add_mark, marks_path, read_marks
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from replay.view.document import page_of
+from runtime.access.keyfile import change_key_file
+from runtime.access.keys import ANYONE, Key, hash_key
+from runtime.api.views import marks_told
 from tests.browser import CHROMIUM, Tab, chromium
 from tests.golden import FOLDER
 from tests.helpers import init_frame
@@ -102,6 +105,34 @@ def test_a_recording_is_replayed_and_marked(page: Page) -> None:
     assert Store(page.folder).path("golden").read_bytes() == (FOLDER / GOLDEN).read_bytes()
 
 
+def test_a_key_is_asked_for(page: Page, tmp_path: Path) -> None:
+    """A mark would be refused without a reason, as the browser's own password changes nothing."""
+    key = Key(name="anna", hash=hash_key(KEY), scope="admin")
+    change_key_file(tmp_path / "keys.toml", lambda _: (key,), create=True)
+    log = Store(tmp_path).path("golden")
+    shutil.copy(FOLDER / GOLDEN, log)
+    tab, problem = page.tab, "document.querySelector('#mark-problem').textContent"
+    options = ("--record", str(tmp_path), "--keys", str(tmp_path / "keys.toml"))
+    with live_server(*options) as server:
+        host, port = server.address
+        tab.open(f"http://me:{KEY}@{host}:{port}/api/recordings/golden/view")
+        tab.until("document.documentElement.classList.contains('ready')")
+        tab.key("m")
+        tab.until("document.activeElement.id === 'mark-text'")
+        tab.type("late")
+        tab.run("document.querySelector('#mark-save').click()")
+        tab.until(f"{problem} === 'This takes your key.'")
+        assert tab.run("document.activeElement.id") == "mark-key"
+        tab.type(KEY)
+        tab.run(f"{VIEW}.marks.write(); {VIEW}.marks.write(); 0")  # twice, as a key that is held
+        tab.until(f"{NOTES}.length === 1")
+        assert [it.by for it in read_marks(marks_path(log)).marks] == ["anna"]
+        tab.run("document.querySelector('.remove').click()")
+        tab.until(f"{NOTES}.length === 0")
+        assert read_marks(marks_path(log)).marks == ()
+        tab.open("about:blank")
+
+
 def test_a_running_session_is_marked_in_its_log(page: Page) -> None:
     """One would have to wait for its end, and then find the moment again."""
     with connect(f"{page.server.url}?mode=audio", compression=None) as websocket:
@@ -149,8 +180,8 @@ def test_a_saved_page_shows_marks_and_takes_none(page: Page, tmp_path: Path) -> 
     add_mark(marks_path(log), at_ms=3200, end_ms=3200, text=HOSTILE, by="anna", now_ms=0)
     path = tmp_path / "page.html"
     with LogReader(log) as reader, path.open("wb") as file:
-        beside = {"marks": [{"number": 1, "at_ms": 3200, "end_ms": 3200, "text": HOSTILE}]}
-        file.writelines(page_of(reader.head.fields, reader, beside={**beside, "damaged": 0}))
+        told = marks_told(read_marks(marks_path(log)), ANYONE, is_open=False)  # as by curl
+        file.writelines(page_of(reader.head.fields, reader, later=told))
     page.tab.open(path)
     page.tab.until("document.documentElement.classList.contains('ready')")
     assert page.tab.run(NOTES) == [HOSTILE]

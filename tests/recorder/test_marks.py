@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -61,11 +64,10 @@ def test_what_was_written_is_read(steps: list[Any]) -> None:
                 assert made == Mark(number=number, **where, written_ms=number)
                 kept[number] = made
             elif step[0] == "remove" and step[1] in kept:
-                remove_mark(path, step[1], by="b", now_ms=0)
+                assert remove_mark(path, step[1], by="b", now_ms=0)
                 del kept[step[1]]
             elif step[0] == "remove":
-                with pytest.raises(FileNotFoundError):
-                    remove_mark(path, step[1], by="b", now_ms=0)
+                assert not path.exists() or not remove_mark(path, step[1], by="b", now_ms=0)
             elif step[1]:
                 damaged += 1
                 before = path.read_bytes() if path.exists() else b""
@@ -142,6 +144,55 @@ def write(path: Path) -> None:
     add_mark(path, at_ms=0, end_ms=0, text="x", by="", now_ms=0)
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_damage(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A pipe would hold a thread of the server for ever, and a folder be an error of its own."""
+    path = tmp_path / "a.marks.jsonl"
+    make(path)
+    before = len(os.listdir("/proc/self/fd"))
+    assert read_marks(path) == marks.Marks(damaged=1)
+    with pytest.raises(OSError, match=path.stem):
+        write(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next mark would be lost with it, or one be there that its author was refused."""
+    path = tmp_path / "a.marks.jsonl"
+    write(path)
+    before, put = path.read_bytes(), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: put(descriptor, data[:9]))
+        with pytest.raises(OSError, match="a part of a line"):
+            write(path)
+    for fails in (stat.S_ISREG, stat.S_ISDIR):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", partial(failing, fails))
+            for act in (write, partial(remove_mark, number=1, by="", now_ms=0)):
+                with pytest.raises(OSError, match="no space"):
+                    act(path)
+    assert path.read_bytes() == before
+
+
+def failing(fails: Callable[[int], bool], descriptor: int) -> None:
+    """Sync on a disk without space for files, or for names."""
+    if fails(os.fstat(descriptor).st_mode):
+        raise OSError("no space")
+
+
+def test_a_removal_that_would_not_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mark would be there again that its author saw removed."""
+    path = tmp_path / "a.marks.jsonl"
+    write(path)
+    monkeypatch.setattr(marks, "FILE_BYTES_MAX", LINE_BYTES_MAX)
+    with pytest.raises(TooManyMarks):
+        remove_mark(path, 1, by="", now_ms=0)
+
+
 @pytest.mark.parametrize("act", [read_marks, write])
 def test_a_link_is_not_followed(tmp_path: Path, act: Callable[[Path], Any]) -> None:
     """Who may write into the folder could have another file read, or written to."""
@@ -167,6 +218,12 @@ def test_marks_go_with_their_log_and_are_no_log(tmp_path: Path) -> None:
         assert [it.recording_id for it in Listing(store).refresh()] == ["one"]
         store.remove(info)
         assert marks_path(path).exists() is keeps
+    path.mkdir()  # a log that cannot be removed
+    write(marks_path(path))
+    with pytest.raises(OSError, match="one"):
+        store.remove(info)
+    assert marks_path(path).exists()
+    path.rmdir()
     write(marks_path(path))  # as of a log that only an object store has
     with pytest.raises(FileNotFoundError):
         store.remove(info)

@@ -87,7 +87,7 @@ def test_inspect_and_view_tell_them(log: Path) -> None:
     marks = marks_in(log)
     told = json.loads(call(inspect_command, log, "--json"))
     assert told["marks"] == [
-        {"at_ns": mark.at_ns, "text": text, "by": "anna", "is_beside": False}
+        {"at_ns": mark.at_ns, "text": text, "by": "anna", "is_later": False}
         for mark, text in zip(marks, TEXTS, strict=True)
     ]
     text = call(inspect_command, log)
@@ -178,9 +178,9 @@ def test_marks_next_to_the_log_are_shown(log: Path, tmp_path: Path) -> None:
     body = json.loads(CliRunner().invoke(inspect_command, [str(log), "--json"]).stdout)
     assert body["marks"][0] == {
         **{"at_ns": 1_500_000_000, "text": TEXTS[1], "by": "bert"},
-        "is_beside": True,
+        "is_later": True,
     }
-    assert [it["is_beside"] for it in body["marks"]] == [True, False, False]
+    assert [it["is_later"] for it in body["marks"]] == [True, False, False]
     text = CliRunner().invoke(inspect_command, [str(log)]).stdout
     assert "mark      1.500 s '-->\\n\\x1b[31m<script>' (next to the log)" in text
     assert "marks     1 lines next to the log cannot be read" in text

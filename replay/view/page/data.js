@@ -33,28 +33,33 @@ export function assemble(parts) {
   const sounds = { user: [], model: [] };
   const pictures = [];
   let story = null;
-  let beside = { marks: [], damaged: 0 };
+  let later = { marks: [], damaged: 0 };
   for (const [name, value] of parts) {
     if (name === "rows") for (const row of value) rows.push(rowOf(row));
     else if (name === "sound") sounds[value.voice].push(soundOf(value));
     else if (name === "picture") pictures.push(pictureOf(value, pictures));
     else if (name === "story") story = storyOf(value);
-    else if (name === "beside") beside = value;
+    else if (name === "later") later = value;
   }
   if (story === null) throw new Error("the page is not whole: it was cut off while it was written");
   const ends = Object.values(sounds).flatMap((pieces) =>
     pieces.slice(-1).map((piece) => piece.end),
   );
   const end = Math.max(story.duration, ...ends, 0.1);
-  return { rows, sounds, pictures, story, beside, end };
+  return { rows, sounds, pictures, story, later, end };
+}
+
+/** What a page shows that no server sends now: its marks, which it cannot change. */
+export function savedOf({ marks, damaged }) {
+  return { marks: marks.map((mark) => ({ ...mark, is_removable: false })), damaged };
 }
 
 /** All marks of a session, of its log and next to it, by time. */
-export function marksOf({ story, beside }) {
+export function marksOf({ story, later }) {
   const own = story.marks.filter(({ kind, fields }) => kind === "mark" && typeof fields.text === "string");
   return [
     ...own.map(({ at, seq, fields }) => ({ at, end: at, seq, text: fields.text, by: fields.by ?? "" })),
-    ...beside.marks.map(({ at_ms, end_ms, ...mark }) => ({ ...mark, at: at_ms / 1e3, end: end_ms / 1e3, seq: null })),
+    ...later.marks.map(({ at_ms, end_ms, ...mark }) => ({ ...mark, at: at_ms / 1e3, end: end_ms / 1e3, seq: null })),
   ].sort((a, b) => a.at - b.at);
 }
 

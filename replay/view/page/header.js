@@ -83,7 +83,7 @@ function facts({ story }) {
 }
 
 function sentence(session) {
-  const { story, beside } = session;
+  const { story, later } = session;
   const { units, turns, drops, errors, findings, shortened, playback } = story;
   const times = (outcome) => units.filter((unit) => unit.outcome === outcome).length;
   const told = [];
@@ -115,7 +115,7 @@ function sentence(session) {
   if (errors.length) told.push(many(errors.length, "error"));
   const marks = marksOf(session).length;
   if (marks) told.push(many(marks, "mark"));
-  if (beside.damaged) told.push(`${many(beside.damaged, "mark")} next to the log cannot be read`);
+  if (later.damaged) told.push(`${many(later.damaged, "mark")} next to the log cannot be read`);
   if (findings.length) told.push(many(findings.length, "difference"));
   if (story.damage_count) told.push(`damaged ${many(story.damage_count, "time")}: there are gaps`);
   if (story.pictures_left_out)

@@ -25,9 +25,9 @@ import { picturesLane, waveLane, wordsLane } from "./voices.js";
 
 /** The lanes that a session has, from top to bottom. */
 export function lanesOf(session) {
-  const { story, sounds, pictures, happenings, beside } = session;
+  const { story, sounds, pictures, happenings, later } = session;
   return [
-    happenings.length || beside.writes ? marksLane(happenings) : null,
+    happenings.length || later.writes ? marksLane(happenings) : null,
     waveLane("user", "User", sounds.user),
     pictures.length ? picturesLane(session) : null,
     waveLane("model", "Model", sounds.model),

@@ -1,7 +1,7 @@
 /* The page: puts its parts together, and hears the keyboard. */
 
 import { neighboursOf, readAddress, writeAddress } from "./address.js";
-import { lastBefore, readSession, rowAt } from "./data.js";
+import { lastBefore, readSession, rowAt, savedOf } from "./data.js";
 import { happeningsOf } from "./happenings.js";
 import { clock } from "./format.js";
 import { lanesOf } from "./lanes.js";
@@ -396,6 +396,7 @@ function begin() {
   const began = performance.now();
   try {
     const session = readSession(document);
+    if (!neighboursOf(location)) session.later = savedOf(session.later);
     const view = new View(document, session);
     document.documentElement.classList.add("ready");
     window.antiphonView = { view, readyMs: performance.now() - began };

@@ -17,7 +17,7 @@ export class Marks {
     this.page = page;
     this.session = session;
     this.on = on;
-    const { writes } = session.beside;
+    const { writes } = session.later;
     const id = location.pathname.split("/")[3]; // of the recording, or of its session
     this.recording = `/api/recordings/${id}`;
     this.running = `/api/sessions/${id}/marks`;
@@ -28,8 +28,8 @@ export class Marks {
     this.save = page.querySelector("#mark-save");
     this.opener = page.querySelector("#write");
     this.opener.hidden = !writes;
-    page.querySelector("#mark-key-field").hidden = !session.beside.asks_key;
-    page.querySelector("#replay").hidden = writes !== "beside";
+    page.querySelector("#mark-key-field").hidden = !session.later.asks_key;
+    page.querySelector("#replay").hidden = writes !== "file";
     if (!writes) return;
     const click = (element, action) => element.addEventListener("click", action);
     click(this.opener, () => this.open());
@@ -55,7 +55,7 @@ export class Marks {
     if (this.desk.hidden) return;
     const { at_ms: at, end_ms: end } = this.on.place();
     const place = end > at ? `${clock(at / 1e3, 2)} to ${clock(end / 1e3, 2)}` : `at ${clock(at / 1e3, 2)}`;
-    const isRunning = this.session.beside.writes === "log";
+    const isRunning = this.session.later.writes === "log";
     this.page.querySelector("#mark-place").textContent = isRunning ? "Mark of the running session, now" : `Mark ${place}`;
   }
 
@@ -72,10 +72,11 @@ export class Marks {
   }
 
   async write() {
+    if (this.save.disabled) return; // it is being written
     const text = this.text.value.trim();
     if (!text) return this.say("Write something first.");
-    const { beside, story } = this.session;
-    const isRunning = beside.writes === "log";
+    const { later, story } = this.session;
+    const isRunning = later.writes === "log";
     this.save.disabled = true;
     const made = isRunning
       ? await this.ask("POST", this.running, { text })
@@ -83,20 +84,15 @@ export class Marks {
     this.save.disabled = false;
     if (!made) return;
     if (isRunning) story.marks.push({ at: made.at_ms / 1e3, kind: "mark", seq: made.seq, fields: { text } });
-    else beside.marks.push({ ...made, is_removable: true });
+    else later.marks.push({ ...made, is_removable: true });
     this.text.value = "";
     this.close();
     this.on.changed();
   }
 
   async remove(number) {
-    const path = `${this.recording}/marks/${number}`;
-    if (this.session.beside.asks_key && !this.key.value) {
-      this.open();
-      return this.say("Removing a mark takes your key.");
-    }
-    if (!(await this.ask("DELETE", path))) return;
-    this.session.beside.marks = this.session.beside.marks.filter((mark) => mark.number !== number);
+    if (!(await this.ask("DELETE", `${this.recording}/marks/${number}`))) return;
+    this.session.later.marks = this.session.later.marks.filter((mark) => mark.number !== number);
     this.close();
     this.on.changed();
   }
@@ -117,6 +113,11 @@ export class Marks {
   /* Ask the server; null where that fails, which is said. */
   async ask(method, path, body, say = (text) => this.say(text)) {
     const key = this.key.value.trim();
+    if (method !== "GET" && this.session.later.asks_key && !key) {
+      say("This takes your key.");
+      this.key.focus();
+      return null;
+    }
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     try {
       // The page's own address may hold a name and a key, which `fetch` refuses.

@@ -111,7 +111,7 @@ export class Transcript {
     this.passages = linesOf(this.session);
     this.now = -1;
     this.matches = []; // their places are of lines that are gone
-    this.page.querySelector("#transcript").hidden = !this.passages.length && !this.session.beside.writes;
+    this.page.querySelector("#transcript").hidden = !this.passages.length && !this.session.later.writes;
     this.list.replaceChildren(...this.passages.map((passage, index) => this.element(passage, index)));
     this.words = [...this.list.querySelectorAll(".words")];
     this.focusable(0);

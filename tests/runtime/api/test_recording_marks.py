@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import threading
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
+import anyio.from_thread
+import anyio.to_thread
 import attrs
 import pytest
+from starlette.routing import Route
 from websockets.sync.client import connect
 
 from recorder.format.format import SUFFIX, recording_id_of
-from recorder.keep.marks import MARKS_MAX, marks_path
+from recorder.keep.marks import MARKS_MAX, Mark, add_mark, marks_path
 from recorder.keep.store import Store
 from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
-from runtime.api.marks import BODY_BYTES_MAX
+from runtime.access.keys import ANYONE, Key, hash_key
+from runtime.access.middleware import PRINCIPAL
+from runtime.api.marks import BODY_BYTES_MAX, WRITING_MAX, Marks
+from runtime.api.recordings import Recordings
+from runtime.net.http import make_app
 from tests.golden import FOLDER
 from tests.helpers import init_frame
 from tests.live.servers import LiveServer, live_server
@@ -178,6 +186,71 @@ def test_marks_are_bounded_and_go_with_their_recording(shop: Shop) -> None:
     assert b'"damaged":1' in shop.ask("/api/recordings/full/view").body
     assert shop.ask("/api/recordings/full", "root", "DELETE").status == 204
     assert not marks_path(log).exists()
+
+
+def test_a_mark_goes_with_a_log_that_is_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was said of a session would outlive it for ever."""
+    log = write_log(tmp_path, "one")
+
+    def late(path: Path, **fields: Any) -> Mark:
+        (info,) = Store(tmp_path).logs()
+        Store(tmp_path).remove(info)
+        return add_mark(path, **fields)
+
+    monkeypatch.setattr("runtime.api.marks.add_mark", late)
+    routes = Marks(lambda: None, Recordings(tmp_path)).routes()
+    assert anyio.run(answered, routes, backend="trio") == 404
+    assert not marks_path(log).exists()
+
+
+async def answered(routes: Sequence[Route]) -> int:
+    """Write a mark next to the log `one`, without a server; the status."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(MARK).encode()}
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status"))
+
+    statuses, path = list[Any](), "/api/recordings/one/marks"
+    scope = {
+        **{"type": "http", "method": "POST", "path": path, "raw_path": path.encode()},
+        **{"query_string": b"", "headers": [], "client": ("::1", 1), PRINCIPAL: ANYONE},
+    }
+    await make_app(lambda: "ready", routes)(scope, receive, send)
+    status: int = statuses[0]
+    return status
+
+
+def test_writers_that_wait_leave_threads_to_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client that writes many marks at once would hold up what all others read."""
+    begun, free, made = anyio.Semaphore(0), threading.Event(), list[Path]()
+
+    def slow(path: Path, **fields: Any) -> Mark:
+        anyio.from_thread.run_sync(begun.release)
+        free.wait(WAIT_S)
+        made.append(path)
+        return add_mark(path, **fields)
+
+    monkeypatch.setattr("runtime.api.marks.add_mark", slow)
+    write_log(tmp_path, "one")
+    routes = Marks(lambda: None, Recordings(tmp_path)).routes()
+
+    async def write() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(WRITING_MAX + 3):
+                tasks.start_soon(answered, routes)
+            for _ in range(WRITING_MAX):
+                await begun.acquire()
+            assert anyio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+            free.set()
+
+    anyio.run(write, backend="trio")
+    assert len(made) == WRITING_MAX + 3
 
 
 def test_a_redacted_copy_has_no_marks(shop: Shop) -> None:

@@ -77,6 +77,7 @@ class Shop:
     Attributes:
         begun: released for each page whose making has begun.
         goes_on: pages are made only while this is set.
+        pieces: of all views, that were made.
     """
 
     def __init__(self, folder: Path, *, piece_bytes: int = PIECE_BYTES) -> None:
@@ -99,6 +100,7 @@ class Shop:
             "digest": Viewer(pieces_of=self._page_of, media_type="application/json"),
         }
         self.is_too_long = False
+        self.pieces = 0
         self._app = make_app(lambda: "ready", Recordings(folder, viewers.__getitem__).routes())
 
     def _page_of(self, _head: Fields, _items: Iterable[Record | Damage]) -> Iterator[bytes]:
@@ -106,7 +108,9 @@ class Shop:
         anyio.from_thread.run(self.goes_on.wait)
         if self.is_too_long:
             raise TooLongError("it goes on for ever")
-        yield from [b"x" * self._piece_bytes] * PIECES
+        for _ in range(PIECES):
+            self.pieces += 1
+            yield b"x" * self._piece_bytes
 
     async def ask(
         self,
@@ -188,7 +192,7 @@ async def test_one_client_leaves_a_place_for_making(folder: Path) -> None:
 
 
 async def test_a_client_that_leaves_ends_the_making(folder: Path) -> None:
-    """Clients that ask and leave would keep all places for as long as their views take."""
+    """Clients that ask and leave would keep all places, or have more threads than places."""
     shop, visit = Shop(folder), Visit()
     shop.goes_on = anyio.Event()
     async with anyio.create_task_group() as tasks:
@@ -196,10 +200,12 @@ async def test_a_client_that_leaves_ends_the_making(folder: Path) -> None:
         await shop.begun.acquire()
         visit.leaves.set()
         visit.takes.set()
+        await anyio.wait_all_tasks_blocked()
+        assert (await shop.answer("anna")).status == 503  # its thread still works
+        shop.goes_on.set()
         with anyio.fail_after(WAIT_S):
             await visit.over.wait()
-        shop.goes_on.set()
-    assert visit.status == 408
+    assert (visit.status, shop.pieces) == (408, 1)
     assert (await shop.answer("anna")).status == 200
 
 
