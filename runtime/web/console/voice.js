@@ -60,6 +60,7 @@ export class OwnVoice {
   rest() {
     this.#player.pause();
     if (this.#microphone) this.#close();
+    this.#blocks = [];
   }
 
   /** The WAV file as base64; null, and it is said, where there is none yet. */
