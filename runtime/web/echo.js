@@ -47,7 +47,7 @@ export class EchoMeter {
   #sum = 0;
   #count = 0;
   /** The last ones that are compared. @type {{played: number, heard: number[]}[]} */ #frames = [];
-  /** What the last judgement found. */
+  /** Whether the last judgement found an echo. */
   #wasFound = false;
   #isHeard = false;
 

@@ -152,7 +152,7 @@ class TalkPage {
     );
   }
 
-  /** Nothing is recorded or played that the page does not show; a conversation goes on. */
+  /** End the recording or playing of the user's own voice; a conversation goes on. */
   rest() {
     this.#setup.rest();
   }
