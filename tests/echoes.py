@@ -81,9 +81,9 @@ def noise(rng: np.random.Generator, db: float) -> Samples:
 
 
 def converging(rng: np.random.Generator, sound: Samples) -> Samples:
-    """The echo of a canceller that has learnt the room after two seconds."""
+    """The echo of a canceller that has learnt the room after two seconds, and leaves -50 dB."""
     seconds = np.arange(len(sound)) / RATE
-    return room(rng, sound, -6) * 10 ** (-np.minimum(seconds * 25, 50) / 20)
+    return room(rng, sound, -6) * 10 ** (-np.minimum(seconds * 22, 44) / 20)
 
 
 ECHOES: Final = {
@@ -106,7 +106,7 @@ NONE: Final = {
     "a user who speaks whenever the model does": lambda rng, _, user: user + noise(rng, -60),
     "noise of -50 dB": lambda rng, *_: noise(rng, -50),
     "silence (muted, or headphones)": lambda *_: np.zeros(CASE_S * RATE),
-    "an echo canceller that learns for 2 s": lambda rng, own, _: (
+    "an echo canceller that learns for 2 s, and leaves -50 dB": lambda rng, own, _: (
         converging(rng, own) + noise(rng, -66)
     ),
 }

@@ -27,7 +27,7 @@ const LIMIT = 0.5;
 /** One judgement is enough. */
 const CLEAR = 0.7;
 /** What the microphone's level must move at least, in dB for each dB of the loudspeaker: less is lost in noise. */
-const MOVES = 0.05;
+const MOVES = 0.1;
 /** The clocks of both are compared by so many messages, and by as many before: a few seconds. */
 const ARRIVALS = 100;
 /** Frames that are kept, 20 s: the last ones of what was said are compared when the loudspeaker plays again. */
