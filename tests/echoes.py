@@ -1,4 +1,4 @@
-"""What a microphone hears while a loudspeaker speaks, and what the page's meter says to it.
+"""Sound of a microphone while a loudspeaker speaks, and how the page's echo meter judges it.
 
     python -m tests.echoes [--minutes 20]
 
@@ -64,7 +64,7 @@ def turns(rng: np.random.Generator) -> tuple[Samples, Samples]:
 
 
 def room(rng: np.random.Generator, sound: Samples, db: float) -> Samples:
-    """What comes back of a sound: late, with the room's reverberation of 0.2 to 0.9 s."""
+    """The echo of a sound: late, with the room's reverberation of 0.2 to 0.9 s."""
     length = int(RATE * rng.uniform(0.2, 0.9))
     answer = 0.06 * rng.standard_normal(length) * 10 ** (-3 * np.arange(length) / length)
     answer[0] += 1
@@ -81,22 +81,22 @@ def noise(rng: np.random.Generator, db: float) -> Samples:
 
 
 def converging(rng: np.random.Generator, sound: Samples) -> Samples:
-    """The echo of a canceller that has learnt the room after two seconds."""
+    """The echo of a canceller that has learnt the room after two seconds, and leaves -50 dB."""
     seconds = np.arange(len(sound)) / RATE
-    return room(rng, sound, -6) * 10 ** (-np.minimum(seconds * 25, 50) / 20)
+    return room(rng, sound, -6) * 10 ** (-np.minimum(seconds * 22, 44) / 20)
 
 
 ECHOES: Final = {
-    "own voice, -6 dB": lambda rng, own, _: room(rng, own, -6) + noise(rng, -66),
-    "own voice, -20 dB": lambda rng, own, _: room(rng, own, -20) + noise(rng, -66),
-    "own voice, -40 dB": lambda rng, own, _: room(rng, own, -40) + noise(rng, -66),
-    "own voice, -20 dB, in noise of -50 dB": lambda rng, own, _: (
+    "the model's voice, -6 dB": lambda rng, own, _: room(rng, own, -6) + noise(rng, -66),
+    "the model's voice, -20 dB": lambda rng, own, _: room(rng, own, -20) + noise(rng, -66),
+    "the model's voice, -40 dB": lambda rng, own, _: room(rng, own, -40) + noise(rng, -66),
+    "the model's voice, -20 dB, in noise of -50 dB": lambda rng, own, _: (
         room(rng, own, -20) + noise(rng, -50)
     ),
-    "own voice, -20 dB, and headphones after 20 s": lambda rng, own, _: (
+    "the model's voice, -20 dB, and headphones after 20 s": lambda rng, own, _: (
         room(rng, np.where(np.arange(len(own)) < 20 * RATE, own, 0), -20) + noise(rng, -66)
     ),
-    "own voice, -12 dB, and a user as loud all the time": lambda rng, own, user: (
+    "the model's voice, -12 dB, and a user as loud all the time": lambda rng, own, user: (
         room(rng, own, -12) + 0.25 * user
     ),
 }
@@ -106,14 +106,14 @@ NONE: Final = {
     "a user who speaks whenever the model does": lambda rng, _, user: user + noise(rng, -60),
     "noise of -50 dB": lambda rng, *_: noise(rng, -50),
     "silence (muted, or headphones)": lambda *_: np.zeros(CASE_S * RATE),
-    "an echo canceller that learns for 2 s": lambda rng, own, _: (
+    "an echo canceller that learns for 2 s, and leaves -50 dB": lambda rng, own, _: (
         converging(rng, own) + noise(rng, -66)
     ),
 }
 
 
 def case(name: str, seed: int) -> npt.NDArray[np.float32]:
-    """What was played in a case, and what was heard."""
+    """The sound that is played in a case, and the sound that is heard."""
     rng = np.random.default_rng(seed)
     own, user = speech(rng, 0), speech(rng, 1)
     if "whenever" in name:
@@ -124,7 +124,7 @@ def case(name: str, seed: int) -> npt.NDArray[np.float32]:
 
 
 def measure(folder: Path, names: list[str], seeds: range) -> dict[str, list[dict[str, Any]]]:
-    """What the meter said to each case, seed by seed."""
+    """The meter's judgements of each case, seed by seed."""
     asked = [(name, seed) for name in names for seed in seeds]
     command = [*node(), str(SCRIPTS / "echo.mjs")]
     said = dict[str, list[dict[str, Any]]]()

@@ -135,14 +135,14 @@ def test_what_is_played_is_measured(drive: Drive) -> None:
 
 
 def test_a_model_that_hears_itself_is_told_from_a_user(tmp_path: Path) -> None:
-    """A warning where there is no echo is one that nobody believes."""
+    """A warning where there is no echo would not be believed where there is one."""
     said = measure(tmp_path, [*ECHOES, *NONE], range(1))
     warned = {
         name: any(echo["isHeard"] for run in runs for echo in run["told"])
         for name, runs in said.items()
     }
     assert warned == dict.fromkeys(ECHOES, True) | dict.fromkeys(NONE, False)
-    assert all(len(run["told"]) > 8 for runs in said.values() for run in runs)
+    assert all(len(run["told"]) > 5 for runs in said.values() for run in runs)
     (headphones,) = (said[name] for name in said if "headphones after" in name)
     assert not headphones[0]["told"][-1]["isHeard"]
 

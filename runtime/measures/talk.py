@@ -1,7 +1,7 @@
 """A duplex session, heard as its client hears it: what crosses the wire becomes a conversation.
 
 It is fed with the messages of both ends, live from the machine and later from a log, so that both
-give the same. Memory holds intervals, the sound that may still move (`placing`) and 500 ms more.
+give the same. Memory holds intervals, the sound that may still move (`placing`) and 2 s more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ClientSound:
 
 @attrs.define
 class _Heard:
-    """Sound of the user, 16-bit, and how far its stretch had moved when it was placed."""
+    """Sound of the user that may move, and how far its stretch had moved when it was placed."""
 
     sound: UserSound
     stretch: Stretch
@@ -165,11 +165,11 @@ class Talk:
         )
         stretch = self._line.stretch
         if self._heard or not self._line.is_settled:
-            if not sound.rate_hz:  # half the memory, for a fresh session's first two seconds
-                sound.data, sound.rate_hz = to_pcm16(sound.data), INPUT_RATE_HZ
             self._heard.append(_Heard(sound, stretch, stretch.moved))
             self._settle(at_ns)
-        else:  # as a rule: a microphone without gaps
+            if self._heard and not sound.rate_hz:  # it is held: half the memory
+                sound.data, sound.rate_hz = to_pcm16(sound.data), INPUT_RATE_HZ
+        else:  # of a microphone without gaps
             self.user.hear(sound)
             self.user.place(at_ns)
 

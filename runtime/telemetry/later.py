@@ -14,7 +14,7 @@ import attrs
 
 from protocol.machine.session import Session
 from protocol.values import events as ev
-from protocol.values.effects import Effect
+from protocol.values.effects import Effect, StartTurn
 from protocol.values.messages import EndReason, ServerMessage
 from protocol.values.requests import ClientMessage
 from protocol.values.state import State
@@ -24,7 +24,7 @@ from .meter import Meter
 STEPS_MAX: Final = 32
 """Counted at once: a millisecond."""
 BYTES_MAX: Final = 4 << 20
-"""Of clients' messages, kept by steps that wait."""
+"""Of clients' messages and media, kept by steps that wait."""
 
 
 @attrs.define
@@ -48,7 +48,7 @@ class Backlog:
     def put(
         self, later: Later, event: ev.Event, effects: tuple[Effect, ...], session: Session
     ) -> None:
-        """Take a step; count all if they are many, or large."""
+        """Take a step; count all if they are many, or large: a turn has a whole conversation."""
         noted = _Noted(
             session.end_reason, session.said, session.state, session.taken, session.units_waiting
         )
@@ -56,8 +56,9 @@ class Backlog:
         if isinstance(event, ev.FrameReceived):
             self._bytes += len(event.frame or b"")
         elif isinstance(event, ev.MediaDecoded):
-            self._bytes += len(event.pcm)
-        if len(self._steps) >= STEPS_MAX or self._bytes > BYTES_MAX:
+            self._bytes += len(event.pcm) + sum(map(len, event.pictures + event.stacked))
+        is_large = self._bytes > BYTES_MAX or any(isinstance(it, StartTurn) for it in effects)
+        if is_large or len(self._steps) >= STEPS_MAX:
             self.count()
 
     def count(self) -> None:

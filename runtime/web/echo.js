@@ -6,10 +6,9 @@
  *     meter.hear(samples);        // of the microphone, 16 kHz
  *
  * Rules: levels in dB are compared, less their mean over 0.4 s: two people who speak at the same time
- * begin and end together, but their syllables do not. Only frames in which the loudspeaker plays count.
- * Four seconds of these are judged together, and a new judgement comes every two seconds. One that is not
- * clear must find the same delay as the one before. `docs/console.md` has the cases by which the limits were
- * chosen.
+ * begin and end together, but their syllables do not. Only frames in which the loudspeaker sounds count.
+ * Four seconds of these are judged together, and a new judgement comes every two seconds. Unless the echo is
+ * clear, it must be found twice in a row. `docs/console.md` has the cases by which the limits were chosen.
  */
 
 const FRAME_MS = 20;
@@ -20,25 +19,23 @@ const LAGS = 31;
 const REACH = 10;
 /** What is quieter than -60 dB is silence. */
 const FLOOR = 0.001;
-/** Louder than -50 dB, the loudspeaker plays. */
-const PLAYS = 0.003;
-/** A pause within speech belongs to it. */
-const PAUSE = 10;
-/** A judgement's frames: those of this batch, and of the one before. */
-const BATCH = 100;
+/** Louder than this, in dB, the loudspeaker plays. */
+const PLAYS_DB = -48;
+/** Frames that are judged together; the later half of them is judged again. */
+const JUDGED = 200;
 const LIMIT = 0.5;
 /** One judgement is enough. */
-const CLEAR = 0.65;
+const CLEAR = 0.7;
 /** What the microphone's level must move at least, in dB for each dB of the loudspeaker: less is lost in noise. */
-const MOVES = 0.05;
-/** The same delay, but for a frame of each of both clocks. */
-const SAME = 2;
+const MOVES = 0.1;
+/** The clocks of both are compared by so many messages, and by as many before: a few seconds. */
+const ARRIVALS = 100;
 /** Frames that are kept, 20 s: the last ones of what was said are compared when the loudspeaker plays again. */
 const KEPT = 1024;
 
 /**
  * @typedef {{correlation: number, delayMs: number, isHeard: boolean}} EchoEvent the highest correlation of all
- *   delays, 0 to 1; `isHeard`: it is clear, or two in a row agree, until two in a row do not
+ *   delays, 0 to 1; `isHeard`: it is clear, or was found twice in a row, until it is not found twice in a row
  */
 
 export class EchoMeter {
@@ -49,9 +46,9 @@ export class EchoMeter {
   #next = 0;
   #sum = 0;
   #count = 0;
-  #batch = new Batch();
-  #before = new Batch();
-  /** The delay of the last judgement, in frames; null: it found none. @type {number | null} */ #lag = null;
+  /** The last ones that are compared. @type {{played: number, heard: number[]}[]} */ #frames = [];
+  /** Whether the last judgement found an echo. */
+  #wasFound = false;
   #isHeard = false;
 
   /** @param {(echo: EchoEvent) => void} tell */
@@ -83,20 +80,20 @@ export class EchoMeter {
       const at = this.#next + ahead;
       if (at + LAGS > this.#heard.done) return;
       if (at < this.#heard.first || this.#next < this.#played.first || !this.#played.plays(this.#next)) continue;
-      this.#batch.add(this.#played.at(this.#next), (lag) => this.#heard.at(at + lag));
-      if (this.#batch.count < BATCH) continue;
-      if (this.#before.count) this.#judge();
-      [this.#before, this.#batch] = [this.#batch, new Batch()];
+      const heard = Array.from({ length: LAGS }, (_, lag) => this.#heard.at(at + lag));
+      this.#frames.push({ played: this.#played.at(this.#next), heard });
+      if (this.#frames.length < JUDGED) continue;
+      this.#judge();
+      this.#frames.splice(0, JUDGED / 2);
     }
   }
 
   #judge() {
-    const { correlation, lag, moves } = this.#batch.best(this.#before);
-    const found = correlation < LIMIT || moves < MOVES ? null : lag;
-    const isSame = found !== null && this.#lag !== null && Math.abs(found - this.#lag) <= SAME;
-    if (isSame || (found !== null && correlation >= CLEAR)) this.#isHeard = true;
-    else if (found === null && this.#lag === null) this.#isHeard = false;
-    this.#lag = found;
+    const { correlation, lag, moves } = correlate(this.#frames);
+    const isFound = correlation >= LIMIT && moves >= MOVES;
+    if (isFound && (this.#wasFound || correlation >= CLEAR)) this.#isHeard = true;
+    else if (!isFound && !this.#wasFound) this.#isHeard = false;
+    this.#wasFound = isFound;
     this.#tell({ correlation, delayMs: lag * FRAME_MS, isHeard: this.#isHeard });
   }
 }
@@ -105,7 +102,6 @@ export class EchoMeter {
 class Track {
   /** Frames so far. */
   end = 0;
-  #levels = new Float32Array(KEPT);
   #loudness = new Float32Array(KEPT);
   #change = new Float32Array(KEPT);
   /** The earliest that the first frame can have been, by the frames of now and of before. */
@@ -116,9 +112,7 @@ class Track {
   put(frame, level) {
     this.end = Math.max(this.end, frame - KEPT);
     for (; this.end <= frame; this.end++) {
-      const now = this.end === frame ? level : 0;
-      this.#levels[this.end % KEPT] = now;
-      this.#loudness[this.end % KEPT] = 20 * Math.log10(now + FLOOR);
+      this.#loudness[this.end % KEPT] = 20 * Math.log10((this.end === frame ? level : 0) + FLOOR);
       const middle = this.end - REACH;
       if (middle < REACH) continue;
       let sum = 0;
@@ -129,7 +123,7 @@ class Track {
 
   /** Frames come late by turns, and none comes early; the two clocks drift apart. @param {number} now */
   arrived(now) {
-    if (++this.#arrivals % BATCH === 0) this.#beganAt = [Infinity, this.#beganAt[0]];
+    if (++this.#arrivals % ARRIVALS === 0) this.#beganAt = [Infinity, this.#beganAt[0]];
     this.#beganAt[0] = Math.min(this.#beganAt[0], now - this.end * FRAME_MS);
   }
 
@@ -151,48 +145,34 @@ class Track {
     return this.#change[frame % KEPT];
   }
 
-  /** Whether it sounds in this frame, or did shortly before. @param {number} frame */
+  /** Whether it sounds. @param {number} frame */
   plays(frame) {
-    for (let i = Math.max(0, frame - PAUSE); i <= frame; i++) if (this.#levels[i % KEPT] > PLAYS) return true;
-    return false;
+    return this.#loudness[frame % KEPT] > PLAYS_DB;
   }
 }
 
-/** Sums of which a correlation is made, for each delay. */
-class Batch {
-  count = 0;
-  #x = 0;
-  #xx = 0;
-  #y = new Float64Array(LAGS);
-  #yy = new Float64Array(LAGS);
-  #xy = new Float64Array(LAGS);
-
-  /** @param {number} x @param {(lag: number) => number} heard */
-  add(x, heard) {
-    this.count += 1;
-    this.#x += x;
-    this.#xx += x * x;
-    for (let lag = 0; lag < LAGS; lag++) {
-      const y = heard(lag);
-      this.#y[lag] += y;
-      this.#yy[lag] += y * y;
-      this.#xy[lag] += x * y;
-    }
+/**
+ * Correlate both voices at each delay.
+ * @param {{played: number, heard: number[]}[]} frames @returns the highest correlation, its delay, and the slope there
+ */
+function correlate(frames) {
+  const played = centred(frames.map((frame) => frame.played));
+  const spread = dot(played, played);
+  let best = { correlation: 0, lag: 0, moves: 0 };
+  for (let lag = 0; lag < LAGS; lag++) {
+    const heard = centred(frames.map((frame) => frame.heard[lag]));
+    const [shared, both] = [dot(played, heard), Math.sqrt(spread * dot(heard, heard))];
+    const correlation = both > 1e-3 ? shared / both : 0; // else one is silent
+    if (correlation > best.correlation) best = { correlation, lag, moves: shared / spread };
   }
-
-  /** The highest correlation of both together, its delay, and the slope. @param {Batch} other */
-  best(other) {
-    const count = this.count + other.count;
-    const x = this.#x + other.#x;
-    const spread = this.#xx + other.#xx - (x * x) / count;
-    let best = { correlation: 0, lag: 0, moves: 0 };
-    for (let lag = 0; lag < LAGS; lag++) {
-      const y = this.#y[lag] + other.#y[lag];
-      const both = spread * (this.#yy[lag] + other.#yy[lag] - (y * y) / count);
-      const shared = this.#xy[lag] + other.#xy[lag] - (x * y) / count;
-      const correlation = both > 1e-6 ? shared / Math.sqrt(both) : 0;
-      if (correlation > best.correlation) best = { correlation, lag, moves: shared / spread };
-    }
-    return best;
-  }
+  return best;
 }
+
+/** @param {number[]} values @returns {number[]} less their mean */
+function centred(values) {
+  const mean = values.reduce((sum, value) => sum + value) / values.length;
+  return values.map((value) => value - mean);
+}
+
+/** @param {number[]} one @param {number[]} other */
+const dot = (one, other) => one.reduce((sum, value, i) => sum + value * other[i], 0);

@@ -16,7 +16,7 @@ const INPUT_RATE = 16_000;
 const BLOCK_SAMPLES = 320;
 /** Reports of what was played, at most this often while something plays. */
 const REPORTS_PER_S = 20;
-/** Of what was played, told with a report: one level for each, and a little before. */
+/** Levels of the sound that was played, told with each report: those since the last one, and at most 160 ms. */
 const FRAMES_PER_S = 50;
 const LEVELS_MAX = 8;
 /** Of the resampler's kernel, to either side. */

@@ -1,7 +1,7 @@
-// Run in a page before its own scripts: its microphone hears its loudspeaker, 150 ms later and 38 dB quieter, as
+// Run in a page before its own scripts: its microphone hears its loudspeaker, 150 ms later and 30 dB quieter, as
 // without headphones and echo cancellation. `hears.user` is how loud it hears what it would hear anyway.
 
-globalThis.hears = { speaker: 0.0126, user: 1 };
+globalThis.hears = { speaker: 0.032, user: 1 };
 (() => {
   const own = { connect: AudioNode.prototype.connect, createSource: AudioContext.prototype.createMediaStreamSource };
   /** What the loudspeaker plays, as a stream. @type {MediaStream | null} */ let played = null;

@@ -99,6 +99,16 @@ def test_a_voice_that_cannot_be_used_is_refused(console: Console) -> None:
     assert console.tab.run("document.querySelector('.talk').dataset.state") == "idle"
 
 
+def test_nothing_is_recorded_behind_another_page(console: Console) -> None:
+    """The microphone would be open where no page says so."""
+    choose_own_voice(console)
+    console.press("Record")
+    console.wait_for(f"{PANEL} [role=timer]", "9 s left")
+    console.tab.run("location.hash = '#recordings'")
+    console.tab.until(f"document.querySelector('{PANEL} [role=timer]').hidden")
+    assert console.tab.run(f"{RECORDED}.hidden")  # it did not come to its end
+
+
 def test_a_conversation_has_the_voice_that_was_recorded(console: Console, recordings: Path) -> None:
     """It would speak with another one, or the page send what its user discards."""
     choose_own_voice(console)

@@ -10,7 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from protocol.values import events as ev
-from protocol.values.model import UnitResult
+from protocol.values.model import INPUT_RATE_HZ, UnitResult
+from protocol.values.requests import Append
+from protocol.wire.rates import to_pcm16
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
@@ -367,6 +369,29 @@ def test_sound_at_any_rate_and_in_any_pieces_is_heard_where_it_is(
     (span,) = heard.conversation(4 * NS).user
     assert abs(span.begin - TICK_HZ) <= 2 * FRAME
     assert abs(span.end - 2.5 * TICK_HZ) <= 2 * FRAME
+
+
+def test_sound_after_a_gap_is_held_in_16_bits_and_only_while_it_may_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A word would be cut where its sound is held no longer, or later pieces cost twice as much."""
+    held: list[bytes] = []
+
+    def hold(pcm: bytes) -> bytes:
+        held.append(pcm)
+        return to_pcm16(pcm)
+
+    monkeypatch.setattr("runtime.measures.talk.to_pcm16", hold)
+    at = np.arange(8 * INPUT_RATE_HZ)
+    is_loud = (at >= INPUT_RATE_HZ) & (at < 4 * INPUT_RATE_HZ)
+    sound = (is_loud * 0.1 * np.sin(2 * np.pi * 440 / INPUT_RATE_HZ * at)).astype("<f4")
+    heard = Talk()
+    for index, piece in enumerate(np.split(sound, 400), start=1):
+        heard.received(NS + index * NS // 50, Append(pcm=piece.tobytes()))
+    (span,) = heard.conversation(9 * NS).user
+    assert abs(span.begin - 2 * TICK_HZ) <= 2 * FRAME
+    assert abs(span.end - 5 * TICK_HZ) <= 2 * FRAME
+    assert 100 <= len(held) <= 102  # of two seconds
 
 
 @pytest.mark.parametrize("name", ["v1-barge-in", "v1-openai", "v1-openai-resumed"])

@@ -115,9 +115,14 @@ export class Setup {
     return this.#speaker.value;
   }
 
+  /** Let go of microphone and loudspeaker, where a voice is recorded or played. */
+  rest() {
+    this.#recorder.rest();
+  }
+
   /** @param {boolean} isRunning */
   lock(isRunning) {
-    if (isRunning) this.#recorder.rest();
+    if (isRunning) this.rest();
     this.#recorder.element.inert = isRunning; // else the model would hear it played
     for (const input of this.element.querySelectorAll("input, select, textarea, button"))
       input.disabled = isRunning;
@@ -132,14 +137,15 @@ export class Setup {
   async #pickVoice() {
     this.#say("");
     this.#reference = null;
-    this.#recorder.rest();
+    this.rest();
     this.#recorder.element.hidden = this.#voice.value !== "record";
     if (this.#voice.value === "file") return this.#file.click();
     if (this.#voice.value !== "default") return;
     try {
       const { name, base64 } = await askJson("/api/default_ref_audio");
-      this.#reference = { name, base64 };
+      if (this.#voice.value === "default") this.#reference = { name, base64 };
     } catch (error) {
+      if (this.#voice.value !== "default") return; // another one was chosen meanwhile
       this.#voice.value = "own";
       this.#say(/** @type {Error} */ (error).message);
     }

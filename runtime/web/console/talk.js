@@ -18,7 +18,7 @@ const TICK_MS = 500;
 /** @param {import("./main.js").App} app @returns {import("./main.js").Page} */
 export function talkPage(app) {
   const page = new TalkPage(app);
-  return { element: page.element, learn: (facts) => page.learn(facts) };
+  return { element: page.element, learn: (facts) => page.learn(facts), hide: () => page.rest() };
 }
 
 class TalkPage {
@@ -39,6 +39,7 @@ class TalkPage {
   #hints = h("div", { class: "hints" });
   #past = new Past(() => {
     this.#setup.element.classList.toggle("fork", this.#past.mode !== null);
+    if (this.#past.mode) this.rest();
     if (this.#past.mode === "audio") this.#show.value = "";
     this.#lockPicture();
   });
@@ -149,6 +150,11 @@ class TalkPage {
         ? [h("p", { class: "soft small" }, "This model knows a few phrases. Say, for example:"), chips]
         : []),
     );
+  }
+
+  /** End the recording or playing of the user's own voice; a conversation goes on. */
+  rest() {
+    this.#setup.rest();
   }
 
   // -- beginning and ending ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ const SPEECH = 0.01;
 const SPEECH_BLOCKS_MIN = 15;
 /** A click on "Stop" that comes as late as this after the ten seconds does not start another recording. */
 const LATE_MS = 700;
-/** For people: from -60 dB to 0, as loudness is heard. */
+/** From -60 dB to 0, on a scale of dB. */
 const shown = (/** @type {number} */ level) => Math.max(0, 1 + Math.log10(level + 1e-9) / 3);
 
 /** Records a voice; nothing of it leaves the page before a conversation begins. */
@@ -60,9 +60,10 @@ export class OwnVoice {
   rest() {
     this.#player.pause();
     if (this.#microphone) this.#close();
+    this.#blocks = [];
   }
 
-  /** The WAV file as base64; null, and it is said, where there is none yet. */
+  /** The WAV file as base64; null, with a message on the page, where there is none yet. */
   take() {
     this.#player.pause();
     if (this.#base64 && !this.#microphone) return this.#base64;

@@ -1,6 +1,6 @@
 /**
  * @typedef {{correlation: number, delayMs: number, isHeard: boolean}} EchoEvent the highest correlation of all
- *   delays, 0 to 1; `isHeard`: it is clear, or two in a row agree, until two in a row do not
+ *   delays, 0 to 1; `isHeard`: it is clear, or was found twice in a row, until it is not found twice in a row
  */
 export class EchoMeter {
     /** @param {(echo: EchoEvent) => void} tell */
@@ -13,7 +13,7 @@ export class EchoMeter {
 }
 /**
  * the highest correlation of all
- *   delays, 0 to 1; `isHeard`: it is clear, or two in a row agree, until two in a row do not
+ *   delays, 0 to 1; `isHeard`: it is clear, or was found twice in a row, until it is not found twice in a row
  */
 export type EchoEvent = {
     correlation: number;

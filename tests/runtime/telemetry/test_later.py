@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from protocol.machine.session import Session
-from protocol.values.events import FrameReceived
+from protocol.values import events as ev
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.later import BYTES_MAX, STEPS_MAX, Later
 from runtime.telemetry.metrics import Metrics
-from tests.chatting import opened
+from tests.chatting import opened, question
 from tests.telemetry import Figures
 
 
@@ -24,16 +25,19 @@ class Told:
         self.later.saw(self.session.opened, effects, self.session)
         self._counted = metrics._books["chat"]._made.series(c.FRAMES_RECEIVED, "chat")
 
-    def say(self, frame: str = "{}") -> None:
-        event = FrameReceived(at_ns=self.session.now_ns, frame=frame)
+    def step(self, kind: type[Any], **fields: Any) -> None:
+        event = kind(at_ns=self.session.now_ns, **fields)
         self.later.saw(event, self.session.step(event), self.session)
+
+    def say(self, frame: str = "{}") -> None:
+        self.step(ev.FrameReceived, frame=frame)
 
     @property
     def counted(self) -> float:
         return self._counted.total
 
 
-def test_steps_wait_for_others_and_for_whoever_reads() -> None:
+def test_steps_wait_for_others_and_for_a_reader() -> None:
     """A figure would be old, or the steps of a quiet server kept for ever."""
     metrics = Metrics()
     told = Told(metrics)
@@ -54,6 +58,25 @@ def test_large_messages_do_not_wait() -> None:
     told = Told(Metrics())
     told.say("x" * (BYTES_MAX + 1))
     assert told.counted == 1
+
+
+def test_pictures_do_not_wait() -> None:
+    """They are larger than the message that they came in, and were not counted as bytes."""
+    told = Told(Metrics())
+    told.say()
+    told.step(ev.MediaDecoded, media=1, stacked=(bytes(BYTES_MAX), b"."))
+    assert told.counted == 1
+
+
+def test_a_conversation_that_is_answered_does_not_wait() -> None:
+    """All its sound and pictures would be kept for as long as its client is silent."""
+    told = Told(Metrics())
+    told.step(ev.Admitted)
+    told.say(json.dumps({"type": "session.init", "payload": {}}))
+    told.say(json.dumps({"type": "input.append", "input": question()}))
+    assert told.counted == 0
+    told.step(ev.SlotLeased, lease=1, slot=0)
+    assert told.counted == 2
 
 
 def test_a_meter_that_breaks_costs_its_own_session(monkeypatch: pytest.MonkeyPatch) -> None:
