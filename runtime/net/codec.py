@@ -1,4 +1,4 @@
-"""Faster parts of wsproto's codec: unmasking, text that is not ASCII, and text that is sent.
+"""Faster decoders of wsproto for one connection: unmasking, and text that is not ASCII.
 
 - `tune` replaces the two decoders of a connection's codec. A test checks the private names:
   `Connection._proto`, its `_frame_decoder` and `_message_decoder`, and the `_masking_key` of
@@ -7,49 +7,15 @@
 - wsproto checks UTF-8 piece by piece, and trio-websocket joins the decoded pieces; one emoji would
   widen the whole string. So a piece that is not ASCII is passed on with a character for each byte
   (Latin-1), and `message_of` decodes the joined message.
-- `text_frames` writes all messages of a step with two copies fewer than wsproto makes of each.
 """
 
 from __future__ import annotations
-
-import struct
-from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 from wsproto.connection import Connection
 from wsproto.frame_protocol import Frame, FrameDecoder, MessageDecoder, XorMaskerSimple
 
 from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
-
-_WHOLE_TEXT: Final = 0x81
-_SHORT: Final = struct.Struct(">BB")
-_LONG: Final = struct.Struct(">BBH")
-_LONGEST: Final = struct.Struct(">BBQ")
-_SIZE_SHORT: Final = 125
-_SIZE_LONG: Final = 65_535
-_FOLLOWS_IN_2: Final = 126
-_FOLLOWS_IN_8: Final = 127
-"""Instead of a size, which follows in so many bytes (RFC 6455, 5.2)."""
-
-
-def text_frames(texts: Iterable[str]) -> bytes:
-    """Write text messages as a server sends them, a frame each.
-
-    `UnicodeEncodeError`: a text is not Unicode.
-    """
-    parts: list[bytes] = []
-    for text in texts:
-        payload = text.encode()
-        size = len(payload)
-        if size <= _SIZE_SHORT:
-            head = _SHORT.pack(_WHOLE_TEXT, size)
-        elif size <= _SIZE_LONG:
-            head = _LONG.pack(_WHOLE_TEXT, _FOLLOWS_IN_2, size)
-        else:
-            head = _LONGEST.pack(_WHOLE_TEXT, _FOLLOWS_IN_8, size)
-        parts += (head, payload)
-    return b"".join(parts)
 
 
 def tune(connection: Connection) -> None:

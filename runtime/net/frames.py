@@ -5,10 +5,13 @@ So its bytes are scanned here first (RFC 6455, 5.2): the messages and fragments,
 in progress, and whether it will exceed the limit, by its header. The data frames of that message,
 and all later ones, do not reach the codec; control frames do, for the closing handshake. The codec
 reports invalid frames to the peer: from there on all bytes pass.
+
+`text_frames` writes a server's messages: wsproto makes two copies more of each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from .rates import FRAGMENT_COST
@@ -22,6 +25,7 @@ _MASKED: Final = 0x80
 _SIZE: Final = 0x7F
 _OPCODES: Final = frozenset({0x0, 0x1, 0x2, 0x8, 0x9, 0xA})
 _TWO_BYTES: Final = 126
+_EIGHT_BYTES: Final = 127
 _MASK_BYTES: Final = 4
 CONTROL_BYTES_MAX: Final = 125
 """RFC 6455, 5.5: longer ones are invalid."""
@@ -159,8 +163,12 @@ def _payload_at(data: bytes, at: int) -> tuple[int, int]:
 
 def _payload_start(size: int) -> int:
     """Where the payload of a masked frame of that size begins: sizes have one form (5.2)."""
-    width = 0 if size < _TWO_BYTES else 2 if size < 1 << 16 else 8
-    return 2 + width + _MASK_BYTES
+    return 2 + _width(size) + _MASK_BYTES
+
+
+def _width(size: int) -> int:
+    """In how many bytes a size follows its frame's first two; 0: it is in these."""
+    return 0 if size < _TWO_BYTES else 2 if size < 1 << 16 else 8
 
 
 def _is_frame(first: int, second: int, size: int) -> bool:
@@ -168,3 +176,21 @@ def _is_frame(first: int, second: int, size: int) -> bool:
     if first & _RESERVED or first & _OPCODE not in _OPCODES or not second & _MASKED:
         return False
     return not first & _CONTROL or (first & _FIN != 0 and size <= CONTROL_BYTES_MAX)
+
+
+def text_frames(texts: Iterable[str]) -> bytes:
+    """Write text messages as a server sends them, a frame each.
+
+    `UnicodeEncodeError`: a text is not Unicode.
+    """
+    parts: list[bytes] = []
+    for text in texts:
+        payload = text.encode()
+        size = len(payload)
+        width = _width(size)
+        if width:
+            second = _TWO_BYTES if width == 2 else _EIGHT_BYTES
+            parts += (bytes((_WHOLE_TEXT, second)), size.to_bytes(width, "big"), payload)
+        else:
+            parts += (bytes((_WHOLE_TEXT, size)), payload)
+    return b"".join(parts)

@@ -36,7 +36,8 @@ from wsproto.frame_protocol import CloseReason
 from protocol.values.utf8 import Frame
 
 from .budget import Share
-from .codec import message_of, text_frames, tune
+from .codec import message_of, tune
+from .frames import text_frames
 from .intake import Intake
 from .keeper import Keeper, Line
 from .link import Link

@@ -12,7 +12,8 @@ from wsproto.connection import SERVER, Connection
 from wsproto.events import BytesMessage, CloseConnection, TextMessage
 
 from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
-from runtime.net.codec import BytewiseDecoder, message_of, text_frames
+from runtime.net.codec import BytewiseDecoder, message_of
+from runtime.net.frames import text_frames
 from tests.transport import CONTINUATION, TEXT, raw_frame
 
 BINARY = 0x2
