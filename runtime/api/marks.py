@@ -42,6 +42,7 @@ from recorder.keep.marks import (
 from recorder.keep.marks import MARKS_MAX as LATER_MARKS_MAX
 
 from ..access.gate import require_admin
+from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.journal import MARKS_MAX, MarkRefusal, MarkRefused
@@ -125,10 +126,7 @@ class Marks:
             raise HTTPException(HTTPStatus.CONFLICT, text)
         said = read_fields(await read_body(request, BODY_BYTES_MAX), _place_and_text)
         path, principal = self._recordings.marks_path(info), principal_of(request)
-        now_ms = int(time.time() * MS_PER_S)
-        made = await self._changed(
-            partial(add_mark, path, **said, by=principal.name, now_ms=now_ms)
-        )
+        made = await self._changed(principal, partial(add_mark, path, **said))
         if await self._recordings.find(info.recording_id, principal) is None:
             # It was removed meanwhile, and its marks go with it.
             await in_thread(partial(path.unlink, missing_ok=True))
@@ -146,16 +144,18 @@ class Marks:
             raise HTTPException(HTTPStatus.NOT_FOUND, NO_MARK)
         if not principal.may_see(mark.by):
             require_admin(principal)
-        now_ms = int(time.time() * MS_PER_S)
-        remove = partial(remove_mark, path, mark.number, by=principal.name, now_ms=now_ms)
-        if not await self._changed(remove):
+        if not await self._changed(principal, partial(remove_mark, path, mark.number)):
             raise HTTPException(HTTPStatus.NOT_FOUND, NO_MARK)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    async def _changed(self, change: Callable[[], T]) -> T:
-        """Change a file of marks, in a thread; `HTTPException`: it is full, or the disk refuses."""
+    async def _changed(self, principal: Key, change: Callable[..., T]) -> T:
+        """Have a key change a file of marks now, in a thread.
+
+        `HTTPException`: it is full, or the disk refuses.
+        """
+        now_ms = int(time.time() * MS_PER_S)
         try:
-            return await in_thread(change, self._writing)
+            return await in_thread(partial(change, by=principal.name, now_ms=now_ms), self._writing)
         except TooManyMarks:
             text = f"this recording has had its {LATER_MARKS_MAX} marks already"
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, text) from None
