@@ -131,7 +131,7 @@ class Session:
 
     @property
     def is_forking(self) -> bool:
-        """Whether it is a fork that was not set up: all of it is its parent's past."""
+        """Whether it is a fork before its set-up: so far it has only its parent's past."""
         return self._core.is_forking
 
     @property

@@ -77,7 +77,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def test_a_recording_is_replayed_and_marked(page: Page) -> None:
-    """What somebody finds in a recording would be kept elsewhere, without its place."""
+    """Remarks on a recording would be kept elsewhere, without their place."""
     tab = page.tab
     page.open("golden", "#t=3.2")
     tab.run("document.querySelector('#replay').click()")
@@ -174,7 +174,7 @@ def test_the_list_of_recordings_replays_one(page: Page) -> None:
 
 
 def test_a_saved_page_shows_marks_and_takes_none(page: Page, tmp_path: Path) -> None:
-    """A file would offer to write, and nothing would come of it."""
+    """A saved page would offer a form that no server takes."""
     log = tmp_path / GOLDEN
     shutil.copy(FOLDER / GOLDEN, log)
     add_mark(marks_path(log), at_ms=3200, end_ms=3200, text=HOSTILE, by="anna", now_ms=0)

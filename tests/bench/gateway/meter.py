@@ -27,8 +27,8 @@ from typing import Any, Final
 KIB: Final = 1024
 RECORDER_THREAD: Final = "antiphon-recorder"
 STATUS: Final = Path("/proc/self/status")
-FORGET: Final = (Path("/proc/self/clear_refs"), "5")
-"""Where, and what, is written to have the kernel forget the most that it held."""
+CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+"""A 5 in it has the kernel forget the most that it held."""
 
 STAGES: Final[tuple[tuple[str, str, str], ...]] = (
     ("parse", "protocol.machine.reception", "parse_frame"),
@@ -138,7 +138,6 @@ def _memory_bytes() -> tuple[int, int]:
         return 0, 0
     told = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     now, most = (int(told[name].split()[0]) * KIB for name in ("VmRSS", "VmHWM"))
-    place, word = FORGET
     with suppress(OSError):
-        place.write_text(word)
+        CLEAR_REFS.write_text("5")
     return now, most

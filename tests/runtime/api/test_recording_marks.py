@@ -95,7 +95,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 def test_a_mark_is_written_shown_and_removed(shop: Shop) -> None:
-    """What somebody found in a recording would be kept elsewhere, or for ever."""
+    """Remarks on a recording would be kept elsewhere, or for ever."""
     log = Store(shop.folder).path("own")
     before = log.read_bytes()
     made = shop.mark("own")
@@ -132,7 +132,7 @@ def test_a_page_writes_with_a_key_that_its_user_gives(shop: Shop) -> None:
 
 
 def test_who_may_not_see_a_recording_may_not_mark_it(shop: Shop) -> None:
-    """A client could write about another's session, read of it, or learn that there is one."""
+    """A client could read marks of another's session, write some, or learn that it exists."""
     for name in ("own", "none", "..%2f..%2fetc"):
         assert shop.mark(name, key="bert").status == 404
         assert shop.ask(f"/api/recordings/{name}/marks", "bert").status == 404
@@ -254,7 +254,7 @@ def test_writers_that_wait_leave_threads_to_the_server(
 
 
 def test_a_redacted_copy_has_no_marks(shop: Shop) -> None:
-    """What was said about a session can be what is to be left out of it."""
+    """A mark can repeat the very words that a copy leaves out."""
     log = Store(shop.folder).path("shared")
     log.write_bytes((FOLDER / "v1-realtime-video.session.zst").read_bytes())
     assert shop.mark("shared", key="root").status == 201

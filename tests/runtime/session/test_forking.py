@@ -55,7 +55,7 @@ def test_forks_that_wait_to_be_written_are_bounded(
 def test_a_fork_that_is_cut_off_while_it_is_written_leaves_no_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that ends would leave a copy of what somebody said, as if it had crashed."""
+    """A server that ends would leave a copy of a conversation, as if it had crashed."""
 
     async def body() -> None:
         async with world(record_to=tmp_path) as server:
