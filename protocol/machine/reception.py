@@ -31,6 +31,8 @@ from ..wire.dialects.opening import OPENING, choose
 from ..wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
 from ..wire.strict import not_json
+from ..wire.template import EVENT_ID
+from .likeness import Likeness
 from .resuming import Resuming
 
 SHORTENED_BYTES_MIN: Final = 4096
@@ -103,6 +105,7 @@ class Reception:
         self._core: Final = core
         self._opened, self._made = core.opened, _context(core)
         self._ahead: _Ahead | None = None
+        self._alike: Final = Likeness(core)
 
     @property
     def _context(self) -> Context:
@@ -118,6 +121,10 @@ class Reception:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.frame is not frame:
             ahead = None
+        like = self._alike.read(gate, event, self._context) if ahead is None else None
+        if like is not None:
+            core.cause = _cause_of(core, like.event_id)
+            return like.message
         try:
             body = self._body_of(event) if ahead is None else ahead.body
         except FrameError as error:
@@ -125,7 +132,7 @@ class Reception:
             code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
             core.frame_refused(error, code)
             return None
-        core.cause = _cause_of(core, body)
+        core.cause = _cause_of(core, body.get(EVENT_ID))
         if _is_openai(core, gate, body):
             core.complain(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
             core.end("rejected", words=ErrorCode.INVALID_EVENT)
@@ -144,13 +151,15 @@ class Reception:
             core.complain(*refusal)
             return None
         core.dialect = _dialect_after(core.dialect, gate, request, body)
-        if ahead is not None and ahead.dialect is core.dialect and ahead.message is not None:
-            return ahead.message
-        try:
-            return core.dialect.parse(request, body, self._context)
-        except FieldError as error:
-            core.complain(error.code, error.message)
-            return None
+        message = ahead.message if ahead is not None and ahead.dialect is core.dialect else None
+        if message is None:
+            try:
+                message = core.dialect.parse(request, body, self._context)
+            except FieldError as error:
+                core.complain(error.code, error.message)
+                return None
+        self._alike.learn(frame, body, message, self._context)
+        return message
 
     def _refuse_again(
         self, gate: Gate, request: Request, body: Json, refused: Refused | None
@@ -173,6 +182,9 @@ class Reception:
         """
         core, frame = self._core, event.frame
         if frame is None or not core.behaves(SHORT_REFUSALS):
+            return event
+        like = self._alike.read(gate, event, self._context, ahead=True)
+        if like is not None and core.refused(like.message) is None:
             return event
         try:
             body = self._body_of(event)
@@ -250,9 +262,10 @@ _DECIDING: Final = ("type", "session", "payload", "record", "model")
 _OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: [], dict: {}}
 
 
-def _cause_of(core: Resuming, body: Json) -> str:
+def _cause_of(core: Resuming, name: object) -> str:
     """The client's own name for its message, where its dialect has one."""
-    name = body.get("event_id") if core.opened.endpoint in PIECES else None
+    if core.opened.endpoint not in PIECES:
+        return ""
     return name if isinstance(name, str) and len(name) <= WORD_CHARS_MAX else ""
 
 

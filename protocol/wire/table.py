@@ -72,8 +72,12 @@ class Object(Columns):
         if value is None and self.is_required:
             raise missing(path)
         body = {} if value is None else as_object(value, path)
-        prefix = f"{at.prefix}{self.attr}." if self.attr else at.prefix
+        prefix = self.prefix_in(at.prefix)
         at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
+
+    def prefix_in(self, prefix: str) -> str:
+        """Return the prefix of its fields' attributes, in an object with this one."""
+        return f"{prefix}{self.attr}." if self.attr else prefix
 
     def putter(self) -> Put:
         """Make the function that writes it in its place."""
@@ -141,12 +145,19 @@ class Shape:
     def _plan(self, rows: list[Row]) -> tuple[tuple[Row, ...], frozenset[str]]:
         return tuple(rows), frozenset([*self.known, *(name for row in rows for name in row.names)])
 
+    def _plan_for(self, context: Context) -> tuple[tuple[Row, ...], frozenset[str]]:
+        return self._plans[min(context.behaviour, NEWEST)]
+
+    def rows_for(self, context: Context) -> tuple[Row, ...]:
+        """List the rows that are read in a context."""
+        return self._plan_for(context)[0]
+
     def fill(self, at: Reading) -> list[str]:
         """Read the fields of an object; returns the paths of ignored ones, here and below.
 
         `FieldError` if something is wrong.
         """
-        rows, known = self._plans[min(at.context.behaviour, NEWEST)]
+        rows, known = self._plan_for(at.context)
         for row in rows:
             row.take(at)
         if known.issuperset(at.body):
@@ -223,19 +234,24 @@ class Table:
 
     def parse(self, body: Json, context: Context = READER) -> Any:
         """Read a message; `FieldError` names the first field that is wrong."""
+        return self.build(self.values(body, context))
+
+    def values(self, body: Json, context: Context) -> dict[str, Any]:
+        """Read the attributes of a message; `FieldError` as in `parse`."""
         at = Reading(body, "$", "", context, dict(self._lacks))
         ignored = self.shape.fill(at)
         if self._keeps_ignored:
             at.values["ignored"] = tuple(ignored[:IGNORED_PATHS_MAX])
-        return self._build(at.values)
+        return at.values
 
     def parse_below(self, value: Value, at: Reading) -> Any:
         """Read an object of an array in another object; `FieldError` as in `parse`."""
         inner = Reading(as_object(value.value, value.path), value.path, "", at.context, {})
         at.below += self.shape.fill(inner)
-        return self._build(inner.values)
+        return self.build(inner.values)
 
-    def _build(self, values: dict[str, Any]) -> Any:
+    def build(self, values: dict[str, Any]) -> Any:
+        """Make a message of its attributes."""
         if self._make is not None:
             return self._make(values)
         if not self._parts:

@@ -72,6 +72,11 @@ class Dialect:
         """List the client's messages with their kinds of request."""
         return tuple(self._requests.items())
 
+    def table(self, request: Request, cls: type) -> Table | None:
+        """Return the table by which a kind of request is read as a class, if it alone decides."""
+        table = self._requests.get(request)
+        return table if table is not None and table.cls is cls else None
+
     def answers(self, _mode: Mode) -> tuple[Table, ...]:
         """List the server's messages; several of one type are its variants."""
         return self._answers

@@ -1,0 +1,80 @@
+"""Reads a session's appends by the templates of earlier ones (`wire.template`).
+
+What it remembers changes nothing but the time that reading takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from ..values.events import FrameReceived
+from ..values.modes import OF_MODE
+from ..values.requests import Append, AppendSound, ClientMessage, Request
+from ..values.state import ACCEPT, Gate, judge
+from ..values.utf8 import Frame
+from ..wire.dialects.base import Context, Dialect, Json
+from ..wire.template import Alike, Template
+from .resuming import Resuming
+
+LESSONS: Final = 8
+"""Templates made in a row that fit no later frame: this client's appends all differ."""
+
+
+TEMPLATES: Final = 2
+"""Kept of a session: one piece of a second may be other than the rest."""
+
+
+class Likeness:
+    """The templates of a session's appends, if they are alike."""
+
+    def __init__(self, core: Resuming) -> None:
+        self._core: Final = core
+        self._templates: deque[Template] = deque(maxlen=TEMPLATES)
+        self._made_in: tuple[Dialect, Context] | None = None
+        self._lessons = LESSONS
+        self._ahead: tuple[Frame, Alike] | None = None
+
+    def learn(self, frame: Frame, body: Json, message: ClientMessage, context: Context) -> None:
+        """Make the template of appends like one that had to be parsed."""
+        if not (self._lessons and isinstance(frame, str)):
+            return
+        if not isinstance(message, Append | AppendSound):
+            return
+        dialect = self._core.dialect
+        table = dialect.table(Request.APPEND, type(message))
+        if table is None:
+            return
+        if self._made_in != (dialect, context):
+            self._made_in = dialect, context
+            self._templates.clear()
+        self._lessons -= 1
+        template = Template.of(frame, body, table, context)
+        if template is not None:
+            self._templates.append(template)
+
+    def read(
+        self, gate: Gate, event: FrameReceived, context: Context, *, ahead: bool = False
+    ) -> Alike | None:
+        """Read a frame like the last append; None: it is to be parsed.
+
+        `ahead`: it is read once more, in its step.
+        """
+        frame, kept, self._ahead = event.frame, self._ahead, None
+        if kept is not None and kept[0] is frame:
+            return kept[1]
+        if (
+            not isinstance(frame, str)
+            or self._made_in != (self._core.dialect, context)
+            or event.shortened is not None
+            or judge(gate, Request.APPEND) != ACCEPT
+            or len(frame) > OF_MODE[self._core.opened.mode].frame_bytes_max
+        ):
+            return None
+        for template in self._templates:
+            alike = template.read(frame)
+            if alike is not None:
+                self._lessons = LESSONS
+                self._ahead = (frame, alike) if ahead else None
+                return alike
+        return None
