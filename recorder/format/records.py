@@ -95,17 +95,6 @@ RESERVED: Final = "$"
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
 
-def _is_count(_instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        shown = reprlib.repr(value)
-        raise RecordInvalid(f"{attribute.name} {shown} is not a count of up to 63 bits")
-
-
-def _is_kind(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
-    if value not in RECORD_VERSIONS:
-        raise RecordInvalid(f"{value!r} is not a kind of record")
-
-
 @attrs.frozen(kw_only=True)
 class Record:
     """One entry of a log; `fields` must not change afterwards.
@@ -114,10 +103,18 @@ class Record:
     `session` record. `at_ns`: monotonic nanoseconds.
     """
 
-    kind: str = attrs.field(validator=_is_kind)
-    seq: int = attrs.field(validator=_is_count)
-    at_ns: int = attrs.field(validator=_is_count)
+    kind: str
+    seq: int
+    at_ns: int
     fields: Fields
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind not in RECORD_VERSIONS:
+            raise RecordInvalid(f"{self.kind!r} is not a kind of record")
+        for name, value in (("seq", self.seq), ("at_ns", self.at_ns)):
+            if type(value) is not int or not 0 <= value < 1 << 63:
+                shown = reprlib.repr(value)
+                raise RecordInvalid(f"{name} {shown} is not a count of up to 63 bits")
 
 
 @attrs.frozen(kw_only=True)

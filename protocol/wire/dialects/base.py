@@ -73,7 +73,7 @@ class Dialect:
         return tuple(self._requests.items())
 
     def table(self, request: Request, cls: type) -> Table | None:
-        """Return the table by which a kind of request is read as a class, if it alone decides."""
+        """Return the table that reads a kind of request as this class; None if there is no such."""
         table = self._requests.get(request)
         return table if table is not None and table.cls is cls else None
 
