@@ -2,16 +2,12 @@
 
 Rules: one thread appends; the recorder's thread takes, advances, releases and fails. No work, IO or
 waiting happens under the lock. Cancelled waits lose nothing: appended records are still written.
-What a client waits for is made a block by the thread that appends, and only written by the
-recorder's, unless it is much or the log is in line already: two threads that both compute hold each
-other up, for milliseconds a block. A log's blocks are made by one of them at a time, in order.
 When all logs together exceed their bound, only drivers over their share wait; a record is refused
 only beyond its own log's bound.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,16 +19,16 @@ import anyio.lowlevel
 import attrs
 
 from ..format.chain import FIN_FIELDS
-from ..format.compression import Compressor
 from ..format.errors import LogFailed, LogFull, LogMisuse
 from ..format.format import MIB, RECORD_BYTES_MAX
 from ..format.records import RECORD_OVERHEAD_BYTES, Fields, Record, size_bytes
-from .backlog import OF_THE_RECORDER, Backlog, Taken
 from .bell import Bell, Bells
-from .logfile import Block, LogFile
+from .logfile import LogFile
 
+_NOT_APPENDED: Final = frozenset({"session", "fin"})
 CALL_UP_BYTES: Final = MIB
 """A backlog of this size is served before any task waits for it: several blocks of work."""
+
 OnFailure = Callable[[LogFailed], None]
 
 
@@ -43,13 +39,6 @@ class _Waiter:
     bell: Bell
 
 
-class Compressors(threading.local):
-    """The compressor of each thread that appends."""
-
-    def __init__(self) -> None:
-        self.here = Compressor()
-
-
 @attrs.define(eq=False, kw_only=True)
 class Shared:
     """State shared by all logs of a recorder, guarded by the lock of `changed`.
@@ -58,11 +47,8 @@ class Shared:
         session_bytes_max: backlog at which one log is full.
         total_bytes_max: backlog of all logs at which each log over its share is full.
         serve_here: serves logs in the calling thread, for a recorder without its own.
-        block_age_ns: how long appends let a client's message wait for others to share its block;
-            None: appends make no blocks.
         changed: notified when a log is called up or the recorder closes.
         called_up: logs to serve now, in order.
-        making: logs whose blocks are being made by threads that appended.
         steps: steps of work done for any log since the start; constant while the disk hangs.
         is_closing: nothing more is accepted.
     """
@@ -70,8 +56,6 @@ class Shared:
     session_bytes_max: int
     total_bytes_max: int
     serve_here: Callable[[], None]
-    block_age_ns: int | None
-    compressors: Compressors = attrs.field(factory=Compressors)
     bells: Bells = attrs.field(factory=Bells)
     changed: threading.Condition = attrs.field(
         factory=lambda: threading.Condition(threading.Lock())
@@ -79,18 +63,10 @@ class Shared:
     called_up: deque[SessionLog] = attrs.field(factory=deque)
     backlog_bytes: int = 0
     logs: int = 0
-    making: int = 0
     steps: int = 0
     failures: int = 0
     is_closing: bool = False
     room_waiters: list[_Waiter] = attrs.field(factory=list)
-
-
-def failure_of(path: Path, error: BaseException) -> LogFailed:
-    """Make the failure of a log by an error that was raised for it."""
-    failure = LogFailed(f"{path.name} failed: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
 
 
 def _wake(waiters: list[_Waiter], *, all_of_them: bool = False) -> None:
@@ -121,7 +97,7 @@ class SessionLog:
         self._shared: Final = shared
         self._on_failure: Final = on_failure
         self._home: Final = shared.bells.here()
-        self._backlog: Final = Backlog()
+        self._queue: deque[tuple[Record, int]] = deque()
         self.backlog_bytes = 0
         self.next_seq = next_seq
         self._due_seq = -1
@@ -161,7 +137,7 @@ class SessionLog:
         backlog would be a maximal record past its bound; the rest is not taken.
         """
         for record in records:
-            if record.kind in OF_THE_RECORDER:
+            if record.kind in _NOT_APPENDED:
                 raise LogMisuse(f"{record.kind!r} is written by opening and finishing the log")
         self.put(*records, urgent=urgent)
 
@@ -175,7 +151,7 @@ class SessionLog:
             raise LogMisuse(f"record {seq} was never appended, the next is {self.next_seq}")
         if self.written_seq >= seq:
             return  # usually another frame of the same step has waited
-        await self._wait(self._waiters, lambda: self.written_seq >= seq, up_to=seq)
+        await self._wait(self._waiters, lambda: self.written_seq >= seq)
 
     async def room(self) -> None:
         """Wait until the log is not full; `LogFailed` if it failed."""
@@ -233,59 +209,25 @@ class SessionLog:
                 self._is_ended = is_last
                 if self.failure is not None:
                     continue  # lost; counted by its seq
-                self._backlog.add(record, size)
+                self._queue.append((record, size))
                 self.backlog_bytes += size
                 shared.backlog_bytes += size
-            taken = self._serve(is_due=urgent or self.backlog_bytes >= CALL_UP_BYTES)
-        self._make(taken)
+            if self._queue and (urgent or self.backlog_bytes >= CALL_UP_BYTES):
+                self._call_up()
         shared.serve_here()
 
-    def _hurry(self, seq: float) -> None:
-        """Have all records up to one served now."""
+    def take(self, bytes_max: int) -> tuple[list[Record], int]:
+        """Take queued records up to `bytes_max` (at least one; all if failed), and their size."""
         with self._shared.changed:
-            first_seq = self._backlog.first_seq
-            is_in_it = first_seq is not None and first_seq <= seq
-            taken = self._serve(is_due=True) if is_in_it else None
-        self._make(taken)
-        self._shared.serve_here()
-
-    def _serve(self, *, is_due: bool) -> Taken | None:
-        """Take the records if their blocks are to be made here; else call up the log, if due."""
-        age_ns, backlog = self._shared.block_age_ns, self._backlog
-        if backlog.first_seq is None:
-            return None
-        if age_ns is None or self._is_in_line or not backlog.is_small:
-            if is_due:
-                self._call_up()
-            return None
-        if not (is_due or backlog.is_aged(age_ns)):
-            return None
-        self._shared.making += 1
-        return backlog.records()
-
-    def _make(self, taken: Taken | None) -> None:
-        """Make blocks of the records that were taken, if any, and have them written."""
-        if taken is None:
-            return
-        compressor, made = self._shared.compressors.here, list[Block]()
-        try:
-            for step in self.file.blocks(taken.records, compressor):
-                made += [step] if isinstance(step, Block) else []
-        except Exception as error:  # whatever it is, only this log fails
-            self.fail(failure_of(self.path, error), tell=True)
-        with self._shared.changed:
-            self._shared.making -= 1
-            self._backlog.put(made, taken.size_bytes)
-            self._get_in_line()
-            self._shared.changed.notify()  # the recorder may wait for it to close
-
-    def take(self, bytes_max: int) -> Taken:
-        """Take work: records up to `bytes_max`, or all if the log failed (`Backlog.take`)."""
-        with self._shared.changed:
-            taken = self._backlog.take(bytes_max if self.failure is None else math.inf)
-            first_seq = self._backlog.first_seq
-            self._is_due = first_seq is not None and first_seq <= self._due_seq
-            return taken
+            records, size, queue = list[Record](), 0, self._queue
+            while queue and (
+                not records or size + queue[0][1] <= bytes_max or self.failure is not None
+            ):
+                record, record_bytes = queue.popleft()
+                records.append(record)
+                size += record_bytes
+            self._is_due = bool(queue) and queue[0][0].seq <= self._due_seq
+            return records, size
 
     def advance(self, seq: int) -> None:
         """Note that write(2) took everything up to `seq`; called by the recorder's thread."""
@@ -302,16 +244,11 @@ class SessionLog:
             _wake(self._shared.room_waiters)
             return self._is_due
 
-    def call_up_if_queued(self, *, at_once: bool = False) -> None:
-        """Serve the log in this round if it holds records that no append will make.
-
-        Called by the recorder's thread, at each tick, and `at_once` at its end.
-        """
+    def call_up_if_queued(self) -> None:
+        """Serve the log in this round if it holds records; called by the recorder's thread."""
         with self._shared.changed:
-            if self._backlog.first_seq is not None:
-                is_old = self._backlog.tick() or self._shared.block_age_ns is None
-                if is_old or at_once:
-                    self._call_up()
+            if self._queue:
+                self._call_up()
 
     def fail(self, failure: LogFailed, *, tell: bool) -> None:
         """Fail the log for good, from any thread; the recorder's thread closes the file."""
@@ -346,12 +283,7 @@ class SessionLog:
             raise LogFull(f"{self.path.name} holds {self.backlog_bytes} bytes back already")
 
     def _call_up(self) -> None:
-        """Have the recorder's thread make and write all records so far."""
-        self._due_seq = self.next_seq - 1
-        self._get_in_line()
-
-    def _get_in_line(self) -> None:
-        self._is_due = True
+        self._due_seq, self._is_due = self.next_seq - 1, True
         if not self._is_in_line:
             self._is_in_line = True
             self._shared.called_up.append(self)
@@ -363,15 +295,12 @@ class SessionLog:
         is_done: Callable[[], bool],
         *,
         despite_failure: bool = False,
-        up_to: float = math.inf,
     ) -> None:
-        """Wait, and have all records served, or those up to a `seq`."""
         waiter = self._enlist(waiters, is_done, despite_failure=despite_failure)
+        self._shared.serve_here()
         if waiter is None:
-            self._shared.serve_here()
             await anyio.lowlevel.checkpoint()
         else:
-            self._hurry(up_to)
             try:
                 await waiter.event.wait()
             finally:
@@ -395,4 +324,6 @@ class SessionLog:
                 return None
             waiter = _Waiter(is_done=is_done, event=anyio.Event(), bell=bell)
             waiters.append(waiter)
+            if self._queue:
+                self._call_up()
             return waiter

@@ -1,4 +1,4 @@
-"""One log on disk: records in, blocks out. Synchronous; blocks are made by one thread at a time.
+"""One log on disk: records in, blocks out. Synchronous, for one thread.
 
 Rules: the session record is a block of its own, repeated at the start of the second block; `fin` is
 a block of its own, naming the previous block's chain, with the seek table. A block is handed to
@@ -25,15 +25,6 @@ from .disk import Directories, Disk
 _ALONE: Final = frozenset({"session", "fin"})
 WRITE_BYTES_MAX: Final = BLOCK_BYTES
 """Bytes per write(2): on a slow disk all logs wait for the last write."""
-
-
-@attrs.frozen(kw_only=True)
-class Block:
-    """A block that is made and not yet written."""
-
-    data: bytearray
-    last_seq: int
-    kinds: frozenset[str]
 
 
 @attrs.frozen(kw_only=True)
@@ -108,41 +99,25 @@ class LogFile:
         Yields each block, and before a large one the bytes of each step, at least a record.
         `RecordInvalid`: a record cannot be stored; `OSError`: the disk refused.
         """
-        for step in self.blocks(records, self._compressor):
-            if isinstance(step, int):
-                yield step
-            else:
-                yield from self.write_block(step)
-
-    def blocks(self, records: Iterable[Record], compressor: Compressor) -> Iterator[int | Block]:
-        """Make the blocks of records, to be written in this order; in steps as of `steps`.
-
-        `RecordInvalid`: a record cannot be stored.
-        """
         batch: Batch | None = None
         for record in records:
             if batch is not None and record.kind in _ALONE:
-                yield from self._make(batch, compressor)
+                yield from self._write_batch(batch)
                 batch = None
             framed = self._encode(record)
             if framed.framed_bytes > STEP_BYTES:
                 yield framed.framed_bytes
             if batch is not None and batch.payload_bytes + framed.framed_bytes > BLOCK_BYTES:
-                yield from self._make(batch, compressor)
+                yield from self._write_batch(batch)
                 batch, framed = None, self._encoder.encode(record)  # it may name its blobs
             if batch is None:
                 batch = Batch(first=record)
             batch.add(record, framed)
             if record.kind in _ALONE:
-                yield from self._make(batch, compressor)
+                yield from self._write_batch(batch)
                 batch = None
         if batch is not None:
-            yield from self._make(batch, compressor)
-
-    def write_block(self, block: Block) -> Iterator[int | Written]:
-        """Write a block, in steps as of `steps`; `OSError`: the disk refused."""
-        yield from self._write_bytes(block.data)
-        yield Written(last_seq=block.last_seq, kinds=block.kinds, file_bytes=len(block.data))
+            yield from self._write_batch(batch)
 
     def sync(self) -> None:
         """Return once everything written is on the device, the file's name included.
@@ -199,16 +174,17 @@ class LogFile:
             raise RecordInvalid(f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}")
         return framed
 
-    def _make(self, batch: Batch, compressor: Compressor) -> Iterator[int | Block]:
+    def _write_batch(self, batch: Batch) -> Iterator[int | Written]:
         self._chain.begin(batch)
-        frame = yield from compressor.steps(
+        frame = yield from self._compressor.steps(
             batch.pieces, has_samples=batch.has_samples, cost=batch.cost
         )
-        data = self._chain.block(batch, frame)
+        block = self._chain.block(batch, frame)
         if "fin" in batch.kinds:
-            data = data + self._chain.table()
+            block = block + self._chain.table()
+        yield from self._write_bytes(block)
         self._encoder.forget()  # so a lost block costs no record elsewhere
-        yield Block(data=data, last_seq=batch.last_seq, kinds=frozenset(batch.kinds))
+        yield Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=len(block))
 
     def _write_bytes(self, block: bytearray) -> Iterator[int]:
         rest = memoryview(block)

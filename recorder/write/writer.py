@@ -1,13 +1,11 @@
 """The recorder: one thread that writes the logs of all sessions, and one that syncs them.
 
-    driver --append: records --little: encode, compress--> blocks --thread: write(2)--> file
-                             --much---thread: encode, compress--^
+    driver --append--> backlog of the log --thread: encode, compress, write(2)--> file
            <--written, room, on_failure----- bell of the driver's event loop
 
 Rules:
-- `append` never waits. Records that are ready together share a block. An urgent record, or a task
-  in `written`, has its log served at once. What a client sent waits for `block_age_s` and the next
-  append, or twice that; other records five times that: for the next second's.
+- `append` never blocks. Records that are ready together share a block. An urgent record, or a task
+  in `written`, has its log served at once; other records at most `block_age_s` later.
 - Logs are served in turn by bytes (deficit round robin), `QUANTUM_BYTES` of work per turn; a log
   new in line comes first. So a log with little to write waits for one step of the current work and
   one turn of each log before it, whatever the others' backlog.
@@ -29,7 +27,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -37,12 +34,11 @@ import attrs
 from anyio import to_thread
 
 from ..format.compression import Compressor
-from ..format.errors import LogMisuse
+from ..format.errors import LogFailed, LogMisuse
 from ..format.format import MIB, recording_id_of
 from ..format.records import Fields, Record
-from .backlog import Taken
 from .disk import Directories, Disk, LocalDisk
-from .log import OnFailure, SessionLog, Shared, failure_of
+from .log import OnFailure, SessionLog, Shared
 from .logfile import LogFile
 from .syncer import Syncer
 
@@ -61,7 +57,7 @@ class RecorderPolicy:
     Attributes:
         durability: when fdatasync runs.
         sync_interval_s: with `block_age_s`, what a power cut may cost, except under `none`.
-        block_age_s: how long what a client sent waits for more records to share its block.
+        block_age_s: the longest that a record waits for others to share its block.
         session_backlog_bytes_max: bytes at which a log is full; some 40 seconds of speech.
         total_backlog_bytes_max: total bytes at which each log over its share is full.
     """
@@ -136,7 +132,6 @@ class Recorder:
             session_bytes_max=self._policy.session_backlog_bytes_max,
             total_bytes_max=self._policy.total_backlog_bytes_max,
             serve_here=self._serve_called_up if inline else _serve_elsewhere,
-            block_age_ns=None if inline else int(self._policy.block_age_s * 1e9),
         )
         self._thread: Final = None if inline else self._start()
 
@@ -281,8 +276,8 @@ class Recorder:
         work.credit_bytes += QUANTUM_BYTES
         while work.credit_bytes > 0:
             if work.steps is None:
-                taken = log.take(QUANTUM_BYTES)
-                work.steps, work.size_bytes = self._write(log, taken), taken.size_bytes
+                records, work.size_bytes = log.take(QUANTUM_BYTES)
+                work.steps = self._write(log, records)
             try:
                 step_bytes = next(work.steps, None)
             except Exception as error:  # whatever it is, it must not reach other logs
@@ -298,13 +293,12 @@ class Recorder:
                 return
         self._had_a_turn.append(log)
 
-    def _write(self, log: SessionLog, taken: Taken) -> Iterator[int]:
-        """Write work step by step, yielding each step's bytes; a begun block is completed."""
-        file, records = log.file, taken.records
+    def _write(self, log: SessionLog, records: list[Record]) -> Iterator[int]:
+        """Write records step by step, yielding each step's bytes; a begun block is completed."""
+        file = log.file
         if records and records[0].kind == "session" and log.failure is None:
             file.create()
-        blocks = chain.from_iterable(map(file.write_block, taken.blocks))
-        for step in chain(blocks, file.steps(records)) if log.failure is None else ():
+        for step in file.steps(records) if log.failure is None else ():
             if isinstance(step, int):
                 yield step
                 continue
@@ -353,7 +347,9 @@ class Recorder:
             self._syncing.discard(log)
 
     def _fail(self, log: SessionLog, error: BaseException) -> None:
-        log.fail(failure_of(log.path, error), tell=True)
+        failure = LogFailed(f"{log.path.name} failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        log.fail(failure, tell=True)
 
     def _drop_failed(self, log: SessionLog) -> None:
         if log.is_unwanted:
@@ -376,9 +372,8 @@ class Recorder:
         """Write what is queued and close every file; on the thread, or after it was told to end."""
         with self._shared.changed:
             self._shared.is_closing = True
-            self._shared.changed.wait_for(lambda: not self._shared.making)
         for log in tuple(self._logs):
-            log.call_up_if_queued(at_once=True)
+            log.call_up_if_queued()
         self._serve_called_up()
         self._syncer.close()
         for log in tuple(self._logs):
