@@ -1,6 +1,7 @@
 """Reads a session's appends by the templates of earlier ones (`wire.template`).
 
-What it remembers changes nothing but the time that reading takes.
+What it remembers is not the same in a replay, which sees no frame before its step, and need not be:
+a template reads what parsing reads.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from ..wire.template import Alike, Template
 from .resuming import Resuming
 
 LESSONS: Final = 8
-"""Templates made in a row that fit no later frame: this client's appends all differ."""
-
-
+"""Appends of which a template is made; each one that a template reads gives one back. A client
+whose appends all differ soon has them parsed, and no more."""
 TEMPLATES: Final = 2
 """Kept of a session: one piece of a second may be other than the rest."""
 
@@ -37,32 +37,29 @@ class Likeness:
 
     def learn(self, frame: Frame, body: Json, message: ClientMessage, context: Context) -> None:
         """Make the template of appends like one that had to be parsed."""
-        if not (self._lessons and isinstance(frame, str)):
-            return
-        if not isinstance(message, Append | AppendSound):
+        if not (isinstance(message, Append | AppendSound) and isinstance(frame, str)):
             return
         dialect = self._core.dialect
-        table = dialect.table(Request.APPEND, type(message))
-        if table is None:
-            return
         if self._made_in != (dialect, context):
-            self._made_in = dialect, context
+            self._made_in, self._lessons = (dialect, context), LESSONS
             self._templates.clear()
+        table = dialect.table(Request.APPEND, type(message))
+        if table is None or not self._lessons:
+            return
         self._lessons -= 1
-        template = Template.of(frame, body, table, context)
-        if template is not None:
+        template = Template.of(frame, body, message, table, context)
+        known = [it.literals for it in self._templates]
+        if template is not None and template.literals not in known:
             self._templates.append(template)
 
     def read(
         self, gate: Gate, event: FrameReceived, context: Context, *, ahead: bool = False
     ) -> Alike | None:
-        """Read a frame like the last append; None: it is to be parsed.
+        """Read a frame like an earlier append; None: it is to be parsed.
 
         `ahead`: it is read once more, in its step.
         """
         frame, kept, self._ahead = event.frame, self._ahead, None
-        if kept is not None and kept[0] is frame:
-            return kept[1]
         if (
             not isinstance(frame, str)
             or self._made_in != (self._core.dialect, context)
@@ -71,10 +68,12 @@ class Likeness:
             or len(frame) > OF_MODE[self._core.opened.mode].frame_bytes_max
         ):
             return None
+        if kept is not None and kept[0] is frame:
+            return kept[1]
         for template in self._templates:
             alike = template.read(frame)
             if alike is not None:
-                self._lessons = LESSONS
+                self._lessons = min(self._lessons + 1, LESSONS)
                 self._ahead = (frame, alike) if ahead else None
                 return alike
         return None

@@ -105,7 +105,7 @@ class Reception:
         self._core: Final = core
         self._opened, self._made = core.opened, _context(core)
         self._ahead: _Ahead | None = None
-        self._alike: Final = Likeness(core)
+        self._likeness: Final = Likeness(core)
 
     @property
     def _context(self) -> Context:
@@ -121,7 +121,7 @@ class Reception:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.frame is not frame:
             ahead = None
-        like = self._alike.read(gate, event, self._context) if ahead is None else None
+        like = self._likeness.read(gate, event, self._context) if ahead is None else None
         if like is not None:
             core.cause = _cause_of(core, like.event_id)
             return like.message
@@ -158,7 +158,7 @@ class Reception:
             except FieldError as error:
                 core.complain(error.code, error.message)
                 return None
-        self._alike.learn(frame, body, message, self._context)
+        self._likeness.learn(frame, body, message, self._context)
         return message
 
     def _refuse_again(
@@ -183,7 +183,7 @@ class Reception:
         core, frame = self._core, event.frame
         if frame is None or not core.behaves(SHORT_REFUSALS):
             return event
-        like = self._alike.read(gate, event, self._context, ahead=True)
+        like = self._likeness.read(gate, event, self._context, ahead=True)
         if like is not None and core.refused(like.message) is None:
             return event
         try:

@@ -72,12 +72,8 @@ class Object(Columns):
         if value is None and self.is_required:
             raise missing(path)
         body = {} if value is None else as_object(value, path)
-        prefix = self.prefix_in(at.prefix)
+        prefix = f"{at.prefix}{self.attr}." if self.attr else at.prefix
         at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
-
-    def prefix_in(self, prefix: str) -> str:
-        """Return the prefix of its fields' attributes, in an object with this one."""
-        return f"{prefix}{self.attr}." if self.attr else prefix
 
     def putter(self) -> Put:
         """Make the function that writes it in its place."""
@@ -234,24 +230,19 @@ class Table:
 
     def parse(self, body: Json, context: Context = READER) -> Any:
         """Read a message; `FieldError` names the first field that is wrong."""
-        return self.build(self.values(body, context))
-
-    def values(self, body: Json, context: Context) -> dict[str, Any]:
-        """Read the attributes of a message; `FieldError` as in `parse`."""
         at = Reading(body, "$", "", context, dict(self._lacks))
         ignored = self.shape.fill(at)
         if self._keeps_ignored:
             at.values["ignored"] = tuple(ignored[:IGNORED_PATHS_MAX])
-        return at.values
+        return self._build(at.values)
 
     def parse_below(self, value: Value, at: Reading) -> Any:
         """Read an object of an array in another object; `FieldError` as in `parse`."""
         inner = Reading(as_object(value.value, value.path), value.path, "", at.context, {})
         at.below += self.shape.fill(inner)
-        return self.build(inner.values)
+        return self._build(inner.values)
 
-    def build(self, values: dict[str, Any]) -> Any:
-        """Make a message of its attributes."""
+    def _build(self, values: dict[str, Any]) -> Any:
         if self._make is not None:
             return self._make(values)
         if not self._parts:

@@ -3,50 +3,52 @@
     frame     {"type":"input.append","input":{"audio":"c29tZQ==","force_listen":false}}
     literals  {"type":"input.append","input":{"audio":"        ","force_listen":false}}
 
-A client sends up to fifty appends a second. Where the text between its media is that of an earlier
-frame, JSON gives the same object but for the media, and only their rows are read again.
+A client sends up to fifty appends a second. Where the text between their media (the *literals*) is
+that of an earlier frame, JSON gives the same object but for the media, the *holes*, and only the
+rows of these are read again.
 
-Rules: `read` gives exactly what parsing would give, or None: then parse. A template is tried once,
-with other words in its holes, before it is used: a hole is all of one string.
+Rules: `read` gives exactly what parsing would give, or None: then parse. A hole is one whole string
+of JSON, without escapes. Before a template is used, it is parsed once with other words in its
+holes, which shows that the literals are what they seem.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain, zip_longest
 from typing import Any, Final, cast
 
 import attrs
 
 from ..values.errors import FieldError, FrameError
-from ..values.requests import ClientMessage
+from ..values.limits import FRAMES_MAX
+from ..values.requests import Append, AppendSound
 from .codec import parse_frame
 from .field import Field
 from .kinds import NAMED, SEEN, SPOKEN
 from .reading import Context, Json, Reading
-from .table import Object, Row, Table
+from .table import Object, Row, Rule, Table
 
 LITERAL_CHARS_MAX: Final = 1024
 """Kept of a frame, for each session; an append has 40 to 200 besides its media."""
 NAME_CHARS_MAX: Final = 256
-"""A longer name is parsed: templates need not count the commas in names."""
+"""A message with a longer name is parsed, which bounds its commas and brackets."""
 _TRIED_CHARS: Final = 32
-"""Two strings that begin with as many equal characters are rarely in one message."""
+"""A string is found by its beginning: to search for 85 kB takes longer than to parse them."""
 EVENT_ID: Final = "event_id"
 """The client's own name for a message, in any dialect that has one."""
 
 
 @attrs.frozen
 class _Place:
-    """An object in a message: the keys to it, and its path and prefix in `Reading`."""
+    """An object in a message: the keys to it, and its path in `Reading`."""
 
     keys: tuple[str, ...] = ()
     path: str = "$"
-    prefix: str = ""
 
     def of(self, row: Object) -> _Place:
         """The place of an object in this one."""
-        return _Place((*self.keys, row.name), f"{self.path}.{row.name}", row.prefix_in(self.prefix))
+        return _Place((*self.keys, row.name), f"{self.path}.{row.name}")
 
 
 _TOP: Final = _Place()
@@ -61,6 +63,11 @@ class _Hole:
     place: _Place
     count: int | None
     is_name: bool
+
+    @property
+    def is_event_id(self) -> bool:
+        """Whether it names the message."""
+        return self.name == EVENT_ID and self.place is _TOP
 
     def texts(self, body: Json) -> list[str]:
         """Return its strings in a message."""
@@ -81,27 +88,31 @@ class _Hole:
 class Alike:
     """A message that was read by a template, and its `event_id`, if it has any."""
 
-    message: ClientMessage
+    message: Append | AppendSound
     event_id: object
 
 
 @attrs.frozen(kw_only=True)
 class Template:
-    """What the messages have in common: the text around the holes, and the values of other rows.
+    """What such messages have in common.
 
-    `event_id` is that of all of them, if it is no hole.
+    Attributes:
+        literals: the text before, between and after the holes.
+        event_id: of all of them; None if it is a hole.
     """
 
-    _table: Table
+    literals: tuple[str, ...]
+    _cls: type[Append] | type[AppendSound]
     _context: Context
-    _literals: tuple[str, ...]
     _holes: tuple[_Hole, ...]
     _values: Mapping[str, Any]
     _event_id: object
 
     @classmethod
-    def of(cls, frame: str, body: Json, table: Table, context: Context) -> Template | None:
-        """Make the template of a frame that the table has read; None where that is not possible."""
+    def of(
+        cls, frame: str, body: Json, message: Append | AppendSound, table: Table, context: Context
+    ) -> Template | None:
+        """Make the template of a message that the table has read; None where there can be none."""
         found = _find(frame, body, table.shape.rows_for(context), context)
         if not found:
             return None
@@ -112,17 +123,18 @@ class Template:
         if sum(map(len, literals)) > LITERAL_CHARS_MAX or starts != sorted(starts):
             return None
         holes = tuple(hole for hole, _ in found)
-        if not _is_right(frame, body, literals, holes):
+        if not _is_right(body, literals, holes):
             return None
-        varied = {hole.place.prefix + hole.row.attribute for hole in holes}
-        values = table.values(body, context)
+        varied = {hole.row.attribute for hole in holes}
+        names = (field.name for field in attrs.fields(type(message)))
+        is_named = any(hole.is_event_id for hole in holes)
         return cls(
-            table=table,
-            context=context,
             literals=literals,
+            cls=type(message),
+            context=context,
             holes=holes,
-            values={key: value for key, value in values.items() if key not in varied},
-            event_id=body.get(EVENT_ID),
+            values={name: getattr(message, name) for name in names if name not in varied},
+            event_id=None if is_named else body.get(EVENT_ID),
         )
 
     def read(self, frame: str) -> Alike | None:
@@ -134,22 +146,19 @@ class Template:
         for hole in self._holes:
             here = texts[start : start + (hole.count or 1)]
             start += len(here)
-            if hole.is_name and not all(map(_is_plain, here)):
-                return None
             body: Json = {hole.name: here[0] if hole.count is None else here}
             try:
-                at = hole.place
-                hole.row.take(Reading(body, at.path, at.prefix, self._context, values))
+                hole.row.take(Reading(body, hole.place.path, "", self._context, values))
             except FieldError:
                 return None
-            if hole.name == EVENT_ID:
+            if hole.is_event_id:
                 event_id = here[0]
-        return Alike(self._table.build(values), event_id)
+        return Alike(self._cls(**values), event_id)
 
     def _cut(self, frame: str) -> list[str] | None:
-        """Return what is in the holes; None if the frame is another or its strings have breaks."""
-        texts, at = [], 0
-        for literal in self._literals[:-1]:
+        """Return what is in the holes; None if the frame is another, or has escapes in them."""
+        texts, at = list[str](), 0
+        for literal in self.literals[:-1]:
             if not frame.startswith(literal, at):
                 return None
             start = at + len(literal)
@@ -157,20 +166,29 @@ class Template:
             if at < 0:
                 return None
             texts.append(frame[start:at])
-        is_same = frame.endswith(self._literals[-1]) and at + len(self._literals[-1]) == len(frame)
-        # JSON has no line breaks in a string; base64 may have them, behind a backslash.
-        return texts if is_same and "\n" not in frame and "\r" not in frame else None
+        rest = self.literals[-1]
+        if not frame.endswith(rest) or at + len(rest) != len(frame):
+            return None
+        place = 0
+        for hole in self._holes:
+            for text in texts[place : place + (hole.count or 1)]:
+                # Base64 is read strictly, but for line breaks, which JSON has only as escapes.
+                if "\n" in text or "\r" in text or (hole.is_name and not _is_plain(text)):
+                    return None
+            place += hole.count or 1
+        return texts
 
 
 def _find(
-    frame: str, body: Json, rows: Iterable[Row], context: Context
+    frame: str, body: Json, rows: tuple[Row, ...], context: Context
 ) -> list[tuple[_Hole, list[tuple[int, int]]]]:
     """Find the holes of a frame and the places of their strings, in order; empty if not sure."""
     found = []
     for hole in _holes(rows, body, context):
-        spots = []
+        spots = list[tuple[int, int]]()
         for text in hole.texts(body):
-            start = frame.find(f'"{text[:_TRIED_CHARS]}') + 1
+            after = spots[-1][1] if spots else 0  # pictures of one camera begin alike
+            start = frame.find(f'"{text[:_TRIED_CHARS]}', after) + 1
             if not (start and frame.startswith(f'{text}"', start)):
                 return []
             spots.append((start, start + len(text)))
@@ -179,30 +197,42 @@ def _find(
 
 
 def _holes(
-    rows: Iterable[Row], body: Json, context: Context, place: _Place = _TOP
+    rows: tuple[Row, ...], body: Json, context: Context, place: _Place = _TOP
 ) -> Iterator[_Hole]:
-    """List the rows of an object that were given media or a name."""
+    """List the rows of an object that were given media or a plain name."""
+    if any(isinstance(row, Rule) for row in rows):
+        return  # whatever it reads
     for row in rows:
         if isinstance(row, Object):
             inner = body.get(row.name)
-            if isinstance(inner, dict):
+            if isinstance(inner, dict) and not row.attr:
                 yield from _holes(row.shape.rows_for(context), inner, context, place.of(row))
         elif isinstance(row, Field) and not row.after and context.mode not in row.aside_in:
-            is_name = row.kind.holds is NAMED or row.name == EVENT_ID
             said = [name for name in row.names if body.get(name) is not None]
-            if len(said) == 1 and (is_name or row.kind.holds in (SPOKEN, SEEN)):
-                value = body[said[0]]
-                is_array = isinstance(value, list)
-                texts = cast("list[object]", value) if is_array else [value]
-                if texts and all(isinstance(text, str) for text in texts):
-                    count = len(texts) if is_array else None
-                    yield _Hole(row=row, name=said[0], place=place, count=count, is_name=is_name)
+            if len(said) == 1:
+                yield from _hole(row, said[0], body[said[0]], place)
 
 
-def _is_right(frame: str, body: Json, literals: tuple[str, ...], holes: tuple[_Hole, ...]) -> bool:
-    """Whether other words in the holes give the same message with these words."""
+def _hole(row: Field, name: str, value: object, place: _Place) -> Iterator[_Hole]:
+    is_media = row.kind.holds in (SPOKEN, SEEN)
+    is_name = row.kind.holds is NAMED or (row.name == EVENT_ID and place is _TOP)
+    count = None
+    if is_name:
+        is_hole = isinstance(value, str) and _is_plain(value)
+    elif is_media and isinstance(value, list):
+        count = len(value)
+        is_hole = 0 < count <= FRAMES_MAX and all(isinstance(text, str) for text in value)
+    else:
+        is_hole = is_media and isinstance(value, str)
+    if is_hole:
+        yield _Hole(row=row, name=name, place=place, count=count, is_name=is_name)
+
+
+def _is_right(body: Json, literals: tuple[str, ...], holes: tuple[_Hole, ...]) -> bool:
+    """Whether the literals, parsed with other words in the holes, are the message but for these."""
     words = [f"~{number}~" for number in range(len(literals) - 1)]
-    if any(word in frame for word in words):
+    said, before = "".join(literals), [text for hole in holes for text in hole.texts(body)]
+    if any(word in said or word in before for word in words):
         return False
     text = "".join(chain.from_iterable(zip_longest(literals, words, fillvalue="")))
     try:
@@ -222,6 +252,6 @@ def _is_right(frame: str, body: Json, literals: tuple[str, ...], holes: tuple[_H
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a string is written in JSON as it is."""
+    """Whether a name is written in JSON as it is."""
     is_short = len(name) <= NAME_CHARS_MAX
-    return is_short and name.isascii() and name.isprintable() and "\\" not in name
+    return is_short and name.isascii() and name.isprintable() and not {"\\", '"'} & set(name)

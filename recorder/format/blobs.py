@@ -135,7 +135,7 @@ def _is_near_whole(probe: bytes, divisor: float) -> bool:
     """Whether the first sample of each run may be 16-bit; most others fail within microseconds."""
     # A generator in `all` would take twice as long.
     for (sample,) in _FIRSTS.iter_unpack(probe):
-        if not abs(sample * divisor % 1 - 0.5) > _NEAR_WHOLE:
+        if not abs(sample * divisor % 1 - 0.5) > _NEAR_WHOLE:  # NaN too
             return False
     return True
 

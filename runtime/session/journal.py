@@ -122,12 +122,12 @@ class Journal:
         if self._log is None:
             self._seq += len(effects) + session.is_hash_due(event)
             return self._removed
+        if session.connection == "asleep":
+            self._hashes.forget()
         if not effects and not session.is_hash_due(event):
             return ready_now
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
-        if session.connection == "asleep":
-            self._hashes.forget()
         if session.is_resumable:
             self._note_places(recorded)
         self._append(event.at_ns, recorded, urgent=urgent)

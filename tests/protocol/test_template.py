@@ -28,6 +28,7 @@ from protocol.wire.template import LITERAL_CHARS_MAX, Template
 from tests.helpers import base64
 from tests.strategies import jpeg_header
 
+PICTURE = jpeg_header(80, 80) + bytes(20)
 REAL = base64(bytes(range(8)))
 DIALECTS = (REALTIME, DUPLEX_V1, LEGACY_DUPLEX, LIVE, OPENAI, TRANSCRIPTION)
 PICTURES = {REALTIME: "video_frames", DUPLEX_V1: "video_frames", LEGACY_DUPLEX: "frame_base64_list"}
@@ -76,9 +77,10 @@ def parsed(dialect: Dialect, frame: str, context: Context) -> Any:
 
 
 def template_of(dialect: Dialect, frame: str, context: Context) -> Template | None:
-    if parsed(dialect, frame, context) is None:
+    read = parsed(dialect, frame, context)
+    if read is None:
         return None
-    return Template.of(frame, parse_frame(frame), table_of(dialect), context)
+    return Template.of(frame, parse_frame(frame), read[0], table_of(dialect), context)
 
 
 def body_of(
@@ -104,7 +106,7 @@ def frames(draw: st.DrawFn, dialect: Dialect) -> str:
     )
     body = body_of(dialect, draw(SOUNDS), pictures if dialect in PICTURES else ())
     if draw(st.booleans()):
-        body["event_id"] = draw(NAMES)
+        body["event_id"] = draw(NAMES | ANY | st.lists(NAMES, max_size=2))
     if dialect is REALTIME and draw(st.booleans()):
         body["input_id"] = draw(NAMES)
     for name in draw(st.lists(st.sampled_from(["force_listen", "x", "audio_base64"]), max_size=2)):
@@ -144,11 +146,11 @@ def test_what_it_reads_is_what_parsing_reads(
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_it_reads_other_sound_pictures_and_names(dialect: Dialect) -> None:
     context = Context(mode="video")
-    has_pictures = dialect in PICTURES
+    pictures = (jpeg_header(80, 80), PICTURE) if dialect in PICTURES else ()
     names = {} if dialect in {DUPLEX_V1, LEGACY_DUPLEX, REALTIME, TRANSCRIPTION} else {"event_id"}
     made = [
         json.dumps(
-            body_of(dialect, bytes([n] * 8), (jpeg_header(80 + n, 80),) if has_pictures else ())
+            body_of(dialect, bytes([n] * 8), [it + bytes([n]) for it in pictures])
             | {name: f"{name} {n}" for name in names}
             | ({"input_id": f"mine {n}"} if dialect is REALTIME else {})
         )
@@ -176,9 +178,8 @@ WRONG = (
 @pytest.mark.parametrize("body", WRONG)
 def test_a_frame_that_may_mislead_has_no_template(body: dict[str, object]) -> None:
     frame = json.dumps(body).replace('"?"', f'"\\u{ord(REAL[0]):04x}{REAL[1:]}"')
-    body = json.loads(frame)
     assert parsed(REALTIME, frame, Context(mode="video")) is not None
-    assert Template.of(frame, body, table_of(REALTIME), Context(mode="video")) is None
+    assert template_of(REALTIME, frame, Context(mode="video")) is None
 
 
 @pytest.mark.parametrize(
