@@ -33,6 +33,7 @@ CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 STAGES: Final[tuple[tuple[str, str, str], ...]] = (
     ("parse", "protocol.machine.reception", "parse_frame"),
     ("fields", "protocol.wire.dialects.realtime", "Realtime.parse"),
+    ("fields", "protocol.machine.likeness", "Likeness.read"),
     ("encode", "protocol.wire.dialects.realtime", "Realtime.encode"),
     ("step", "protocol.machine.session", "Session.step"),
     ("log", "runtime.session.journal", "Journal.append_event"),
