@@ -112,7 +112,7 @@ class Template:
     def of(
         cls, frame: str, body: Json, message: Append | AppendSound, table: Table, context: Context
     ) -> Template | None:
-        """Make the template of a message that the table has read; None where there can be none."""
+        """Make the template of a message that the table has read; None if it is not possible."""
         found = _find(frame, body, table.shape.rows_for(context), context)
         if not found:
             return None
