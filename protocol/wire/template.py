@@ -15,7 +15,7 @@ holes, which shows that the literals are what they seem.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any, Final, cast
 
 import attrs
@@ -69,6 +69,10 @@ class _Hole:
         """Whether it names the message."""
         return self.name == EVENT_ID and self.place is _TOP
 
+    def first(self, texts: Iterator[str]) -> list[str]:
+        """Take its strings off those of this hole and all later ones."""
+        return list(islice(texts, self.count or 1))
+
     def texts(self, body: Json) -> list[str]:
         """Return its strings in a message."""
         value = self._object_in(body)[self.name]
@@ -105,6 +109,7 @@ class Template:
     _cls: type[Append] | type[AppendSound]
     _context: Context
     _holes: tuple[_Hole, ...]
+    _are_names: tuple[bool, ...]
     _values: Mapping[str, Any]
     _event_id: object
 
@@ -133,6 +138,7 @@ class Template:
             cls=type(message),
             context=context,
             holes=holes,
+            are_names=tuple(hole.is_name for hole in holes for _ in hole.texts(body)),
             values={name: getattr(message, name) for name in names if name not in varied},
             event_id=None if is_named else body.get(EVENT_ID),
         )
@@ -142,10 +148,9 @@ class Template:
         texts = self._cut(frame)
         if texts is None:
             return None
-        values, event_id, start = dict(self._values), self._event_id, 0
+        values, event_id, left = dict(self._values), self._event_id, iter(texts)
         for hole in self._holes:
-            here = texts[start : start + (hole.count or 1)]
-            start += len(here)
+            here = hole.first(left)
             body: Json = {hole.name: here[0] if hole.count is None else here}
             try:
                 hole.row.take(Reading(body, hole.place.path, "", self._context, values))
@@ -158,25 +163,20 @@ class Template:
     def _cut(self, frame: str) -> list[str] | None:
         """Return what is in the holes; None if the frame is another, or has escapes in them."""
         texts, at = list[str](), 0
-        for literal in self.literals[:-1]:
+        for literal, is_name in zip(self.literals, self._are_names, strict=False):
             if not frame.startswith(literal, at):
                 return None
             start = at + len(literal)
             at = frame.find('"', start)
             if at < 0:
                 return None
-            texts.append(frame[start:at])
+            text = frame[start:at]
+            # Base64 is read strictly, but for line breaks, which JSON has only as escapes.
+            if "\n" in text or "\r" in text or (is_name and not _is_plain(text)):
+                return None
+            texts.append(text)
         rest = self.literals[-1]
-        if not frame.endswith(rest) or at + len(rest) != len(frame):
-            return None
-        place = 0
-        for hole in self._holes:
-            for text in texts[place : place + (hole.count or 1)]:
-                # Base64 is read strictly, but for line breaks, which JSON has only as escapes.
-                if "\n" in text or "\r" in text or (hole.is_name and not _is_plain(text)):
-                    return None
-            place += hole.count or 1
-        return texts
+        return texts if frame.endswith(rest) and at + len(rest) == len(frame) else None
 
 
 def _find(
@@ -201,7 +201,7 @@ def _holes(
 ) -> Iterator[_Hole]:
     """List the rows of an object that were given media or a plain name."""
     if any(isinstance(row, Rule) for row in rows):
-        return  # whatever it reads
+        return  # A rule may read any field.
     for row in rows:
         if isinstance(row, Object):
             inner = body.get(row.name)
@@ -245,7 +245,7 @@ def _is_right(body: Json, literals: tuple[str, ...], holes: tuple[_Hole, ...]) -
             texts = hole.texts(parsed)
         except (KeyError, TypeError):
             return False
-        if texts != [next(left) for _ in range(hole.count or 1)]:
+        if texts != hole.first(left):
             return False
         hole.fill(parsed, hole.texts(body))
     return parsed == body
