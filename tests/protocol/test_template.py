@@ -183,7 +183,8 @@ def test_a_frame_that_may_mislead_has_no_template(body: dict[str, object]) -> No
 
 
 @pytest.mark.parametrize(
-    "sound", ["", "A", "AAAA\nAAAA", "AAAA\r\nAAAA", "AAAA\\nAAAA", 'AAAA","audio":"AAAA', "AAé="]
+    "sound",
+    ["", "A", "AAAA\nAAAA", "AAAA\r\nAAAA", "AAAA\\nAAAA", 'AAAAAAAA","audio":"AAAA', "AAé="],
 )
 def test_strings_that_json_or_base64_would_not_have_are_parsed(sound: str) -> None:
     context = Context(mode="audio")
