@@ -40,7 +40,9 @@ class Part:
     changes: dict[str, Any] = attrs.field(factory=dict)
 
 
-def record(kind: str, seq: int, fields: Json, *, blobs: Json = (), area: bytes = b"") -> bytes:
+def record(
+    kind: str, seq: int, fields: Json, *, blobs: Json = (), area: bytes = b"", version: int = 1
+) -> bytes:
     """Frame a record; every field may be a lie."""
     header = {
         "at_ns": 1000 * seq if isinstance(seq, int) else 0,
@@ -48,7 +50,7 @@ def record(kind: str, seq: int, fields: Json, *, blobs: Json = (), area: bytes =
         "fields": fields,
         "kind": kind,
         "seq": seq,
-        "version": 1,
+        "version": version,
     }
     return framed(json.dumps(header, sort_keys=True).encode(), area)
 

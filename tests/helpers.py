@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeGuard
 from unittest.mock import patch
 
 import anyio
@@ -36,7 +36,8 @@ from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
-from runtime.net.websocket import WebSocketClosed, deliver_received
+from runtime.net.intake import TOGETHER_BYTES_MAX
+from runtime.net.websocket import OnMessages, WebSocketClosed
 from runtime.session import rebuilding
 from runtime.session.beginning import Arrival, Parent
 from runtime.session.identity import CountedIdentities
@@ -212,6 +213,16 @@ class Peer:
         await anyio.lowlevel.checkpoint()
         return self._to_server.pop(0)
 
+    async def deliver(self, on_messages: OnMessages) -> NoReturn:
+        """Give the server messages, small ones that are there together, as a read brings them."""
+        while True:
+            messages = [await self.receive()]
+            while is_small(messages[-1]) and self._to_server and is_small(self._to_server[0]):
+                messages.append(self._to_server.pop(0))
+            waits = on_messages(*messages)
+            if waits is not None:
+                await waits
+
     async def send_frames(self, *frames: str) -> None:
         """Take frames from the server."""
         await anyio.lowlevel.checkpoint()
@@ -247,12 +258,16 @@ class Peer:
         return _ServerEnd(self)
 
 
+def is_small(message: object) -> TypeGuard[str]:
+    """Whether a connection gives a message together with others."""
+    return isinstance(message, str) and len(message) <= TOGETHER_BYTES_MAX
+
+
 class _ServerEnd:
     """The server's side of a `Peer`, as a `runtime.net.websocket.WebSocket`."""
 
-    deliver = deliver_received
-
     def __init__(self, peer: Peer) -> None:
+        self.deliver = peer.deliver
         self.receive = peer.receive
         self.send = peer.send_frames
         self.close = peer.close

@@ -69,6 +69,7 @@ class Likeness:
         ):
             return None
         if kept is not None and kept[0] is frame:
+            self._ahead = kept if ahead else None
             return kept[1]
         for template in self._templates:
             alike = template.read(frame)

@@ -174,6 +174,11 @@ class Reception:
             core.dialect = _dialect_after(core.dialect, gate, request, body)
         core.turn_down(refused)
 
+    def foresee(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
+        """Read an append like an earlier one, before its step; None for any other frame."""
+        like = self._likeness.read(gate, event, self._context, ahead=True)
+        return None if like is None else like.message
+
     def shortened(self, gate: Gate, event: FrameReceived) -> FrameReceived:
         """Return a large frame, or its outline if it is refused; the session is not CLOSED.
 

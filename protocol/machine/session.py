@@ -9,7 +9,7 @@ Its course (`duplex`, `chat` with its single request, `transcription`) has the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from ..values import effects as ef
@@ -22,7 +22,7 @@ from ..values.messages import EndReason, GoingAway, Queued, QueueUpdate, ServerM
 from ..values.requests import ClientMessage, CloseRequest, Init, Played, Report
 from ..values.state import BEGINNINGS, Course, Gate, State, course_of
 from ..wire.dialects import first_dialect
-from . import overdue
+from . import overdue, quiet
 from .chat import Chat
 from .dictation import Dictation
 from .duplex import Duplex
@@ -96,6 +96,16 @@ class Session:
             handler(self, event)
         overdue.watch(self._core, event)
         return self._take_effects()
+
+    def foresee(self, events: Iterable[ev.FrameReceived]) -> list[ClientMessage]:
+        """Read the first of some messages, as far as they bring sound that is only kept."""
+        gate = self._gate
+        return quiet.first(self._core, (self._reception.foresee(gate, event) for event in events))
+
+    def keep(self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage]) -> None:
+        """Take events and their messages, just foreseen, as stepping each would."""
+        self._core.now_ns = events[-1].at_ns
+        quiet.keep(self._core, messages)
 
     def _hand_over(self, said: ev.Event | ClientMessage) -> None:
         """Hand an event or message to the course; without a method for it, it is stale."""

@@ -50,6 +50,19 @@ class BlobMemory:
         return None
 
 
+@attrs.define
+class Parts:
+    """Stands in for a `BlobMemory` in a run of records, whose blobs follow each other in one."""
+
+    _whole: Place
+    _end: int = 0
+
+    def find_or_keep(self, blob: bytes, _place: Place) -> tuple[int, ...]:
+        """Return where the next blob is: in the whole, from where, and how long it is."""
+        start, self._end = self._end, self._end + len(blob)
+        return (*self._whole, start, len(blob))
+
+
 def _probe(blob: bytes) -> _Key:
     middle = len(blob) // 2
     return (

@@ -2,7 +2,8 @@
 
     Record := header_len:u32 blob_len:u32 header:JSON blobs
     header := {"at_ns", "blobs", "fields", "kind", "seq", "version"}
-    blobs  := table of [codec, length, stored length], or [seq, index] for one stored before
+    blobs  := table of [codec, length, stored length], or [seq, index] for one stored before, or
+              [seq, index, start, length] for a part of one
 
 Rules: fields are JSON values in which any nested value may be `bytes`; decoding gives equal fields
 (a tuple becomes a list). An object with one of the keys below is the recorder's; a caller's key
@@ -22,7 +23,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import attrs
 import orjson
@@ -41,7 +42,8 @@ from .format import (
     Piece,
     frame_record,
 )
-from .memory import REMEMBERED_BYTES, BlobMemory
+from .memory import REMEMBERED_BYTES, BlobMemory, Parts
+from .spans import Piece as SplitPiece
 from .spans import extract
 
 Value: TypeAlias = "bool | int | float | str | bytes | Sequence[Value] | Mapping[str, Value] | None"
@@ -51,7 +53,7 @@ Fields: TypeAlias = Mapping[str, Value]
 
 RECORD_VERSIONS: Final[Mapping[str, int]] = {
     "session": 1,
-    "rx": 1,
+    "rx": 2,
     "tx": 1,
     "event": 1,
     "effect": 1,
@@ -182,8 +184,34 @@ class RecordEncoder:
 
     def encode(self, record: Record) -> Framed:
         """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
-        store = pack if self.packs_samples else _as_is
-        packer = _Packer(seq=record.seq, memory=self._memory, store=store)
+        return self._encode(record, self._packer(record.seq, self._memory))
+
+    def encode_run(self, records: Sequence[Record]) -> list[Framed]:
+        """Encode a run of small frames (`runs`), raises as `encode`.
+
+        If each has media once, as sound in pieces does, it is one blob, and each names its part.
+        """
+        split = [extract(cast("str", record.fields["frame"])) for record in records]
+        media = [[piece for piece in pieces if isinstance(piece, bytes)] for pieces in split]
+        if any(len(blobs) != 1 for blobs in media):
+            return [self.encode(record) for record in records]
+        first = records[0].seq
+        parts = Parts((first, 0))
+        framed = list[Framed]()
+        for record, pieces in zip(records, split, strict=True):
+            packer = self._packer(record.seq, parts)
+            if record.seq == first:
+                packer.keep(b"".join(blob for (blob,) in media))
+            framed.append(self._encode(record, packer, pieces))
+        return framed
+
+    def _packer(self, seq: int, memory: BlobMemory | Parts) -> _Packer:
+        return _Packer(seq=seq, memory=memory, store=pack if self.packs_samples else _as_is)
+
+    def _encode(
+        self, record: Record, packer: _Packer, split: Sequence[SplitPiece] | None = None
+    ) -> Framed:
+        """Encode a record, whose frame may be `split` already."""
         fields = record.fields
         if record.kind in FRAME_KINDS and isinstance(
             frame := fields.get("frame"), (str, bytes, Utf8Text)
@@ -193,7 +221,7 @@ class RecordEncoder:
             if cut and FRAME_CUT in rest:
                 raise RecordInvalid(f"record {record.seq} sets the field {FRAME_CUT!r} itself")
             packed = packer.pack_mapping({**rest, FRAME_CUT: cut} if cut else rest, 0)
-            packed["frame"] = packer.pack_frame(kept)
+            packed["frame"] = packer.pack_frame(kept, split)
         else:
             packed = packer.pack_mapping(fields, 0)
         header = {
@@ -272,7 +300,7 @@ class _Packer:
     """Converts one record's values to JSON, and collects its blobs."""
 
     seq: int
-    memory: BlobMemory
+    memory: BlobMemory | Parts
     store: Callable[[bytes], Packed]
     table: list[list[int]] = attrs.field(factory=list)
     area: list[Piece] = attrs.field(factory=list)
@@ -281,10 +309,12 @@ class _Packer:
     has_samples: bool = False
     _inline_left: int = FRAME_CHARS_INLINE
 
-    def pack_frame(self, frame: str | bytes | Utf8Text) -> _Json:
+    def pack_frame(
+        self, frame: str | bytes | Utf8Text, split: Sequence[SplitPiece] | None
+    ) -> _Json:
         if isinstance(frame, bytes) or (isinstance(frame, str) and not _is_utf8(frame)):
             return self._pack(frame, 0)
-        pieces = extract(frame)
+        pieces = extract(frame) if split is None else split
         has_blobs = any(isinstance(piece, bytes) for piece in pieces)
         if not has_blobs and (short := _short_text(frame)) is not None:
             return short
@@ -337,11 +367,17 @@ class _Packer:
     def _add(self, blob: bytes) -> int:
         """Store a blob or a reference to it; return its index in the table."""
         index = len(self.table)
-        self.unpacked_bytes += len(blob)
         found = self.memory.find_or_keep(blob, (self.seq, index))
         if found is not None:
+            self.unpacked_bytes += len(blob)
             self.table.append(list(found))
-            return index
+        else:
+            self.keep(blob)
+        return index
+
+    def keep(self, blob: bytes) -> None:
+        """Store a blob."""
+        self.unpacked_bytes += len(blob)
         packed = self.store(blob)
         self.table.append([packed.codec, len(blob), len(packed.stored)])
         self.area_bytes += len(packed.stored)
@@ -351,7 +387,6 @@ class _Packer:
             self.area += (stored[: packed.cut], stored[packed.cut :])
         else:
             self.area.append(packed.stored)
-        return index
 
 
 def _as_is(blob: bytes) -> Packed:

@@ -156,7 +156,7 @@ class _Packer:
     def repack(self, stored: StoredRecord) -> Framed:
         table, blobs = list[list[int]](), list[tuple[int, Piece]]()
         for entry, start in zip(stored.table, stored.starts, strict=True):
-            if len(entry) == 2:
+            if len(entry) != 3:
                 table.append(list(entry))
                 continue
             codec, length, stored_len = entry

@@ -36,7 +36,13 @@ class StoredCosts:
             self._lengths.clear()
         cost = header_cost(header)
         for index, entry in enumerate(stored.table):
-            length = entry[1] if len(entry) == 3 else self._lengths.get(entry, 0)
+            match entry:
+                case (_, length, _):
+                    pass
+                case (_, _, _, length):
+                    pass
+                case _:
+                    length = self._lengths.get(entry, 0)
             self._lengths[stored.record.seq, index] = length
             cost += length
         return cost

@@ -27,6 +27,10 @@ Resolve: TypeAlias = Callable[[int], "StoredRecord"]
 Charge: TypeAlias = Callable[[int], None]
 """Charges the length of a blob before it is unpacked, or raises `FormatError`."""
 
+PARTS_VERSION: Final = 2
+"""Of a kind of record that may name a part of a blob."""
+PART_VALUES: Final = 4
+"""Its entry in the blob table, `[seq, index, start, length]`."""
 _KEYS: Final = frozenset({"at_ns", "blobs", "fields", "kind", "seq", "version"})
 
 
@@ -58,6 +62,21 @@ class StoredRecord:
         return unpack(codec, self.area[start : start + stored_len], length)
 
 
+@attrs.define
+class LastWhole:
+    """The blob of which a part was read last; the next record names the next part."""
+
+    _place: tuple[int, int] | None = None
+    _data: bytes = b""
+
+    def of(self, holder: StoredRecord, index: int, charge: Charge) -> bytes:
+        """Unpack a blob, if it is another than the last; raises as `StoredRecord.blob`."""
+        place = holder.record.seq, index
+        if self._place != place:
+            self._data, self._place = holder.blob(index, charge), place
+        return self._data
+
+
 def parse(header: bytes, area: memoryview) -> StoredRecord:
     """Parse one framed record; `VersionUnknown` if it is newer, `FormatError` if it is invalid."""
     check_values(header)
@@ -79,13 +98,21 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
     except RecorderError as error:
         raise FormatError(str(error)) from error
     table = _check_table(found["blobs"])
+    if version < PARTS_VERSION and any(len(entry) == PART_VALUES for entry in table):
+        raise FormatError(f"{kind} record of version {version} names a part of a blob")
     starts = _find_blobs(table, area)
     return StoredRecord(record=record, version=version, table=table, area=area, starts=starts)
 
 
-def decode(stored: StoredRecord, resolve: Resolve, expansion: Expansion) -> Record:
-    """Resolve a record's blobs and upcast its fields; `FormatError` if any of them is invalid."""
-    unpacker = _Unpacker(stored=stored, resolve=resolve, expansion=expansion)
+def decode(
+    stored: StoredRecord, resolve: Resolve, expansion: Expansion, last: LastWhole | None = None
+) -> Record:
+    """Resolve a record's blobs and upcast its fields; `FormatError` if any of them is invalid.
+
+    `last`: kept by a caller that reads many records of a log.
+    """
+    last = LastWhole() if last is None else last
+    unpacker = _Unpacker(stored=stored, resolve=resolve, expansion=expansion, last=last)
     fields = unpacker.unpack_mapping(stored.record.fields, 0)
     fields_now = upcast(stored.record.kind, stored.version, fields)
     return attrs.evolve(stored.record, fields=fields_now)
@@ -105,7 +132,7 @@ def _check_table(found: object) -> tuple[tuple[int, ...], ...]:
     for entry in found:
         if (
             not isinstance(entry, list)
-            or len(entry) not in (2, 3)
+            or len(entry) not in (2, 3, PART_VALUES)
             or not all(map(_is_count, entry))
         ):
             raise FormatError("a record's blob table has an entry of another shape")
@@ -116,7 +143,7 @@ def _find_blobs(table: tuple[tuple[int, ...], ...], area: memoryview) -> tuple[i
     starts = []
     at = 0
     for entry in table:
-        if len(entry) == 2:
+        if len(entry) != 3:
             starts.append(0)
             continue
         starts.append(at)
@@ -131,6 +158,7 @@ class _Unpacker:
     stored: StoredRecord
     resolve: Resolve
     expansion: Expansion
+    last: LastWhole
     unpacked_bytes: int = 0
     text_bytes: int = 0
 
@@ -196,11 +224,19 @@ class _Unpacker:
             raise FormatError(f"blob {reprlib.repr(index)} is not in the record's table")
         if len(table[index]) == 3:
             return self.stored.blob(index, self._charge)
-        seq, other = table[index]
+        seq, other, *part = table[index]
         own = self.stored.record.seq
         if seq > own or (seq == own and other >= index):
             raise FormatError(f"blob {index} of record {own} names a later one")
-        return (self.stored if seq == own else self.resolve(seq)).blob(other, self._charge)
+        holder = self.stored if seq == own else self.resolve(seq)
+        if not part:
+            return holder.blob(other, self._charge)
+        start, length = part
+        whole = self.last.of(holder, other, self._charge)
+        if start + length > len(whole):
+            raise FormatError(f"blob {index} of record {own} is no part of another")
+        self._charge(length)
+        return whole[start : start + length]
 
 
 def _to_text(data: bytes) -> str:

@@ -24,7 +24,7 @@ from ..format.errors import FormatError, LogDamaged, TooNew, Unreadable, Version
 from ..format.expansion import Expansion, header_cost
 from ..format.format import MIB, split_records
 from ..format.records import Record
-from .decoding import StoredRecord, decode, parse
+from .decoding import LastWhole, StoredRecord, decode, parse
 from .places import find_seq, hop, seq_at_time, seq_of_unit
 from .scan import (
     Block,
@@ -92,6 +92,7 @@ class LogReader:
         self._offsets: list[int] = []
         self._kept: Final[OrderedDict[int, _Parsed]] = OrderedDict()
         self._kept_bytes = 0
+        self._last: Final = LastWhole()
         self._hopped: array[int] | None = None  # block starts before the start of reading
         self.is_finished = False
         self._from_seq = 0
@@ -216,7 +217,7 @@ class LogReader:
         yield record
 
     def _decode(self, stored: StoredRecord) -> Record:
-        return decode(stored, self._resolve, self._expansion)
+        return decode(stored, self._resolve, self._expansion, self._last)
 
     def _keep(self, offset: int, parsed: _Parsed) -> None:
         self._kept[offset] = parsed

@@ -20,6 +20,7 @@ from ..format.compression import STEP_BYTES, Compressor
 from ..format.errors import LogMisuse, RecordInvalid
 from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX
 from ..format.records import Framed, Record, RecordEncoder
+from ..format.runs import runs
 from .disk import Directories, Disk
 
 _ALONE: Final = frozenset({"session", "fin"})
@@ -100,20 +101,23 @@ class LogFile:
         `RecordInvalid`: a record cannot be stored; `OSError`: the disk refused.
         """
         batch: Batch | None = None
-        for record in records:
-            if batch is not None and record.kind in _ALONE:
+        for run in runs(records):
+            kind = run[0].kind
+            if batch is not None and kind in _ALONE:
                 yield from self._write_batch(batch)
                 batch = None
-            framed = self._encode(record)
-            if framed.framed_bytes > STEP_BYTES:
-                yield framed.framed_bytes
-            if batch is not None and batch.payload_bytes + framed.framed_bytes > BLOCK_BYTES:
+            framed = self._encode(run)
+            size = sum(each.framed_bytes for each in framed)
+            if size > STEP_BYTES:
+                yield size
+            if batch is not None and batch.payload_bytes + size > BLOCK_BYTES:
                 yield from self._write_batch(batch)
-                batch, framed = None, self._encoder.encode(record)  # it may name its blobs
+                batch, framed = None, self._encode(run)  # it may name its blobs
             if batch is None:
-                batch = Batch(first=record)
-            batch.add(record, framed)
-            if record.kind in _ALONE:
+                batch = Batch(first=run[0])
+            for record, each in zip(run, framed, strict=True):
+                batch.add(record, each)
+            if kind in _ALONE:
                 yield from self._write_batch(batch)
                 batch = None
         if batch is not None:
@@ -165,14 +169,17 @@ class LogFile:
             raise LogMisuse(f"{self.path.name} is not open")
         return self._descriptor
 
-    def _encode(self, record: Record) -> Framed:
+    def _encode(self, run: list[Record]) -> list[Framed]:
+        if len(run) > 1:
+            return self._encoder.encode_run(run)
+        (record,) = run
         if record.kind == "fin":
             said = {**record.fields, **self._chain.fin_fields()}
             record = attrs.evolve(record, fields=said)
         framed = self._encoder.encode(record)
         if record.kind == "session" and framed.framed_bytes > HEAD_BYTES_MAX:
             raise RecordInvalid(f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}")
-        return framed
+        return [framed]
 
     def _write_batch(self, batch: Batch) -> Iterator[int | Written]:
         self._chain.begin(batch)

@@ -1,13 +1,13 @@
 """One client's connection: a reader task and a writer task around one `WebSocket`.
 
 - The session's driver owns it: it awaits `run`; `send`, `send_again` and `close` return at once.
-- Each message is given to `on_frame`, and nothing more is read until the awaitable that it returns
+- Each message is given to `on_frames`, and nothing more is read until the awaitable that it returns
   is done: that is the back-pressure. The writer sends frames in order, each once its `ready`
   returned (the log has written it), those with the same `ready` in one call, and a `close` last.
   Neither task waits for the other.
 - A connection ends once: our close was handed to the WebSocket (no callback), `on_gone` (the peer
   closed or was lost), or `on_send_failed` (the peer reads too slowly; TCP is dropped). Then nothing
-  more is sent, a frame in `on_frame` is given up, and `run` ends.
+  more is sent, a frame in `on_frames` is given up, and `run` ends.
 - If a send finds the WebSocket closed, the reader first delivers the messages before the close,
   within `DRAIN_S` (a client sends `session.close` and leaves); then `on_send_failed` is called.
 - The outbox is bounded in bytes; a frame, and a close with the frames before it, in time.
@@ -26,7 +26,7 @@ import attrs
 
 from protocol.values.utf8 import frame_bytes
 
-from .websocket import OnMessage, WebSocket, WebSocketClosed, WebSocketStalled
+from .websocket import OnMessages, WebSocket, WebSocketClosed, WebSocketStalled
 
 SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """A minute of speech in base64: a client that far behind no longer listens. A single frame may be
@@ -74,14 +74,14 @@ class Connection:
 
     Attributes:
         websocket: open; `run` closes it in every case.
-        on_frame: takes a message, None for one that was too big; its awaitable holds the reader.
+        on_frames: takes messages, None for one that was too big; its awaitable holds the reader.
         on_gone: called once, with the code of the close; 1006 without one.
         on_send_failed: called once.
         stall_s: the time for a frame of any size to be taken.
     """
 
     _websocket: WebSocket
-    _on_frame: OnMessage = attrs.field(kw_only=True)
+    _on_frames: OnMessages = attrs.field(kw_only=True)
     _on_gone: Callable[[int], None] = attrs.field(kw_only=True)
     _on_send_failed: Callable[[], None] = attrs.field(kw_only=True)
     _stall_s: float = attrs.field(default=SEND_STALL_S, kw_only=True)
@@ -124,7 +124,7 @@ class Connection:
     async def run(self) -> None:
         """Read and write until the WebSocket is closed; cancelled, abort the WebSocket.
 
-        Errors of `on_frame` or a `ready` abort it too, and are raised as an `ExceptionGroup`.
+        Errors of `on_frames` or a `ready` abort it too, and are raised as an `ExceptionGroup`.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -139,7 +139,7 @@ class Connection:
     async def _read(self) -> None:
         with self._reading:
             try:
-                await self._websocket.deliver(self._on_frame)
+                await self._websocket.deliver(self._on_frames)
             except WebSocketStalled:
                 self._fail()
             except WebSocketClosed as closed:

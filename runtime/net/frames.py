@@ -77,18 +77,18 @@ class FrameScanner:
         """The least bytes until the next action; 1 or more."""
         return max(self._left, 1)
 
-    def whole(self, data: bytes, bytes_max: int) -> Whole | None:
-        """The message at the start of `data`, where the last run ended; `skip` takes it.
+    def whole(self, data: bytes, at: int, bytes_max: int) -> Whole | None:
+        """The message at a place in `data`, where the last run ended; `skip` takes it.
 
         None for anything but a text message of one frame and at most `bytes_max`.
         """
         is_amid = self._left or not self._is_last or self._is_lost or self.is_too_big
-        if is_amid or len(data) < 2 or data[0] != _WHOLE_TEXT or not data[1] & _MASKED:
+        if is_amid or len(data) < at + 2 or data[at] != _WHOLE_TEXT or not data[at + 1] & _MASKED:
             return None
-        start, size = _payload_at(data, 0)
+        start, size = _payload_at(data, at)
         if start > len(data) or size > min(bytes_max, self._message_bytes_max):
             return None
-        if start != _payload_start(size):
+        if start - at != _payload_start(size):
             return None
         return Whole(data[start - _MASK_BYTES : start], start, start + size)
 

@@ -11,7 +11,7 @@ messages, and text until `take` has seen all that the codec passed on.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -32,6 +32,8 @@ WHOLE_BYTES_MAX: Final = RECEIVE_BUFFER_BYTES
 MESSAGES_A_READ: Final = 32.0
 """Passed on at once: the codec does not yield between fragments, a quarter of a millisecond for
 each of these."""
+TOGETHER_BYTES_MAX: Final = 8 << 10
+"""Larger messages are taken each by itself."""
 PAUSE_S_MIN: Final = 0.02
 """A client above its rate is woken fifty times a second, not for each message."""
 
@@ -47,7 +49,7 @@ class Intake(trio.abc.Stream):
         last_words: gives the bytes to send before the codec closes the connection.
 
     Attributes:
-        take: takes a text message of one frame, and returns what to wait for before the next, if
+        take: takes text messages of one frame, and returns what to wait for before the next, if
             anything; None: all messages are the codec's.
         seen: messages that the session has seen, in any way.
         is_closing: a close of ours is on its way: all that still comes is read as it comes, since
@@ -76,7 +78,7 @@ class Intake(trio.abc.Stream):
         self._counters = counters
         self._on_too_big = on_too_big
         self._last_words = last_words
-        self.take: Callable[[str], Awaitable[None] | None] | None = None
+        self.take: Callable[[Sequence[str]], Awaitable[None] | None] | None = None
         self.seen = 0
         self.is_closing = False
         self._rate = Rate(
@@ -143,38 +145,48 @@ class Intake(trio.abc.Stream):
 
         It lacks `_missing_bytes`. None if the next bytes are the codec's, or there are none.
         """
-        self._missing_bytes = 0 if self._rest else 1
         left = min(MESSAGES_A_READ, self._rate.messages)
-        while (whole := self._next_whole()) is not None:
-            if whole.end > len(self._rest):
-                self._missing_bytes = whole.end - len(self._rest)
-                if len(self._rest) > UNCOUNTED_BYTES:
-                    with self.link.holding():
-                        await self.share.hold(len(self._rest))
+        while True:
+            messages, whole = self._cut_whole(left)
+            left -= len(messages)
+            if messages:
+                assert self.take is not None
+                waits = self.take(messages)
+                if waits is not None:
+                    await waits
+                continue
+            if whole is not None and self._missing_bytes and len(self._rest) > UNCOUNTED_BYTES:
+                with self.link.holding():
+                    await self.share.hold(len(self._rest))
+            return whole
+
+    def _cut_whole(self, most: float) -> tuple[list[str], Whole | None]:
+        """Take whole messages off `_rest`, but only small ones together; and see the next one."""
+        data, at, messages = self._rest, 0, list[str]()
+        whole = None
+        while self.take is not None and self.seen + len(messages) >= self._scanner.finished:
+            whole = self._scanner.whole(data, at, WHOLE_BYTES_MAX)
+            is_small = whole is None or whole.end - at <= TOGETHER_BYTES_MAX
+            if whole is None or whole.end > len(data) or len(messages) + 1 > most:
                 break
-            if left < 1:
+            if messages and not is_small:
                 break
             try:
-                payload = memoryview(self._rest)[whole.start : whole.end]
-                message = FastMasker(whole.mask).process(payload).decode()
+                payload = memoryview(data)[whole.start : whole.end]
+                messages.append(FastMasker(whole.mask).process(payload).decode())
             except UnicodeDecodeError:
-                return None  # the codec tells the peer
-            left -= 1
-            self._rest = self._rest[whole.end :]
-            self._missing_bytes = 0 if self._rest else 1
-            self._rate.take(1.0, whole.end)
+                whole = None  # the codec tells the peer
+                break
+            self._rate.take(1.0, whole.end - at)
             self.share.finish(self._scanner.finished)
             self._scanner.skip()
-            assert self.take is not None
-            waits = self.take(message)
-            if waits is not None:
-                await waits
-        return whole
-
-    def _next_whole(self) -> Whole | None:
-        if self.take is None or self.seen < self._scanner.finished:
-            return None
-        return self._scanner.whole(self._rest, WHOLE_BYTES_MAX)
+            at, whole = whole.end, None
+            if not is_small:
+                break
+        self._rest = data[at:] if at else data
+        lacks = 0 if self._rest else 1
+        self._missing_bytes = lacks if whole is None else max(0, whole.end - at - len(self._rest))
+        return messages, whole
 
     async def _pass_on(self) -> bytes:
         """Take the bytes that the rate allows from `_rest`; return those for the codec."""

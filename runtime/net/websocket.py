@@ -22,7 +22,7 @@ How trio-websocket is used, and why (design.md, "Transport facts"):
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Sequence
 from types import MappingProxyType
 from typing import Final, NoReturn, Protocol
 
@@ -74,8 +74,11 @@ class WebSocketStalled(WebSocketClosed):
     """The WebSocket was dropped because the peer took no bytes."""
 
 
-OnMessage = Callable[[Frame], Awaitable[None] | None]
-"""Takes a message at once, from whichever task, and returns what to wait for before the next."""
+class OnMessages(Protocol):
+    """Takes messages at once, from whichever task; only small ones of text come together."""
+
+    def __call__(self, *messages: Frame) -> Awaitable[None] | None:
+        """Take messages in order, and return what to wait for before the next."""
 
 
 class WebSocket(Protocol):
@@ -84,10 +87,10 @@ class WebSocket(Protocol):
     async def receive(self) -> Frame:
         """Wait for a message; None, once, for one above the limit. Raises `WebSocketClosed`."""
 
-    async def deliver(self, on_message: OnMessage) -> NoReturn:
-        """Give each message to `on_message` as `receive` would return it, one after the other.
+    async def deliver(self, on_messages: OnMessages) -> NoReturn:
+        """Give messages to `on_messages`, each as `receive` would return it, in order.
 
-        Raises `WebSocketClosed` at the end, and what `on_message` raises.
+        Raises `WebSocketClosed` at the end, and what `on_messages` raises.
         """
 
     async def send(self, *frames: str) -> None:
@@ -127,10 +130,10 @@ class Handshake:
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
-async def deliver_received(websocket: WebSocket, on_message: OnMessage) -> NoReturn:
+async def deliver_received(websocket: WebSocket, on_messages: OnMessages) -> NoReturn:
     """Do what `WebSocket.deliver` does by `receive`, in the calling task."""
     while True:
-        waits = on_message(await websocket.receive())
+        waits = on_messages(await websocket.receive())
         if waits is not None:
             await waits
 
@@ -230,7 +233,7 @@ class TrioWebSocket:
         self._intake.seen = self._received
         self._share.release(self._received - 1)
 
-    async def deliver(self, on_message: OnMessage) -> NoReturn:
+    async def deliver(self, on_messages: OnMessages) -> NoReturn:
         """As `WebSocket`; most messages are given by the library's task, which reads them."""
         failures: list[Exception] = []
 
@@ -239,10 +242,10 @@ class TrioWebSocket:
             self._intake.take = None
             delivering.cancel()
 
-        def take(message: str) -> Awaitable[None] | None:
-            self._received += 1
+        def take(messages: Sequence[str]) -> Awaitable[None] | None:
+            self._received += len(messages)
             try:
-                waits = on_message(message)
+                waits = on_messages(*messages)
             except Exception as error:
                 fail(error)
                 return None
@@ -262,7 +265,7 @@ class TrioWebSocket:
         try:
             with trio.CancelScope() as delivering:
                 self._intake.take = take
-                await deliver_received(self, on_message)
+                await deliver_received(self, on_messages)
             raise failures[0]
         finally:
             self._stop_delivering()

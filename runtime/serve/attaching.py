@@ -107,15 +107,16 @@ class Attaching:
     async def _carry(self, websocket: WebSocket, info: LogInfo, from_seq: int) -> None:
         """Send what the log holds, and refuse what the client sends."""
 
-        async def answer(frame: Frame) -> None:
-            try:
-                connection.send(refused(frame), ready_now)
-            except FrameError as error:
-                connection.close(error.close_code, error.reason, ready_now)
+        async def answer(*frames: Frame) -> None:
+            for frame in frames:
+                try:
+                    connection.send(refused(frame), ready_now)
+                except FrameError as error:
+                    connection.close(error.close_code, error.reason, ready_now)
 
         connection = Connection(
             websocket,
-            on_frame=answer,
+            on_frames=answer,
             on_gone=lambda _: None,
             on_send_failed=lambda: None,
             stall_s=self._stall_s,

@@ -3,7 +3,7 @@
 - Events are taken off one inbox, one by one, in the log's order: each is appended to the log,
   stepped, its effects appended, and only then performed. The driver's task does this for events
   that are posted; while it waits, a task that brings an event (`bring`) does it instead.
-- Posting never blocks. Client bytes are bounded: `frame_received` waits while the inbox or the
+- Posting never blocks. Client bytes are bounded: `frames_received` waits while the inbox or the
   decoder is too far behind, and a bounded time for the recorder.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
   `Close` wait for the log's write(2), in the writer task.
@@ -11,17 +11,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
-import attrs
 
 from protocol.machine.session import Session
-from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART, ErrorCode
 from protocol.values.state import State
@@ -45,9 +43,12 @@ from .journal import Journal, MarkRefused, OpenLog, ready_now
 from .lane import LARGE_BYTES_MIN, Lane
 from .peer import Peer, Tokens
 from .performing import Performer
+from .stepping import Stepper
 from .taking_up import TakenUp
 from .timers import Timers
 from .transcriber import writer_of
+
+T = TypeVar("T")
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest append, or a turn's frame that is larger; above it the reader pauses."""
@@ -107,6 +108,7 @@ class Driver:
         self._recording_lost = False
         self._failure: Exception | None = None
         self._context: Context
+        self._stepper: Stepper
         self._relief = anyio.Event()
         self.session: Session | None = taken.session if taken else None
         self.away_ns = self.now_ns() if taken and taken.begun is None else None
@@ -188,7 +190,7 @@ class Driver:
     def bring(self, event: ev.Event) -> None:
         """As `Inbox`."""
         if self._events.is_idle:
-            self._context.run(self._step_at_once, event)
+            self._context.run(self._at_once, self._stepper.step, event)
         else:
             self._events.post(event)
 
@@ -237,14 +239,15 @@ class Driver:
         """End a session that waits for its client: there are too many."""
         self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
 
-    def frame_received(self, number: int, frame: Frame) -> Awaitable[None] | None:
-        """Bring a frame of a connection; returns what to wait for before the next one."""
+    def frames_received(self, number: int, *frames: Frame) -> Awaitable[None] | None:
+        """Bring frames of a connection; returns what to wait for before the next ones."""
         if number != self.peer.number:
             return anyio.sleep_forever()  # another connection has taken its place
         self.peer.heard()
-        if frame is not None and len(frame) > LARGE_BYTES_MIN:
-            return self._large_frame_received(frame)
-        self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
+        first = frames[0]
+        if first is not None and len(first) > LARGE_BYTES_MIN:
+            return self._large_frame_received(first)
+        self._bring_frames(frames)
         return self._wait_for_room() if self._is_behind or self._journal.is_behind else None
 
     async def _large_frame_received(self, frame: Frame) -> None:
@@ -296,33 +299,34 @@ class Driver:
             self._relief.set()  # The reader wakes only after the frame's step.
         return event
 
-    def _step_at_once(self, event: ev.Event) -> None:
-        """Step an event, and what it brings, in the task that brought it; the driver's sleeps.
+    def _bring_frames(self, frames: Sequence[Frame]) -> None:
+        """Bring frames, as `bring` would one after the other."""
+        while frames:
+            at_ns = self.now_ns()
+            if not self._events.is_idle:
+                for frame in frames:
+                    self._events.post(ev.FrameReceived(at_ns=at_ns, frame=frame))
+                return
+            taken = self._context.run(self._at_once, self._stepper.take, at_ns, frames)
+            frames = frames[taken or len(frames) :]
 
-        What fails here is raised by the driver's task.
+    def _at_once(self, take: Callable[..., T], *arguments: object) -> T | None:
+        """Take something in the task that brings it, and step what comes of it.
+
+        The driver's task sleeps. What fails here is raised there.
         """
-        session = self.session
-        assert session is not None
+        result = None
         self._events.begin_emptying()
         try:
-            self._step(event)
-            while self._events and not session.is_finished:
-                self._step(self._events.take())
+            result = take(*arguments)
+            while self._events and not self._stepper.session.is_finished:
+                self._stepper.step(self._events.take())
         except Exception as error:
             self._failure = error
         self._events.end_emptying()
-        if self._failure is not None or session.is_finished:
+        if self._failure is not None or self._stepper.session.is_finished:
             self._events.wake()
-
-    def _step(self, event: ev.Event) -> None:
-        session = self.session
-        assert session is not None
-        if isinstance(event, ev.FrameReceived):
-            if session.early_bytes == 0 and not self._has_room(len(event.frame or b"")):
-                event = attrs.evolve(event, has_room=False)
-            event = session.shortened(event)
-        self._journal.append_event(event)
-        self._perform(event, session.step(event))
+        return result
 
     async def run(self, connection: Connection | None) -> None:
         """Run the session until it is CLOSED and its slot is back, then finish the log.
@@ -355,7 +359,7 @@ class Driver:
         while not session.is_finished:
             event = await self._next_event()
             if event is not None:
-                self._step(event)
+                self._stepper.step(event)
             elif self.is_suspended:
                 return
         await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
@@ -363,26 +367,24 @@ class Driver:
     def _begin(self) -> Session:
         self._journal.append_event(self._opened)
         self.session, effects = Session.open(self._opened)
-        self._perform(self._opened, effects)
+        self._stepper = self._step_by(self.session)
+        self._stepper.perform(self._opened, effects)
         return self.session
 
     def _go_on(self, taken: TakenUp) -> Session:
         """Go on where a log ends: without a slot and model calls, and but for a fork a client."""
+        self._stepper = self._step_by(taken.session)
         at_ns = self._next_ns()
         for effect in taken.go_on(self._journal, at_ns, self._watcher):
             self._performer.perform(effect, ready_now, at_ns)
         self._taken = None
         return taken.session
 
-    def _perform(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
-        assert self.session is not None
-        for effect in effects:
-            if isinstance(effect, ef.ForgetRecording):
-                self._journal.forget()
-        ready = self._journal.append_effects(self.session, event, effects)
-        for effect in effects:
-            self._performer.perform(effect, ready, event.at_ns)
-        if self.session.state is State.CLOSED:
-            self._performer.stop()
-        if self._watcher is not None:
-            self._watcher.saw(event, effects, self.session)
+    def _step_by(self, session: Session) -> Stepper:
+        return Stepper(
+            session=session,
+            journal=self._journal,
+            performer=self._performer,
+            watcher=self._watcher,
+            has_room=self._has_room,
+        )

@@ -86,7 +86,7 @@ class Ended:
         """
         connection = Connection(
             websocket,
-            on_frame=lambda _: anyio.sleep_forever(),
+            on_frames=lambda *_: anyio.sleep_forever(),
             on_gone=lambda _: None,
             on_send_failed=lambda: None,
             stall_s=stall_s,

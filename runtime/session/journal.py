@@ -26,7 +26,7 @@ import anyio
 
 from protocol.machine.session import Session
 from protocol.values.effects import Attach, Close, Effect, Send
-from protocol.values.events import Event
+from protocol.values.events import Event, FrameReceived
 from protocol.values.utf8 import Frame
 from recorder.format.errors import LogFailed, LogFull, RecorderError
 from recorder.format.mapping import KINDS, Hashes, event_record
@@ -116,6 +116,13 @@ class Journal:
             self._seq += 1
         else:
             self._append(event.at_ns, [event_record(event)], urgent=False)
+
+    def append_frames(self, events: Sequence[FrameReceived]) -> None:
+        """Append messages that came together, and whose steps have no effects."""
+        if self._log is None:
+            self._seq += len(events)
+        else:
+            self._append(events[0].at_ns, [event_record(event) for event in events], urgent=False)
 
     def append_effects(self, session: Session, event: Event, effects: tuple[Effect, ...]) -> Ready:
         """Append a step's effects before they are performed; the wait of `Send` and `Close`."""

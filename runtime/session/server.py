@@ -213,7 +213,7 @@ class Server:
         number = driver.peer.next_number()
         connection = Connection(
             websocket,
-            on_frame=partial(driver.frame_received, number),
+            on_frames=partial(driver.frames_received, number),
             on_gone=partial(driver.peer_gone, number),
             on_send_failed=partial(driver.send_failed, number),
             stall_s=self._settings.stall_s,

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from protocol.machine.session import Session
 from protocol.values.effects import Effect
-from protocol.values.events import ConnectionOpened, Event
+from protocol.values.events import ConnectionOpened, Event, FrameReceived
+from protocol.values.requests import ClientMessage
 
 from .watching import Telemetry, Watcher
 
@@ -45,6 +46,16 @@ class Watchers:
         for watcher in self._watchers:
             try:
                 watcher.saw(event, effects, session)
+            except Exception:
+                self._drop(watcher)
+
+    def heard(
+        self, events: Sequence[FrameReceived], messages: Sequence[ClientMessage], session: Session
+    ) -> None:
+        """As `Watcher`."""
+        for watcher in self._watchers:
+            try:
+                watcher.heard(events, messages, session)
             except Exception:
                 self._drop(watcher)
 

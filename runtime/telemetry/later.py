@@ -7,7 +7,8 @@ with the step, so the figures are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
@@ -42,30 +43,21 @@ class Backlog:
     """The steps of a server's sessions that are not counted yet, in order."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[Later, ev.Event, tuple[Effect, ...], _Noted]] = []
+        self._steps: list[Callable[[], None]] = []
         self._bytes = 0
 
-    def put(
-        self, later: Later, event: ev.Event, effects: tuple[Effect, ...], session: Session
-    ) -> None:
-        """Take a step; count all if they are many, or large: a turn has a whole conversation."""
-        noted = _Noted(
-            session.end_reason, session.said, session.state, session.taken, session.units_waiting
-        )
-        self._steps.append((later, event, effects, noted))
-        if isinstance(event, ev.FrameReceived):
-            self._bytes += len(event.frame or b"")
-        elif isinstance(event, ev.MediaDecoded):
-            self._bytes += len(event.pcm) + sum(map(len, event.pictures + event.stacked))
-        is_large = self._bytes > BYTES_MAX or any(isinstance(it, StartTurn) for it in effects)
-        if is_large or len(self._steps) >= STEPS_MAX:
+    def put(self, count: Callable[[], None], size_bytes: int, *, is_large: bool = False) -> None:
+        """Take what counts a step of a size; count all if they are many, or one is large."""
+        self._steps.append(count)
+        self._bytes += size_bytes
+        if is_large or self._bytes > BYTES_MAX or len(self._steps) >= STEPS_MAX:
             self.count()
 
     def count(self) -> None:
         """Count all steps."""
         steps, self._steps, self._bytes = self._steps, [], 0
-        for later, event, effects, noted in steps:
-            later.count(event, effects, noted)
+        for count in steps:
+            count()
 
 
 class Later:
@@ -82,7 +74,21 @@ class Later:
     def saw(self, event: ev.Event, effects: tuple[Effect, ...], session: Session) -> None:
         """As `Watcher`."""
         self._check()
-        self._backlog.put(self, event, effects, session)
+        count = partial(self.meter.saw, event, effects, _note(session))
+        is_turn = any(isinstance(effect, StartTurn) for effect in effects)
+        # A turn has a whole conversation.
+        self._backlog.put(partial(self._count, count), _size_bytes(event), is_large=is_turn)
+
+    def heard(
+        self,
+        events: Sequence[ev.FrameReceived],
+        messages: Sequence[ClientMessage],
+        session: Session,
+    ) -> None:
+        """As `Watcher`."""
+        self._check()
+        count = partial(self.meter.heard, events, messages, _note(session))
+        self._backlog.put(partial(self._count, count), sum(map(_size_bytes, events)))
 
     def over(self, reason: str | None) -> None:
         """As `Watcher`."""
@@ -90,14 +96,28 @@ class Later:
         self._check()
         self.meter.over(reason)
 
-    def count(self, event: ev.Event, effects: tuple[Effect, ...], noted: _Noted) -> None:
+    def _count(self, count: Callable[[], None]) -> None:
         """Count a step, unless an earlier one could not be counted."""
         if self._error is None:
             try:
-                self.meter.saw(event, effects, noted)
+                count()
             except Exception as error:
                 self._error = error
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _note(session: Session) -> _Noted:
+    return _Noted(
+        session.end_reason, session.said, session.state, session.taken, session.units_waiting
+    )
+
+
+def _size_bytes(event: ev.Event) -> int:
+    if isinstance(event, ev.FrameReceived):
+        return len(event.frame or b"")
+    if isinstance(event, ev.MediaDecoded):
+        return len(event.pcm) + sum(map(len, event.pictures + event.stacked))
+    return 0

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -18,6 +18,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import OF_MODE, Work
+from protocol.values.requests import ClientMessage
 from protocol.values.utf8 import frame_bytes
 
 from . import catalogue as c
@@ -67,6 +68,16 @@ class Meter:
         for effect in effects:
             self._asked(effect)
         self._kv_tokens_max = max(self._kv_tokens_max, self._work.kv_tokens)
+
+    def heard(
+        self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage], session: Shown
+    ) -> None:
+        """Count messages that had no effects (`Watcher`)."""
+        self._now_ns = events[-1].at_ns
+        self._books.add(c.FRAMES_RECEIVED, amount=len(events))
+        self._books.add(c.RECEIVED_BYTES, amount=sum(map(_size_bytes, events)))
+        if self._talk is not None:
+            self._talk.heard(events, messages, session)
 
     def over(self, reason: str | None) -> None:
         """Count the session's end."""

@@ -6,6 +6,7 @@ A client's texts and labels are never logged.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from protocol.machine.session import Session
@@ -68,6 +69,12 @@ class Story:
             elif isinstance(effect, DropUnit) and not self._has_dropped:
                 self._has_dropped = True
                 self._tell(logging.INFO, "input comes too fast, seconds of it are dropped")
+
+    def heard(
+        self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
+    ) -> None:
+        """As `Watcher`; there is nothing to tell."""
+        self._session, self._at_ns = session, events[-1].at_ns
 
     def over(self, reason: str | None) -> None:
         """Log the session's end, with its counts."""

@@ -7,7 +7,7 @@ begin (a fork, or one that another server began) is not measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -16,7 +16,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ServerMessage, Speech
-from protocol.values.requests import AppendSound
+from protocol.values.requests import AppendSound, ClientMessage
 from protocol.values.state import State
 
 from ..measures.measure import Ratio, Times, Value
@@ -49,16 +49,28 @@ class TalkMeter:
         if self._talk is not None:
             self._hear(self._talk, event, effects, session)
 
+    def heard(
+        self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage], session: Shown
+    ) -> None:
+        """Hear messages that had no effects (`Watcher`)."""
+        for event, message in zip(events, messages, strict=True):
+            self._now_ns = event.at_ns
+            if self._talk is not None:
+                self._received(self._talk, event.at_ns, message, session)
+
+    def _received(self, talk: Talk, at_ns: int, taken: ClientMessage, session: Shown) -> None:
+        is_early = isinstance(taken, AppendSound) and session.state is not State.ACTIVE
+        if not is_early:
+            talk.received(at_ns, self._sound.read(taken))
+
     def _hear(
         self, talk: Talk, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown
     ) -> None:
         at_ns = self._now_ns = event.at_ns
         if isinstance(event, ev.SpeechStarted | ev.SpeechStopped):
             talk.user.found(event)
-        taken = session.taken
-        is_early = isinstance(taken, AppendSound) and session.state is not State.ACTIVE
-        if taken is not None and not is_early:
-            talk.received(at_ns, self._sound.read(taken))
+        if session.taken is not None:
+            self._received(talk, at_ns, session.taken, session)
         for effect in effects:
             if isinstance(effect, ef.DetectSpeech):
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Final
 
@@ -114,6 +114,12 @@ class SessionTrace:
                     self._index = effect.turn.index
                     self._begin("turn", {"index": self._index}, within="session")
                     self._begin("prefill", {}, within="turn")
+
+    def heard(
+        self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
+    ) -> None:
+        """As `Watcher`; no span begins or ends."""
+        self._session, self._now_ns = session, events[-1].at_ns
 
     def _note(self, event: ev.Event) -> None:
         match event:

@@ -13,7 +13,7 @@ import attrs
 
 from protocol.machine.session import Connected, Session
 from protocol.values.effects import Effect
-from protocol.values.events import ConnectionOpened, Event
+from protocol.values.events import ConnectionOpened, Event, FrameReceived
 from protocol.values.messages import EndReason, ServerMessage
 from protocol.values.modes import Mode
 from protocol.values.requests import ClientMessage
@@ -59,6 +59,15 @@ class Watcher(Protocol):
 
         The first event is `ConnectionOpened`; `event.at_ns` counts from it. The stepped machine is
         read only.
+        """
+        ...
+
+    def heard(
+        self, events: Sequence[FrameReceived], messages: Sequence[ClientMessage], session: Session
+    ) -> None:
+        """See events, and the messages that they brought, in place of `saw` for each.
+
+        They came together and had no effects: sound that is only kept.
         """
         ...
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final
@@ -214,6 +214,13 @@ class WatchedSession:
         self._follow_limits(event, effects, sent)
         self._follow_end(event, effects, session)
         self._follow_client(event, effects)
+
+    def heard(
+        self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
+    ) -> None:
+        """Judge steps without effects."""
+        for event in events:
+            self.saw(event, (), session)
 
     def over(self, reason: str | None) -> None:
         """See how it ended."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -25,10 +25,11 @@ import attrs
 from runtime.net.websocket import (
     ABNORMAL_CLOSURE,
     CLOSE_WAIT_S,
+    OnMessages,
     WebSocketClosed,
     WebSocketStalled,
-    deliver_received,
 )
+from tests.helpers import is_small
 
 Accident = Literal["reset", "half_close", "leave", "cancel"]
 """The connection is reset, the client stops sending, closes, or the server's task is cancelled."""
@@ -190,7 +191,19 @@ class Link:
 
     # -- the server's end -----------------------------------------------------------------------
 
-    deliver = deliver_received
+    async def deliver(self, on_messages: OnMessages) -> NoReturn:
+        """Give the server messages, small ones that are there together, as a read brings them."""
+        while True:
+            messages = [await self.receive()]
+            while is_small(messages[-1]) and self._up.next_s <= anyio.current_time():
+                item = self._up.items[0][1]
+                if not is_small(item):
+                    break
+                self._up.items.popleft()
+                messages.append(item)
+            waits = on_messages(*messages)
+            if waits is not None:
+                await waits
 
     async def receive(self) -> str | bytes | None:
         """Give the server the next message."""

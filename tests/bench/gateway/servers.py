@@ -221,9 +221,10 @@ async def _serve_echo(meter: Meter) -> None:
         await websocket.send(CREATED)
         said = itertools.cycle(heard if is_heard else answers)
 
-        def take(message: Frame) -> Awaitable[None] | None:
-            is_unit = isinstance(message, str) and message.endswith(END)
-            return websocket.send(*next(said)) if is_unit else None
+        def take(*messages: Frame) -> Awaitable[None] | None:
+            units = sum(isinstance(it, str) and it.endswith(END) for it in messages)
+            frames = [frame for _ in range(units) for frame in next(said)]
+            return websocket.send(*frames) if units else None
 
         with suppress(WebSocketClosed):
             await websocket.deliver(take)

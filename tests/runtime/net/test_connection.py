@@ -139,7 +139,7 @@ async def connected() -> AsyncIterator[tuple[FakeWebSocket, Session, Connection]
     websocket, session = FakeWebSocket(), Session()
     connection = Connection(
         websocket,
-        on_frame=session.on_frame,
+        on_frames=session.on_frame,
         on_gone=session.on_gone,
         on_send_failed=session.on_send_failed,
     )
@@ -424,7 +424,7 @@ async def test_an_error_of_the_session_is_raised_and_drops_the_connection() -> N
     websocket, session = FakeWebSocket(), Session()
     connection = Connection(
         websocket,
-        on_frame=broken,
+        on_frames=broken,
         on_gone=session.on_gone,
         on_send_failed=session.on_send_failed,
     )

@@ -16,7 +16,7 @@ from trio.lowlevel import Task, checkpoint
 from trio.testing import wait_all_tasks_blocked
 
 from protocol.values.utf8 import Frame, Utf8Text
-from runtime.net.intake import WHOLE_BYTES_MAX
+from runtime.net.intake import MESSAGES_A_READ, TOGETHER_BYTES_MAX, WHOLE_BYTES_MAX
 from runtime.net.listener import WebSocketRequest
 from runtime.net.websocket import WebSocket, WebSocketClosed
 from tests.transport import (
@@ -38,6 +38,8 @@ pytestmark = pytest.mark.anyio
 BINARY = 0x2
 PIECES = 100
 MESSAGE_MAX = 1 << 20
+LARGER = b"y" * (TOGETHER_BYTES_MAX + 1)
+"""A message that is taken by itself."""
 TEXTS = ("{}", "x" * 2_000, "é" * 900, "a😀b", "", "y" * 70_000, "z" * (WHOLE_BYTES_MAX + 7))
 
 
@@ -46,6 +48,7 @@ class Session:
 
     def __init__(self, waits_for: Callable[[Frame], Awaitable[None] | None] | None = None) -> None:
         self.taken: list[Frame] = []
+        self.together: list[int] = []
         self.is_waiting = False
         self.code = 0
         self.failure: Exception | None = None
@@ -64,16 +67,21 @@ class Session:
         finally:
             self.done.set()
 
-    def take(self, message: Frame) -> Awaitable[None] | None:
+    def take(self, *messages: Frame) -> Awaitable[None] | None:
         assert not self.is_waiting, "the next message came while this one holds the reader"
-        self.taken.append(message)
-        waits = None if self._waits_for is None else self._waits_for(message)
-        return None if waits is None else self._wait(waits)
+        self.together.append(len(messages))
+        waits = list[Awaitable[None]]()
+        for message in messages:
+            self.taken.append(message)
+            wait = None if self._waits_for is None else self._waits_for(message)
+            waits += [] if wait is None else [wait]
+        return self._wait(waits) if waits else None
 
-    async def _wait(self, waits: Awaitable[None]) -> None:
+    async def _wait(self, waits: list[Awaitable[None]]) -> None:
         self.is_waiting = True
         try:
-            await waits
+            for wait in waits:
+                await wait
         finally:
             self.is_waiting = False
 
@@ -161,6 +169,23 @@ async def test_a_piece_of_sound_wakes_one_task_once() -> None:
     assert ours == {"trio_websocket._impl.WebSocketConnection._reader_task": PIECES}
 
 
+async def test_small_messages_of_one_read_are_taken_together() -> None:
+    """A busy core spends on each of fifty pieces a second what one second costs."""
+    session = Session()
+    async with serving(session) as address, raw_client(address) as raw:
+        await wait_all_tasks_blocked(SETTLE_S)
+        pieces, late = raw_frame(TEXT, b"piece") * 6, raw_frame(TEXT, b"late")
+        await raw.stream.send_all(pieces + raw_frame(TEXT, LARGER) + late[:-1])
+        await wait_all_tasks_blocked(SETTLE_S)
+        await raw.stream.send_all(late[-1:])
+        await wait_all_tasks_blocked(SETTLE_S)
+        assert session.together == [6, 1, 1]
+        assert session.taken == ["piece"] * 6 + [LARGER.decode(), "late"]
+        await raw.stream.send_all(raw_frame(TEXT, b"x") * (2 * int(MESSAGES_A_READ)))
+        await wait_all_tasks_blocked(SETTLE_S)
+        assert max(session.together) == MESSAGES_A_READ
+
+
 @pytest.mark.parametrize("frame", [raw_frame(TEXT, b"bad"), raw_frame(BINARY, b"bad")])
 async def test_what_breaks_at_a_message_is_raised(frame: bytes) -> None:
     """A bug in a session leaves its connection open and unread, without a trace."""
@@ -186,7 +211,7 @@ async def test_what_breaks_while_it_waits_is_raised() -> None:
 
     session = Session(lambda _: fails())
     async with serving(session) as address, raw_client(address) as raw:
-        await raw.stream.send_all(raw_frame(TEXT, b"one") + raw_frame(TEXT, b"two"))
+        await raw.stream.send_all(raw_frame(TEXT, b"one") + raw_frame(TEXT, LARGER))
         await session.done.wait()
     assert isinstance(session.failure, ValueError)
     assert len(session.taken) == 1
@@ -196,7 +221,7 @@ async def test_a_close_of_ours_does_not_wait_for_a_session_that_holds_the_reader
     """A session that is over keeps its connection for two seconds more."""
     session = Session(lambda _: for_ever())
     async with serving(session) as address, raw_client(address) as raw:
-        await raw.stream.send_all(raw_frame(TEXT, b"one") + raw_frame(TEXT, b"two"))
+        await raw.stream.send_all(raw_frame(TEXT, b"one") + raw_frame(TEXT, LARGER))
         await wait_all_tasks_blocked(SETTLE_S)
         began = trio.current_time()
         async with trio.open_nursery() as nursery:

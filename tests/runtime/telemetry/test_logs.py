@@ -294,6 +294,10 @@ class Broken:
         if self.place == "saw":
             raise RuntimeError("cannot see")
 
+    def heard(self, events: Any, messages: Any, session: Any) -> None:
+        if self.place == "saw":
+            raise RuntimeError("cannot hear")
+
     def over(self, reason: str | None) -> None:
         if self.place == "over":
             raise RuntimeError("cannot end")

@@ -517,6 +517,11 @@ class Checked:
         if len(self.meter._media) != len(self.decoding):
             self.wrong.append(f"{len(self.meter._media)} decode, not {len(self.decoding)}")
 
+    def heard(self, events: Any, messages: Any, session: Session) -> None:
+        self.later.heard(events, messages, session)
+        self.later._backlog.count()
+        self.session = session
+
     @property
     def meter(self) -> Meter:
         return self.later.meter

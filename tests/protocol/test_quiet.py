@@ -1,0 +1,104 @@
+"""Sound that is only kept leaves a session as stepping each message by itself does."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+
+from protocol.machine.session import Session
+from protocol.values import events as ev
+from protocol.values.effects import Effect
+from protocol.values.errors import LocalProtocolError
+from tests.helpers import base64
+from tests.protocol.test_likeness import events_in
+from tests.test_golden import LOGS
+
+DIALECTS = {"realtime", "duplex-v1", "legacy-duplex", "transcription", "live"}
+KEPT_MIN = 3
+"""Messages of a dialect that must have been kept, or nothing was tried."""
+BATCH_MAX = 12
+SAMPLES = (1, 320, 320, 1600, 4000, 4001, 15_999)
+"""Of pieces: a second fills up now and then."""
+MORE: Sequence[dict[str, Any]] = (
+    *({},) * 8,
+    {"force_listen": True},
+    {"max_slice_nums": 3},
+    {"input_id": "mine"},
+    {"event_id": "k1"},
+    {"unknown": 1},
+)
+
+
+def pieces_like(frame: str, chance: Random) -> Iterator[str]:
+    """A run of small appends, drawn, in the words of a recorded one."""
+    body = json.loads(frame)
+    place = body.get("input") if isinstance(body.get("input"), dict) else body
+    name = "audio" if "audio" in place else "audio_base64"
+    if not isinstance(place.get(name), str):
+        return
+    for _ in range(chance.randrange(1, BATCH_MAX)):
+        width = chance.choice((2, 4, 4))
+        place[name] = base64(chance.randbytes(1) * width * chance.choice(SAMPLES))
+        more = chance.choice(MORE)
+        yield json.dumps(body | more if place is body else body | {"input": place | more})
+    if chance.random() < 0.2:
+        yield json.dumps({"type": "session.close"} if chance.random() < 0.1 else {"type": "x"})
+
+
+def step_together(session: Session, events: Sequence[ev.FrameReceived]) -> tuple[int, list[Effect]]:
+    """Step messages as a driver does; returns how many were kept, and all effects."""
+    count, effects = 0, list[Effect]()
+    while events:
+        messages = session.foresee(events)
+        if messages:
+            session.keep(events[: len(messages)], messages)
+        else:
+            effects += step(session, events[0])
+        count += len(messages)
+        events = events[max(1, len(messages)) :]
+    return count, effects
+
+
+def step(session: Session, event: ev.Event) -> tuple[Effect, ...]:
+    """Step an event as a driver does."""
+    if isinstance(event, ev.FrameReceived) and event.shortened is None:
+        event = session.shortened(event)
+    return session.step(event)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_that_come_together(seed: int) -> None:
+    """A recording of a busy server replays to another state, or a second of sound is cut wrong."""
+    kept = Counter[str]()
+    for path in LOGS:
+        chance = Random(f"{seed} {path.name}")
+        opened, *events = events_in(path)
+        assert isinstance(opened, ev.ConnectionOpened)
+        (together, _), (singly, _) = Session.open(opened), Session.open(opened)
+        for event in events:
+            batch = [event]
+            is_whole = isinstance(event, ev.FrameReceived) and event.shortened is None
+            if is_whole and isinstance(event.frame, str) and "audio" in event.frame[:200]:
+                drawn = pieces_like(event.frame, chance)
+                batch += [attrs.evolve(event, frame=frame) for frame in drawn]
+            try:
+                wanted = [effect for each in batch for effect in step(singly, each)]
+            except LocalProtocolError:
+                break  # what was drawn has led away from the log
+            if is_whole:
+                count, effects = step_together(together, batch)
+                kept[together.dialect_name] += count
+            else:
+                effects = list(together.step(event))
+            assert effects == wanted, (path, event)
+            assert together.digest() == singly.digest(), (path, event)
+            assert (together.taken, together.said) == (singly.taken, singly.said)
+            assert together.counts == singly.counts
+            assert together.frames_received == singly.frames_received
+    assert {name for name, count in kept.items() if count >= KEPT_MIN} >= DIALECTS, kept

@@ -1,0 +1,141 @@
+"""Runs: small frames that share a blob read back as they were, and cost less."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from recorder.format.errors import FormatError
+from recorder.format.expansion import Expansion
+from recorder.format.format import split_records
+from recorder.format.records import Record, RecordEncoder
+from recorder.format.runs import FRAME_CHARS_MAX, RECORDS_MAX, runs
+from recorder.mend.compact import compact
+from recorder.read.decoding import PART_VALUES, LastWhole, StoredRecord, decode, parse
+from recorder.read.reader import LogReader
+from recorder.read.verify import verify
+from tests.forged import record as forged
+from tests.helpers import base64
+from tests.recorder.test_samples import make_log, pcm, record
+
+LONG = "x" * (FRAME_CHARS_MAX + 1)
+PIECE = '{"type":"input.append","input":{"audio":"%s"}}'
+
+
+def piece(seq: int, sound: bytes, frame: str = PIECE) -> Record:
+    return record("rx", seq, type="FrameReceived", frame=frame % base64(sound))
+
+
+PIECES = [piece(seq, pcm(320, seed=seq)) for seq in range(1, 51)]
+"""A second in pieces of 20 ms."""
+
+
+def stored(records: Sequence[Record]) -> dict[int, StoredRecord]:
+    """Encode records as a log does, and parse them again."""
+    encoder, found = RecordEncoder(), dict[int, StoredRecord]()
+    for run in runs(records):
+        for framed in encoder.encode_run(run) if len(run) > 1 else [encoder.encode(run[0])]:
+            ((header, area),) = split_records(b"".join(framed.pieces), 1)
+            one = parse(header, area)
+            found[one.record.seq] = one
+    return found
+
+
+def read(found: dict[int, StoredRecord], seq: int) -> Record:
+    return decode(found[seq], found.__getitem__, Expansion(int))
+
+
+SOUND = st.binary(min_size=1, max_size=90) | st.integers(64, 400).map(pcm)
+FRAMES = st.one_of(
+    SOUND.map(lambda sound: PIECE % base64(sound)),
+    st.tuples(SOUND, SOUND).map(lambda two: (PIECE % base64(two[0])) + (PIECE % base64(two[1]))),
+    st.text(st.characters(exclude_categories=()), max_size=90),
+    st.sampled_from([LONG, PIECE % "A" * 9, "\ud800"]),
+)
+
+
+@given(st.lists(FRAMES | st.sampled_from([None, b"\x00"]), min_size=1, max_size=2 * RECORDS_MAX))
+@example([PIECE % base64(pcm(64))] * RECORDS_MAX + ["{}"])
+@example([PIECE % base64(bytes(1280))] * 3)
+def test_any_frames_read_back(frames: list[str | bytes | None]) -> None:
+    """A byte of a client that comes back changed makes every replay of its session wrong."""
+    records = [record("rx", seq, type="FrameReceived", frame=it) for seq, it in enumerate(frames)]
+    found = stored(records)
+    assert [read(found, seq) for seq in reversed(range(len(frames)))] == records[::-1]
+
+
+def test_a_second_in_pieces_takes_few_blobs() -> None:
+    """Fifty pieces a second would be packed, hashed and compressed one by one."""
+    found = stored(PIECES)
+    own = [entry for one in found.values() for entry in one.table if len(entry) == 3]
+    assert len(own) == -(-len(PIECES) // RECORDS_MAX)
+    assert all(len(one.table[-1]) == PART_VALUES for one in found.values())
+    assert len(make_log([PIECES])) < 0.95 * len(make_log([[each] for each in PIECES]))
+
+
+def test_only_plain_frames_of_the_client_are_joined() -> None:
+    """What carries more than its frame would lose it."""
+    others = [
+        record("tx", 2, type="Send", ordinal=0, frame=PIECE % base64(pcm(320))),
+        record("rx", 4, type="FrameReceived", frame=PIECE % base64(pcm(320)), has_room=False),
+        record("rx", 6, type="FrameReceived", frame=LONG),
+        record("rx", 8, type="FrameReceived", frame=None),
+    ]
+    records = sorted([*others, *PIECES[::2][:5]], key=lambda it: it.seq)
+    assert [len(run) for run in runs(records)] == [1] * 9
+    assert [len(run) for run in runs(PIECES)] == [RECORDS_MAX, len(PIECES) - RECORDS_MAX]
+
+
+def test_a_log_of_runs(tmp_path: Path) -> None:
+    """A log with runs must be read from any record on, verified and compacted as any other."""
+    steps = [PIECES[:20], [record("mark", 21)], PIECES[21:23]]
+    path, small = tmp_path / "a.session.zst", tmp_path / "b.session.zst"
+    path.write_bytes(make_log(steps))
+    assert verify(path).state == "finished"
+    wanted = [each for step in steps for each in step]
+    for seq in (1, 2, 19, 20, 21, 23):
+        with LogReader(path) as reader:
+            found = [it for it in reader.at(seq) if isinstance(it, Record) and it.kind != "fin"]
+        assert found == wanted[seq - 1 :]
+    compact(path, small)
+    with LogReader(small) as reader:
+        assert [it for it in reader if isinstance(it, Record)][1:-1] == wanted
+
+
+@pytest.mark.parametrize(
+    ("version", "blobs"),
+    [
+        (1, [[0, 3, 3], [5, 0, 0, 3]]),
+        (2, [[0, 3, 3], [5, 0, 1, 3]]),
+        (2, [[0, 3, 3], [5, 0, 4, 0]]),
+        (2, [[0, 3, 3], [5, 1, 0, 3]]),
+        (2, [[0, 3, 3], [6, 0, 0, 3]]),
+        (2, [[0, 3, 3], [5, 0, -1, 2]]),
+        (2, [[0, 3, 3], [5, 0, 0]]),
+        (2, [[0, 3, 3], [5, 0, 0, 3, 0]]),
+    ],
+)
+def test_what_is_no_part_is_refused(version: int, blobs: list[list[int]]) -> None:
+    """A forged log would show bytes that its writer never had."""
+    data = forged("rx", 5, {"frame": {"$blob": 1}}, blobs=blobs, area=b"abc", version=version)
+    ((header, area),) = split_records(data, 1)
+
+    def read_it() -> None:
+        one = parse(header, area)
+        decode(one, {5: one}.__getitem__, Expansion(int))
+
+    with pytest.raises(FormatError):
+        read_it()
+
+
+def test_a_part_is_charged_as_what_it_is() -> None:
+    """Thousands of parts of one large blob must not be unpacked for each of them."""
+    found = stored(PIECES[:RECORDS_MAX])
+    expansion, last = Expansion(int), LastWhole()
+    for seq in found:
+        decode(found[seq], found.__getitem__, expansion, last)
+    assert expansion.spent == 2 * RECORDS_MAX * 1280
