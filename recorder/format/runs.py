@@ -11,32 +11,34 @@ from typing import Final
 
 from .records import Record
 
-FRAME_CHARS_MAX: Final = 8 << 10
-"""Longer frames hold a tenth of a second or more."""
-RECORDS_MAX: Final = 32
-"""In a run: a part of a block, of which a quarter of a second of pieces takes a sixth."""
+FRAME_CHARS_MAX: Final = 16 << 10
+"""Longer frames hold more than a tenth of a second."""
+CHARS_MAX: Final = 128 << 10
+"""Of a run, which must fit into a block; a second and a half of float32 samples."""
 _PLAIN: Final = 2
 """Fields of a frame's record that has nothing but the frame, and its type."""
 
 
 def runs(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Join records of small frames that follow each other; all others stand by themselves."""
-    run = list[Record]()
+    run, chars = list[Record](), 0
     for record in records:
-        is_small = _is_small(record)
-        if run and not (is_small and len(run) < RECORDS_MAX):
+        size = _chars(record)
+        if run and (size > FRAME_CHARS_MAX or chars + size > CHARS_MAX):
             yield run
-            run = []
-        if is_small:
-            run.append(record)
-        else:
+            run, chars = [], 0
+        if size > FRAME_CHARS_MAX:
             yield [record]
+        else:
+            run.append(record)
+            chars += size
     if run:
         yield run
 
 
-def _is_small(record: Record) -> bool:
-    if record.kind != "rx" or len(record.fields) > _PLAIN:
-        return False
-    frame = record.fields.get("frame")
-    return isinstance(frame, str) and len(frame) <= FRAME_CHARS_MAX
+def _chars(record: Record) -> int:
+    """The characters of a frame's record; of all others more than a run may have."""
+    frame = record.fields.get("frame") if record.kind == "rx" else None
+    if not isinstance(frame, str) or len(record.fields) > _PLAIN:
+        return CHARS_MAX + 1
+    return len(frame)

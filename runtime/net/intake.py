@@ -32,7 +32,7 @@ WHOLE_BYTES_MAX: Final = RECEIVE_BUFFER_BYTES
 MESSAGES_A_READ: Final = 32.0
 """Passed on at once: the codec does not yield between fragments, a quarter of a millisecond for
 each of these."""
-TOGETHER_BYTES_MAX: Final = 8 << 10
+TOGETHER_BYTES_MAX: Final = 16 << 10
 """Larger messages are taken each by itself."""
 PAUSE_S_MIN: Final = 0.02
 """A client above its rate is woken fifty times a second, not for each message."""
