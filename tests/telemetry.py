@@ -7,17 +7,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.machine.session import Session
-from protocol.values.effects import Effect
-from protocol.values.events import ConnectionOpened
+from protocol.values.effects import CancelDecode, DecodeMedia, Effect
+from protocol.values.events import ConnectionOpened, Event, MediaDecoded, MediaRejected
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, effect_record, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from runtime.model.backends.scripted import ScriptedBackend
+from runtime.telemetry.later import Later
+from runtime.telemetry.meter import Meter
 from runtime.telemetry.metrics import Metrics
+from runtime.telemetry.unit_meter import UnitMeter
 from runtime.telemetry.watching import Telemetry
 from tests.helpers import World, world
 
@@ -98,3 +102,60 @@ def meter_log(log: Path, metrics: Metrics) -> Session:
     assert reason is None or isinstance(reason, str)
     meter.over(reason)
     return session
+
+
+@attrs.define
+class Checked:
+    """A meter, and after each event what must be true of it."""
+
+    later: Later
+    session: Session | None = None
+    wrong: list[str] = attrs.Factory(list)
+    decoding: set[int] = attrs.Factory(set)
+
+    def saw(self, event: Event, effects: Any, session: Session) -> None:
+        """Check a step."""
+        self.later.saw(event, effects, session)
+        self.later._backlog.count()
+        self.session = session
+        self._check_waiting(session)
+        if isinstance(event, MediaDecoded | MediaRejected):
+            self.decoding.discard(event.media)  # it may have been cancelled as it ended
+        self.decoding |= {it.media for it in effects if isinstance(it, DecodeMedia)}
+        self.decoding -= {it.media for it in effects if isinstance(it, CancelDecode)}
+        if len(self.meter._media) != len(self.decoding):
+            self.wrong.append(f"{len(self.meter._media)} decode, not {len(self.decoding)}")
+
+    def heard(self, events: Any, messages: Any, session: Session) -> None:
+        """Check messages that had no effects."""
+        self.later.heard(events, messages, session)
+        self.later._backlog.count()
+        self.session = session
+        self._check_waiting(session)
+
+    @property
+    def meter(self) -> Meter:
+        """The meter."""
+        return self.later.meter
+
+    def over(self, reason: str | None) -> None:
+        """Pass it on."""
+        self.later.over(reason)
+
+    def _check_waiting(self, session: Session) -> None:
+        work = self.meter._work
+        if isinstance(work, UnitMeter) and len(work._whole_ns) != session.units_waiting:
+            self.wrong.append(f"{len(work._whole_ns)} wait, not {session.units_waiting}")
+
+
+@attrs.define
+class Checking:
+    """Watches with `Checked`, and keeps what it saw."""
+
+    metrics: Metrics
+    seen: list[Checked] = attrs.Factory(list)
+
+    def watch(self, opened: Any, owner: str) -> Checked:
+        """As `Telemetry`."""
+        self.seen.append(Checked(self.metrics.watch(opened, owner)))
+        return self.seen[-1]

@@ -57,7 +57,7 @@ class Likeness:
     ) -> Alike | None:
         """Read a frame like an earlier append; None: it is to be parsed.
 
-        `ahead`: it is read once more, in its step.
+        `ahead`: it is read before its step, and remembered for that.
         """
         frame, kept, self._ahead = event.frame, self._ahead, None
         if (
@@ -78,3 +78,7 @@ class Likeness:
                 self._ahead = (frame, alike) if ahead else None
                 return alike
         return None
+
+    def forget_ahead(self) -> None:
+        """Forget a frame that was read before its step."""
+        self._ahead = None

@@ -9,7 +9,7 @@ effects. `room_bytes` may say less than there is, never more. A replay steps eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import attrs
 
@@ -23,16 +23,18 @@ from .live import Live
 from .transcription import SECOND_BYTES, Transcription
 from .units import Attachments
 
-Sound: TypeAlias = Append | AppendSound
-
 
 def first(core: Core, messages: Iterable[ClientMessage | None]) -> list[ClientMessage]:
-    """Take the first messages that are quiet; None is no message of sound."""
+    """Take the first messages that are quiet; None is no append."""
     rule, found = _RULES.get(type(core)), list[ClientMessage]()
-    left = 0 if rule is None or core.is_closed else rule.room_bytes(core)
-    for message in messages if left else ():
+    if rule is None or core.is_closed:
+        return found
+    left = rule.room_bytes(core)
+    for message in messages if left > 0 else ():
+        if not isinstance(message, rule.sound) or core.refused(message) is not None:
+            break
         left -= _size_bytes(message)
-        if message is None or left < 0 or core.refused(message) is not None:
+        if left < 0:
             break
         found.append(message)
     return found
@@ -47,14 +49,11 @@ def keep(core: Core, messages: Sequence[Any]) -> None:
     _RULES[type(core)].keep(core, messages)
 
 
-def _size_bytes(message: ClientMessage | None) -> int:
-    """The bytes of a message that is nothing but sound; of others more than there is room for."""
-    match message:
-        case AppendSound(pcm16=sound):
-            return len(sound)
-        case Append(pcm=sound, frames=(), force_listen=False):
-            return len(sound)
-    return UNIT_BYTES
+def _size_bytes(message: Append | AppendSound) -> int:
+    """The bytes of sound of a message; for one with more than sound, a whole second."""
+    if isinstance(message, AppendSound):
+        return len(message.pcm16)
+    return UNIT_BYTES if message.frames or message.force_listen else len(message.pcm)
 
 
 @attrs.frozen
@@ -62,10 +61,12 @@ class _Rule:
     """How a course takes sound.
 
     Attributes:
+        sound: the class of its messages.
         room_bytes: the bytes of sound that it keeps; one more might fill a second.
         keep: keeps the sound of messages.
     """
 
+    sound: type[Append | AppendSound]
     room_bytes: Callable[[Any], int]
     keep: Callable[[Any, Sequence[Any]], None]
 
@@ -117,7 +118,7 @@ def _keep_for_chunk(core: Transcription, messages: Sequence[AppendSound]) -> Non
 
 
 _RULES: Final[Mapping[type[Core], _Rule]] = {
-    Duplex: _Rule(_room_of_unit, _keep_for_unit),
-    Live: _Rule(_room_of_second, _keep_for_second),
-    Transcription: _Rule(_room_of_chunk, _keep_for_chunk),
+    Duplex: _Rule(Append, _room_of_unit, _keep_for_unit),
+    Live: _Rule(AppendSound, _room_of_second, _keep_for_second),
+    Transcription: _Rule(AppendSound, _room_of_chunk, _keep_for_chunk),
 }

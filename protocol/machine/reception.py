@@ -179,6 +179,10 @@ class Reception:
         like = self._likeness.read(gate, event, self._context, ahead=True)
         return None if like is None else like.message
 
+    def forget_ahead(self) -> None:
+        """Forget a frame that was read before its step: it is taken already."""
+        self._likeness.forget_ahead()
+
     def shortened(self, gate: Gate, event: FrameReceived) -> FrameReceived:
         """Return a large frame, or its outline if it is refused; the session is not CLOSED.
 

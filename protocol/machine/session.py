@@ -85,9 +85,7 @@ class Session:
         """
         if isinstance(event, ev.ConnectionOpened):
             raise LocalProtocolError("the session is open already")
-        if event.at_ns < self._core.now_ns:
-            raise LocalProtocolError(f"time went back from {self._core.now_ns} to {event.at_ns} ns")
-        self._core.now_ns = event.at_ns
+        self._at(event)
         self._core.said, self._core.taken = [], None
         handler = _HANDLERS.get(type(event))
         if handler is None:
@@ -103,9 +101,18 @@ class Session:
         return quiet.first(self._core, (self._reception.foresee(gate, event) for event in events))
 
     def keep(self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage]) -> None:
-        """Take events and their messages, just foreseen, as stepping each would."""
-        self._core.now_ns = events[-1].at_ns
+        """Take events of one time and their messages, just foreseen, as stepping each would.
+
+        `LocalProtocolError` if their time is before the last event's.
+        """
+        self._at(events[0])
+        self._reception.forget_ahead()
         quiet.keep(self._core, messages)
+
+    def _at(self, event: ev.Event) -> None:
+        if event.at_ns < self._core.now_ns:
+            raise LocalProtocolError(f"time went back from {self._core.now_ns} to {event.at_ns} ns")
+        self._core.now_ns = event.at_ns
 
     def _hand_over(self, said: ev.Event | ClientMessage) -> None:
         """Hand an event or message to the course; without a method for it, it is stale."""

@@ -13,6 +13,7 @@ from typing import Final
 import attrs
 
 from .compression import Frame
+from .encoding import Framed
 from .errors import RecordInvalid
 from .format import (
     CHAIN_START,
@@ -24,7 +25,7 @@ from .format import (
     chain_of,
     pack_header,
 )
-from .records import Framed, Record, Value
+from .records import Record, Value
 from .seektable import BlockSizes
 
 FIN_FIELDS: Final = frozenset({"blocks", "chain", "counts"})

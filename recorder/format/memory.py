@@ -7,6 +7,8 @@ short probes find them and a full comparison confirms, which is cheaper than any
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 import attrs
@@ -50,17 +52,24 @@ class BlobMemory:
         return None
 
 
-@attrs.define
 class Parts:
-    """Stands in for a `BlobMemory` in a run of records, whose blobs follow each other in one."""
+    """Stands in for a `BlobMemory` in a run of records, some of whose blobs are joined in one.
 
-    _whole: Place
-    _end: int = 0
+    Args:
+        whole: where that one is.
+        blobs: those in it, in order; a blob counts as one of them only if it is the same object.
+    """
 
-    def find_or_keep(self, blob: bytes, _place: Place) -> tuple[int, ...]:
-        """Return where the next blob is: in the whole, from where, and how long it is."""
-        start, self._end = self._end, self._end + len(blob)
-        return (*self._whole, start, len(blob))
+    def __init__(self, whole: Place, blobs: Sequence[bytes]) -> None:
+        self._whole = whole
+        self._blobs = blobs
+        ends = list(accumulate(map(len, blobs), initial=0))
+        self._starts = {id(blob): start for blob, start in zip(blobs, ends, strict=False)}
+
+    def find_or_keep(self, blob: bytes, _place: Place) -> tuple[int, ...] | None:
+        """Return where a blob is: in the whole, from where, and how long; None: it is another."""
+        start = self._starts.get(id(blob))
+        return None if start is None else (*self._whole, start, len(blob))
 
 
 def _probe(blob: bytes) -> _Key:

@@ -18,33 +18,16 @@ Only `frame` of `rx` and `tx` is split; any long text is a blob, so that headers
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
 
 import attrs
-import orjson
 
-from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
+from protocol.values.utf8 import Utf8Text
 
-from .blobs import RAW, Packed, pack
 from .errors import RecordInvalid
-from .expansion import count_values, header_cost
-from .format import (
-    HEADER_BYTES_MAX,
-    HEADER_VALUES_MAX,
-    MIB,
-    RECORD_BYTES_MAX,
-    UNPACKED_BYTES_MAX,
-    Piece,
-    frame_record,
-)
-from .memory import REMEMBERED_BYTES, BlobMemory, Parts
-from .spans import Piece as SplitPiece
-from .spans import extract
+from .format import MIB
 
 Value: TypeAlias = "bool | int | float | str | bytes | Sequence[Value] | Mapping[str, Value] | None"
 """JSON, with bytes anywhere. `int` of any size; no NaN and no infinities. The `frame` of a record
@@ -73,8 +56,6 @@ RECORD_VERSIONS: Final[Mapping[str, int]] = {
 FRAME_KINDS: Final = frozenset({"rx", "tx"})
 FRAME_BYTES_MAX: Final = 96 * MIB
 """The largest frame that any endpoint accepts; a larger one was refused, so its start suffices."""
-FRAME_BYTES_KEPT: Final = 64 << 10
-"""Bytes kept of a larger frame: enough to recognise it."""
 FRAME_CUT: Final = "frame_cut"
 """The field that describes a truncated frame: `{bytes, blake2b, is_text}`."""
 
@@ -82,8 +63,6 @@ NESTING_MAX: Final = 64
 """Deeper values are refused: reading them back must not exhaust the stack."""
 TEXT_CHARS_INLINE: Final = 4096
 """Longer text goes into a blob, where JSON's escapes cannot make it six times longer."""
-FRAME_CHARS_INLINE: Final = 64 << 10
-"""Limit for all inline text of a frame; beyond it short pieces go into blobs too."""
 RECORD_OVERHEAD_BYTES: Final = 200
 """Memory of a small record besides its fields, counted in the backlog."""
 
@@ -93,8 +72,6 @@ BLOB: Final = "$blob"
 TEXT: Final = "$text"
 WTF8: Final = "$wtf8"
 RESERVED: Final = "$"
-
-_Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
 
 @attrs.frozen(kw_only=True)
@@ -117,22 +94,6 @@ class Record:
             if type(value) is not int or not 0 <= value < 1 << 63:
                 shown = reprlib.repr(value)
                 raise RecordInvalid(f"{name} {shown} is not a count of up to 63 bits")
-
-
-@attrs.frozen(kw_only=True)
-class Framed:
-    """An encoded record.
-
-    Attributes:
-        pieces: its bytes, split where their kind changes; see `recorder.format.compression`.
-        cost: of reading it, without its bytes; see `recorder.format.expansion`.
-        has_samples: some pieces are packed PCM.
-    """
-
-    pieces: list[Piece]
-    framed_bytes: int
-    cost: int
-    has_samples: bool
 
 
 def size_bytes(value: Value) -> int:
@@ -158,263 +119,3 @@ def size_bytes(value: Value) -> int:
             return 8 * len(value)
         return sum(map(size_bytes, value))
     return 8
-
-
-@attrs.define
-class RecordEncoder:
-    """Encodes the records of one log in order, with references to recent blobs.
-
-    Attributes:
-        frame_bytes_max: a longer frame is truncated.
-        memory_bytes_max: bytes of recent blobs that are kept to be referenced.
-        packs_samples: PCM is rearranged so that zstd compresses it better; False stores it as is.
-    """
-
-    frame_bytes_max: int = FRAME_BYTES_MAX
-    memory_bytes_max: int = REMEMBERED_BYTES
-    packs_samples: bool = True
-    _memory: BlobMemory = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all blobs, so that later records stand without earlier ones."""
-        self._memory = BlobMemory(self.memory_bytes_max)
-
-    def encode(self, record: Record) -> Framed:
-        """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
-        return self._encode(record, self._packer(record.seq, self._memory))
-
-    def encode_run(self, records: Sequence[Record]) -> list[Framed]:
-        """Encode a run of small frames (`runs`), raises as `encode`.
-
-        If each has media once, as sound in pieces does, it is one blob, and each names its part.
-        """
-        split = [extract(cast("str", record.fields["frame"])) for record in records]
-        media = [[piece for piece in pieces if isinstance(piece, bytes)] for pieces in split]
-        if any(len(blobs) != 1 for blobs in media):
-            return [self.encode(record) for record in records]
-        first = records[0].seq
-        parts = Parts((first, 0))
-        framed = list[Framed]()
-        for record, pieces in zip(records, split, strict=True):
-            packer = self._packer(record.seq, parts)
-            if record.seq == first:
-                packer.keep(b"".join(blob for (blob,) in media))
-            framed.append(self._encode(record, packer, pieces))
-        return framed
-
-    def _packer(self, seq: int, memory: BlobMemory | Parts) -> _Packer:
-        return _Packer(seq=seq, memory=memory, store=pack if self.packs_samples else _as_is)
-
-    def _encode(
-        self, record: Record, packer: _Packer, split: Sequence[SplitPiece] | None = None
-    ) -> Framed:
-        """Encode a record, whose frame may be `split` already."""
-        fields = record.fields
-        if record.kind in FRAME_KINDS and isinstance(
-            frame := fields.get("frame"), (str, bytes, Utf8Text)
-        ):
-            rest = {key: value for key, value in fields.items() if key != "frame"}
-            kept, cut = _cut_frame(frame, self.frame_bytes_max)
-            if cut and FRAME_CUT in rest:
-                raise RecordInvalid(f"record {record.seq} sets the field {FRAME_CUT!r} itself")
-            packed = packer.pack_mapping({**rest, FRAME_CUT: cut} if cut else rest, 0)
-            packed["frame"] = packer.pack_frame(kept, split)
-        else:
-            packed = packer.pack_mapping(fields, 0)
-        header = {
-            "at_ns": record.at_ns,
-            "blobs": packer.table,
-            "fields": packed,
-            "kind": record.kind,
-            "seq": record.seq,
-            "version": RECORD_VERSIONS[record.kind],
-        }
-        json_header = to_json(header)
-        _check_header(record, json_header)
-        start = frame_record(json_header, packer.area_bytes)
-        framed_bytes = len(start) + packer.area_bytes
-        if framed_bytes > RECORD_BYTES_MAX:
-            raise RecordInvalid(
-                f"{record.kind} of {framed_bytes}, at most {RECORD_BYTES_MAX} bytes"
-            )
-        if packer.unpacked_bytes > UNPACKED_BYTES_MAX:
-            raise RecordInvalid(
-                f"{record.kind} unpacks to {packer.unpacked_bytes}, at most"
-                f" {UNPACKED_BYTES_MAX} bytes"
-            )
-        return Framed(
-            pieces=[start, *packer.area],
-            framed_bytes=framed_bytes,
-            cost=header_cost(json_header) + packer.unpacked_bytes,
-            has_samples=packer.has_samples,
-        )
-
-
-def to_json(header: Mapping[str, object]) -> bytes:
-    """Encode a record's header; `RecordInvalid` if it is not JSON."""
-    try:
-        return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # ten times faster
-    except orjson.JSONEncodeError:  # an int of more than 64 bits, or invalid for `json` too
-        pass
-    try:
-        text = json.dumps(
-            header, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
-        )
-        return text.encode()
-    except ValueError as error:  # an int of thousands of digits, a surrogate in a key
-        raise RecordInvalid(f"{header['kind']} {header['seq']} is not JSON: {error}") from error
-
-
-def _check_header(record: Record, header: bytes) -> None:
-    if len(header) <= HEADER_VALUES_MAX:
-        return  # Each value takes a byte; most headers are short, and their cost counts them too.
-    if len(header) > HEADER_BYTES_MAX or count_values(header) > HEADER_VALUES_MAX:
-        raise RecordInvalid(
-            f"{record.kind} {record.seq} has a header of {len(header)} bytes and"
-            f" {count_values(header)} values, at most {HEADER_BYTES_MAX} and {HEADER_VALUES_MAX}"
-        )
-
-
-def _cut_frame(
-    frame: str | bytes | Utf8Text, bytes_max: int
-) -> tuple[str | bytes | Utf8Text, Fields | None]:
-    """Truncate an oversized frame; text is measured and hashed as UTF-8."""
-    is_wide = isinstance(frame, str) and not frame.isascii()
-    if len(frame) * (UTF8_BYTES_MAX if is_wide else 1) <= bytes_max:
-        return frame, None
-    whole = frame if isinstance(frame, bytes) else _utf8_of(frame)
-    if len(whole) <= bytes_max:
-        return frame, None
-    digest = hashlib.blake2b(whole, digest_size=16).hexdigest()
-    kept = min(FRAME_BYTES_KEPT, bytes_max)
-    start = _start_of(frame, kept) if isinstance(frame, Utf8Text) else frame[:kept]
-    is_text = not isinstance(frame, bytes)
-    return start, {"bytes": len(whole), "blake2b": digest, "is_text": is_text}
-
-
-@attrs.define(kw_only=True)
-class _Packer:
-    """Converts one record's values to JSON, and collects its blobs."""
-
-    seq: int
-    memory: BlobMemory | Parts
-    store: Callable[[bytes], Packed]
-    table: list[list[int]] = attrs.field(factory=list)
-    area: list[Piece] = attrs.field(factory=list)
-    area_bytes: int = 0
-    unpacked_bytes: int = 0
-    has_samples: bool = False
-    _inline_left: int = FRAME_CHARS_INLINE
-
-    def pack_frame(
-        self, frame: str | bytes | Utf8Text, split: Sequence[SplitPiece] | None
-    ) -> _Json:
-        if isinstance(frame, bytes) or (isinstance(frame, str) and not _is_utf8(frame)):
-            return self._pack(frame, 0)
-        pieces = extract(frame) if split is None else split
-        has_blobs = any(isinstance(piece, bytes) for piece in pieces)
-        if not has_blobs and (short := _short_text(frame)) is not None:
-            return short
-        return {TEXT: [self._pack_piece(piece) for piece in pieces]}
-
-    def _pack_piece(self, piece: str | bytes | Utf8Text) -> _Json:
-        if isinstance(piece, bytes):
-            return self._add(piece)
-        short = _short_text(piece)
-        if short is None or len(short) > self._inline_left:
-            return [self._add(_utf8_of(piece))]
-        self._inline_left -= len(short)
-        return short
-
-    def pack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, _Json]:
-        packed: dict[str, _Json] = {}
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
-            packed["$" + key if key.startswith(RESERVED) else key] = (
-                item
-                if item is None or isinstance(item, int)  # most are; saves a call
-                else self._pack(item, depth + 1)
-            )
-        return packed
-
-    def _pack(self, value: Value, depth: int) -> _Json:
-        if isinstance(value, str):
-            if len(value) > TEXT_CHARS_INLINE:
-                return {TEXT: [[self._add(_utf8_of(value))]]}
-            return value if _is_utf8(value) else {WTF8: self._add(_utf8_of(value))}
-        if value is None or isinstance(value, int):
-            return value
-        if isinstance(value, float):
-            if not math.isfinite(value):
-                raise RecordInvalid(f"record {self.seq} holds {value}, which JSON does not")
-            return value
-        if isinstance(value, bytes):
-            return {BLOB: self._add(value)}
-        if depth > NESTING_MAX:
-            raise RecordInvalid(f"record {self.seq} nests deeper than {NESTING_MAX}")
-        if isinstance(value, (list, tuple)):
-            if set(map(type, value)) == {int}:  # token ids: many, and nothing to pack
-                return list(value)
-            return [self._pack(item, depth + 1) for item in value]
-        if isinstance(value, Mapping):
-            return self.pack_mapping(value, depth)
-        raise RecordInvalid(f"record {self.seq} holds a {type(value).__name__}")
-
-    def _add(self, blob: bytes) -> int:
-        """Store a blob or a reference to it; return its index in the table."""
-        index = len(self.table)
-        found = self.memory.find_or_keep(blob, (self.seq, index))
-        if found is not None:
-            self.unpacked_bytes += len(blob)
-            self.table.append(list(found))
-        else:
-            self.keep(blob)
-        return index
-
-    def keep(self, blob: bytes) -> None:
-        """Store a blob."""
-        self.unpacked_bytes += len(blob)
-        packed = self.store(blob)
-        self.table.append([packed.codec, len(blob), len(packed.stored)])
-        self.area_bytes += len(packed.stored)
-        self.has_samples |= packed.codec != RAW
-        if packed.cut:
-            stored = memoryview(packed.stored)
-            self.area += (stored[: packed.cut], stored[packed.cut :])
-        else:
-            self.area.append(packed.stored)
-
-
-def _as_is(blob: bytes) -> Packed:
-    return Packed(RAW, blob)
-
-
-def _is_utf8(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _start_of(text: Utf8Text, chars: int) -> str:
-    return text.data[: chars * UTF8_BYTES_MAX].decode(errors="ignore")[:chars]
-
-
-def _short_text(text: str | Utf8Text) -> str | None:
-    """Return a text short enough for the header, or None."""
-    if isinstance(text, Utf8Text):
-        if len(text) > TEXT_CHARS_INLINE * UTF8_BYTES_MAX:
-            return None
-        text = text.data.decode()
-    return text if len(text) <= TEXT_CHARS_INLINE else None
-
-
-def _utf8_of(text: str | Utf8Text) -> bytes:
-    return text.data if isinstance(text, Utf8Text) else text.encode("utf-8", "surrogatepass")

@@ -22,6 +22,7 @@ import zstandard
 from ..format.blobs import EXACT_16, RAW, cut_of, pack_flac
 from ..format.chain import FIN_FIELDS
 from ..format.compression import LEVEL, Compressor
+from ..format.encoding import Framed, to_json
 from ..format.errors import LogUnsound, RecorderError
 from ..format.expansion import Expansion
 from ..format.format import (
@@ -33,7 +34,7 @@ from ..format.format import (
     split_records,
     unpack_header,
 )
-from ..format.records import Fields, Framed, Record, to_json
+from ..format.records import Fields, Record
 from ..read.decoding import StoredRecord, decode, parse
 from ..read.reader import LogReader, no_record
 from ..read.scan import Block, Damage, FileSource, Scanner
@@ -91,12 +92,14 @@ def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Com
             end = 0
             expansion = Expansion(file.size)
             for block in _blocks(file, expansion):
-                for stored in _records(block):
-                    if stored.record.kind != "fin":
-                        writer.put(stored.record, packer.repack(stored))
-                        continue
-                    fin = _fin_fields(stored, before_bytes, expansion)
-                    writer.finish(fin, stored.record.at_ns)
+                found = _records(block)
+                packed = [(it.record, packer.repack(it)) for it in found if it.record.kind != "fin"]
+                writer.make_room(sum(framed.framed_bytes for _, framed in packed))
+                for record, framed in packed:
+                    writer.put(record, framed)
+                if found[-1].record.kind == "fin":
+                    fin = _fin_fields(found[-1], before_bytes, expansion)
+                    writer.finish(fin, found[-1].record.at_ns)
                 watch(block.end - end)
                 end = block.end
             watch(before_bytes - end)
@@ -132,10 +135,9 @@ def _blocks(file: FileSource, expansion: Expansion) -> Iterator[Block]:
         yield item
 
 
-def _records(block: Block) -> Iterator[StoredRecord]:
+def _records(block: Block) -> list[StoredRecord]:
     framed = list(split_records(block.payload, block.header.n_records))
-    for parts in framed[block.header.has_head_copy :]:
-        yield parse(*parts)
+    return [parse(*parts) for parts in framed[block.header.has_head_copy :]]
 
 
 def _fin_fields(stored: StoredRecord, file_bytes: int, expansion: Expansion) -> Fields:

@@ -21,9 +21,10 @@ import attrs
 from ..format.blobs import RAW
 from ..format.chain import FIN_FIELDS
 from ..format.compression import Compressor
+from ..format.encoding import Framed
 from ..format.errors import LogUnsound, RecorderError
 from ..format.format import BLOCK_BYTES, HEADER_BYTES, frame_record, split_records
-from ..format.records import Fields, Framed, Record, Value
+from ..format.records import Fields, Record, Value
 from ..read.decoding import parse
 from ..read.places import unit_index
 from ..read.reader import LogReader

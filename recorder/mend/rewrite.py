@@ -13,9 +13,10 @@ from typing import Final, Self
 
 from ..format.chain import Batch, Chain
 from ..format.compression import Compressor, Frame
+from ..format.encoding import Framed, RecordEncoder
 from ..format.expansion import header_cost
 from ..format.format import FORMAT_VERSION, HEADER_BYTES, BlockHeader
-from ..format.records import Fields, Framed, Record, RecordEncoder
+from ..format.records import Fields, Record
 from ..read.decoding import StoredRecord
 from ..write.disk import LocalDisk
 
@@ -105,6 +106,12 @@ class Rewriter:
         self._batch.add(record, framed)
         self.next_seq, self.at_ns = record.seq + 1, record.at_ns
         if record.kind == "session":
+            self._flush()
+
+    def make_room(self, size_bytes: int) -> None:
+        """Begin a block for records that name each other's blobs, if this one has no room."""
+        batch = self._batch
+        if batch is not None and batch.payload_bytes + size_bytes > self._block_bytes:
             self._flush()
 
     def copy(

@@ -1,4 +1,4 @@
-"""Decoding records: the strict inverse of `recorder.format.records`.
+"""Decoding records: the strict inverse of `recorder.format.encoding`.
 
 Rules: valid checksums do not prove a correct writer, so anything that `RecordEncoder` would not
 write raises `FormatError` and nothing else. Older records are upcast. Blobs are unpacked on
@@ -17,7 +17,7 @@ import attrs
 from ..format.blobs import unpack
 from ..format.errors import FormatError, RecorderError
 from ..format.expansion import Expansion, check_values
-from ..format.format import RECORD_BYTES_MAX, UNPACKED_BYTES_MAX
+from ..format.format import BLOCK_BYTES, RECORD_BYTES_MAX, UNPACKED_BYTES_MAX
 from ..format.records import BLOB, NESTING_MAX, RESERVED, TEXT, WTF8, Record, Value
 from ..format.spans import restore
 from ..format.upcast import check_version, upcast
@@ -69,12 +69,14 @@ class LastWhole:
     _place: tuple[int, int] | None = None
     _data: bytes = b""
 
-    def of(self, holder: StoredRecord, index: int, charge: Charge) -> bytes:
-        """Unpack a blob, if it is another than the last; raises as `StoredRecord.blob`."""
-        place = holder.record.seq, index
-        if self._place != place:
-            self._data, self._place = holder.blob(index, charge), place
-        return self._data
+    def of(self, place: tuple[int, int], unpack_it: Callable[[], bytes]) -> bytes:
+        """Return a blob, unpacked if it is not the last one; a large one is not kept."""
+        if self._place == place:
+            return self._data
+        data = unpack_it()
+        if len(data) <= BLOCK_BYTES:
+            self._place, self._data = place, data
+        return data
 
 
 def parse(header: bytes, area: memoryview) -> StoredRecord:
@@ -228,11 +230,17 @@ class _Unpacker:
         own = self.stored.record.seq
         if seq > own or (seq == own and other >= index):
             raise FormatError(f"blob {index} of record {own} names a later one")
-        holder = self.stored if seq == own else self.resolve(seq)
-        if not part:
+
+        def unpack_it() -> bytes:
+            holder = self.stored if seq == own else self.resolve(seq)
+            if part and holder.record.kind != self.stored.record.kind:
+                raise FormatError(f"blob {index} of record {own} is a part of another kind's")
             return holder.blob(other, self._charge)
+
+        if not part:
+            return unpack_it()
         start, length = part
-        whole = self.last.of(holder, other, self._charge)
+        whole = self.last.of((seq, other), unpack_it)
         if start + length > len(whole):
             raise FormatError(f"blob {index} of record {own} is no part of another")
         self._charge(length)

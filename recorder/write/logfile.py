@@ -17,9 +17,10 @@ import attrs
 
 from ..format.chain import Batch, Chain, LogEnd
 from ..format.compression import STEP_BYTES, Compressor
+from ..format.encoding import Framed, RecordEncoder
 from ..format.errors import LogMisuse, RecordInvalid
 from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX
-from ..format.records import Framed, Record, RecordEncoder
+from ..format.records import Record
 from ..format.runs import runs
 from .disk import Directories, Disk
 

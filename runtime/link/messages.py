@@ -28,6 +28,7 @@ import orjson
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import PAST_UNITS_MAX, Cut, PastUnit
+from recorder.format.encoding import RecordEncoder
 from recorder.format.errors import FormatError, RecorderError
 from recorder.format.expansion import Expansion
 from recorder.format.format import UNPACKED_BYTES_MAX, Piece, split_records
@@ -40,7 +41,7 @@ from recorder.format.mapping import (
     value_of,
     whole_effect,
 )
-from recorder.format.records import Fields, Record, RecordEncoder, Value
+from recorder.format.records import Fields, Record, Value
 from recorder.read.decoding import StoredRecord, decode, parse
 
 from .errors import LinkError

@@ -1,6 +1,6 @@
 """Records that stand for themselves, written and read in C: the messages of every unit.
 
-The bytes are those of `recorder.format.records`, whose own code does the same value by value. What
+The bytes are those of `recorder.format.encoding`, whose own code does the same value by value. What
 is unusual (long or broken text, numbers that JSON does not hold, a reference to another record) is
 left to that code: both functions return None.
 """

@@ -1,10 +1,10 @@
 """One client's connection: a reader task and a writer task around one `WebSocket`.
 
 - The session's driver owns it: it awaits `run`; `send`, `send_again` and `close` return at once.
-- Each message is given to `on_frames`, and nothing more is read until the awaitable that it returns
-  is done: that is the back-pressure. The writer sends frames in order, each once its `ready`
-  returned (the log has written it), those with the same `ready` in one call, and a `close` last.
-  Neither task waits for the other.
+- Messages are given to `on_frames`, small ones that came together at once, and nothing more is read
+  until the awaitable that it returns is done: that is the back-pressure. The writer sends frames in
+  order, each once its `ready` returned (the log has written it), those with the same `ready` in one
+  call, and a `close` last. Neither task waits for the other.
 - A connection ends once: our close was handed to the WebSocket (no callback), `on_gone` (the peer
   closed or was lost), or `on_send_failed` (the peer reads too slowly; TCP is dropped). Then nothing
   more is sent, a frame in `on_frames` is given up, and `run` ends.

@@ -32,8 +32,8 @@ WHOLE_BYTES_MAX: Final = RECEIVE_BUFFER_BYTES
 MESSAGES_A_READ: Final = 32.0
 """Passed on at once: the codec does not yield between fragments, a quarter of a millisecond for
 each of these."""
-TOGETHER_BYTES_MAX: Final = 16 << 10
-"""Larger messages are taken each by itself."""
+TOGETHER_BYTES_MAX: Final = UNCOUNTED_BYTES
+"""Larger messages hold room, each its own, and are taken each by itself."""
 PAUSE_S_MIN: Final = 0.02
 """A client above its rate is woken fifty times a second, not for each message."""
 
@@ -161,7 +161,7 @@ class Intake(trio.abc.Stream):
             return whole
 
     def _cut_whole(self, most: float) -> tuple[list[str], Whole | None]:
-        """Take whole messages off `_rest`, but only small ones together; and see the next one."""
+        """Take whole messages off `_rest`, only small ones together; if none, see the next one."""
         data, at, messages = self._rest, 0, list[str]()
         whole = None
         while self.take is not None and self.seen + len(messages) >= self._scanner.finished:
@@ -186,7 +186,7 @@ class Intake(trio.abc.Stream):
         self._rest = data[at:] if at else data
         lacks = 0 if self._rest else 1
         self._missing_bytes = lacks if whole is None else max(0, whole.end - at - len(self._rest))
-        return messages, whole
+        return messages, None if messages else whole
 
     async def _pass_on(self) -> bytes:
         """Take the bytes that the rate allows from `_rest`; return those for the codec."""

@@ -240,7 +240,10 @@ class Driver:
         self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
 
     def frames_received(self, number: int, *frames: Frame) -> Awaitable[None] | None:
-        """Bring frames of a connection; returns what to wait for before the next ones."""
+        """Bring frames of a connection; returns what to wait for before the next ones.
+
+        Only small ones come together (`OnMessages`).
+        """
         if number != self.peer.number:
             return anyio.sleep_forever()  # another connection has taken its place
         self.peer.heard()
@@ -311,7 +314,7 @@ class Driver:
             frames = frames[taken or len(frames) :]
 
     def _at_once(self, take: Callable[..., T], *arguments: object) -> T | None:
-        """Take something in the task that brings it, and step what comes of it.
+        """Take something in the task that brings it, and step what this brings.
 
         The driver's task sleeps. What fails here is raised there.
         """

@@ -5,10 +5,11 @@
   same, and nothing waits.
 - A state hash follows every so many units or chunks (`Session.is_hash_due`), to find where a replay
   diverges. A mark is a remark from outside, for which no recording is given up.
-- While the recorder is behind, reading pauses after each message, for at most `RECORDER_STALL_S`. A
-  session whose log is over its own bound is still read, except for large messages: one of these
-  ends it (`Flooded`). So no client loses its recording and talks on, and the backlog is bounded by
-  a log's bound and one large message. A log that only shares a full backlog waits once.
+- While the recorder is behind, reading pauses after each message (or small ones that came
+  together) for at most `RECORDER_STALL_S`. A session whose log is over its own bound is still read,
+  except for large messages: one of these ends it (`Flooded`). So no client loses its recording and
+  talks on, and the backlog is bounded by a log's bound and one large message. A log that only
+  shares a full backlog waits once.
 - A log is given up where the disk hangs: for `WRITE_WAIT_S` no log was written while a client
   waited for this one. A failed log takes no more: the session decides (`RecordingFailed`).
 - A log that its client does not want is removed (`forget`) before the next frame is sent.
@@ -118,7 +119,7 @@ class Journal:
             self._append(event.at_ns, [event_record(event)], urgent=False)
 
     def append_frames(self, events: Sequence[FrameReceived]) -> None:
-        """Append messages that came together, and whose steps have no effects."""
+        """Append messages of one time, whose steps have no effects."""
         if self._log is None:
             self._seq += len(events)
         else:

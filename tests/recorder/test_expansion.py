@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
+from recorder.format.encoding import FRAME_CHARS_INLINE, RecordEncoder
 from recorder.format.errors import FormatError, RecordInvalid
 from recorder.format.expansion import ALLOWANCE, RATIO_MAX, Expansion, frame_bytes_min
 from recorder.format.flac import decode_flac, encode_flac
@@ -25,7 +26,7 @@ from recorder.format.format import (
     split_records,
     unpack_header,
 )
-from recorder.format.records import FRAME_CHARS_INLINE, Record, RecordEncoder
+from recorder.format.records import Record
 from recorder.keep.listing import Listing
 from recorder.keep.store import Store
 from recorder.keep.summary import START_BYTES, TAIL_BYTES

@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recorder.format.compression import Compressor
+from recorder.format.encoding import RecordEncoder
 from recorder.format.errors import LogDamaged, Unreadable
 from recorder.format.format import (
     HEADER_BYTES,
@@ -27,7 +28,7 @@ from recorder.format.format import (
     pack_header,
     unpack_header,
 )
-from recorder.format.records import Record, RecordEncoder
+from recorder.format.records import Record
 from recorder.read.reader import KEPT_BYTES_MAX, LogReader, read
 from recorder.read.scan import Damage
 from recorder.read.verify import verify

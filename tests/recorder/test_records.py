@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from protocol.values.events import FrameReceived
 from protocol.values.utf8 import Utf8Text
+from recorder.format.encoding import Framed, RecordEncoder
 from recorder.format.errors import FormatError, LogMisuse, RecordInvalid
 from recorder.format.expansion import Expansion
 from recorder.format.format import frame_record, split_records
@@ -25,9 +26,7 @@ from recorder.format.records import (
     NESTING_MAX,
     RECORD_VERSIONS,
     Fields,
-    Framed,
     Record,
-    RecordEncoder,
     size_bytes,
 )
 from recorder.format.upcast import UPCASTS
@@ -311,7 +310,7 @@ def test_a_blob_that_is_named_too_often_is_refused(
 
 def test_what_could_not_be_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server records what no reader takes."""
-    monkeypatch.setattr("recorder.format.records.UNPACKED_BYTES_MAX", 12)
+    monkeypatch.setattr("recorder.format.encoding.UNPACKED_BYTES_MAX", 12)
     assert round_trip({"a": [b"word"] * 3}) == {"a": [b"word"] * 3}
     with pytest.raises(RecordInvalid, match="unpacks to 16, at most 12 bytes"):
         round_trip({"a": [b"word"] * 4})

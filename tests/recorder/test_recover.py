@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from recorder.format.chain import FIN_FIELDS
 from recorder.format.compression import Compressor
+from recorder.format.encoding import RecordEncoder
 from recorder.format.errors import Unreadable
 from recorder.format.format import HEADER_BYTES
-from recorder.format.records import RECORD_VERSIONS, Record, RecordEncoder
+from recorder.format.records import RECORD_VERSIONS, Record
 from recorder.mend.recover import NotRecoverable, Recovered, is_lost, recover, survey
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage

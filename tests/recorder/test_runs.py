@@ -9,11 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from recorder.format.encoding import RecordEncoder
 from recorder.format.errors import FormatError
 from recorder.format.expansion import Expansion
-from recorder.format.format import split_records
-from recorder.format.records import Record, RecordEncoder
-from recorder.format.runs import CHARS_MAX, FRAME_CHARS_MAX, runs
+from recorder.format.format import BLOCK_BYTES, HEAD_BYTES_MAX, split_records
+from recorder.format.records import Record
+from recorder.format.runs import FRAME_CHARS_MAX, RECORDS_MAX, RUN_BYTES_MAX, runs
 from recorder.mend.compact import compact
 from recorder.read.decoding import PART_VALUES, LastWhole, StoredRecord, decode, parse
 from recorder.read.reader import LogReader
@@ -56,7 +57,10 @@ FRAMES = st.one_of(
     SOUND.map(lambda sound: PIECE % base64(sound)),
     st.tuples(SOUND, SOUND).map(lambda two: (PIECE % base64(two[0])) + (PIECE % base64(two[1]))),
     st.text(st.characters(exclude_categories=()), max_size=90),
-    st.sampled_from([LONG, PIECE % "A" * 9, "\ud800"]),
+    st.tuples(
+        SOUND, st.sampled_from(["\ud800", "a" * 4200, "\n" * 4200, "x" * 9000, PIECE % "AA" * 40])
+    ).map(lambda it: (PIECE % base64(it[0])) + it[1]),
+    st.sampled_from([LONG, PIECE % "A" * 9, "\ud800", ""]),
 )
 
 
@@ -68,6 +72,29 @@ def test_any_frames_read_back(frames: list[str | bytes | None]) -> None:
     records = [record("rx", seq, type="FrameReceived", frame=it) for seq, it in enumerate(frames)]
     found = stored(records)
     assert [read(found, seq) for seq in reversed(range(len(frames)))] == records[::-1]
+
+
+def test_other_long_text_takes_no_part_of_the_sound() -> None:
+    """A client's long text would shift the sound of all messages behind it."""
+    frames = [PIECE.replace("{", '{"note":"%s",' % ("hello, " * 700), 1), PIECE, PIECE + "\ud800"]
+    records = [piece(seq, pcm(320, seed=seq), frames[seq % 3]) for seq in range(12)]
+    found = stored(records)
+    assert [read(found, seq) for seq in range(12)] == records
+    assert {len(entry) for one in found.values() for entry in one.table} == {3, PART_VALUES}
+
+
+def test_no_run_is_longer_than_a_block(tmp_path: Path) -> None:
+    """Thousands of empty messages would be one block that no reader accepts."""
+    for frame in ("{}", ""):
+        records = [record("rx", seq, type="FrameReceived", frame=frame) for seq in range(1, 20_001)]
+        assert max(map(len, runs(records))) <= RECORDS_MAX
+        path = tmp_path / f"{len(frame)}.session.zst"
+        path.write_bytes(make_log([records]))
+        report = verify(path)
+        assert (report.state, report.records) == ("finished", len(records) + 2)
+        source = BytesSource(path.read_bytes())
+        blocks = [it for it in Scanner(source, Expansion(source.size)) if isinstance(it, Block)]
+        assert max(len(block.payload) for block in blocks) <= BLOCK_BYTES + HEAD_BYTES_MAX
 
 
 def test_a_second_in_pieces_takes_few_blobs() -> None:
@@ -94,7 +121,7 @@ def test_only_plain_frames_of_the_client_are_joined() -> None:
     assert [each for run in found for each in run] == PIECES + long
     sizes = [sum(len(str(each.fields["frame"])) for each in run) for run in found]
     assert len(found) == 4
-    assert max(sizes) <= CHARS_MAX
+    assert max(sizes) <= RUN_BYTES_MAX
 
 
 def test_a_log_of_runs(tmp_path: Path) -> None:
@@ -108,7 +135,7 @@ def test_a_log_of_runs(tmp_path: Path) -> None:
         with LogReader(path) as reader:
             found = [it for it in reader.at(seq) if isinstance(it, Record) and it.kind != "fin"]
         assert found == wanted[seq - 1 :]
-    compact(path, small)
+    assert compact(path, small).records == len(wanted) + 2
     with LogReader(small) as reader:
         assert [it for it in reader if isinstance(it, Record)][1:-1] == wanted
 
@@ -147,6 +174,37 @@ def test_what_is_no_part_is_refused(version: int, blobs: list[list[int]]) -> Non
 
     with pytest.raises(FormatError):
         read_it()
+
+
+def test_compacted_runs_stay_in_one_block(tmp_path: Path) -> None:
+    """A part of another block's blob is lost with it, and dear to read."""
+    steps = [
+        [piece(seq, pcm(320, seed=seq)) for seq in range(at, at + 25)] for at in range(1, 2000, 25)
+    ]
+    path, small = tmp_path / "a.session.zst", tmp_path / "b.session.zst"
+    path.write_bytes(make_log(steps))
+    compact(path, small)
+    source, blocks = BytesSource(small.read_bytes()), 0
+    for block in Scanner(source, Expansion(source.size)):
+        assert isinstance(block, Block)
+        blocks += 1
+        for header, area in list(split_records(block.payload, block.header.n_records)):
+            for entry in parse(header, area).table:
+                assert len(entry) == 3 or entry[0] >= block.header.first_seq
+    assert blocks > 3
+
+
+def test_a_large_blob_is_not_kept_for_its_parts() -> None:
+    """A forged log of kilobytes would hold hundreds of megabytes in its reader."""
+    last, asked = LastWhole(), list[int]()
+
+    def unpack(size: int) -> bytes:
+        asked.append(size)
+        return bytes(size)
+
+    for size in (1000, 1000, BLOCK_BYTES + 1, BLOCK_BYTES + 1, 1000):
+        assert len(last.of((5, size), lambda size=size: unpack(size))) == size
+    assert asked == [1000, BLOCK_BYTES + 1, BLOCK_BYTES + 1]
 
 
 def test_a_part_is_charged_as_what_it_is() -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from protocol.values.events import MediaDecoded
 from protocol.values.limits import VIDEO_BYTES_MAX, VIDEO_S_MAX
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from recorder.format.encoding import RecordEncoder
 from recorder.format.mapping import event_record
-from recorder.format.records import Record, RecordEncoder
+from recorder.format.records import Record
 from runtime.media import pictures, video
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import PACKETS_MAX, STREAMS_MAX, read_video

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import anyio
-import attrs
 import numpy as np
 import pytest
 import simplejpeg
 from hypothesis import given
 
 from protocol.machine.session import Session
-from protocol.values.effects import CancelDecode, DecodeMedia
 from protocol.values.errors import ErrorCode
-from protocol.values.events import Event, MediaDecoded, MediaRejected, UnitDone
+from protocol.values.events import Event, UnitDone
 from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.model import Unit
 from protocol.values.modes import Mode
@@ -25,10 +23,8 @@ from protocol.wire.dialects.opening import OPENING
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.model.backends.scripted_chat import Answer
 from runtime.telemetry.catalogue import BROKEN_OFF
-from runtime.telemetry.later import Later
-from runtime.telemetry.meter import ERROR_BEGINS, Meter, error_code
+from runtime.telemetry.meter import ERROR_BEGINS, error_code
 from runtime.telemetry.metrics import Metrics
-from runtime.telemetry.unit_meter import UnitMeter
 from tests.generated import (
     IDENTITIES_A_WORLD,
     SeededDice,
@@ -41,7 +37,7 @@ from tests.helpers import World, append_frame, base64, close_frame, on_virtual_t
 from tests.simulation.test_simulation import chatty, stream
 from tests.simulation.test_simulation_chat import ask_frame, chunk_frame, prepare_frame
 from tests.strategies import server_messages
-from tests.telemetry import Figures, is_whole, meter_log, watched
+from tests.telemetry import Checked, Checking, Figures, is_whole, meter_log, watched
 
 US = 1e-6
 
@@ -492,54 +488,6 @@ def test_no_other_frame_begins_as_an_error(name: str, mode: Mode) -> None:
 
 
 # -- whatever a client does -----------------------------------------------------------------------
-
-
-@attrs.define
-class Checked:
-    """A meter, and after each event what must be true of it."""
-
-    later: Later
-    session: Session | None = None
-    wrong: list[str] = attrs.Factory(list)
-    decoding: set[int] = attrs.Factory(set)
-
-    def saw(self, event: Event, effects: Any, session: Session) -> None:
-        self.later.saw(event, effects, session)
-        self.later._backlog.count()
-        self.session = session
-        work = self.meter._work
-        if isinstance(work, UnitMeter) and len(work._whole_ns) != session.units_waiting:
-            self.wrong.append(f"{len(work._whole_ns)} wait, not {session.units_waiting}")
-        if isinstance(event, MediaDecoded | MediaRejected):
-            self.decoding.discard(event.media)  # it may have been cancelled as it ended
-        self.decoding |= {it.media for it in effects if isinstance(it, DecodeMedia)}
-        self.decoding -= {it.media for it in effects if isinstance(it, CancelDecode)}
-        if len(self.meter._media) != len(self.decoding):
-            self.wrong.append(f"{len(self.meter._media)} decode, not {len(self.decoding)}")
-
-    def heard(self, events: Any, messages: Any, session: Session) -> None:
-        self.later.heard(events, messages, session)
-        self.later._backlog.count()
-        self.session = session
-
-    @property
-    def meter(self) -> Meter:
-        return self.later.meter
-
-    def over(self, reason: str | None) -> None:
-        self.later.over(reason)
-
-
-@attrs.define
-class Checking:
-    """Watches with `Checked`, and keeps what it saw."""
-
-    metrics: Metrics
-    seen: list[Checked] = attrs.Factory(list)
-
-    def watch(self, opened: Any, owner: str) -> Checked:
-        self.seen.append(Checked(self.metrics.watch(opened, owner)))
-        return self.seen[-1]
 
 
 @pytest.mark.parametrize("number", range(60))

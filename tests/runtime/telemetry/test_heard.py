@@ -1,0 +1,101 @@
+"""Messages that come together are counted as each by itself would be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Any, cast
+
+import attrs
+
+from protocol.machine.session import Session
+from protocol.values import events as ev
+from protocol.values.errors import LocalProtocolError
+from runtime.telemetry.catalogue import Metric
+from runtime.telemetry.instruments import Books
+from runtime.telemetry.meter import Meter
+from tests.protocol.test_likeness import events_in
+from tests.protocol.test_quiet import pieces_like
+from tests.test_golden import LOGS
+
+HEARD_MIN = 1000
+"""Messages that must have been heard together, or nothing was tried."""
+
+
+class Noted:
+    """Stands for the books of a mode."""
+
+    def __init__(self) -> None:
+        self.added = Counter[tuple[str, tuple[str, ...]]]()
+        self.observed: list[tuple[str, tuple[str, ...], float]] = []
+
+    def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
+        self.added[metric.name, labels] += amount  # type: ignore[assignment]
+
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        self.observed.append((metric.name, labels, value))
+
+
+@attrs.define
+class Metered:
+    """A session and its meter."""
+
+    session: Session
+    meter: Meter
+    books: Noted
+    heard: int = 0
+
+    @classmethod
+    def open(cls, opened: ev.ConnectionOpened) -> Metered:
+        session, effects = Session.open(opened)
+        books = Noted()
+        metered = cls(session, Meter(cast("Books", books), opened), books)
+        metered.meter.saw(opened, effects, session)
+        return metered
+
+    def step(self, event: ev.Event) -> None:
+        if isinstance(event, ev.FrameReceived) and event.shortened is None:
+            event = self.session.shortened(event)
+        self.meter.saw(event, self.session.step(event), self.session)
+
+    def take(self, events: Sequence[Any]) -> None:
+        while events:
+            is_frame = isinstance(events[0], ev.FrameReceived)
+            messages = self.session.foresee(events) if is_frame else []
+            kept = events[: len(messages)]
+            if messages:
+                self.session.keep(kept, messages)
+                self.meter.heard(kept, messages, self.session)
+            else:
+                self.step(events[0])
+            self.heard += len(kept)
+            events = events[max(1, len(kept)) :]
+
+
+def test_messages_that_are_only_kept_are_counted_all_the_same() -> None:
+    """A busy server would show other figures than a quiet one, or than its recordings."""
+    heard = 0
+    for path in LOGS:
+        chance = Random(path.name)
+        opened, *events = events_in(path)
+        assert isinstance(opened, ev.ConnectionOpened)
+        together, singly = Metered.open(opened), Metered.open(opened)
+        for event in events:
+            batch = [event]
+            if isinstance(event, ev.FrameReceived) and event.shortened is None:
+                text = event.frame if isinstance(event.frame, str) else ""
+                drawn = pieces_like(text, chance) if "audio" in text[:200] else ()
+                batch += [attrs.evolve(event, frame=frame) for frame in drawn]
+            try:
+                for each in batch:
+                    singly.step(each)
+            except LocalProtocolError:
+                break  # what was drawn has led away from the log
+            together.take(batch)
+        together.meter.over("client")
+        singly.meter.over("client")
+        assert together.books.added == singly.books.added, path
+        assert together.books.observed == singly.books.observed, path
+        heard += together.heard
+    assert heard >= HEARD_MIN, heard
