@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 
 import anyio
@@ -20,7 +21,7 @@ from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
 from runtime.session.lane import LARGE_BYTES_MIN
-from tests.helpers import append_frame, close_frame, init_frame, on_virtual_time, world
+from tests.helpers import append_frame, base64, close_frame, init_frame, on_virtual_time, world
 
 pytestmark = pytest.mark.anyio
 
@@ -102,6 +103,50 @@ async def test_who_sends_more_than_is_recorded_is_closed(
     names = [record.fields.get("type") for record in read(path) if isinstance(record, Record)]
     assert names.count("FrameReceived") == 3
     assert names.count("Flooded") == 1
+
+
+async def test_pieces_that_come_together_are_recorded_one_by_one(tmp_path: Path) -> None:
+    """What a busy core takes in one go would be another session in its recording."""
+    pieces = [append_frame(audio=base64(tone(at, 1, samples=320))) for at in range(20)]
+    odd = json.dumps(json.loads(pieces[0]) | {"note": "hello, " * 700})
+    sent = [*pieces[:7], odd, *pieces[7:], '{"type":"x"}', *pieces, append_frame(), *pieces]
+    async with world(ScriptedBackend(quick), record_to=tmp_path, threaded=True) as server:
+        peer = await server.activate()
+        for at in range(0, len(sent), 9):
+            peer.send(*sent[at : at + 9])
+            await anyio.sleep(0.01)
+        await peer.heard("listen")
+        peer.send(*pieces[:3], close_frame(), *pieces[3:])
+        await peer.over()
+        await server.quiet()
+    (path,) = logs(tmp_path)
+    assert verify(path).state == "finished"
+    records = [it for it in read(path) if isinstance(it, Record) and it.kind == "rx"]
+    assert [it.fields["frame"] for it in records][1 : len(sent) + 1] == sent
+    with LogReader(path) as reader:
+        assert replay(reader).identical
+
+
+async def test_a_bug_amid_pieces_that_come_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What led to it would not be in the log."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    piece = append_frame(audio=base64(tone(0, 1, samples=320)))
+    async with world(ScriptedBackend(quick), record_to=tmp_path) as server:
+        peer = await server.activate()
+        peer.send(piece, piece)
+        await anyio.sleep(0.01)
+        monkeypatch.setattr(Session, "keep", fail)
+        peer.send(piece, piece, piece)
+        await peer.over()
+        await server.quiet()
+    (path,) = logs(tmp_path)
+    frames = [it.fields["frame"] for it in read(path) if isinstance(it, Record) and it.kind == "rx"]
+    assert frames[1:] == [piece] * 5
 
 
 async def test_a_full_disk_is_said_and_the_session_goes_on(tmp_path: Path) -> None:
