@@ -74,7 +74,7 @@ class _Link:
 
 def _connect(addresses: deque[tuple[str, int]]) -> socket.socket:
     """Connect to the next server that takes connections."""
-    for _ in addresses:
+    for _ in range(len(addresses)):
         addresses.rotate(-1)
         with suppress(OSError):
             return socket.create_connection(addresses[0])
