@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from contextlib import AsyncExitStack, suppress
@@ -115,6 +116,7 @@ async def test_port_0_is_told_and_every_address_bound() -> None:
 )
 async def test_peers_that_leave_in_any_phase_leave_nothing_behind(data: bytes, reset: bool) -> None:
     """Each client that is cut off would leave a task, a socket and in the end no server."""
+    gc.collect()  # of other tests
     open_before = len(os.listdir("/proc/self/fd"))
     async with serving() as address:
         for _ in range(3):
