@@ -16,6 +16,7 @@ from recorder.format.format import BLOCK_BYTES, HEAD_BYTES_MAX, split_records
 from recorder.format.records import Record
 from recorder.format.runs import FRAME_CHARS_MAX, RECORDS_MAX, RUN_BYTES_MAX, runs
 from recorder.mend.compact import compact
+from recorder.mend.recover import recover, survey
 from recorder.read.decoding import PART_VALUES, LastWhole, StoredRecord, decode, parse
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Scanner
@@ -23,7 +24,7 @@ from recorder.read.verify import verify
 from tests.forged import record as forged
 from tests.golden_versions import IN_PIECES
 from tests.helpers import base64
-from tests.recorder.test_samples import make_log, pcm, record
+from tests.recorder.test_samples import block_offsets, make_log, pcm, record
 
 LONG = "x" * (FRAME_CHARS_MAX + 1)
 PIECE = '{"type":"input.append","input":{"audio":"%s"}}'
@@ -192,6 +193,19 @@ def test_compacted_runs_stay_in_one_block(tmp_path: Path) -> None:
             for entry in parse(header, area).table:
                 assert len(entry) == 3 or entry[0] >= block.header.first_seq
     assert blocks > 3
+
+
+def test_a_log_of_runs_is_recovered_but_for_its_broken_block(tmp_path: Path) -> None:
+    """A broken block would take other blocks' sound along."""
+    path, mended = tmp_path / "a.session.zst", tmp_path / "b.session.zst"
+    log = bytearray(make_log([PIECES[:20], PIECES[20:40], PIECES[40:]]))
+    log[block_offsets(bytes(log))[3] - 9] ^= 1
+    path.write_bytes(log)
+    recover(path, mended, survey(path, salvage=True))
+    assert verify(mended).state == "finished"
+    with LogReader(mended) as reader:
+        kept = [it for it in reader if isinstance(it, Record) and it.kind == "rx"]
+    assert kept == PIECES[:20] + PIECES[40:]
 
 
 def test_a_large_blob_is_not_kept_for_its_parts() -> None:
