@@ -106,7 +106,7 @@ def meter_log(log: Path, metrics: Metrics) -> Session:
 
 @attrs.define
 class Checked:
-    """A meter, and after each event what must be true of it."""
+    """A meter that is checked after each event."""
 
     later: Later
     session: Session | None = None

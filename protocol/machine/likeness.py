@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from ..values.events import FrameReceived
 from ..values.modes import OF_MODE
 from ..values.requests import Append, AppendSound, ClientMessage, Request
 from ..values.state import ACCEPT, Gate, judge
@@ -53,17 +52,16 @@ class Likeness:
             self._templates.append(template)
 
     def read(
-        self, gate: Gate, event: FrameReceived, context: Context, *, ahead: bool = False
+        self, gate: Gate, frame: Frame, context: Context, *, ahead: bool = False
     ) -> Alike | None:
         """Read a frame like an earlier append; None: it is to be parsed.
 
         `ahead`: it is read before its step, and remembered for that.
         """
-        frame, kept, self._ahead = event.frame, self._ahead, None
+        kept, self._ahead = self._ahead, None
         if (
             not isinstance(frame, str)
             or self._made_in != (self._core.dialect, context)
-            or event.shortened is not None
             or judge(gate, Request.APPEND) != ACCEPT
             or len(frame) > OF_MODE[self._core.opened.mode].frame_bytes_max
         ):

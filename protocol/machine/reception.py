@@ -121,7 +121,8 @@ class Reception:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.frame is not frame:
             ahead = None
-        like = self._likeness.read(gate, event, self._context) if ahead is None else None
+        is_read = ahead is not None or event.shortened is not None
+        like = None if is_read else self._likeness.read(gate, frame, self._context)
         if like is not None:
             core.cause = _cause_of(core, like.event_id)
             return like.message
@@ -174,9 +175,9 @@ class Reception:
             core.dialect = _dialect_after(core.dialect, gate, request, body)
         core.turn_down(refused)
 
-    def foresee(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
+    def foresee(self, gate: Gate, frame: Frame) -> ClientMessage | None:
         """Read an append like an earlier one, before its step; None for any other frame."""
-        like = self._likeness.read(gate, event, self._context, ahead=True)
+        like = self._likeness.read(gate, frame, self._context, ahead=True)
         return None if like is None else like.message
 
     def forget_ahead(self) -> None:
@@ -192,7 +193,7 @@ class Reception:
         core, frame = self._core, event.frame
         if frame is None or not core.behaves(SHORT_REFUSALS):
             return event
-        like = self._likeness.read(gate, event, self._context, ahead=True)
+        like = self._likeness.read(gate, frame, self._context, ahead=True)
         if like is not None and core.refused(like.message) is None:
             return event
         try:

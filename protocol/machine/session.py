@@ -21,6 +21,7 @@ from ..values.limits import ESTIMATE_INTERVAL_S, NS_PER_S, STATE_HASH_UNITS
 from ..values.messages import EndReason, GoingAway, Queued, QueueUpdate, ServerMessage
 from ..values.requests import ClientMessage, CloseRequest, Init, Played, Report
 from ..values.state import BEGINNINGS, Course, Gate, State, course_of
+from ..values.utf8 import Frame
 from ..wire.dialects import first_dialect
 from . import overdue, quiet
 from .chat import Chat
@@ -85,7 +86,7 @@ class Session:
         """
         if isinstance(event, ev.ConnectionOpened):
             raise LocalProtocolError("the session is open already")
-        self._at(event)
+        self._at(event.at_ns)
         self._core.said, self._core.taken = [], None
         handler = _HANDLERS.get(type(event))
         if handler is None:
@@ -95,24 +96,24 @@ class Session:
         overdue.watch(self._core, event)
         return self._take_effects()
 
-    def foresee(self, events: Iterable[ev.FrameReceived]) -> list[ClientMessage]:
-        """Read the first of some messages, as far as they bring sound that is only kept."""
+    def foresee(self, frames: Iterable[Frame]) -> list[ClientMessage]:
+        """Read the first of some frames, as far as they bring sound that is only kept."""
         gate = self._gate
-        return quiet.first(self._core, (self._reception.foresee(gate, event) for event in events))
+        return quiet.first(self._core, (self._reception.foresee(gate, frame) for frame in frames))
 
-    def keep(self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage]) -> None:
-        """Take events of one time and their messages, just foreseen, as stepping each would.
+    def keep(self, at_ns: int, messages: Sequence[ClientMessage]) -> None:
+        """Take messages, just foreseen, as stepping the event of each at that time would.
 
-        `LocalProtocolError` if their time is before the last event's.
+        `LocalProtocolError` if it is before the last event's time.
         """
-        self._at(events[0])
+        self._at(at_ns)
         self._reception.forget_ahead()
         quiet.keep(self._core, messages)
 
-    def _at(self, event: ev.Event) -> None:
-        if event.at_ns < self._core.now_ns:
-            raise LocalProtocolError(f"time went back from {self._core.now_ns} to {event.at_ns} ns")
-        self._core.now_ns = event.at_ns
+    def _at(self, at_ns: int) -> None:
+        if at_ns < self._core.now_ns:
+            raise LocalProtocolError(f"time went back from {self._core.now_ns} to {at_ns} ns")
+        self._core.now_ns = at_ns
 
     def _hand_over(self, said: ev.Event | ClientMessage) -> None:
         """Hand an event or message to the course; without a method for it, it is stale."""

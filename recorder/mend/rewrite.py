@@ -17,10 +17,12 @@ from ..format.encoding import Framed, RecordEncoder
 from ..format.expansion import header_cost
 from ..format.format import FORMAT_VERSION, HEADER_BYTES, BlockHeader
 from ..format.records import Fields, Record
-from ..read.decoding import StoredRecord
+from ..read.decoding import PART_VALUES, StoredRecord
 from ..write.disk import LocalDisk
 
 _ROOM: Final = bytes(HEADER_BYTES)
+_LENGTH_AT: Final = {3: 1, PART_VALUES: 3}
+"""Where an entry of a blob table says the length, by its number of values."""
 LENGTHS_MAX: Final = 1 << 16
 """Number of blob lengths remembered to cost references, which come soon."""
 
@@ -37,13 +39,8 @@ class StoredCosts:
             self._lengths.clear()
         cost = header_cost(header)
         for index, entry in enumerate(stored.table):
-            match entry:
-                case (_, length, _):
-                    pass
-                case (_, _, _, length):
-                    pass
-                case _:
-                    length = self._lengths.get(entry, 0)
+            at = _LENGTH_AT.get(len(entry))
+            length = self._lengths.get(entry, 0) if at is None else entry[at]
             self._lengths[stored.record.seq, index] = length
             cost += length
         return cost

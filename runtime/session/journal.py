@@ -27,7 +27,7 @@ import anyio
 
 from protocol.machine.session import Session
 from protocol.values.effects import Attach, Close, Effect, Send
-from protocol.values.events import Event, FrameReceived
+from protocol.values.events import Event
 from protocol.values.utf8 import Frame
 from recorder.format.errors import LogFailed, LogFull, RecorderError
 from recorder.format.mapping import KINDS, Hashes, event_record
@@ -111,15 +111,8 @@ class Journal:
             except RecorderError:
                 on_failure()
 
-    def append_event(self, event: Event) -> None:
-        """Append an event, before it is stepped."""
-        if self._log is None:
-            self._seq += 1
-        else:
-            self._append(event.at_ns, [event_record(event)], urgent=False)
-
-    def append_frames(self, events: Sequence[FrameReceived]) -> None:
-        """Append messages of one time, whose steps have no effects."""
+    def append_event(self, *events: Event) -> None:
+        """Append an event before it is stepped; or several of one time, without effects."""
         if self._log is None:
             self._seq += len(events)
         else:

@@ -5,7 +5,7 @@ Each event is appended to the log and stepped, its effects are appended, and onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -43,17 +43,18 @@ class Stepper:
 
         `frames`: messages that came together. Returns the number of those taken.
         """
-        read = list[ev.FrameReceived]()
-        messages = self.session.foresee(_events(at_ns, frames, read))
+        messages = self.session.foresee(frames)
+        events = [
+            ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 1]
+        ]
         if not messages:
-            self.step(ev.FrameReceived(at_ns=at_ns, frame=frames[0]))
+            self.step(events[0])
             return 1
-        kept = read[: len(messages)]
-        self.journal.append_frames(kept)
-        self.session.keep(kept, messages)
+        self.journal.append_event(*events)
+        self.session.keep(at_ns, messages)
         if self.watcher is not None:
-            self.watcher.heard(kept, messages, self.session)
-        return len(kept)
+            self.watcher.heard(events, messages, self.session)
+        return len(events)
 
     def step(self, event: ev.Event) -> None:
         """Step an event."""
@@ -77,12 +78,3 @@ class Stepper:
             self.performer.stop()
         if self.watcher is not None:
             self.watcher.saw(event, effects, self.session)
-
-
-def _events(
-    at_ns: int, frames: Sequence[Frame], made: list[ev.FrameReceived]
-) -> Iterator[ev.FrameReceived]:
-    """Make the events of messages, one at a time, and keep them."""
-    for frame in frames:
-        made.append(ev.FrameReceived(at_ns=at_ns, frame=frame))
-        yield made[-1]

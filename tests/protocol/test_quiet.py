@@ -52,13 +52,26 @@ def pieces_like(frame: str, chance: Random) -> Iterator[str]:
         yield json.dumps({"type": "session.close"} if chance.random() < 0.1 else {"type": "x"})
 
 
+def with_pieces(event: ev.Event, chance: Random) -> list[Any]:
+    """An event, and behind a recorded append a run of others like it, at the same time."""
+    text = event.frame if isinstance(event, ev.FrameReceived) else None
+    if not isinstance(text, str) or not is_whole(event) or "audio" not in text[:200]:
+        return [event]
+    return [event, *(attrs.evolve(event, frame=frame) for frame in pieces_like(text, chance))]
+
+
+def is_whole(event: ev.Event) -> bool:
+    """Whether it is a message of a client, recorded whole."""
+    return isinstance(event, ev.FrameReceived) and event.shortened is None
+
+
 def step_together(session: Session, events: Sequence[ev.FrameReceived]) -> tuple[int, list[Effect]]:
     """Step messages as a driver does; returns how many were kept, and all effects."""
     count, effects = 0, list[Effect]()
     while events:
-        messages = session.foresee(events)
+        messages = session.foresee([event.frame for event in events])
         if messages:
-            session.keep(events[: len(messages)], messages)
+            session.keep(events[0].at_ns, messages)
         else:
             effects += step(session, events[0])
         count += len(messages)
@@ -87,16 +100,12 @@ def compare(seed: int) -> None:
         assert isinstance(opened, ev.ConnectionOpened)
         (together, _), (singly, _) = Session.open(opened), Session.open(opened)
         for event in events:
-            batch = [event]
-            is_whole = isinstance(event, ev.FrameReceived) and event.shortened is None
-            if is_whole and isinstance(event.frame, str) and "audio" in event.frame[:200]:
-                drawn = pieces_like(event.frame, chance)
-                batch += [attrs.evolve(event, frame=frame) for frame in drawn]
+            batch = with_pieces(event, chance)
             try:
                 wanted = [effect for each in batch for effect in step(singly, each)]
             except LocalProtocolError:
                 break  # what was drawn has led away from the log
-            if is_whole:
+            if is_whole(event):
                 is_amid = not together._core.call.is_idle
                 count, effects = step_together(together, batch)
                 kept["amid a call"] += count * is_amid

@@ -142,7 +142,7 @@ def test_a_log_of_runs(tmp_path: Path) -> None:
 
 
 def test_the_golden_log_has_parts() -> None:
-    """What keeps old logs readable would be held to a log that has nothing of it."""
+    """A golden log without parts would not show that logs with parts stay readable."""
     source, parts = BytesSource(IN_PIECES.read_bytes()), 0
     for block in Scanner(source, Expansion(source.size)):
         assert isinstance(block, Block)

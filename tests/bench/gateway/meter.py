@@ -36,6 +36,7 @@ STAGES: Final[tuple[tuple[str, str, str], ...]] = (
     ("fields", "protocol.machine.likeness", "Likeness.read"),
     ("encode", "protocol.wire.dialects.realtime", "Realtime.encode"),
     ("step", "protocol.machine.session", "Session.step"),
+    ("step", "protocol.machine.session", "Session.keep"),
     ("log", "runtime.session.journal", "Journal.append_event"),
     ("log", "runtime.session.journal", "Journal.append_effects"),
 )

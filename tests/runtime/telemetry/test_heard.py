@@ -16,7 +16,7 @@ from runtime.telemetry.catalogue import Metric
 from runtime.telemetry.instruments import Books
 from runtime.telemetry.meter import Meter
 from tests.protocol.test_likeness import events_in
-from tests.protocol.test_quiet import pieces_like
+from tests.protocol.test_quiet import is_whole, with_pieces
 from tests.test_golden import LOGS
 
 HEARD_MIN = 1000
@@ -61,11 +61,11 @@ class Metered:
 
     def take(self, events: Sequence[Any]) -> None:
         while events:
-            is_frame = isinstance(events[0], ev.FrameReceived)
-            messages = self.session.foresee(events) if is_frame else []
+            whole = is_whole(events[0])
+            messages = self.session.foresee([it.frame for it in events]) if whole else []
             kept = events[: len(messages)]
             if messages:
-                self.session.keep(kept, messages)
+                self.session.keep(kept[0].at_ns, messages)
                 self.meter.heard(kept, messages, self.session)
             else:
                 self.step(events[0])
@@ -82,11 +82,7 @@ def test_messages_that_are_only_kept_are_counted_all_the_same() -> None:
         assert isinstance(opened, ev.ConnectionOpened)
         together, singly = Metered.open(opened), Metered.open(opened)
         for event in events:
-            batch = [event]
-            if isinstance(event, ev.FrameReceived) and event.shortened is None:
-                text = event.frame if isinstance(event.frame, str) else ""
-                drawn = pieces_like(text, chance) if "audio" in text[:200] else ()
-                batch += [attrs.evolve(event, frame=frame) for frame in drawn]
+            batch = with_pieces(event, chance)
             try:
                 for each in batch:
                     singly.step(each)
