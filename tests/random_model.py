@@ -27,6 +27,7 @@ from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, Uni
 from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.model.backends.minicpmo.config import load_config
+from runtime.model.backends.minicpmo.full import randomize
 from runtime.model.backends.minicpmo.model import VOCODER, BlockingSession, DuplexModel
 from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.tokens import NAMES, Tokens
@@ -164,9 +165,7 @@ def random_parts(folder: Path) -> Parts:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         parts = Parts(load_config(folder / "config.json")).requires_grad_(False).eval()
-        for value in parts.parameters():
-            if value.dim() > 1:
-                torch.nn.init.normal_(value, std=value.shape[-1] ** -0.5)
+        randomize(parts)
         head, table = parts.llm.lm_head.weight, parts.llm.model.embed_tokens.weight
         head.mul_(4)
         for field, factor in DECIDABLE.items():

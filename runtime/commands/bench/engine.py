@@ -46,12 +46,14 @@ class Load:
     Attributes:
         doing: `speaking` makes the model speak in every unit, `listening` listen.
         tokens_max: maximum tokens fed by a speaking unit.
+        frames: JPEG files that each unit shows.
     """
 
     speech: Speech
     seconds: int
     doing: Doing = "speaking"
     tokens_max: int = 19
+    frames: tuple[bytes, ...] = ()
 
     def opening(self, number: int) -> Opening:
         """The settings of session `number`."""
@@ -66,7 +68,8 @@ class Load:
     def unit(self, number: int, index: int) -> Unit:
         """A unit of session `number`."""
         pcm = self.speech.second(index + OFFSET_S * number)
-        return Unit(index=index, pcm=pcm, force_listen=self.doing == "listening")
+        must_listen = self.doing == "listening"
+        return Unit(index=index, pcm=pcm, frames=self.frames, force_listen=must_listen)
 
 
 @attrs.frozen(kw_only=True)
@@ -229,30 +232,35 @@ class Served:
     """The most sessions with under 1% of units missed, for one arrival.
 
     Attributes:
-        ratio: `batched` divided by `single`, one request at a time; None if `single` is 0.
+        single: one request at a time; None if that was not run.
+        ratio: `batched` divided by `single`; None if there is no `single`, or it is 0.
         busy_ratio: CPU time per unit of single divided by batched, at the largest count of both.
         is_bounded: the search ended at its highest count, so more may be possible.
     """
 
     arrival: Arrival
     batched: int
-    single: int
+    single: int | None
     ratio: float | None
-    busy_ratio: float
+    busy_ratio: float | None
     is_bounded: bool
 
 
 def judge(arrival: Arrival, runs: Sequence[EngineRun], searches: dict[Mode, Search]) -> Served:
     """Sum up the runs of one arrival."""
-    busy = {(run.mode, run.sessions): run.busy_ms for run in runs}
-    counts = {mode: {run.sessions for run in runs if run.mode == mode} for mode in MODES}
-    both = max(counts["batched"] & counts["single"])
-    batched, single = searches["batched"], searches["single"]
+    batched, single = searches["batched"], searches.get("single")
     return Served(
         arrival=arrival,
         batched=batched.served,
-        single=single.served,
-        ratio=round(batched.served / single.served, 2) if single.served else None,
-        busy_ratio=round(busy["single", both] / max(1e-3, busy["batched", both]), 2),
+        single=None if single is None else single.served,
+        ratio=round(batched.served / single.served, 2) if single and single.served else None,
+        busy_ratio=None if single is None else _busy_ratio(runs),
         is_bounded=batched.failed is None,
     )
+
+
+def _busy_ratio(runs: Sequence[EngineRun]) -> float:
+    busy = {(run.mode, run.sessions): run.busy_ms for run in runs}
+    counts = ({run.sessions for run in runs if run.mode == mode} for mode in MODES)
+    both = max(set.intersection(*counts))
+    return round(busy["single", both] / max(1e-3, busy["batched", both]), 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
@@ -34,7 +34,7 @@ from .engine import (
     judge,
     run_engine,
 )
-from .material import Arrival, load_speech, machine_facts
+from .material import Arrival, load_speech, machine_facts, shown_frame
 from .output import BenchError, machine_line, print_found, table, tell
 from .rebuilt import Rebuilt, run_rebuilt
 from .virtual import run_virtual
@@ -51,6 +51,14 @@ SESSIONS_MAX: Final = 64
 Clock = Literal["wall", "cpu"]
 
 ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
+
+
+@attrs.frozen(kw_only=True)
+class Kinds:
+    """The runs that are made: how requests are computed (`batched` always), and when they come."""
+
+    modes: Sequence[Mode] = MODES
+    arrivals: Sequence[Arrival] = ARRIVALS
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +88,7 @@ class EngineBenchResult:
         clock: `wall`, or `cpu` for the CPU time of the engine's thread.
         attention: its method; on a GPU with the sizes of captured steps.
         seconds: units requested by each session.
+        pictures: each unit shows so many.
         rebuilt: the speed of a rebuild.
         full: None unless the shape is the full one.
     """
@@ -92,6 +101,7 @@ class EngineBenchResult:
     attention: str
     doing: Doing
     seconds: int
+    pictures: int
     runs: list[EngineRun]
     served: list[Served]
     rebuilt: Rebuilt
@@ -116,7 +126,7 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
 @click.option("--sessions", callback=_counts, default=SESSIONS, show_default=True)
 @click.option(
     "--seconds", type=click.IntRange(1, SECONDS_MAX), default=SECONDS, show_default=True,
-    help="Units a session; it takes about 40 runs of so many seconds.",
+    help="Units a session; it takes up to 40 runs of so many seconds.",
 )  # fmt: skip
 @click.option(
     "--doing",
@@ -124,6 +134,17 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
     default="speaking",
     show_default=True,
     help="What every unit does.",
+)
+@click.option("--pictures", is_flag=True, help="Show a picture in every unit.")
+@click.option(
+    "--due",
+    type=click.Choice(["both", *ARRIVALS]),
+    default="both",
+    show_default=True,
+    help="Sessions' units come all at once, or spread over the second.",
+)
+@click.option(
+    "--batched-only", is_flag=True, help="Leave out one request at a time: half the time."
 )
 @click.option(
     "--clock",
@@ -145,6 +166,9 @@ def engine_command(
     sessions: list[int],
     seconds: int,
     doing: Doing,
+    pictures: bool,
+    due: Arrival | Literal["both"],
+    batched_only: bool,
     clock: Clock,
     device: str | None,
     dtype: str | None,
@@ -159,7 +183,12 @@ def engine_command(
     """
     if (shape is not None) != random_weights:
         raise click.UsageError("--shape full and --random-weights go together")
-    load = Load(speech=load_speech(), seconds=seconds, doing=doing)
+    frames = (shown_frame(),) if pictures else ()
+    load = Load(speech=load_speech(), seconds=seconds, doing=doing, frames=frames)
+    kinds = Kinds(
+        modes=MODES[:1] if batched_only else MODES,
+        arrivals=ARRIVALS if due == "both" else (due,),
+    )
     try:
         if shape is None:
             loaded = load_checkpoint(
@@ -180,7 +209,7 @@ def engine_command(
             require_deterministic(model, loaded.info)
     except (ModelUnknownError, ModelUnusableError, BackendError) as error:
         raise BenchError(str(error)) from error
-    runs, served = bench(loaded, load, sessions, clock)
+    runs, served = bench(loaded, load, sessions, clock, kinds=kinds)
     rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.machine.llm.keys
     found = EngineBenchResult(
@@ -192,6 +221,7 @@ def engine_command(
         attention=loaded.machine.attention,
         doing=doing,
         seconds=seconds,
+        pictures=len(frames),
         runs=runs,
         served=served,
         rebuilt=rebuilt,
@@ -223,6 +253,8 @@ def bench(
     load: Load,
     counts: list[int],
     clock: Clock = "wall",
+    *,
+    kinds: Kinds = Kinds(),
     say: Callable[[str], None] = tell,
 ) -> tuple[list[EngineRun], list[Served]]:
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
@@ -236,8 +268,8 @@ def bench(
     served: list[Served] = []
     say("warming up")
     measure(Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1))
-    for arrival in ARRIVALS:
-        searches = {mode: Search(counts, model.info.slots) for mode in MODES}
+    for arrival in kinds.arrivals:
+        searches = {mode: Search(counts, model.info.slots) for mode in kinds.modes}
         mine: list[EngineRun] = []
         while any(search.next_count() is not None for search in searches.values()):
             for mode, search in searches.items():
@@ -286,7 +318,7 @@ def _show(console: Console, found: EngineBenchResult) -> None:
     where = f"{found.device}, {found.dtype}, {found.attention}"
     console.print(
         f"{found.model} on {where}, {found.doing}, {found.seconds} units a session, "
-        f"by the {found.clock} clock"
+        f"{'each with a picture, ' * found.pictures}by the {found.clock} clock"
     )
     console.print(machine_line(found.machine), "\n", highlight=False)
     figures = ("p50 ms", "p99 ms", "finalized p50", "missed", "batch", "CPU ms a unit")
@@ -306,13 +338,7 @@ def _show(console: Console, found: EngineBenchResult) -> None:
     ]
     console.print(table(("sessions", "due", "way", *figures), rows, left=3, whole=0))
     for each in found.served:
-        at_least = "at least " if each.is_bounded else ""
-        console.print(
-            f"Due {each.arrival}: {at_least}{each.batched} sessions in batches, {each.single} one "
-            f"at a time, with under 1% of units missed: {each.ratio or '-'} times; by CPU time a "
-            f"unit {each.busy_ratio} times",
-            highlight=False,
-        )
+        console.print(_served_line(each), highlight=False)
     single = next((run for run in found.runs if run.sessions == 1), None)
     if single is not None:
         stages = ", ".join(f"{name} {ms:.1f}" for name, ms in single.stages_ms.items())
@@ -325,6 +351,17 @@ def _show(console: Console, found: EngineBenchResult) -> None:
     )
     if found.full is not None:
         _show_full(console, found.full)
+
+
+def _served_line(each: Served) -> str:
+    at_least = "at least " if each.is_bounded else ""
+    line = f"Due {each.arrival}: {at_least}{each.batched} sessions in batches"
+    if each.single is not None:
+        line += f", {each.single} one at a time"
+    line += ", with under 1% of units missed"
+    if each.single is not None:
+        line += f": {each.ratio or '-'} times; by CPU time a unit {each.busy_ratio} times"
+    return line
 
 
 def _show_full(console: Console, full: FullFacts) -> None:

@@ -29,7 +29,7 @@ PLAYED = """
 import runtime.model.backends.minicpmo.full
 import runtime.model.backends.minicpmo.model
 import runtime.model.engine.backend
-import tests.gpu
+import tests.gpu.steps
 print("imported")
 from pathlib import Path
 from protocol.values.model import DuplexConfig, Opening, Unit, Voice

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from .checkpoint import build_parts
 from .config import ModelConfig, read_config
@@ -20,6 +21,7 @@ from .decoder import means_on
 from .device import compute_repeatably
 from .machine import Machine
 from .model import THREADS, DuplexModel
+from .parts import Parts
 from .token_logits import shortlists_on
 from .tokens import Tokens
 from .vocoder import Pcm, Sounding
@@ -125,9 +127,17 @@ def random_model(
         compute_repeatably()
     torch.manual_seed(0)
     parts, tokens = build_parts(config, dtype, device), Tokens(tokenizer)
+    randomize(parts)
     means = means_on(device, slots, exact=exact)
     machine = Machine(parts, Mute(), slots, shortlists_on(device, tokens), means=means)
     return DuplexModel.of(machine, tokens, {})
+
+
+def randomize(parts: Parts) -> None:
+    """Draw all matrices, so that rows of about unit size stay so; some modules begin with zeros."""
+    for value in parts.parameters():
+        if value.dim() > 1:
+            nn.init.normal_(value, std=value.shape[-1] ** -0.5)
 
 
 def floor_ms(doing: Doing, sessions: int) -> float:

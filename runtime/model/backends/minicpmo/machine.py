@@ -55,6 +55,7 @@ class Machine:
         # On a Hopper GPU torch would choose cuDNN's attention, which takes tens of milliseconds to
         # plan each length of keys that is new to the thread; here nearly all are.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+        torch.backends.cudnn.allow_tf32 = False  # fp32 would have convolutions of 10 bits.
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
         self.shortlists = shortlists
         shapes = stores(parts.config)

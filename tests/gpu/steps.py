@@ -1,16 +1,9 @@
-"""What to run first on a GPU: `python -m tests.gpu`, from the repository's root.
-
-It makes the published shape with random weights and random keys, and prints, a line each: whether
-the steps of `steps.py` came about, how far tokens, prefills and codes are off rows by themselves,
-and what they, sounds, pictures and shortlists take. `--device cpu` tries it on `tiny`'s shape.
-"""
+"""A machine's batched steps: what they take, and how far they are off rows by themselves."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -18,18 +11,14 @@ import torch
 from torch import Tensor
 
 from runtime.model.backends.minicpmo.audio import Hearing
-from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.decoder import Decoder, Means
-from runtime.model.backends.minicpmo.full import full_config, random_model
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.work import Feed, See, Speak
 
-TINY: Final = Path(__file__).parents[1] / "fixtures" / "tiny"
 SESSIONS: Final = (1, 3, 16, 33, 48, 64)
 LENGTHS: Final = (1, 2, 11, 77)
 """Rows of a session: a token, what closes a unit, a unit, a unit with a picture."""
 MEL_FRAMES: Final = 104
-GB: Final = 1e9
 
 Say = Callable[[str, object], None]
 
@@ -108,7 +97,7 @@ class Bench:
 
 @torch.inference_mode()
 def measure(machine: Machine, say: Say) -> None:
-    """Say all that is to be known of a machine whose slots are free."""
+    """Say all that is to be known of a machine; its slots are free, and empty afterwards."""
     bench, config = Bench(machine, say), machine.config
     width = int(config.llm.hidden_size)
     for store in (machine.llm, machine.tts, machine.audio):
@@ -120,34 +109,5 @@ def measure(machine: Machine, say: Say) -> None:
         logits = torch.randn(machine.slots, config.llm.vocab_size).to(machine.llm.keys.device)
         bench.clock(f"shortlists of {machine.slots}", lambda: shortlists.rows(logits))
     bench.senses()
-
-
-def main() -> None:
-    """Make a model, and print what is found."""
-    parser = argparse.ArgumentParser(description="what to run first on a GPU")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--deterministic", action="store_true", help="as of `antiphon serve`")
-    options = parser.parse_args()
-
-    def say(name: str, found: object) -> None:
-        print(f"{name}: {found}", flush=True)
-
-    device, is_cuda = torch.device(options.device), options.device == "cuda"
-    config = full_config() if is_cuda else load_config(TINY / "config.json")
-    dtype = torch.bfloat16 if is_cuda else torch.float32
-    began = time.perf_counter()
-    model = random_model(
-        config, TINY, slots=options.slots, device=device, dtype=dtype, exact=options.deterministic
-    )
-    say("torch", (torch.__version__, torch.cuda.get_device_name() if is_cuda else "cpu"))
-    say("loaded, s", round(time.perf_counter() - began, 1))
-    say("attention", model.machine.attention)
-    say("each session gets its own", model.info.deterministic)
-    measure(model.machine, say)
-    if is_cuda:
-        say("memory, GB at most", round(torch.cuda.max_memory_allocated() / GB, 1))
-
-
-if __name__ == "__main__":
-    main()
+    for store in (machine.llm, machine.tts, machine.audio):
+        store.clear()

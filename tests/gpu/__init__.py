@@ -1,0 +1,1 @@
+"""What to run on a GPU: `python -m tests.gpu`."""

@@ -1,0 +1,129 @@
+"""Run all that needs a GPU, or some stages of it: `python -m tests.gpu`, from the source tree.
+
+The published shape gets random weights. Each finding is a line, and all of them are in `gpu.json`.
+`--device cpu` tries it on `tiny`'s shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import torch
+
+from runtime.model.backends.minicpmo.config import ModelConfig, load_config
+from runtime.model.backends.minicpmo.full import full_config, gpu_bytes, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
+from tests.evidence import made
+from tests.gpu import engine
+from tests.gpu.agreement import agreement
+from tests.gpu.steps import measure
+
+TINY: Final = Path(__file__).parents[2] / "fixtures" / "tiny"
+STAGES: Final = ("agreement", "steps", "staged", "served", "rebuilt", "profiled")
+COUNTS: Final = "1,4,16,32,48,64"
+
+
+@attrs.define
+class Found:
+    """What was found, as it is written."""
+
+    out: Path | None
+    name: str
+    lines: dict[str, Any] = attrs.field(factory=dict)
+
+    def say(self, name: str, found: object) -> None:
+        """Print a finding, and keep it."""
+        print(f"{name}: {found}", flush=True)
+        self.keep(name, found)
+
+    def keep(self, name: str, found: object) -> None:
+        """Keep a finding, and write all so far: the time on a GPU may end at any moment."""
+        self.lines[name] = found
+        if self.out is not None:
+            text = json.dumps(self.lines, indent=1, default=attrs.asdict)
+            (self.out / f"{self.name}.json").write_text(text + "\n", "utf-8")
+
+
+def _load(options: argparse.Namespace, found: Found) -> DuplexModel:
+    device, is_cuda = torch.device(options.device), options.device == "cuda"
+    began = time.perf_counter()
+    model = random_model(
+        _config(is_cuda=is_cuda, scale=1.0),
+        TINY,
+        slots=options.slots,
+        device=device,
+        dtype=torch.bfloat16 if is_cuda else torch.float32,
+        exact=options.deterministic,
+    )
+    found.say("loaded, s", round(time.perf_counter() - began, 1))
+    found.say("attention", model.machine.attention)
+    found.say("batch", model.machine.batch)
+    found.say("each session gets its own", model.info.deterministic)
+    found.say("a session's bytes", model.machine.slot_bytes)
+    return model
+
+
+def _config(*, is_cuda: bool, scale: float) -> ModelConfig:
+    return full_config(scale) if is_cuda else load_config(TINY / "config.json")
+
+
+def _stage(name: str, options: argparse.Namespace, model: DuplexModel, found: Found) -> None:
+    counts = [int(count) for count in options.sessions.split(",")]
+    match name:
+        case "steps":
+            measure(model.machine, found.say)
+        case "staged":
+            found.keep(name, engine.staged(model, found.say))
+        case "served":
+            names = options.load
+            runs = engine.served(model, counts, options.seconds, found.say, names=names)
+            found.keep(name, runs)
+        case "rebuilt":
+            found.keep(name, engine.rebuilt(model, options.rebuilt, found.say))
+        case "profiled":
+            engine.profiled(model, options.out or Path())
+
+
+def main() -> None:
+    """Make a model, and measure."""
+    parser = argparse.ArgumentParser(description="what to run on a GPU")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--deterministic", action="store_true", help="as of `antiphon serve`")
+    parser.add_argument("--only", default=",".join(STAGES), help="stages, with commas between them")
+    parser.add_argument("--sessions", default=COUNTS, help="of stage `served`")
+    parser.add_argument("--seconds", type=int, default=5, help="units a session, in `served`")
+    parser.add_argument("--load", default="", help="only loads with this in their names, there")
+    parser.add_argument("--rebuilt", type=int, default=20, help="units that are rebuilt")
+    parser.add_argument("--layers", type=float, default=0.25, help="of `agreement`, a share")
+    parser.add_argument("--out", type=made, help="a folder for what was found")
+    parser.add_argument("--name", default="gpu", help="of the file in it")
+    options = parser.parse_args()
+    chosen = options.only.split(",")
+    if unknown := set(chosen) - set(STAGES):
+        parser.error(f"no such stage: {', '.join(sorted(unknown))}")
+    found, is_cuda = Found(options.out, options.name), options.device == "cuda"
+    found.say("torch", (torch.__version__, torch.cuda.get_device_name() if is_cuda else "cpu"))
+    if "agreement" in chosen:
+        dtypes = (torch.bfloat16, torch.float32) if is_cuda else (torch.float32,)
+        config = _config(is_cuda=is_cuda, scale=options.layers)
+        off = agreement(config, TINY, torch.device(options.device), dtypes)
+        for dtype, kinds in off.items():
+            found.say(
+                f"off the CPU in {dtype}", {kind: f"{far:.1e}" for kind, far in kinds.items()}
+            )
+    rest = [name for name in STAGES[1:] if name in chosen]
+    if rest:
+        model = _load(options, found)
+        for name in rest:
+            _stage(name, options, model, found)
+    found.say("most memory, bytes", gpu_bytes())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Where the time of a unit goes: by kind of request, and by kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from runtime.commands.bench.engine import Case, EngineRun, Load
+from runtime.commands.bench.virtual import run_virtual
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.work import Work
+
+NS_PER_MS: Final = 1e6
+KERNELS: Final = 25
+WIDE: Final = 70
+
+
+@attrs.define
+class Spent:
+    """What requests of one kind took, the copies to the host included."""
+
+    calls: int = 0
+    answers: int = 0
+    wall_ms: float = 0.0
+    cpu_ms: float = 0.0
+
+
+@attrs.define
+class Meter:
+    """Times what a model computes, each request to its end."""
+
+    spent: dict[str, Spent] = attrs.field(factory=dict)
+
+    def around(self, compute: Callable[[Sequence[Work]], list[Any]]) -> Any:
+        """Compute, timed."""
+
+        def metered(works: Sequence[Work]) -> list[Any]:
+            began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+            answers = compute(works)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            rows = getattr(works[0], "rows", None)
+            kind = type(works[0]).__name__ + (f" {len(rows)}" if rows is not None else "")
+            each = self.spent.setdefault(kind, Spent())
+            each.calls += 1
+            each.answers += len(works)
+            each.wall_ms += (time.perf_counter_ns() - began) / NS_PER_MS
+            each.cpu_ms += (time.thread_time_ns() - cpu) / NS_PER_MS
+            return answers
+
+        return metered
+
+
+def stages(model: DuplexModel, load: Load, sessions: int) -> tuple[EngineRun, dict[str, Spent]]:
+    """Run sessions whose units are due together, in this thread; what their requests took.
+
+    The run's clock is this thread's CPU time, which waiting for a GPU takes too.
+    """
+    machine, meter = model.machine, Meter()
+    case = Case(mode="batched", arrival="together", sessions=sessions)
+    before = machine.compute
+    machine.compute = meter.around(before)  # type: ignore[method-assign]
+    try:
+        run = run_virtual(model, load, case)
+    finally:
+        machine.compute = before  # type: ignore[method-assign]
+    return run, meter.spent
+
+
+def kernels(model: DuplexModel, load: Load, sessions: int) -> str:
+    """The kernels and the operators that took most, as torch's profiler shows them."""
+    case = Case(mode="batched", arrival="together", sessions=sessions)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        run_virtual(model, load, case)
+    averages = found.key_averages()
+    return "\n".join(
+        averages.table(sort_by=by, row_limit=KERNELS, max_name_column_width=WIDE)
+        for by in ("self_cuda_time_total", "self_cpu_time_total")
+    )
