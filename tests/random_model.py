@@ -179,12 +179,12 @@ def random_parts(folder: Path) -> Parts:
     return parts
 
 
-def write_vocoder(folder: Path) -> None:
+def write_vocoder(folder: Path, codes: int = CODES) -> None:
     """Pieces of noise for every code but the end of speech; code 0 is silent."""
     folder.mkdir(parents=True)
     sizes = {"frame": FRAME, "overlap": OVERLAP, "search": SEARCH, "silent_code": 0}
     (folder / "config.json").write_text(json.dumps(sizes))
-    noise = np.random.default_rng(7).normal(0, 3000, (CODES - 1, SEARCH + FRAME + OVERLAP))
+    noise = np.random.default_rng(7).normal(0, 3000, (codes - 1, SEARCH + FRAME + OVERLAP))
     noise[0] = 0
     pieces = torch.from_numpy(noise.astype(np.int16))
     save_file({"pieces": pieces}, folder / "pieces.safetensors")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,12 @@ import attrs
 import torch
 
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
-from runtime.model.backends.minicpmo.full import full_config, gpu_bytes, random_model
+from runtime.model.backends.minicpmo.full import (
+    full_config,
+    gpu_bytes,
+    random_model,
+    write_tokenizer,
+)
 from runtime.model.backends.minicpmo.model import DuplexModel
 from tests.evidence import made
 from tests.gpu import engine
@@ -52,14 +58,16 @@ class Found:
 def _load(options: argparse.Namespace, found: Found) -> DuplexModel:
     device, is_cuda = torch.device(options.device), options.device == "cuda"
     began = time.perf_counter()
-    model = random_model(
-        _config(is_cuda=is_cuda, scale=1.0),
-        TINY,
-        slots=options.slots,
-        device=device,
-        dtype=torch.bfloat16 if is_cuda else torch.float32,
-        exact=options.deterministic,
-    )
+    config = _config(is_cuda=is_cuda, scale=1.0)
+    with tempfile.TemporaryDirectory() as name:
+        model = random_model(
+            config,
+            write_tokenizer(TINY, int(config.llm.vocab_size), Path(name)),
+            slots=options.slots,
+            device=device,
+            dtype=torch.bfloat16 if is_cuda else torch.float32,
+            exact=options.deterministic,
+        )
     found.say("loaded, s", round(time.perf_counter() - began, 1))
     found.say("attention", model.machine.attention)
     found.say("batch", model.machine.batch)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
-from runtime.commands.bench.material import load_speech, shown_frame
+from runtime.commands.bench.material import camera_frame, load_speech
 from runtime.model.backends.forcing import Forced
+from runtime.model.backends.minicpmo.batched import means_on
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig
-from runtime.model.backends.minicpmo.decoder import means_on
 from runtime.model.backends.minicpmo.full import Mute, randomize
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -68,7 +68,7 @@ def played(model: DuplexModel, results: Sequence[UnitResult] = ()) -> Iterator[U
     """Play a session that speaks in every unit, as it was before if `results` say so."""
     config = DuplexConfig(force_listen_count=0, listen_prob_scale=0.0, length_penalty=10.0)
     opening = Opening(instructions="Answer what you hear.", voice=Voice(), config=config, seed=1)
-    session, speech, frame = model.session(opening, slot=0), load_speech(), shown_frame()
+    session, speech, frame = model.session(opening, slot=0), load_speech(), camera_frame(0)
     alone(session.open(), model.compute)
     for index in range(UNITS):
         frames = (frame,) if index >= SEES else ()

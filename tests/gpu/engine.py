@@ -11,7 +11,7 @@ import attrs
 from runtime.commands import interrupts
 from runtime.commands.bench.engine import Doing, Load
 from runtime.commands.bench.engine_command import ARRIVALS, Kinds, bench
-from runtime.commands.bench.material import load_speech, shown_frame
+from runtime.commands.bench.material import camera_frame, load_speech
 from runtime.commands.bench.rebuilt import run_rebuilt
 from runtime.model.backends.minicpmo.full import SPEAKING_TOKENS
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -29,7 +29,7 @@ Say = Callable[[str, object], None]
 
 def loads(seconds: int) -> Iterator[tuple[str, Load]]:
     """What sessions do, by a name: each listens or speaks, with a picture in every unit or not."""
-    speech, frame = load_speech(), shown_frame()
+    speech, frame = load_speech(), camera_frame(0)
     doings: tuple[Doing, ...] = ("speaking", "listening")
     for doing in doings:
         for frames in ((), (frame,)):

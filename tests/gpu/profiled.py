@@ -16,8 +16,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Work
 
 NS_PER_MS: Final = 1e6
-KERNELS: Final = 25
-WIDE: Final = 70
+SHOWN: Final[dict[str, Any]] = {"row_limit": 40, "max_name_column_width": 70}
 
 
 @attrs.define
@@ -75,10 +74,12 @@ def stages(model: DuplexModel, load: Load, sessions: int) -> tuple[EngineRun, di
 def kernels(model: DuplexModel, load: Load, sessions: int) -> str:
     """The kernels and the operators that took most, as torch's profiler shows them."""
     case = Case(mode="batched", arrival="together", sessions=sessions)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=kinds, record_shapes=True) as found:
         run_virtual(model, load, case)
-    averages = found.key_averages()
-    return "\n".join(
-        averages.table(sort_by=by, row_limit=KERNELS, max_name_column_width=WIDE)
-        for by in ("self_cuda_time_total", "self_cpu_time_total")
+    tables = (
+        found.key_averages().table(sort_by="self_cuda_time_total", **SHOWN),
+        found.key_averages().table(sort_by="self_cpu_time_total", **SHOWN),
+        found.key_averages(group_by_input_shape=True).table(sort_by="cuda_time_total", **SHOWN),
     )
+    return "\n".join(tables)

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from runtime.model.backends.minicpmo.audio import Hearing
-from runtime.model.backends.minicpmo.decoder import Decoder, Means
+from runtime.model.backends.minicpmo.batched import Means
+from runtime.model.backends.minicpmo.decoder import Decoder, RowByRow, Stock
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.work import Feed, See, Speak
 
-SESSIONS: Final = (1, 3, 16, 33, 48, 64)
+SESSIONS: Final = (1, 3, 16, 48, 64)
 LENGTHS: Final = (1, 2, 11, 77)
 """Rows of a session: a token, what closes a unit, a unit, a unit with a picture."""
+CHUNK_LENGTHS: Final = (1, 8)
+"""The same of the speech decoder: a code, a chunk's first rows."""
 MEL_FRAMES: Final = 104
 
 Say = Callable[[str, object], None]
@@ -45,7 +48,7 @@ class Bench:
         if self.is_cuda:
             torch.cuda.synchronize()
 
-    def clock(self, what: str, work: Callable[[], object], count: int = 5) -> None:
+    def clock(self, what: str, work: Callable[[], object], count: int = 3) -> None:
         """Say how many milliseconds something takes: the median, after once to warm up."""
         spent_ms = []
         for _ in range(count + 1):
@@ -60,10 +63,11 @@ class Bench:
         return torch.randn(count, width).mul_(0.02).to(self.machine.llm.keys)
 
     def decoder(
-        self, name: str, decoder: Decoder, kind: type[Any], width: int, lengths: tuple[int, ...]
+        self, stock: Stock, decoder: Decoder, kind: type[Any], lengths: tuple[int, ...]
     ) -> None:
         """Hold rows of many sessions to rows by themselves, and time both."""
-        plain, store = attrs.evolve(decoder, steps=None, means=Means()), decoder.network.store
+        plain, store = RowByRow(stock, Means()), stock.store
+        name, width = stock.name, int(stock.model.config.hidden_size)
         slots = self.machine.slots
         for length in lengths:
             top = min(8000, store.capacity) - length
@@ -99,11 +103,13 @@ class Bench:
 def measure(machine: Machine, say: Say) -> None:
     """Say all that is to be known of a machine; its slots are free, and empty afterwards."""
     bench, config = Bench(machine, say), machine.config
-    width = int(config.llm.hidden_size)
     for store in (machine.llm, machine.tts, machine.audio):
         store.scramble()
-    bench.decoder("tokens", machine._llm, Feed, width, LENGTHS)
-    bench.decoder("codes", machine._tts, Speak, int(config.tts.llama.hidden_size), LENGTHS[:1])
+    parts = machine.parts
+    llm = Stock(name="tokens", model=parts.llm.model, head=parts.llm.lm_head, store=machine.llm)
+    tts = Stock(name="codes", model=parts.tts.model, head=parts.tts.logits, store=machine.tts)
+    bench.decoder(llm, machine._llm, Feed, LENGTHS)
+    bench.decoder(tts, machine._tts, Speak, CHUNK_LENGTHS)
     shortlists = machine.shortlists
     if shortlists is not None:
         logits = torch.randn(machine.slots, config.llm.vocab_size).to(machine.llm.keys.device)

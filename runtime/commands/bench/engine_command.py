@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
@@ -34,7 +36,7 @@ from .engine import (
     judge,
     run_engine,
 )
-from .material import Arrival, load_speech, machine_facts, shown_frame
+from .material import Arrival, camera_frame, load_speech, machine_facts
 from .output import BenchError, machine_line, print_found, table, tell
 from .rebuilt import Rebuilt, run_rebuilt
 from .virtual import run_virtual
@@ -183,7 +185,7 @@ def engine_command(
     """
     if (shape is not None) != random_weights:
         raise click.UsageError("--shape full and --random-weights go together")
-    frames = (shown_frame(),) if pictures else ()
+    frames = (camera_frame(0),) if pictures else ()
     load = Load(speech=load_speech(), seconds=seconds, doing=doing, frames=frames)
     kinds = Kinds(
         modes=MODES[:1] if batched_only else MODES,
@@ -232,7 +234,12 @@ def engine_command(
 
 def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
     from ...model.backends.minicpmo.device import DeviceError, pick_device, pick_dtype
-    from ...model.backends.minicpmo.full import GPU_GIB, full_config, random_model
+    from ...model.backends.minicpmo.full import (
+        GPU_GIB,
+        full_config,
+        random_model,
+        write_tokenizer,
+    )
     from ...model.backends.minicpmo.plan import plan
 
     try:
@@ -242,7 +249,9 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
         raise BenchError(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
     slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
-    return random_model(config, tiny_path(), slots=slots, device=device, dtype=what, exact=exact)
+    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
+        tokenizer = write_tokenizer(tiny_path(), int(config.llm.vocab_size), Path(name))
+        return random_model(config, tokenizer, slots=slots, device=device, dtype=what, exact=exact)
 
 
 # -- measuring -----------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ A task is a generator of requests (`Steps`): it yields a request, is sent the an
 until it returns. Waiting requests of the same `bucket` can be answered together. One `turn` answers
 one batch:
 
-- A task near its deadline (`URGENT_NS`) chooses the bucket: the nearest deadline first.
-- Otherwise the earliest stage goes first, so that late units catch up and later batches are larger;
-  within a stage, the nearest deadline.
+- A task near its deadline (`URGENT_NS`) goes before others, with those that are due with it
+  (`COMPANY_NS`).
+- Of these, or of all, the earliest stage goes first, so that late units catch up and later batches
+  are larger; within a stage, the nearest deadline. Its bucket is answered.
 - Other tasks of that bucket join by deadline, up to `batch_max`.
 - Background work joins batches, and has its own turns only when nothing else waits.
 
@@ -26,6 +27,8 @@ from ..backends.base import BackendGone
 
 URGENT_NS: Final = 400_000_000
 """Time to the deadline below which a task no longer waits: about a unit's on a busy machine."""
+COMPANY_NS: Final = 50_000_000
+"""Tasks that are due within this time are due together: in batches, all of them end sooner."""
 BACKGROUND: Final = math.inf
 """The deadline of work that is not real-time."""
 
@@ -130,10 +133,10 @@ class Scheduler:
 
     def _choose(self, now_ns: float) -> list[Task]:
         ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: ties by arrival.
-        leader = ordered[0]
-        if leader.deadline_ns - now_ns >= URGENT_NS:
-            real_time = [task for task in ordered if task.deadline_ns < BACKGROUND] or ordered
-            leader = min(real_time, key=lambda task: task.request.stage)
+        first_ns = ordered[0].deadline_ns
+        until_ns = BACKGROUND if first_ns - now_ns >= URGENT_NS else first_ns + COMPANY_NS
+        due = [task for task in ordered if task.deadline_ns < until_ns] or ordered
+        leader = min(due, key=lambda task: task.request.stage)
         bucket = leader.request.bucket
         company = [t for t in ordered if t is not leader and t.request.bucket == bucket]
         return [leader, *company[: self._batch_max - 1]]

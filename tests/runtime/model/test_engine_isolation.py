@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from protocol.values.model import Cut, DuplexConfig, Opening, Unit, Voice
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo import window
-from runtime.model.backends.minicpmo.decoder import Decoder
+from runtime.model.backends.minicpmo.decoder import RowByRow
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import ModelSession
 from runtime.model.backends.minicpmo.work import Steps, Work, alone
@@ -354,13 +354,13 @@ def plain(index: int, place: int) -> Tenant:
 
 def test_a_leak_is_caught(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above would be green whatever the model does."""
-    run = Decoder.run
+    run = RowByRow.run
 
-    def mixed(self: Decoder, works: Any) -> Any:
+    def mixed(self: RowByRow, works: Any) -> Any:
         hidden, logits = run(self, works)
         return hidden, logits + 1e-6 * logits.mean(dim=0, keepdim=True) * (len(works) > 1)
 
-    monkeypatch.setattr(Decoder, "run", mixed)
+    monkeypatch.setattr(RowByRow, "run", mixed)
     company = [(slot, 0, [plain(slot, 10 * slot)]) for slot in range(3)]
     with pytest.raises(AssertionError):
         check(model, company, 64)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.model.engine.scheduler import BACKGROUND, URGENT_NS, Scheduler, Task
+from runtime.model.engine.scheduler import BACKGROUND, COMPANY_NS, URGENT_NS, Scheduler, Task
 
 LATER = 10 * URGENT_NS
 
@@ -265,9 +265,22 @@ def test_no_urgent_task_is_passed_over(deadlines: list[int]) -> None:
         for index, at in enumerate(deadlines)
     ]
     run(desk, *tasks)
-    order = [int(name) for (name,) in desk.batches]
-    urgent = [index for index in order if deadlines[index] < URGENT_NS]
-    assert order[: len(urgent)] == urgent == sorted(urgent, key=lambda i: deadlines[i])
+    order = [deadlines[int(name)] for (name,) in desk.batches]
+    for place, at in enumerate(order):
+        if at < URGENT_NS:
+            assert max(order[: place + 1]) < at + COMPANY_NS
+
+
+def test_urgent_tasks_that_are_due_together_stay_together() -> None:
+    """A crowd of sessions would speak one by one as soon as it is late."""
+    desk = Desk()
+
+    def plan(name: str, tokens: int, deadline_ns: int) -> Task:
+        asks = [Ask(name=f"{name}{index}", bucket="llm", stage=3) for index in range(tokens)]
+        return desk.ask(*asks, Ask(name=f"{name}s", bucket="tts", stage=5), deadline_ns=deadline_ns)
+
+    run(desk, plan("a", 1, 0), plan("b", 2, COMPANY_NS - 1), plan("c", 3, COMPANY_NS))
+    assert desk.batches == [["a0", "b0", "c0"], ["b1", "c1"], ["as", "bs"], ["c2"], ["cs"]]
 
 
 def callbacks(results: list[object]) -> Callable[[Any, BaseException | None], None]:

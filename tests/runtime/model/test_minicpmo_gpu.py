@@ -13,10 +13,9 @@ from protocol.values.model import UNIT_SAMPLES, Unit
 from runtime.model.backends.base import DeviceLost
 from runtime.model.backends.minicpmo import machine as machine_module
 from runtime.model.backends.minicpmo.attention import Row
+from runtime.model.backends.minicpmo.batched import Means, exact_sizes, means_on
 from runtime.model.backends.minicpmo.checkpoint import build_parts
-from runtime.model.backends.minicpmo.decoder import Means, means_on
 from runtime.model.backends.minicpmo.device import CUBLAS_WORKSPACE
-from runtime.model.backends.minicpmo.flash import SpanCache
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.state import Layout, SessionState
@@ -37,10 +36,13 @@ def model() -> DuplexModel:
 def test_a_gpu_has_steps_for_its_slots_or_one_for_all() -> None:
     """An exact server would take steps by its slots, and a replay, which has one, others."""
     gpu = torch.device("cuda")
-    assert means_on(gpu, 8, exact=False) == Means(cache_of=SpanCache.of, sizes=(1, 2, 4, 8))
+    means = means_on(gpu, 8, exact=False)
+    assert means.sizes is not None
+    assert (means.is_flash, means.is_alone, means.sizes(1)) == (True, False, (1, 2, 4, 8))
     for slots in (1, 8, 64, 100):
-        exact = Means(cache_of=SpanCache.of, sizes=(64,), is_alone=True)
+        exact = Means(is_flash=True, sizes=exact_sizes, is_alone=True)
         assert means_on(gpu, slots, exact=True) == exact
+    assert [exact_sizes(length) for length in (1, 11, 77)] == [(64,), (64,), (8,)]
 
 
 @attrs.frozen
@@ -63,13 +65,13 @@ def flash() -> Iterator[None]:
 @pytest.mark.usefixtures("flash")
 def test_what_a_step_gives_stays(model: DuplexModel) -> None:
     """A replayed graph writes over what it gave: a session's logits would become another's."""
-    means = Means(cache_of=SpanCache.of, sizes=(1,))
-    steps = Machine(model.machine.parts, None, 1, means=means)._llm.steps
+    means = Means(is_flash=True, sizes=lambda _: (1,))
+    steps = Machine(model.machine.parts, None, 1, means=means)._batched[0].steps
     assert steps is not None
     out = torch.ones(1, 192), torch.ones(1, 640)
     steps._computed[1, 1] = Given(out)  # type: ignore[assignment]
     with torch.inference_mode():
-        gave = steps.run([torch.zeros(1, 192)], [Row(slot=0, start=3)])
+        gave = steps.run(1, [torch.zeros(1, 192)], [Row(slot=0, start=3)])
     for part in out:
         part.zero_()
     assert all(part.all() for part in gave)
@@ -77,7 +79,7 @@ def test_what_a_step_gives_stays(model: DuplexModel) -> None:
 
 @pytest.mark.parametrize("where", ["cpu", "meta"])
 def test_what_gains_on_a_gpu_is_chosen_there(model: DuplexModel, where: str) -> None:
-    """Pictures and norms would be launched one by one, or a CPU's bits be others.
+    """Pictures would be computed one by one, or a CPU's bits be others.
 
     A device without data stands in for a GPU.
     """
@@ -93,8 +95,6 @@ def test_what_gains_on_a_gpu_is_chosen_there(model: DuplexModel, where: str) -> 
     see = next(run.run())
     assert isinstance(see, See)
     assert see.is_alone == (where == "cpu")
-    fused = any(type(part) is torch.nn.RMSNorm for part in parts.modules())
-    assert fused == (where != "cpu")
 
 
 def test_an_exact_model_computes_repeatably(monkeypatch: pytest.MonkeyPatch) -> None:

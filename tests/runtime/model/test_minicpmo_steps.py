@@ -25,25 +25,26 @@ from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, Uni
 from runtime.model.backends.base import DeviceLost
 from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
 from runtime.model.backends.minicpmo.audio import Hearing
+from runtime.model.backends.minicpmo.batched import ROWS_MIN, Batched, Means, batched, means_on
 from runtime.model.backends.minicpmo.checkpoint import build_parts, load_parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.decoder import ROWS_MIN, Decoder, Means, make_decoder, means_on
+from runtime.model.backends.minicpmo.decoder import DecoderNetwork, RowByRow, Stock, Together
 from runtime.model.backends.minicpmo.device import send
-from runtime.model.backends.minicpmo.flash import SpanCache
+from runtime.model.backends.minicpmo.flash import SpanCache, spans_of
+from runtime.model.backends.minicpmo.kernels import Operators
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.parts import fuse_norms
-from runtime.model.backends.minicpmo.steps import Network, Step, Stepper, batches
+from runtime.model.backends.minicpmo.steps import ROWS_MAX, Network, Step, Stepper, batches
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
-from tests import gpu
 from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.flash import flash_on_cpu, forward, unread
+from tests.gpu.steps import measure
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 HELDOUT = FIXTURES / "speech" / "heldout"
 SLOTS = 3
 UNIT_ROWS = 11
-MEANS = Means(cache_of=SpanCache.of, sizes=(2, SLOTS))
+MEANS = Means(is_flash=True, sizes=lambda _: (2, SLOTS))
 """As on a GPU, with few sizes."""
 
 
@@ -69,7 +70,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
 def stepping(model: DuplexModel) -> DuplexModel:
     """The same weights, computed as on a GPU."""
     parts = load_parts(model.machine.config, FIXTURES / "tiny")
-    fuse_norms(parts)
     machine = Machine(parts, model.machine.vocoder, SLOTS, means=MEANS)
     return DuplexModel.of(machine, model.tokens, {})
 
@@ -93,9 +93,13 @@ def assert_near(one: Tensor, other: Tensor) -> None:
 @pytest.mark.parametrize("slots", [1, 3, 4, 5, 48, 64, 65])
 def test_the_largest_step_holds_everyone(slots: int) -> None:
     """Sessions would go in two steps, or steps be captured that nobody needs."""
-    sizes = batches(slots)
+    sizes = batches(slots, 1)
     assert sizes[-1] == slots
     assert list(sizes) == sorted(set(sizes))
+    for length in (2, UNIT_ROWS, 77):
+        some = batches(slots, length)
+        assert some == sizes[: len(some)]
+        assert max(some) * length <= ROWS_MAX
 
 
 @given(
@@ -125,7 +129,7 @@ def test_all_rows_at_once_see_what_each_sees_by_itself(
     new = [noise(len(rows), heads, count, 8, seed=seed) for seed in (4, 5)]
     caches = (
         SlotCache(stores[0], rows, count, groups, causal=causal),
-        SpanCache.of(stores[1], rows, count, groups, causal=causal),
+        SpanCache(stores[1], spans_of(stores[1], rows, count, causal=causal)),
     )
     outs = []
     for cache in caches:
@@ -140,13 +144,17 @@ def test_all_rows_at_once_see_what_each_sees_by_itself(
         assert torch.equal(stores[0].keys, stores[1].keys)
 
 
-@pytest.mark.parametrize("count", [1, 2, UNIT_ROWS, 5])
+@pytest.mark.parametrize("count", [1, 2, UNIT_ROWS, 5, 80])
 @pytest.mark.parametrize("lengths", [(600, 20, 300), (128, 127)])
 def test_a_step_gives_what_rows_by_themselves_give(
     machines: tuple[Machine, Machine], lengths: tuple[int, ...], count: int
 ) -> None:
     """On a GPU sessions would say other things than on a CPU."""
-    assert machines[1]._llm.steps_take(count) == (count != 5)
+    llm = machines[1]._llm
+    assert isinstance(llm, Together)
+    assert llm.batched.steps is not None
+    length = llm.batched.steps.length_of(count, 600)
+    assert length == {5: UNIT_ROWS, 80: None}.get(count, count)
     for slot, length in enumerate(lengths):
         rows = noise(length, 192, seed=slot)
         for machine in machines:
@@ -160,16 +168,19 @@ def test_a_step_gives_what_rows_by_themselves_give(
         for one, other in zip(plain, stepped, strict=True):
             assert_near(one.hidden, other.hidden)
             assert_near(one.logits.whole(), other.logits.whole())
-    assert_near(machines[0].llm.keys, machines[1].llm.keys)
-    # All of them: rows that fill a step up wrote nothing of their own.
+    for slot in range(SLOTS):  # Sessions and rows that fill a step up wrote nothing before its end.
+        end = dict(enumerate(lengths)).get(slot, -count - 2) + count + 2
+        keys = (machine.llm.keys[:, slot, :, : end or None] for machine in machines)
+        assert_near(*keys)
 
 
 def test_codes_and_sound_go_the_same_way(machines: tuple[Machine, Machine]) -> None:
     """Speech would be other sounds, and what is heard other speech."""
     for step in range(3):
         works = [
-            Speak(slot=slot, start=step, rows=noise(1, 128, seed=10 * step + slot))
-            for slot in (2, 0)
+            Speak(slot=slot, start=start, rows=noise(count, 128, seed=10 * step + slot))
+            for slot, count in ((2, 3 if step == 0 else 1), (0, 7 if step == 0 else 1))
+            for start in (step and step + (2 if slot else 6),)
         ]
         plain, stepped = (machine.compute(works) for machine in machines)
         for one, other in zip(plain, stepped, strict=True):
@@ -198,15 +209,27 @@ def test_pictures_of_one_shape_are_seen_together(machines: tuple[Machine, Machin
 def test_more_sessions_than_a_step_holds_go_in_several(model: DuplexModel) -> None:
     """Where steps are not exact they are of one session; the others would be left out."""
     parts, results = model.machine.parts, []
-    for sizes in ((1,), (SLOTS,)):
-        machine = Machine(parts, None, SLOTS, means=Means(cache_of=SpanCache.of, sizes=sizes))
+    for size in (1, SLOTS):
+        means = Means(is_flash=True, is_alone=True, sizes=lambda _, size=size: (size,))
+        machine = Machine(parts, None, SLOTS, means=means)
         rows = [noise(2, 192, seed=slot) for slot in range(SLOTS)]
         places = [Row(slot=slot, start=4 + slot) for slot in range(SLOTS)]
-        assert machine._llm.steps is not None
         with torch.inference_mode():
-            results.append(machine._llm.steps.run(rows, places))
+            results.append(steps_of(machine).run(2, rows, places))
     for one, other in zip(*results, strict=True):
         assert_near(one, other)
+
+
+def networks(machine: Machine) -> list[Network]:
+    """What runs in steps on a GPU."""
+    return [each.network for each in machine._batched]
+
+
+def steps_of(machine: Machine) -> Stepper:
+    """The steps of the language model."""
+    steps = machine._batched[0].steps
+    assert steps is not None
+    return steps
 
 
 class Capturing(TorchDispatchMode):
@@ -235,16 +258,12 @@ class Capturing(TorchDispatchMode):
 @pytest.mark.parametrize("length", [1, UNIT_ROWS])
 def test_a_step_can_be_captured(model: DuplexModel, length: int) -> None:
     """A GPU would refuse it, and every server with one would launch kernel by kernel."""
-    parts, machine = model.machine.parts, model.machine
-    for network in (
-        Network(parts.llm.model, parts.llm.lm_head, machine.llm),
-        Network(parts.tts.model, parts.tts.logits, machine.tts),
-    ):
+    machine = Machine(model.machine.parts, None, 2, means=MEANS)
+    for network in networks(machine):
         step = Step(network, 2, length)
         with torch.inference_mode(), flash_on_cpu(unread), Capturing() as capturing:
             step.compute()
         assert capturing.calls > 50
-    machine.clear(0)
     with Capturing(), pytest.raises(AssertionError, match="_local_scalar_dense"):
         torch.ones(1).item()
     with Capturing(), pytest.raises(AssertionError, match="lift_fresh"):
@@ -265,26 +284,27 @@ class Elsewhere(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cache_of", [SlotCache, SpanCache.of])
-def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, cache_of: Any) -> None:
+@pytest.mark.parametrize("is_flash", [False, True])
+def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, is_flash: bool) -> None:
     """A GPU would refuse an operation over two devices or formats, in mid-unit or amid a capture.
 
     Tensors without data stand in for its own: they know their device and their format.
     """
     device = torch.device("meta")
     parts = build_parts(load_config(FIXTURES / "tiny" / "config.json"), dtype, device)
-    fuse_norms(parts)
-    machine = Machine(parts, None, SLOTS, means=Means(cache_of=cache_of))
-    assert machine.means.cache_of is cache_of
+    machine = Machine(parts, None, SLOTS, means=Means(is_flash=is_flash))
+    assert machine.means.is_flash == is_flash
     feeds = [Feed(slot=slot, start=9, rows=parts.embed(range(13))) for slot in (0, 1)]
     speaks = [Speak(slot=2, start=0, rows=parts.tts.opening([(3, parts.embed((1,))[0])]))]
-    for plain, work in ((machine._llm, feeds), (machine._tts, speaks)):
-        step = Step(plain.network, 2, 1)
-        with torch.inference_mode():
+    with torch.inference_mode():
+        found = [machine._llm.run(feeds), machine._tts.run(speaks)]
+        for network in networks(machine)[:2]:
+            step = Step(network, 2, 1)
             with Elsewhere():
-                stepped = step.compute()
-            for hidden, logits in (stepped, plain.run(work)):
-                assert (hidden.dtype, logits.dtype) == (dtype, torch.float32)
+                hidden, logits = step.compute()
+            found.append((hidden, logits))
+    for hidden, logits in found:
+        assert (hidden.dtype, logits.dtype) == (dtype, torch.float32)
     for request in (
         See(picture=torch.zeros(3, 448, 448)),
         Hearing(mel=torch.zeros(80, 104), slot=0, units=3),
@@ -297,21 +317,6 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, cache_of: 
         with pytest.raises(IndexError, match="not from 0 to 639"):
             parts.embed(ids)
     assert parts.embed(()).shape == (0, 192)
-
-
-def test_fused_norms_are_the_stock_ones(model: DuplexModel) -> None:
-    """A norm that is left out costs eight launches; one that is another loses the checkpoint."""
-    stock, fused = model.machine.parts, load_parts(model.machine.config, FIXTURES / "tiny")
-    fuse_norms(fused)
-    names = [name for name, part in stock.named_modules() if "RMSNorm" in type(part).__name__]
-    layers = stock.config.llm.num_hidden_layers, stock.config.tts.llama.num_hidden_layers
-    assert len(names) == 4 * layers[0] + 2 * layers[1] + 2
-    for name in names:
-        one, other = stock.get_submodule(name), fused.get_submodule(name)
-        assert type(other) is torch.nn.RMSNorm
-        x = noise(5, int(other.weight.shape[0]), seed=1)
-        torch.testing.assert_close(one(x), other(x), rtol=1e-6, atol=1e-6)
-    assert stock.state_dict().keys() == fused.state_dict().keys()
 
 
 def test_a_released_slot_is_empty(machines: tuple[Machine, Machine]) -> None:
@@ -354,9 +359,9 @@ def test_what_is_run_first_on_a_gpu_runs(model: DuplexModel) -> None:
     """The first minutes with a GPU would go into mending the script that is to use them."""
     found: dict[str, object] = {}
     machine = Machine(model.machine.parts, None, SLOTS, means=MEANS)
-    gpu.measure(machine, lambda name, value: found.update({name: value}))
+    measure(machine, lambda name, value: found.update({name: value}))
     off = [value for name, value in found.items() if name.endswith("off by")]
-    assert len(off) == 2 * (4 + 1)  # Four lengths for tokens and one for codes, of 1 and of 3.
+    assert len(off) == 2 * (4 + 2)  # Four lengths for tokens and two for codes, of 1 and of 3.
     assert all(float(part) < 1e-3 for parts in off for part in parts)  # type: ignore[attr-defined]
     assert "pictures, 16, ms" in found
 
@@ -371,13 +376,14 @@ def test_a_log_tells_how_each_decoder_attends(
     parts, made = model.machine.parts, Stepper.__init__
 
     def tokens_alone(self: Stepper, network: Network, *args: Any) -> None:
-        if network.model is not parts.llm.model:
+        if network.name != "tokens":
             raise RuntimeError("no memory for it")
         made(self, network, *args)
 
     monkeypatch.setattr(Stepper, "__init__", tokens_alone)
     machine = Machine(parts, None, SLOTS, means=MEANS)
-    assert machine.attention == "flash; tokens in steps of 2, 3"
+    steps = ", ".join(f"{length} x 2/3" for length in (1, 2, UNIT_ROWS, 77))
+    assert machine.attention == f"flash, torch; tokens in steps of {steps}"
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -391,12 +397,12 @@ def test_where_no_step_can_be_made_all_goes_without(
 
     monkeypatch.setattr(Step, "__init__", broken)
     machine = Machine(model.machine.parts, None, 1, means=MEANS)
-    assert machine.attention == "flash"
+    assert machine.attention == "flash, torch"
     (fed,) = machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
     model.machine.clear(0)
     (wanted,) = model.machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
     assert_near(fed.logits.whole(), wanted.logits.whole())
-    assert caplog.text.count("no fixed steps") == 2
+    assert caplog.text.count("no fixed steps") == 3
     assert "no kernel image" in caplog.text
 
 
@@ -428,7 +434,7 @@ def test_a_cpu_has_no_steps(model: DuplexModel) -> None:
 
 # -- exactness -----------------------------------------------------------------------------------
 
-EXACT = Means(cache_of=SpanCache.of, sizes=(ROWS_MIN,), is_alone=True)
+EXACT = Means(is_flash=True, sizes=lambda _: (ROWS_MIN,), is_alone=True)
 """As on a GPU that is to be exact. Steps are wide enough that on a CPU a row's bits are its own."""
 
 
@@ -436,11 +442,14 @@ def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None
     """A replay alone would find other bytes than were recorded in company."""
     machine = Machine(model.machine.parts, None, SLOTS, means=EXACT)
     assert machine.is_exact
-    assert machine.attention == "flash; tokens in steps of 16; codes in steps of 16"
+    assert machine.attention == (
+        "flash, torch; tokens in steps of 1 x 16, 2 x 16, 11 x 16, 77 x 16; "
+        "codes in steps of 1 x 16, 10 x 16; sound in steps of 50 x 16"
+    )
     assert machine.batch == "1 rows at least, but for steps one session at a time"
     assert not machine.llm.keys.any()  # What was tried is gone.
     assert machine.llm._written == [0] * SLOTS
-    for count in (1, 2, UNIT_ROWS, 5, 13):
+    for count in (1, 2, UNIT_ROWS, 5, 80):
         works = [
             Feed(slot=slot, start=9 * slot, rows=noise(count, 192, seed=slot + count))
             for slot in range(SLOTS)
@@ -467,7 +476,7 @@ def test_a_session_is_the_same_with_fewer_slots(model: DuplexModel) -> None:
     assert any(result.codec_ids for result in played[0])
 
 
-def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Decoder:
+def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Batched:
     """A decoder that gives a session a little more, for what is none of its business."""
     parts, times = model.machine.parts, iter(range(1, 10_000))
 
@@ -481,8 +490,9 @@ def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Decoder
         }
         return logits + more[what] * 1e-3
 
-    store = Machine(parts, None, slots).llm
-    return make_decoder(Network(parts.llm.model, head, store), EXACT, (1, 2))
+    store = Machine(parts, None, slots, means=Means(is_flash=True)).llm
+    stock = Stock(name="tokens", model=parts.llm.model, head=head, store=store)
+    return batched(DecoderNetwork(stock, Operators()), EXACT, (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -494,17 +504,18 @@ def test_where_steps_are_not_exact_each_session_has_its_own(
     """A GPU whose products depend on the company would break replays that were promised."""
     decoder = decoder_unlike(model, what)
     assert decoder.steps is not None
-    assert decoder.steps.sizes == (1,)
-    assert "steps of 16 sessions are not exact for Qwen3Model" in caplog.text
+    assert decoder.steps.sizes == {1: (1,), 2: (1,)}
+    assert "steps of tokens are not exact for several sessions" in caplog.text
 
 
 def test_it_is_found_out_in_a_replay_too(model: DuplexModel) -> None:
     """It has one slot, and would take steps that the server did not."""
     machine = Machine(model.machine.parts, None, 1, means=EXACT)
-    assert machine._llm.steps is not None
-    places = machine._llm.steps._spread(UNIT_ROWS)
+    places = steps_of(machine)._spread(UNIT_ROWS, ROWS_MIN)
     assert len({place.start for place in places}) == len(places) == ROWS_MIN
-    assert decoder_unlike(model, "its neighbours", slots=1).steps.sizes == (1,)  # type: ignore[union-attr]
+    unlike = decoder_unlike(model, "its neighbours", slots=1)
+    assert unlike.steps is not None
+    assert unlike.steps.sizes == {1: (1,), 2: (1,)}
 
 
 def test_a_neighbour_who_has_said_more_is_found_out(model: DuplexModel) -> None:
@@ -514,12 +525,12 @@ def test_a_neighbour_who_has_said_more_is_found_out(model: DuplexModel) -> None:
         out, *rest = forward(*args, **options)
         return out + options["seqused_k"].max() * 1e-3, *rest
 
-    means = attrs.evolve(EXACT, sizes=(SLOTS,))
+    means = attrs.evolve(EXACT, sizes=lambda _: (SLOTS,))
     with flash_on_cpu(by_longest):
         machine = Machine(model.machine.parts, None, SLOTS, means=means)
-    assert machine._llm.steps is not None
-    assert machine._llm.steps.sizes == (1,)
-    starts = {place.start for place in machine._llm.steps._spread(1)}
+    steps = steps_of(machine)
+    assert set(steps.sizes.values()) == {(1,)}
+    starts = {place.start for place in steps._spread(1, SLOTS)}
     assert len(starts) == SLOTS
 
 
@@ -551,7 +562,7 @@ def test_a_gpu_that_is_lost_is_said_to_be(
         raise torch.AcceleratorError(text)
 
     works = [Feed(slot=0, start=0, rows=noise(1, 192, seed=0))]
-    monkeypatch.setattr(Decoder, "run", lost)
+    monkeypatch.setattr(RowByRow, "run", lost)
     with pytest.raises(DeviceLost, match=r"GPU is lost to this process \(CUDA error: an illegal"):
         machine.compute(works)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.model.backends.minicpmo.decoder import ROWS_MIN
+from runtime.model.backends.minicpmo.batched import ROWS_MIN
 from runtime.model.backends.minicpmo.model import DuplexModel
 from tests.bench.tiny.score import (
     score_barge,

@@ -113,7 +113,7 @@ class Anchor(InSlot):
         self._carried = sampled[-1:] if self._anchoring.carry_terminator else ()
         self.chunks += 1
         prefill_us, generate_us = (middle - began) // 1000, (ended - middle) // 1000
-        trace = first.logits.trace()
+        trace = first.logits.trace().result()
         return Extended(
             chunk=self.chunks - 1,
             token_ids=sampled,

@@ -34,7 +34,7 @@ class KvSlots:
     """Keys and values of one decoder, for all slots: (layers, slots, heads, capacity, width).
 
     A head's slots are consecutive in memory, so a layer is also one row of positions, with slot s
-    from s * capacity on (`layer`).
+    from s * capacity on (`layer`). After the last slot come `spare` positions, of no session.
 
     Args:
         slots: maximum concurrent sessions.
@@ -42,6 +42,7 @@ class KvSlots:
         capacity: positions per slot.
         width: of a head.
         window: positions that a query sees, itself included; None: all.
+        spare: positions for rows that only fill a step up.
     """
 
     def __init__(
@@ -53,13 +54,18 @@ class KvSlots:
         capacity: int,
         width: int,
         window: int | None = None,
+        spare: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (layers, heads, slots, capacity, width)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device).transpose(1, 2)
-        self.values = torch.zeros(shape, dtype=dtype, device=device).transpose(1, 2)
-        self.capacity = capacity
+        count = slots * capacity
+        shape = (layers, heads, count + spare, width)
+        self._flat = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.keys, self.values = (
+            flat[:, :, :count].unflatten(2, (slots, capacity)).transpose(1, 2)
+            for flat in self._flat
+        )
+        self.slots, self.capacity = slots, capacity
         self.window = window
         self._written = [0] * slots
 
@@ -69,12 +75,9 @@ class KvSlots:
         return 2 * self.keys[:, 0].numel() * self.keys.element_size()
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values as views (slots * capacity, heads, width)."""
-        keys, values = self.keys[index], self.values[index]  # (slots, heads, capacity, width)
-        return (
-            keys.transpose(0, 1).flatten(1, 2).transpose(0, 1),
-            values.transpose(0, 1).flatten(1, 2).transpose(0, 1),
-        )
+        """Return a layer's keys and values as views (slots * capacity + spare, heads, width)."""
+        keys, values = (flat[index].transpose(0, 1) for flat in self._flat)
+        return keys, values
 
     def write(self, index: int, slots: Tensor, places: Tensor, key: Tensor, value: Tensor) -> None:
         """Write a layer's rotated keys and values (B, K, T, D); slots (B, 1), places (B, T)."""
@@ -83,9 +86,8 @@ class KvSlots:
 
     def scramble(self) -> None:
         """Fill with random keys and values: among zeros, a wrong position could go unnoticed."""
-        for layer in range(len(self.keys)):  # At once, torch may allocate as much again.
-            self.keys[layer].normal_()
-            self.values[layer].normal_()
+        for flat in self._flat:
+            flat.normal_()
 
     def reach(self, slot: int, end: int) -> None:
         """Register that a slot is about to be written up to `end`."""
@@ -108,8 +110,8 @@ class KvSlots:
 
     def clear(self) -> None:
         """Zero all slots entirely."""
-        self.keys.zero_()
-        self.values.zero_()
+        for flat in self._flat:
+            flat.zero_()
         self._written = [0] * len(self._written)
 
     def wipe(self, slot: int, start: int = 0) -> None:
@@ -141,16 +143,6 @@ class Cache(Protocol):
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Seen, None]:
         """Write a layer's new keys and values, (B, K, T, D); return what the rows see."""
-        ...
-
-
-class CacheOf(Protocol):
-    """Makes the cache of one forward pass; see `SlotCache`."""
-
-    def __call__(
-        self, store: KvSlots, rows: Sequence[Row], count: int, groups: int, /, *, causal: bool = ...
-    ) -> Cache:
-        """Register the positions about to be written, and return the cache."""
         ...
 
 

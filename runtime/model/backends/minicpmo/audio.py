@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .attention import CacheOf, KvSlots, Row, SlotCache
+from .attention import Cache, KvSlots, Row, SlotCache
 from .config import UNIT_FRAMES, AudioConfig
+from .flash import SpanCache, Spans
 from .mel import CONTEXT
+from .steps import Out
 
 
 class AudioAttention(nn.Module):
@@ -87,6 +89,11 @@ class Hearing:
     stage: ClassVar[int] = 1
     bucket: ClassVar[str] = "hear"
 
+    @property
+    def row(self) -> Row:
+        """Where its frames go."""
+        return Row(slot=self.slot, start=self.units * UNIT_FRAMES)
+
 
 class AudioEncoder(nn.Module):
     """The encoder; its weights have the published names under `apm`."""
@@ -114,19 +121,32 @@ class AudioEncoder(nn.Module):
         x = F.gelu(self.conv2(x)).transpose(1, 2)  # (B, context / 2 + 50 * U + 1, width)
         return x[:, context // 2 : -(CONTEXT // 2)]
 
-    def hear(
-        self, hearings: Sequence[Hearing], store: KvSlots, cache_of: CacheOf = SlotCache
-    ) -> Tensor:
+    def frames(self, hearings: Sequence[Hearing], *, together: bool = False) -> list[Tensor]:
+        """One unit of each session as the first block takes it, (50, width) each.
+
+        `together`: convolve those of one length together.
+        """
+        contexts = [item.mel.shape[1] - 2 * UNIT_FRAMES - CONTEXT for item in hearings]
+        if together and len(set(contexts)) == 1:
+            mels = torch.stack([item.mel for item in hearings])
+            convolved = list(self.convolve(mels, contexts[0]))
+        else:
+            pairs = zip(hearings, contexts, strict=True)
+            convolved = [self.convolve(item.mel[None], context)[0] for item, context in pairs]
+        table = self.embed_positions.weight
+        return [
+            rows + table[item.row.start : item.row.start + UNIT_FRAMES]
+            for rows, item in zip(convolved, hearings, strict=True)
+        ]
+
+    def hear(self, hearings: Sequence[Hearing], store: KvSlots) -> Tensor:
         """Encode one unit of each session into (B, 50, width), appending its keys to the slot."""
-        rows = [Row(slot=item.slot, start=item.units * UNIT_FRAMES) for item in hearings]
-        frames = []
-        for item, row in zip(hearings, rows, strict=True):
-            context = item.mel.shape[1] - 2 * UNIT_FRAMES - CONTEXT
-            places = self.embed_positions.weight[row.start : row.start + UNIT_FRAMES]
-            rows_of_unit = self.convolve(item.mel[None], context)[0]  # (50, width)
-            frames.append(rows_of_unit + places)
-        x = torch.stack(frames)
-        cache = cache_of(store, rows, UNIT_FRAMES, 1, causal=False)
+        x = torch.stack(self.frames(hearings))
+        cache = SlotCache(store, [item.row for item in hearings], UNIT_FRAMES, 1, causal=False)
+        return self.encode(x, cache)
+
+    def encode(self, x: Tensor, cache: Cache) -> Tensor:
+        """The blocks, for rows (B, 50, width) whose keys go through the cache."""
         for index, block in enumerate(self.blocks()):
             q, k, v = block.split(x)
             seen, _ = cache.update(k, v, index)
@@ -159,6 +179,25 @@ class AudioEncoder(nn.Module):
             x = block.join(x, seen.transpose(1, 2))
         out: Tensor = self.layer_norm(x)
         return out
+
+
+class HearingNetwork:
+    """The encoder's pass for many sessions, and the projection; see `steps.Network`."""
+
+    is_causal = False
+    name = "sound"
+
+    def __init__(self, encoder: AudioEncoder, projection: AudioProjection, store: KvSlots) -> None:
+        self._encoder, self._projection, self.store = encoder, projection, store
+        self.width = encoder.config.d_model
+
+    def forward(self, rows: Tensor, spans: Spans) -> Tensor:
+        """See `Network.forward`."""
+        return self._encoder.encode(rows, SpanCache(self.store, spans)).flatten(0, 1)
+
+    def finish(self, hidden: Tensor, spans: Spans) -> Out:
+        """The embeddings of each session's unit, (B, 10, width)."""
+        return (self._projection(hidden.unflatten(0, (len(spans.slots), -1))),)
 
 
 class AudioProjection(nn.Module):

@@ -229,7 +229,7 @@ class Answer:
         self.emit(piece)
 
     def _result(self, result: TurnResult, first: Fed, began: int) -> TurnResult:
-        trace, mouth = first.logits.trace(), self.mouth
+        trace, mouth = first.logits.trace().result(), self.mouth
         wall = (time.perf_counter_ns() - began) // 1000
         tts = 0 if mouth is None else mouth.tts_ns // 1000
         vocoder = 0 if mouth is None else mouth.vocoder_ns // 1000

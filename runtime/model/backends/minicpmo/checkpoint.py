@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .config import ModelConfig
-from .parts import Parts, fuse_norms
+from .parts import Parts
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -71,8 +71,6 @@ def build_parts(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     """Build the modules with arbitrary weights, for inference."""
     with _defaults(dtype, device):
         parts = Parts(config)
-    if device.type != "cpu":
-        fuse_norms(parts)
     return parts.requires_grad_(False).eval()
 
 

@@ -68,10 +68,20 @@ def telling_lost() -> Iterator[None]:
         raise
 
 
+def pin(row: Tensor, like: Tensor) -> Tensor:
+    """Prepare a host tensor for `send`, in any thread: in `like`'s format, which a GPU can read."""
+    return row.to(like.dtype).pin_memory() if like.is_cuda else row
+
+
 def send(rows: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-    """Copy host tensors to `like`'s device and format; to a GPU in one asynchronous copy."""
+    """Copy host tensors to `like`'s device and format, to a GPU asynchronously.
+
+    Those of `pin` are copied as they are, others first into one.
+    """
     if like.device.type == "cpu":
         return [row.to(like) for row in rows]
+    if like.is_cuda and all(row.is_pinned() for row in rows):
+        return [row.to(like.device, non_blocking=True) for row in rows]
     packed = torch.cat([row.flatten() for row in rows])
     if like.is_cuda:
         packed = packed.pin_memory()

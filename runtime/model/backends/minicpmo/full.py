@@ -1,12 +1,16 @@
 """The published model's architecture with random weights, to measure time and memory.
 
-The numbers are those of the public code's configuration and of model.md; the token ids are those of
-`tiny`, whose tokenizer is used. Output is noise; timing is realistic. Tests use small shapes on a
-CPU; it was never run at full size.
+The numbers are those of the public code's configuration and of model.md; the control tokens are
+those of `tiny`, whose tokenizer is filled up with meaningless tokens (`write_tokenizer`). Output is
+noise; timing is realistic. Tests use small shapes on a CPU.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import shutil
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,9 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from .batched import means_on
 from .checkpoint import build_parts
 from .config import ModelConfig, read_config
-from .decoder import means_on
 from .device import compute_repeatably
 from .machine import Machine
 from .model import THREADS, DuplexModel
@@ -110,6 +114,23 @@ def full_config(layers_scale: float = 1.0) -> ModelConfig:
     """The published architecture, with the language model's layers scaled for a smaller GPU."""
     layers = max(1, round(FULL["num_hidden_layers"] * layers_scale))
     return read_config({**FULL, "num_hidden_layers": layers}, "full")
+
+
+def write_tokenizer(folder: Path, size: int, into: Path) -> Path:
+    """Write a folder's tokenizer into another, with more tokens, up to `size` in all.
+
+    Of a few hundred ids, the rules would seldom find one among the highest logits.
+    """
+    shutil.copy(folder / "tokenizer_config.json", into)
+    raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = raw["model"]["vocab"]
+    ids = {*vocabulary.values(), *(token["id"] for token in raw["added_tokens"])}
+    letters = string.ascii_letters + string.digits
+    words = ("".join(word) for word in itertools.product(letters, repeat=3))
+    fresh = (word for word in words if word not in vocabulary)
+    vocabulary |= {next(fresh): index for index in range(size) if index not in ids}
+    (into / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    return into
 
 
 def random_model(

@@ -15,19 +15,26 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from .attention import Kept, KvSlots, SlotCache
-from .audio import Hearing
+from .attention import Kept, KvSlots
+from .audio import Hearing, HearingNetwork
+from .batched import ON_CPU, Batched, Means, batched
 from .config import UNIT_FRAMES, ModelConfig
-from .decoder import ON_CPU, Means, make_decoder
+from .decoder import Decoder, DecoderNetwork, RowByRow, Stock, Together
 from .device import fetch, send, telling_lost
 from .flash import can_attend
+from .kernels import operators_for
 from .parts import Parts
 from .plan import StoreShape, stores
-from .steps import Network
 from .token_logits import Shortlists, rows_on_host
 from .vocoder import Pcm, Sounding, Vocoder
 from .work import Fed, Feed, Recall, See, Speak, Work
 
+PICTURE_MARKS: Final = 2
+"""Tokens around a picture."""
+CHUNK_ROWS: Final = 10
+"""First rows of a chunk of speech: those of its text, usually fewer, and `audio_bos`."""
+SPARE: Final = 128
+"""Positions after the last slot: more than the rows of a step."""
 PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
 
 _log = logging.getLogger("antiphon.model")
@@ -56,26 +63,44 @@ class Machine:
         # plan each length of keys that is new to the thread; here nearly all are.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         torch.backends.cudnn.allow_tf32 = False  # fp32 would have convolutions of 10 bits.
-        self.parts, self.vocoder, self.slots = parts, vocoder, slots
+        self.parts, self.vocoder, self.slots, self._asked = parts, vocoder, slots, means
         self.shortlists = shortlists
         shapes = stores(parts.config)
         self.llm = self._store(shapes["llm"])
         self.tts = self._store(shapes["tts"])
         self.audio = self._store(shapes["audio"])
-        if means.cache_of is not SlotCache and not can_attend(self.llm):
+        if means.is_flash and not can_attend(self.llm):
             _log.warning("no flash attention here: rows are attended one by one")
-            means = attrs.evolve(means, cache_of=SlotCache, sizes=())
+            means = Means()
         self.means = means
-        # A token; the end of a unit; a unit without pictures.
-        lengths = (1, 2, 1 + UNIT_FRAMES // parts.config.audio.pool)
-        llm = Network(parts.llm.model, parts.llm.lm_head, self.llm)
-        tts = Network(parts.tts.model, parts.tts.logits, self.tts)
-        self._llm, self._tts = make_decoder(llm, means, lengths), make_decoder(tts, means, (1,))
+        llm = Stock(name="tokens", model=parts.llm.model, head=parts.llm.lm_head, store=self.llm)
+        tts = Stock(name="codes", model=parts.tts.model, head=parts.tts.logits, store=self.tts)
+        self._llm: Decoder = RowByRow(llm, means)
+        self._tts: Decoder = RowByRow(tts, means)
+        self._batched: list[Batched] = []
+        if means.is_flash:
+            self._batch(llm, tts)
+
+    def _batch(self, llm: Stock, tts: Stock) -> None:
+        """Compute sessions together, as a GPU does."""
+        means, config = self.means, self.parts.config
+        self._operators = operators_for(self.llm.keys)
+        heard = UNIT_FRAMES // config.audio.pool
+        # A token; the end of a unit; a unit without a picture, and with one.
+        lengths = (1, 2, 1 + heard, 1 + config.vision.queries + PICTURE_MARKS + heard)
+        apm, projection = self.parts.apm, self.parts.audio_projection_layer
+        tokens = batched(DecoderNetwork(llm, self._operators), means, lengths)
+        codes = batched(DecoderNetwork(tts, self._operators), means, (1, CHUNK_ROWS))
+        self._sound_of = batched(HearingNetwork(apm, projection, self.audio), means, (UNIT_FRAMES,))
+        self._llm, self._tts = Together(tokens), Together(codes)
+        self._batched = [tokens, codes, self._sound_of]
 
     def _store(self, shape: StoreShape) -> KvSlots:
-        weight = self.parts.llm.lm_head.weight
+        weight, spare = self.parts.llm.lm_head.weight, SPARE * self._asked.is_flash
         sizes = attrs.asdict(shape)
-        return KvSlots(**sizes, slots=self.slots, dtype=weight.dtype, device=weight.device)
+        return KvSlots(
+            **sizes, slots=self.slots, spare=spare, dtype=weight.dtype, device=weight.device
+        )
 
     @property
     def config(self) -> ModelConfig:
@@ -85,12 +110,11 @@ class Machine:
     @property
     def attention(self) -> str:
         """A description of the attention method, on which bits depend."""
-        said = ["sdpa, row by row" if self.means.cache_of is SlotCache else "flash"]
-        for what, decoder in (("tokens", self._llm), ("codes", self._tts)):
-            if decoder.steps is not None:
-                sizes = ", ".join(map(str, decoder.steps.sizes))
-                said.append(f"{what} in steps of {sizes}")
-        return "; ".join(said)
+        if not self._batched:
+            return "sdpa, row by row"
+        steps = {each.network.name: each.steps for each in self._batched}
+        said = [f"{name} in steps of {some.description}" for name, some in steps.items() if some]
+        return "; ".join((f"flash, {self._operators.name}", *said))
 
     @property
     def batch(self) -> str:
@@ -102,9 +126,9 @@ class Machine:
     def is_exact(self) -> bool:
         """Whether results are bitwise independent of the batch, as far as can be tested."""
         if self.means.is_alone:
-            return self._llm.steps is not None and self._tts.steps is not None
+            return all(each.steps is not None for each in self._batched)
         is_on_cpu = self.llm.keys.device.type == "cpu"
-        return is_on_cpu and not self.means.sizes and rows_are_independent(self.parts)
+        return is_on_cpu and not self.means.is_flash and rows_are_independent(self.parts)
 
     @property
     def slot_bytes(self) -> int:
@@ -114,15 +138,10 @@ class Machine:
     def compute(self, works: Sequence[Work]) -> list[Any]:
         """Answer one bucket's requests in order, repeatably; `DeviceLost` if the GPU is lost."""
         together = [works]
-        if self.means.is_alone and not self._goes_in_a_step(works[0]):
+        if self.means.is_alone and isinstance(works[0], See):
             together = [[work] for work in works]
         with telling_lost(), torch.inference_mode():
             return [answer for some in together for answer in self._answer(some)]
-
-    def _goes_in_a_step(self, work: Work) -> bool:
-        if isinstance(work, Feed):
-            return self._llm.steps_take(len(work.rows))
-        return isinstance(work, Speak) and self._tts.steps_take(len(work.rows))
 
     def _answer(self, works: Sequence[Any]) -> list[Any]:
         answers: dict[type[Work], Callable[[Sequence[Any]], list[Any]]] = {
@@ -150,7 +169,10 @@ class Machine:
     def _hear(self, hearings: Sequence[Hearing]) -> list[Tensor]:
         mels = send([hearing.mel for hearing in hearings], self.audio.keys)
         sent = [attrs.evolve(one, mel=mel) for one, mel in zip(hearings, mels, strict=True)]
-        rows = self.parts.apm.hear(sent, self.audio, self.means.cache_of)  # (B, 50, d_model)
+        if self._batched:
+            frames = self.parts.apm.frames(sent, together=not self.means.is_alone)
+            return list(self._sound_of.run(frames, [one.row for one in sent])[0])
+        rows = self.parts.apm.hear(sent, self.audio)  # (B, 50, d_model)
         return list(self.parts.audio_projection_layer(rows))  # (10, width) each
 
     def _feed(self, works: Sequence[Feed]) -> list[Fed]:

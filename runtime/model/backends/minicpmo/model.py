@@ -22,11 +22,11 @@ from protocol.values.turn import Turn
 from ..base import BackendError, BackendInfo
 from ..streams import Anchoring
 from .anchor import Anchor
+from .batched import means_on
 from .chat import ChatTurn
 from .chat_template import TEMPLATE_FILE
 from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
-from .decoder import means_on
 from .device import compute_repeatably, device_name
 from .machine import Machine
 from .session import ModelSession

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from .audio import AudioEncoder, AudioProjection
 from .config import ModelConfig
@@ -58,16 +56,3 @@ class Parts(nn.Module):
             return row[None]
         out: Tensor = table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device))
         return out
-
-
-def fuse_norms(model: nn.Module) -> None:
-    """Replace the stock norms by torch's fused one: one kernel instead of eight.
-
-    It rounds half precision once less, so it is for GPUs only. Weights and their names stay.
-    """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, Qwen3RMSNorm | LlamaRMSNorm):
-                fused = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, device="meta")
-                fused.weight = child.weight
-                setattr(parent, name, fused.eval())

@@ -30,6 +30,7 @@ from protocol.values.model import (
 from ..base import BackendError, ContextFull
 from ..forcing import Forced, ForcedResult, require_recorded
 from .decide import fed_max
+from .device import pin
 from .machine import Machine
 from .prompt import MALFORMED, Prefilled, prefill
 from .rebuild import ToldUnit, WaitingRows
@@ -111,7 +112,11 @@ class ModelSession:
             pixels = [read_jpeg(jpeg) for jpeg in unit.frames]
         except ValueError as error:
             raise BackendError(f"unit {unit.index} has a frame that cannot be decoded") from error
-        return [self._slicing.cut(frame, unit.max_slice_nums) for frame in pixels]
+        like = self._machine.llm.keys
+        return [
+            [pin(part, like) for part in self._slicing.cut(frame, unit.max_slice_nums)]
+            for frame in pixels
+        ]
 
     def unit(self, unit: Unit, cut: Cut | None) -> Steps[UnitResult]:
         """Look at a unit; then prefill and generate it; see `BackendSession.run_unit`.

@@ -2,80 +2,81 @@
 
 A token, or the few rows of a unit, is little arithmetic in many small kernels, so on a GPU most
 time goes into launches. There the most frequent lengths run in steps of a few batch sizes
-(`batches`), filled with copies of the first row, which write the same values to the same places. A
-step attends in one call a layer (`flash.py`), and is captured once as a CUDA graph. All but the
-kernel and the capture is tested on CPUs, which do not use it because it rounds differently. It has
-never run on a GPU.
+(`batches`), each captured once as a CUDA graph. A shorter length is filled up with positions that
+nobody sees and that the next ones overwrite; a smaller batch with sessions that have no slot, and
+write to the store's spare positions. All but the capture is tested on CPUs, which do not use it
+because it rounds differently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
-import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from .attention import KvSlots, Row
-from .flash import SpanCache, Spans
+from .flash import Spans
 
 BATCHES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Sessions per step; each size is captured once for each length, in a second or less."""
+ROWS_MAX: Final = 704
+"""Rows of a step: with more, arithmetic takes longer than launches."""
 WARM_UPS: Final = 2
 
-Out: TypeAlias = tuple[Tensor, Tensor]
-"""Last hidden states (B, width), and logits (B, ids), float32."""
+Out: TypeAlias = tuple[Tensor, ...]
+"""What a network makes of each session, (B, ...) each; for a decoder, last hidden states, (B,
+width), and logits, (B, ids), float32."""
 
 
-def batches(slots: int) -> tuple[int, ...]:
-    """The step sizes for a number of slots, ascending; the last holds them all."""
-    return (*(size for size in BATCHES if size < slots), slots)
+def batches(slots: int, length: int) -> tuple[int, ...]:
+    """The step sizes for a number of slots, ascending; if possible, the last holds them all."""
+    sizes = (*(size for size in BATCHES if size < slots), slots)
+    return tuple(size for size in sizes if size * length <= ROWS_MAX)
 
 
-@attrs.frozen(eq=False)
-class Network:
-    """A decoder's parts.
+class Network(Protocol):
+    """What steps run: rows of many sessions, over their slots.
 
-    Attributes:
-        model: stock, without its head.
-        head: last hidden states to logits, (B, width) -> (B, ids).
-        store: its slots.
+    `name`: in words. `width`: of a row. `is_causal`: whether a row sees only those before it.
     """
 
-    model: nn.Module
-    head: Callable[[Tensor], Tensor]
+    name: str
     store: KvSlots
+    width: int
+    is_causal: bool
+
+    def forward(self, rows: Tensor, spans: Spans) -> Tensor:
+        """Feed (B, T, width), each where its span says; (B * T, width)."""
+        ...
+
+    def finish(self, hidden: Tensor, spans: Spans) -> Out:
+        """What each session gets of all rows, (B * T, width)."""
+        ...
 
 
 class Step:
-    """A forward pass of one size: `batch` sessions, each feeding `length` rows."""
+    """A forward pass of one size: `batch` sessions, each feeding up to `length` rows."""
 
     def __init__(self, network: Network, batch: int, length: int) -> None:
-        self._network, store = network, network.store
-        width, like = int(network.model.config.hidden_size), store.keys  # type: ignore[union-attr, arg-type]
-        self.rows = torch.zeros(batch, length, width, dtype=like.dtype, device=like.device)
-        self.spans = Spans(store, batch, length)
-        self._cache = SpanCache(store, self.spans)
+        self._network, like = network, network.store.keys
+        shape = (batch, length, network.width)
+        self.rows = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.spans = Spans(network.store, batch, length, causal=network.is_causal)
 
     def compute(self) -> Out:
         """Feed the rows."""
         self.spans.take()
-        out = self._network.model(
-            inputs_embeds=self.rows,
-            position_ids=self.spans.places,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        hidden: Tensor = out.last_hidden_state[:, -1]
-        return hidden, self._network.head(hidden).float()
+        return self._network.finish(self._network.forward(self.rows, self.spans), self.spans)
 
 
 class Replayed:
     """A step captured once as a graph and replayed as one launch.
 
     Args:
-        step: of one size; its capture writes to slot 0, from position 0 on.
+        step: of one size; its capture writes to the first positions of slot 0.
         aside: the stream of all captures, since libraries keep memory per stream.
         pool: memory shared by all steps: a result must be taken before the next step.
     """
@@ -100,13 +101,17 @@ class Replayed:
 
 
 class Stepper:
-    """Feeds a few rows to each of any number of sessions, in steps of fixed sizes and lengths."""
+    """Feeds rows to any number of sessions, in steps of fixed lengths and sizes.
 
-    def __init__(self, network: Network, sizes: Sequence[int], lengths: Sequence[int]) -> None:
+    `sizes`: sessions of a step by length, both ascending.
+    """
+
+    def __init__(self, network: Network, sizes: Mapping[int, Sequence[int]]) -> None:
         self._store = store = network.store
-        self.sizes, self.lengths = tuple(sizes), tuple(lengths)
+        self.sizes = {length: tuple(some) for length, some in sizes.items()}
         # The largest are captured first, so that the others reuse their memory.
-        shapes = [(size, length) for size in self.sizes[::-1] for length in sorted(lengths)[::-1]]
+        shapes = [(size, length) for length, some in self.sizes.items() for size in some]
+        shapes.sort(key=lambda shape: shape[0] * shape[1], reverse=True)
         self._steps = {shape: Step(network, *shape) for shape in shapes}
         self._computed: dict[tuple[int, int], Step | Replayed] = dict(self._steps)
         if store.keys.is_cuda:
@@ -115,32 +120,46 @@ class Stepper:
             self._computed = {
                 shape: Replayed(step, aside, pool) for shape, step in self._steps.items()
             }
-            store.keys[:, 0, :, : max(lengths)] = 0
-            store.values[:, 0, :, : max(lengths)] = 0
+            store.keys[:, 0, :, : max(sizes)] = 0
+            store.values[:, 0, :, : max(sizes)] = 0
 
-    def run(self, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
-        """Feed rows, (T, width), to distinct slots; return the outputs of each last row."""
-        most, length = self.sizes[-1], len(rows[0])
+    @property
+    def description(self) -> str:
+        """Rows and sessions of the steps, on which bits depend."""
+        return ", ".join(
+            f"{length} x {'/'.join(map(str, some))}" for length, some in self.sizes.items()
+        )
+
+    def length_of(self, count: int, start: int) -> int | None:
+        """The length of the step that `count` rows at a position go in; None: there is none."""
+        length = next((length for length in self.sizes if length >= count), None)
+        return length if length and start + length <= self._store.capacity else None
+
+    def run(self, length: int, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
+        """Feed rows, (up to `length`, width), to distinct slots, in as many steps as it takes."""
+        most = self.sizes[length][-1]
         for row in places:
             self._store.reach(row.slot, row.start + length)
         parts = [
-            self._run(rows[begin : begin + most], places[begin : begin + most])
+            self._run(length, rows[begin : begin + most], places[begin : begin + most])
             for begin in range(0, len(rows), most)
         ]
         if len(parts) == 1:
             return parts[0]
-        hidden, logits = zip(*parts, strict=True)
-        return torch.cat(hidden), torch.cat(logits)
+        return tuple(torch.cat(some) for some in zip(*parts, strict=True))
 
-    def _run(self, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
+    def _run(self, length: int, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
         count = len(rows)
-        size = next(size for size in self.sizes if size >= count)
-        shape, lacking = (size, len(rows[0])), size - count
-        step = self._steps[shape]
-        step.rows.copy_(torch.stack([*rows, *[rows[0]] * lacking]))
-        step.spans.aim([*places, *[places[0]] * lacking])
-        hidden, logits = self._computed[shape].compute()
-        return hidden[:count].clone(), logits[:count].clone()
+        size = next(size for size in self.sizes[length] if size >= count)
+        lacking = size - count
+        step, counts = self._steps[size, length], [len(each) for each in rows]
+        longest = max(counts)
+        packed = torch.stack(rows) if min(counts) == longest else pad_sequence([*rows], True)
+        step.rows[:count, :longest] = packed
+        nowhere = Row(slot=self._store.slots, start=0)
+        step.spans.aim([*places, *[nowhere] * lacking], [*counts, *[length] * lacking])
+        out = self._computed[size, length].compute()
+        return tuple(part[:count].clone() for part in out)
 
     def is_exact(self) -> bool:
         """Whether a session's bits do not depend on the other sessions in the step.
@@ -150,19 +169,20 @@ class Stepper:
         """
         try:
             self._store.scramble()
-            return all(map(self._are_their_own, self.lengths))
+            return all(map(self._are_their_own, self.sizes))
         finally:
             self._store.clear()
 
     def _are_their_own(self, length: int) -> bool:
-        store, width = self._store, next(iter(self._steps.values())).rows.shape[2]
-        places = self._spread(length)
+        store, most = self._store, self.sizes[length][-1]
+        width = self._steps[most, length].rows.shape[2]
+        places = self._spread(length, most)
         count = len(places)
         rows = list(torch.randn(count, length, width).mul(0.02).to(store.keys))
-        whole = self.run(rows, places)
+        whole = self.run(length, rows, places)
 
         def is_equal(which: Sequence[int], where: Sequence[Row]) -> bool:
-            outs = self.run([rows[index] for index in which], where)
+            outs = self.run(length, [rows[index] for index in which], where)
             return all(
                 torch.equal(out, own[list(which)]) for out, own in zip(outs, whole, strict=True)
             )
@@ -177,10 +197,10 @@ class Stepper:
         store.put(0, 0, store.take(last.slot, 0, last.start))
         return is_equal(order[-1:], [Row(slot=0, start=last.start)])
 
-    def _spread(self, length: int) -> list[Row]:
-        """Places for as many rows as the largest step has, spread over all slots and positions."""
-        slots, most = self._store.keys.shape[1], self._store.capacity - length
-        along = max(1, min(-(-self.sizes[-1] // slots), most // length))
+    def _spread(self, length: int, count: int) -> list[Row]:
+        """Places for at least as many rows as a step has, spread over all slots and positions."""
+        slots, most = self._store.slots, self._store.capacity - length
+        along = max(1, min(-(-count // slots), most // length))
         return [
             Row(slot=slot, start=most * (place * slots + slot + 1) // (along * slots))
             for place in range(along)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
@@ -25,6 +26,8 @@ from .tokens import Tokens
 
 SHORTLIST: Final = 256
 """Ids of a row sent to the host: enough for the best 100 if half of them are forbidden."""
+INLINE_MAX: Final = 16_384
+"""Logits that are hashed sooner than a thread is woken."""
 NOT_FINITE: Final = "the model's logits are not all finite"
 
 Rule = Callable[[Candidates], int]
@@ -37,6 +40,9 @@ def numbers_of(logits: Tensor) -> NDArray[np.float64]:
     if not np.isfinite(numbers).all():
         raise ValueError(NOT_FINITE)
     return numbers
+
+
+_tracing: Final = ThreadPoolExecutor(1, "antiphon-trace")
 
 
 @attrs.frozen
@@ -70,12 +76,14 @@ class TokenLogits:
         self._row = fetch(self._row)
         return self._row
 
-    def trace(self) -> Trace:
-        """The digest and margin of a result."""
+    def trace(self) -> Future[Trace]:
+        """The digest and margin of a result: of many logits, in a thread that does no more."""
         logits = self.whole().numpy()
-        second, best = np.sort(np.partition(logits, -2)[-2:])
-        digest = hashlib.blake2b(logits.tobytes(), digest_size=16).hexdigest()
-        return Trace(digest, float(best - second))
+        if len(logits) > INLINE_MAX:
+            return _tracing.submit(_trace, logits)
+        traced: Future[Trace] = Future()
+        traced.set_result(_trace(logits))
+        return traced
 
     def require_finite(self) -> None:
         """Require that all are finite, else `ValueError`."""
@@ -93,6 +101,12 @@ class TokenLogits:
             except TooShortError:
                 pass
         return rule(Candidates(values=numbers_of(self.whole())))
+
+
+def _trace(logits: NDArray[np.float32]) -> Trace:
+    second, best = np.sort(np.partition(logits, -2)[-2:])
+    digest = hashlib.blake2b(np.ascontiguousarray(logits), digest_size=16).hexdigest()
+    return Trace(digest, float(best - second))
 
 
 def rows_on_host(logits: Tensor) -> list[TokenLogits]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import attrs
 import numpy as np
@@ -38,7 +39,7 @@ from .sampling import draws
 from .sound import read_pcm
 from .state import SessionState, Speech
 from .teacher import Teacher
-from .token_logits import numbers_of
+from .token_logits import Trace, numbers_of
 from .tokens import Tokens
 from .tts import CODES_A_UNIT
 from .vocoder import LOOKAHEAD, Vocoder, Voicing
@@ -118,7 +119,7 @@ class UnitRun:
         """Run the unit to its end or its cut."""
         began = time.perf_counter_ns()
         first: Fed = yield from self._prefill()
-        first.logits.whole()  # On the device they would keep the batch's memory.
+        trace = first.logits.trace()
         middle = self._spend("prefill", began)
         is_listen = yield from self._answer(first)
         spoken = self._spend("llm", middle)
@@ -129,7 +130,7 @@ class UnitRun:
                 yield from self._voice(last=self._ended)
                 self._spend("token2wav", vocal)
         self._close(is_listen)
-        return self._result(first, is_listen=is_listen, began=began)
+        return self._result(trace, is_listen=is_listen, began=began)
 
     @property
     def _ended(self) -> bool:
@@ -321,8 +322,8 @@ class UnitRun:
         self.sound, voicing = spoken
         self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))
 
-    def _result(self, first: Fed, *, is_listen: bool, began: int) -> UnitResult:
-        trace = first.logits.trace()
+    def _result(self, tracing: Future[Trace], *, is_listen: bool, began: int) -> UnitResult:
+        trace = tracing.result()
         spent = {stage: ns // 1000 for stage, ns in self.spent_ns.items()}
         wall = (time.perf_counter_ns() - began) // 1000
         slices = sum(len(picture) for picture in self.pictures)

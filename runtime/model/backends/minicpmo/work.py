@@ -99,8 +99,8 @@ class Speak:
 
     @property
     def bucket(self) -> Hashable:
-        """Rows of one length."""
-        return ("tts", len(self.rows))
+        """Codes; a chunk's first rows, whose numbers differ little, are batched with others."""
+        return ("tts", len(self.rows) > 1)
 
 
 Work = See | Hearing | Recall | Feed | Speak | Sounding

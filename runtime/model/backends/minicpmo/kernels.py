@@ -1,0 +1,129 @@
+"""What lies between a decoder's matrix products, in a kernel each on a GPU.
+
+A stock layer launches some 20 small kernels there. Here a norm comes with the sum before it, and
+the rotation of queries and keys with their norms and with the writing of keys and values. Each row
+is computed by itself, in float32, and rounded once. The kernels need Triton, which torch brings for
+GPUs; without it, torch's own operators compute the same, in more launches (`Operators`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+_log = logging.getLogger("antiphon.model")
+
+GATE_BLOCK: Final = 1024
+TRIED_ROWS: Final = 3
+CLOSE: Final = 2e-2
+"""What two ways of rounding to 16 bits may be apart."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Rotation:
+    """How queries and keys of a decoder are turned, and where its heads are.
+
+    Attributes:
+        heads, groups: query heads, and key heads.
+        norms: the weights of the norms of each query and key head, (heads + groups, D), or None.
+        cos, sin: by position, float32, (positions, D / 2).
+    """
+
+    heads: int
+    groups: int
+    norms: Tensor | None
+    eps: float
+    cos: Tensor
+    sin: Tensor
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Places:
+    """Where rows go: their positions in the session, and in a layer of all slots; int64, (N,)."""
+
+    of: Tensor
+    flat: Tensor
+
+
+class Operators:
+    """The operations, by torch's operators; N rows."""
+
+    name = "torch"
+
+    def norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """The norm of (N, width), to whose `residual`, if given, it is added first, in place."""
+        if residual is not None:
+            x = residual.add_(x)
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def rotate(
+        self, qkv: Tensor, rotation: Rotation, places: Places, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Turn queries and keys, and write keys and values.
+
+        Takes (N, (heads + 2 groups) D) and a layer of `KvSlots`; returns queries, (N, heads, D).
+        """
+        heads, groups = rotation.heads, rotation.groups
+        rows = qkv.view(len(qkv), heads + 2 * groups, -1)
+        values[places.flat] = rows[:, heads + groups :]
+        turned = rows[:, : heads + groups].float()
+        if rotation.norms is not None:
+            turned = F.rms_norm(turned, turned.shape[-1:], eps=rotation.eps)
+            turned = turned * rotation.norms.float()
+        low, high = turned.chunk(2, dim=-1)
+        cos, sin = rotation.cos[places.of][:, None], rotation.sin[places.of][:, None]
+        turned = torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(qkv)
+        keys[places.flat] = turned[:, heads:]
+        return turned[:, :heads]
+
+    def gate(self, both: Tensor) -> Tensor:
+        """The gated product of (N, 2 width): `silu` of the first half times the second."""
+        gate, up = both.float().chunk(2, dim=-1)
+        return (F.silu(gate) * up).to(both)
+
+
+def operators_for(like: Tensor) -> Operators:
+    """The fastest operators that compute rightly on a tensor's device, tried with a few rows."""
+    if like.is_cuda:
+        try:
+            from .kernels_triton import TritonOperators
+
+            found = TritonOperators()
+            _try(found, like)
+        except Exception:  # Of the compiler or the driver, of any type.
+            _log.warning("no fused kernels here: torch's operators are launched", exc_info=True)
+        else:
+            return found
+    return Operators()
+
+
+def _try(found: Operators, like: Tensor) -> None:
+    made = [[*_tried(operators, like)] for operators in (Operators(), found)]
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=CLOSE, atol=CLOSE)
+
+
+def _tried(operators: Operators, like: Tensor) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(like)
+
+    at = torch.arange(TRIED_ROWS, device=like.device)
+    places, turns = Places(of=at + 1, flat=at + 5), (drawn(9, 16).float(), drawn(9, 16).float())
+    for norms in (None, drawn(6, 32)):
+        keys, values = drawn(2, 16, 32).transpose(0, 1), drawn(2, 16, 32).transpose(0, 1)
+        rotation = Rotation(heads=4, groups=2, norms=norms, eps=1e-6, cos=turns[0], sin=turns[1])
+        yield operators.rotate(drawn(TRIED_ROWS, 256), rotation, places, keys, values)
+        yield from (keys, values)
+    for residual in (None, drawn(TRIED_ROWS, 96)):
+        yield operators.norm(drawn(TRIED_ROWS, 96), residual, drawn(96), 1e-6)
+        if residual is not None:
+            yield residual
+    yield operators.gate(drawn(TRIED_ROWS, 192))

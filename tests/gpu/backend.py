@@ -1,0 +1,63 @@
+"""The published shape with random weights as an installed backend, for `--model backend:full`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from runtime.model.backends.minicpmo.config import load_config
+from runtime.model.backends.minicpmo.device import device_name, pick_device
+from runtime.model.backends.minicpmo.full import full_config, random_model, write_tokenizer
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.vocoder import PieceVocoder
+from runtime.model.engine.backend import EngineBackend
+from tests.random_model import write_vocoder
+
+ENTRY: Final = "[antiphon.backends]\nfull = tests.gpu.backend:make\n"
+METADATA: Final = "Metadata-Version: 2.1\nName: antiphon-full\nVersion: 0\n"
+TINY: Final = Path(__file__).parents[2] / "fixtures" / "tiny"
+
+
+def install(folder: Path) -> Path:
+    """Make a folder that, in `sys.path`, offers the backend."""
+    there = folder / "antiphon_full-0.dist-info"
+    there.mkdir()
+    (there / "METADATA").write_text(METADATA, "utf-8")
+    (there / "entry_points.txt").write_text(ENTRY, "utf-8")
+    return folder
+
+
+def make(
+    argument: str, slots: int | None, *, device: str | None, dtype: str | None, deterministic: bool
+) -> EngineBackend:
+    """Make the model: the shape of `argument`, `tiny`, or the published one."""
+    where = pick_device(device, prefer_cuda=True)
+    config = load_config(TINY / "config.json") if argument == "tiny" else full_config()
+    what = torch.bfloat16 if where.type == "cuda" else torch.float32
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = random_model(
+            config,
+            write_tokenizer(TINY, int(config.llm.vocab_size), folder),
+            slots=slots or 1,
+            device=where,
+            dtype=what,
+            exact=deterministic,
+        )
+        write_vocoder(folder / "vocoder", config.tts.num_audio_tokens)
+        machine = model.machine
+        machine.vocoder = PieceVocoder.load(folder / "vocoder")
+    facts = {
+        "model": f"random {argument or 'full'}",
+        "torch": torch.__version__,
+        "device": device_name(where),
+        "dtype": str(dtype or what),
+        "attention": machine.attention,
+        "batch": machine.batch,
+        "config": json.dumps(config.llm.to_diff_dict(), sort_keys=True, default=str),
+    }
+    return EngineBackend(DuplexModel.of(machine, model.tokens, facts))
