@@ -16,6 +16,7 @@ from typing import Any, Final
 import attrs
 import torch
 
+from runtime.commands.bench.engine_command import ARRIVALS
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
 from runtime.model.backends.minicpmo.full import (
     full_config,
@@ -88,11 +89,14 @@ def _stage(name: str, options: argparse.Namespace, model: DuplexModel, found: Fo
         case "staged":
             found.keep(name, engine.staged(model, found.say))
         case "served":
-            names = options.load
-            runs = engine.served(model, counts, options.seconds, found.say, names=names)
+            names = engine.LOADS if options.load is None else options.load.split(",")
+            arrivals = ARRIVALS if options.due == "both" else (options.due,)
+            runs = engine.served(
+                model, counts, options.seconds, found.say, names=names, arrivals=arrivals
+            )
             found.keep(name, runs)
         case "rebuilt":
-            found.keep(name, engine.rebuilt(model, options.rebuilt, found.say))
+            found.keep(name, engine.rebuilt(model, found.say))
         case "profiled":
             engine.profiled(model, options.out or Path())
 
@@ -106,8 +110,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(STAGES), help="stages, with commas between them")
     parser.add_argument("--sessions", default=COUNTS, help="of stage `served`")
     parser.add_argument("--seconds", type=int, default=5, help="units a session, in `served`")
-    parser.add_argument("--load", default="", help="only loads with this in their names, there")
-    parser.add_argument("--rebuilt", type=int, default=20, help="units that are rebuilt")
+    parser.add_argument("--load", help=f"some of {', '.join(engine.LOADS)}, in `served`")
+    parser.add_argument("--due", choices=["both", *ARRIVALS], default="both", help="in `served`")
     parser.add_argument("--layers", type=float, default=0.25, help="of `agreement`, a share")
     parser.add_argument("--out", type=made, help="a folder for what was found")
     parser.add_argument("--name", default="gpu", help="of the file in it")

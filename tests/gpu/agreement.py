@@ -19,7 +19,7 @@ from torch import Tensor
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
 from runtime.commands.bench.material import camera_frame, load_speech
 from runtime.model.backends.forcing import Forced
-from runtime.model.backends.minicpmo.batched import means_on
+from runtime.model.backends.minicpmo.batched import ON_CPU, Means, means_on
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig
 from runtime.model.backends.minicpmo.full import Mute, randomize
@@ -42,7 +42,10 @@ Answers = dict[str, list[Tensor]]
 class Kept(Machine):
     """A machine that keeps a copy of what it answers."""
 
-    answers: Answers
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.answers: Answers = defaultdict(list)
+        super().__init__(*args, **options)
+        self.answers.clear()  # Of what it tried when it was made.
 
     def compute(self, works: Sequence[Work]) -> list[Any]:
         """As `Machine.compute`."""
@@ -56,11 +59,11 @@ class Kept(Machine):
         return found
 
 
-def model_of(parts: Parts, tokens: Tokens, device: torch.device) -> tuple[DuplexModel, Kept]:
+def model_of(
+    parts: Parts, tokens: Tokens, device: torch.device, means: Means
+) -> tuple[DuplexModel, Kept]:
     """A model of parts on a device, and its machine."""
-    means = means_on(device, SLOTS, exact=False)
     machine = Kept(parts, Mute(), SLOTS, shortlists_on(device, tokens), means=means)
-    machine.answers = defaultdict(list)
     return DuplexModel.of(machine, tokens, {}), machine
 
 
@@ -85,7 +88,10 @@ def played(model: DuplexModel, results: Sequence[UnitResult] = ()) -> Iterator[U
 def agreement(
     config: ModelConfig, tokenizer: Path, device: torch.device, dtypes: Sequence[torch.dtype]
 ) -> dict[str, dict[str, float]]:
-    """The largest differences by format and by kind of answer; weights are random."""
+    """The largest differences by format and by kind of answer; weights are random.
+
+    Also those of the stock model on the device, row by row: what the format itself costs.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(os.cpu_count() or 1)
     tokens, made = Tokens(tokenizer), {}
@@ -93,15 +99,17 @@ def agreement(
         theirs = build_parts(config, dtype, device)
         randomize(theirs)
         ours = copy.deepcopy(theirs).to(CPU, torch.float32)
-        model, cpu = model_of(ours, tokens, CPU)
+        model, cpu = model_of(ours, tokens, CPU, ON_CPU)
         results = list(played(model))
-        model, other = model_of(theirs, tokens, device)
-        list(played(model, results))
-        found = {}
-        for kind, answers in cpu.answers.items():
-            pairs = zip(answers, other.answers[kind], strict=True)
-            off = [float((a - b).norm() / a.norm()) for a, b in pairs]
-            found[kind] = max(off)
-        made[str(dtype).removeprefix("torch.")] = found
+        name = str(dtype).removeprefix("torch.")
+        for way, means in (("stock", Means()), ("own", means_on(device, SLOTS, exact=False))):
+            model, other = model_of(theirs, tokens, device, means)
+            list(played(model, results))
+            found = {}
+            for kind, answers in cpu.answers.items():
+                pairs = zip(answers, other.answers[kind], strict=True)
+                off = [float((a - b).norm() / a.norm()) for a, b in pairs]
+                found[kind] = max(off)
+            made[f"{name}, {way}"] = found
         del theirs, ours, model, cpu, other
     return made

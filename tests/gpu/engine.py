@@ -11,7 +11,7 @@ import attrs
 from runtime.commands import interrupts
 from runtime.commands.bench.engine import Doing, Load
 from runtime.commands.bench.engine_command import ARRIVALS, Kinds, bench
-from runtime.commands.bench.material import camera_frame, load_speech
+from runtime.commands.bench.material import Arrival, camera_frame, load_speech
 from runtime.commands.bench.rebuilt import run_rebuilt
 from runtime.model.backends.minicpmo.full import SPEAKING_TOKENS
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -23,6 +23,9 @@ STAGED: Final = (1, 16, 48)
 """Sessions whose requests are timed one kind at a time, for `STAGED_UNITS` each."""
 STAGED_UNITS: Final = 3
 PROFILED: Final = 16
+REBUILT: Final = (("speaking omni", 60), ("listening audio", 600))
+"""Seconds of a session that is rebuilt."""
+LOADS: Final = ("speaking audio", "speaking omni", "listening audio", "listening omni")
 
 Say = Callable[[str, object], None]
 
@@ -35,18 +38,24 @@ def loads(seconds: int) -> Iterator[tuple[str, Load]]:
         for frames in ((), (frame,)):
             load = Load(speech=speech, seconds=seconds, doing=doing, frames=frames)
             load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
-            yield f"{doing}, {'omni' if frames else 'audio'}", load
+            yield f"{doing} {'omni' if frames else 'audio'}", load
 
 
 def served(
-    model: DuplexModel, counts: Sequence[int], seconds: int, say: Say, *, names: str = ""
+    model: DuplexModel,
+    counts: Sequence[int],
+    seconds: int,
+    say: Say,
+    *,
+    names: Sequence[str],
+    arrivals: Sequence[Arrival] = ARRIVALS,
 ) -> list[dict[str, Any]]:
-    """Search the most sessions for each load whose name has `names` in it."""
+    """Search the most sessions for the loads of some names."""
     found = []
     for name, load in loads(seconds):
-        if names not in name:
+        if name not in names:
             continue
-        kinds = Kinds(modes=("batched",), arrivals=ARRIVALS)
+        kinds = Kinds(modes=("batched",), arrivals=arrivals)
         runs, best = bench(model, load, list(counts), kinds=kinds, say=lambda _: None)
         for run in runs:
             late = f"{run.missed} of {run.units} late"
@@ -57,13 +66,14 @@ def served(
     return found
 
 
-def rebuilt(model: DuplexModel, seconds: int, say: Say) -> list[dict[str, Any]]:
-    """Rebuild a session of each load."""
+def rebuilt(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
+    """Rebuild a session that spoke for a minute, and one that listened for ten."""
     found = []
-    for name, load in loads(seconds):
+    for wanted, seconds in REBUILT:
+        (load,) = (load for name, load in loads(seconds) if name == wanted)
         speed = interrupts.run(run_rebuilt, EngineBackend(model), load)
-        say(f"{name}, rebuilt", speed)
-        found.append({"load": name, "rebuilt": speed})
+        say(f"{wanted}, rebuilt", speed)
+        found.append({"load": wanted, "rebuilt": speed})
     return found
 
 
@@ -71,7 +81,7 @@ def staged(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
     """Time the requests of units by kind."""
     found = []
     for name, load in loads(STAGED_UNITS):
-        if name != "speaking, omni":
+        if name != "speaking omni":
             continue
         for count in (count for count in STAGED if count <= model.info.slots):
             _, spent = stages(model, load, count)
@@ -88,6 +98,6 @@ def staged(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
 
 def profiled(model: DuplexModel, out: Path) -> None:
     """Write what torch's profiler finds in a unit of one session, and of many."""
-    (load,) = (load for name, load in loads(1) if name == "speaking, omni")
+    (load,) = (load for name, load in loads(1) if name == "speaking omni")
     for count in (1, min(PROFILED, model.info.slots)):
         (out / f"kernels-{count}.txt").write_text(kernels(model, load, count), "utf-8")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -30,6 +31,9 @@ IDLE_S: Final = 1.0
 """Idle time after which the thread ends: more than the pause between two units."""
 EXPECT_S: Final = 1.0
 """An expected task that does not come in this time is waited for no more."""
+SWITCH_S: Final = 0.0005
+"""Between two requests to the device a thread gives Python's lock back; while others are busy, it
+would otherwise wait for it 5 ms each time."""
 EXIT_WAIT_S: Final = 2.0
 """Computing at process exit takes at most a second, unless it hangs."""
 
@@ -180,6 +184,7 @@ def _run(wanted: weakref.ref[Engine], inbox: Inbox) -> None:
     Otherwise this thread would free an unreferenced model, and at process exit it could be killed
     while doing so, which crashes the process.
     """
+    sys.setswitchinterval(SWITCH_S)
     while True:
         engine, task, is_ending = None, None, False
         try:

@@ -1,14 +1,16 @@
-"""Scheduling of steps: earliest deadline first, in batches.
+"""Scheduling of steps in batches.
 
 A task is a generator of requests (`Steps`): it yields a request, is sent the answer, and continues
 until it returns. Waiting requests of the same `bucket` can be answered together. One `turn` answers
 one batch:
 
-- A task near its deadline (`URGENT_NS`) goes before others, with those that are due with it
-  (`COMPANY_NS`).
-- Of these, or of all, the earliest stage goes first, so that late units catch up and later batches
-  are larger; within a stage, the nearest deadline. Its bucket is answered.
-- Other tasks of that bucket join by deadline, up to `batch_max`.
+- Tasks run in groups: those that wait begin together, when all that have begun are done. So they
+  share every batch, and each is done before the next group makes it wait.
+- A task near its deadline (`URGENT_NS`) waits no more: all begin with it. It goes before others,
+  with those that are due with it (`COMPANY_NS`).
+- Of these, or of the group, the earliest stage goes first, so that later batches are larger; within
+  a stage, the nearest deadline. Its bucket is answered.
+- Other tasks of that bucket join by deadline, up to `batch_max`, and have begun then.
 - Background work joins batches, and has its own turns only when nothing else waits.
 
 The model guarantees that results do not depend on the batch. A failed batch is retried one by one,
@@ -52,13 +54,14 @@ class Task:
     """A generator in progress.
 
     `deadline_ns`: on the engine's clock; `BACKGROUND` for none. `done`: called once, with the
-    result or the error. `request`: its pending request.
+    result or the error. `request`: its pending request. `has_begun`: it belongs to the group.
     """
 
     steps: Generator[Any, Any, Any]
     deadline_ns: float
     done: Callable[[Any, Exception | None], None]
     request: Any = None
+    has_begun: bool = False
 
 
 @attrs.define(kw_only=True)
@@ -133,13 +136,28 @@ class Scheduler:
 
     def _choose(self, now_ns: float) -> list[Task]:
         ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: ties by arrival.
-        first_ns = ordered[0].deadline_ns
-        until_ns = BACKGROUND if first_ns - now_ns >= URGENT_NS else first_ns + COMPANY_NS
-        due = [task for task in ordered if task.deadline_ns < until_ns] or ordered
-        leader = min(due, key=lambda task: task.request.stage)
+        due = [task for task in ordered if task.deadline_ns < BACKGROUND]
+        if due:
+            due = self._group(due, now_ns)
+        leader = min(due or ordered, key=lambda task: task.request.stage)
         bucket = leader.request.bucket
         company = [t for t in ordered if t is not leader and t.request.bucket == bucket]
-        return [leader, *company[: self._batch_max - 1]]
+        batch = [leader, *company[: self._batch_max - 1]]
+        for task in batch:
+            task.has_begun = True
+        return batch
+
+    @staticmethod
+    def _group(due: Sequence[Task], now_ns: float) -> list[Task]:
+        """Those of some real-time tasks, by deadline, of which one goes first."""
+        first_ns = due[0].deadline_ns
+        is_urgent = first_ns - now_ns < URGENT_NS
+        begun = [task for task in due if task.has_begun]
+        if begun and not is_urgent:
+            return begun
+        for task in due:
+            task.has_begun = True
+        return [t for t in due if t.deadline_ns < first_ns + COMPANY_NS] if is_urgent else [*due]
 
     def _one_by_one(self, batch: Sequence[Task]) -> None:
         for task in batch:

@@ -18,7 +18,9 @@ import attrs
 import numpy as np
 
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, UnitResult
-from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo import device
+from runtime.model.backends.minicpmo.model import SLOTS, DuplexModel
+from runtime.settings.bounds import DEVICES, DTYPES
 from tests.bench.tiny.score_chat import (
     colour_pictures,
     score_chat_aloud,
@@ -284,8 +286,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="score the embedded model")
     parser.add_argument("--model", type=Path, default=root / "tiny")
     parser.add_argument("--heldout", type=Path, default=root / "speech" / "heldout")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--slots", type=int, default=SLOTS)
     options = parser.parse_args()
-    model = DuplexModel.load(options.model)
+    dtype = device.DTYPES[options.dtype]
+    where = device.pick_device(options.device, prefer_cuda=False)
+    model = DuplexModel.load(options.model, slots=options.slots, device=where, dtype=dtype)
     print(
         json.dumps(
             {name: score(model, options.heldout) for name, score in SCORES.items()}, indent=1

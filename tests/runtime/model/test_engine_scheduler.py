@@ -103,6 +103,54 @@ def test_an_urgent_task_does_not_wait_for_company() -> None:
     assert desk.batches == [["late"], ["early"]]
 
 
+def test_those_that_come_later_wait_for_the_group_and_begin_together() -> None:
+    """With sessions spread over the second each would begin by itself, and share no batch."""
+    desk = Desk()
+    scheduler = Scheduler(desk.compute, batch_max=8)
+
+    def unit(name: str) -> Task:
+        asks = [Ask(name=f"{name}{stage}", bucket=stage, stage=stage) for stage in range(3)]
+        return desk.ask(*asks)
+
+    scheduler.add(unit("a"))
+    scheduler.turn(0)
+    for name in "bc":
+        scheduler.add(unit(name))
+    while not scheduler.is_idle:
+        scheduler.turn(0)
+    assert desk.batches == [["a0"], ["a1"], ["a2"], ["b0", "c0"], ["b1", "c1"], ["b2", "c2"]]
+
+
+def test_who_comes_in_time_for_a_batch_belongs_to_the_group() -> None:
+    """It would stop after one batch, and hold memory until the group is done."""
+    desk = Desk()
+    scheduler = Scheduler(desk.compute, batch_max=8)
+    one, two = (
+        desk.ask(*(Ask(name=f"{name}{stage}", bucket=stage, stage=stage) for stage in (0, 1)))
+        for name in "ab"
+    )
+    scheduler.add(one)
+    scheduler.add(desk.ask(Ask(name="x", bucket="x")))
+    scheduler.add(two)
+    while not scheduler.is_idle:
+        scheduler.turn(0)
+    assert desk.batches == [["a0", "b0"], ["x"], ["a1", "b1"]]
+
+
+def test_an_urgent_task_begins_at_once() -> None:
+    """It would be late behind a group that has just begun."""
+    desk = Desk()
+    scheduler = Scheduler(desk.compute, batch_max=8)
+    scheduler.add(desk.ask(*(Ask(name=f"a{index}", bucket="a") for index in range(3))))
+    scheduler.turn(0)
+    urgent = [Ask(name=f"b{index}", bucket="b", stage=5) for index in (0, 1)]
+    scheduler.add(desk.ask(*urgent, deadline_ns=URGENT_NS))
+    scheduler.turn(0)
+    while not scheduler.is_idle:
+        scheduler.turn(1)
+    assert desk.batches == [["a0"], ["a1"], ["b0"], ["b1"], ["a2"]]
+
+
 def test_of_urgent_tasks_the_nearest_deadline_goes_first_even_when_missed() -> None:
     """The session that is most behind would be served last."""
     desk = Desk()

@@ -21,7 +21,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.slices import Slicing
 from runtime.model.backends.minicpmo.tts import CODES_A_UNIT
-from runtime.model.backends.minicpmo.vision import places_2d
+from runtime.model.backends.minicpmo.vision import patch_places, places_2d
 from runtime.model.backends.minicpmo.work import Feed, See, Speak
 from tests import random_model
 from tests.random_model import FEW_UNITS, SLIDING
@@ -301,8 +301,9 @@ def test_places_tell_rows_from_columns() -> None:
 def test_patches_of_a_full_slice_have_the_places_of_the_table(parts: Parts) -> None:
     """The published position table would be read at the wrong places."""
     embeddings = parts.vpm.embeddings
-    assert embeddings._places(embeddings.side).tolist() == list(range(embeddings.side))
-    assert embeddings._places(embeddings.side // 2).tolist() == [0, 2, 4, 6]
+    side = embeddings.side
+    assert patch_places(side, side, side).tolist() == list(range(side * side))
+    assert patch_places(side, 1, side // 2).tolist() == [0, 2, 4, 6]
 
 
 def test_a_real_photograph_is_read() -> None:

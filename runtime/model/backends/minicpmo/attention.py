@@ -61,9 +61,9 @@ class KvSlots:
         count = slots * capacity
         shape = (layers, heads, count + spare, width)
         self._flat = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        parts = (layers, heads, slots, capacity, width)
         self.keys, self.values = (
-            flat[:, :, :count].unflatten(2, (slots, capacity)).transpose(1, 2)
-            for flat in self._flat
+            flat[:, :, :count].view(parts).transpose(1, 2) for flat in self._flat
         )
         self.slots, self.capacity = slots, capacity
         self.window = window

@@ -74,9 +74,9 @@ class FusedDecoder:
         return Layer(
             first=layer.input_layernorm.weight,
             second=layer.post_attention_layernorm.weight,
-            qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+            qkv=joined(attention.q_proj, attention.k_proj, attention.v_proj),
             out=attention.o_proj.weight,
-            both=_joined(mlp.gate_proj, mlp.up_proj),
+            both=joined(mlp.gate_proj, mlp.up_proj),
             down=mlp.down_proj.weight,
             rotation=Rotation(
                 heads=heads, groups=groups, norms=norms, eps=self._eps, cos=cos, sin=sin
@@ -86,8 +86,9 @@ class FusedDecoder:
 
     def forward(self, rows: Tensor, spans: Spans) -> Tensor:
         """Feed (B, T, width), each where its span says; the last hidden states, (B * T, width)."""
-        operators, residual = self._operators, rows.flatten(0, 1).clone()
-        x = operators.norm(residual, None, self._layers[0].first, self._eps)
+        operators, x = self._operators, rows.flatten(0, 1)
+        residual = x.to(torch.float32, copy=True)
+        x = operators.norm(x, None, self._layers[0].first, self._eps)
         following = [*(layer.first for layer in self._layers[1:]), self._norm]
         for index, (layer, after) in enumerate(zip(self._layers, following, strict=True)):
             keys, values = self._store.layer(index)
@@ -101,10 +102,10 @@ class FusedDecoder:
         return x
 
 
-def _joined(*parts: nn.Linear) -> Tensor:
+def joined(*parts: nn.Linear) -> Tensor:
     """Join the weights of some layers, of which each keeps a view."""
     whole = torch.cat([part.weight.detach() for part in parts])
-    pieces = whole.split([len(part.weight) for part in parts])
+    pieces = whole.split_with_sizes([len(part.weight) for part in parts])
     for part, piece in zip(parts, pieces, strict=True):
         part.weight = nn.Parameter(piece, requires_grad=False)
     return whole

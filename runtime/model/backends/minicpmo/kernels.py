@@ -2,8 +2,9 @@
 
 A stock layer launches some 20 small kernels there. Here a norm comes with the sum before it, and
 the rotation of queries and keys with their norms and with the writing of keys and values. Each row
-is computed by itself, in float32, and rounded once. The kernels need Triton, which torch brings for
-GPUs; without it, torch's own operators compute the same, in more launches (`Operators`).
+is computed by itself, in float32, and rounded once; the sum that runs through all layers is not
+rounded. The kernels need Triton, which torch brings for GPUs; without it, torch's own operators
+compute the same, in more launches (`Operators`).
 """
 
 from __future__ import annotations
@@ -57,10 +58,9 @@ class Operators:
     name = "torch"
 
     def norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """The norm of (N, width), to whose `residual`, if given, it is added first, in place."""
-        if residual is not None:
-            x = residual.add_(x)
-        return F.rms_norm(x, weight.shape, weight, eps)
+        """The norm of (N, width), or of `residual`, float32, to which it is added in place."""
+        whole = x.float() if residual is None else residual.add_(x)
+        return F.rms_norm(whole, weight.shape, weight.float(), eps).to(x)
 
     def rotate(
         self, qkv: Tensor, rotation: Rotation, places: Places, keys: Tensor, values: Tensor
@@ -122,7 +122,7 @@ def _tried(operators: Operators, like: Tensor) -> Iterator[Tensor]:
         rotation = Rotation(heads=4, groups=2, norms=norms, eps=1e-6, cos=turns[0], sin=turns[1])
         yield operators.rotate(drawn(TRIED_ROWS, 256), rotation, places, keys, values)
         yield from (keys, values)
-    for residual in (None, drawn(TRIED_ROWS, 96)):
+    for residual in (None, drawn(TRIED_ROWS, 96).float()):
         yield operators.norm(drawn(TRIED_ROWS, 96), residual, drawn(96), 1e-6)
         if residual is not None:
             yield residual

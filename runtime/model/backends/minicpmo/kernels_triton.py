@@ -1,5 +1,8 @@
 """The operations of `kernels.py` in Triton; imported only where there is a GPU."""
 
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+# ruff: noqa: N803, PLR0917 - the names and the arguments of kernels
+
 from __future__ import annotations
 
 import torch
@@ -17,10 +20,8 @@ def _norm(x, residual, weight, out, width, eps, HAS_RESIDUAL: tl.constexpr, BLOC
     is_own = at < width
     value = tl.load(x + row + at, is_own, 0.0).to(tl.float32)
     if HAS_RESIDUAL:
-        value += tl.load(residual + row + at, is_own, 0.0).to(tl.float32)
-        rounded = value.to(residual.dtype.element_ty)
-        tl.store(residual + row + at, rounded, is_own)
-        value = rounded.to(tl.float32)
+        value += tl.load(residual + row + at, is_own, 0.0)
+        tl.store(residual + row + at, value, is_own)
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / width + eps)
     value *= scale * tl.load(weight + at, is_own, 0.0).to(tl.float32)
     tl.store(out + row + at, value.to(out.dtype.element_ty), is_own)

@@ -22,6 +22,7 @@ from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, DecoderNetwork, RowByRow, Stock, Together
 from .device import fetch, send, telling_lost
 from .flash import can_attend
+from .fused_vision import FusedSight
 from .kernels import operators_for
 from .parts import Parts
 from .plan import StoreShape, stores
@@ -85,6 +86,7 @@ class Machine:
         """Compute sessions together, as a GPU does."""
         means, config = self.means, self.parts.config
         self._operators = operators_for(self.llm.keys)
+        self._sight = FusedSight(self.parts.vpm, self.parts.resampler)
         heard = UNIT_FRAMES // config.audio.pool
         # A token; the end of a unit; a unit without a picture, and with one.
         lengths = (1, 2, 1 + heard, 1 + config.vision.queries + PICTURE_MARKS + heard)
@@ -94,6 +96,21 @@ class Machine:
         self._sound_of = batched(HearingNetwork(apm, projection, self.audio), means, (UNIT_FRAMES,))
         self._llm, self._tts = Together(tokens), Together(codes)
         self._batched = [tokens, codes, self._sound_of]
+        if self.llm.keys.is_cuda:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Have the libraries choose their kernels, for which the first session would wait."""
+        config, side = self.parts.config, self.parts.config.vision.scale_resolution
+        mels = [torch.zeros(config.audio.num_mel_bins, 2 * UNIT_FRAMES + more) for more in (2, 4)]
+        works: list[Work] = [
+            See(picture=torch.zeros(3, side, side)),
+            *(Hearing(mel=mel, slot=0, units=units) for units, mel in enumerate(mels)),
+            Feed(slot=0, start=0, rows=self.parts.embed((0,))),
+        ]
+        for work in works:
+            self.compute([work])
+        self.clear(0)
 
     def _store(self, shape: StoreShape) -> KvSlots:
         weight, spare = self.parts.llm.lm_head.weight, SPARE * self._asked.is_flash
@@ -158,6 +175,8 @@ class Machine:
         sent = send([work.picture for work in works], self.llm.keys)
         slices = torch.stack(sent) if len(sent) > 1 else sent[0][None]  # (B, 3, h, w)
         patch = self.config.vision.patch_size
+        if self._batched:
+            return list(self._sight.see(slices))
         rows, columns = (side // patch for side in slices.shape[2:])
         return list(self.parts.resampler(self.parts.vpm(slices), rows, columns))
 

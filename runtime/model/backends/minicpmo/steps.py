@@ -154,7 +154,7 @@ class Stepper:
         lacking = size - count
         step, counts = self._steps[size, length], [len(each) for each in rows]
         longest = max(counts)
-        packed = torch.stack(rows) if min(counts) == longest else pad_sequence([*rows], True)
+        packed = torch.stack([*rows]) if min(counts) == longest else pad_sequence([*rows], True)
         step.rows[:count, :longest] = packed
         nowhere = Row(slot=self._store.slots, start=0)
         step.spans.aim([*places, *[nowhere] * lacking], [*counts, *[length] * lacking])

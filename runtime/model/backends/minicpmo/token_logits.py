@@ -105,7 +105,7 @@ class TokenLogits:
 
 def _trace(logits: NDArray[np.float32]) -> Trace:
     second, best = np.sort(np.partition(logits, -2)[-2:])
-    digest = hashlib.blake2b(np.ascontiguousarray(logits), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(np.ascontiguousarray(logits).data, digest_size=16).hexdigest()
     return Trace(digest, float(best - second))
 
 

@@ -15,31 +15,38 @@ from .config import VisionConfig
 FREQUENCY_BASE = 10_000.0
 
 
+def patch_places(side: int, rows: int, columns: int) -> Tensor:
+    """The places of a slice's patches in a position table of `side` by `side`, (patches,)."""
+    borders = torch.arange(1 / side, 1.0, 1 / side, device="cpu")
+
+    def along(count: int) -> Tensor:
+        step = (1 / torch.tensor(count, dtype=torch.float32, device="cpu")).item()
+        # The step is rounded to float32, as in training: a fraction may lie on a border.
+        fractions = torch.arange(0, 1 - 1e-6, step, device="cpu")
+        return torch.bucketize(fractions, borders, right=True)
+
+    return (along(rows)[:, None] * side + along(columns)).flatten()
+
+
 class PatchEmbedding(nn.Module):
     """Patches to rows, with position embeddings."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         siglip = config.siglip
-        self.side = siglip.image_size // siglip.patch_size
+        self.patch, self.side = siglip.patch_size, siglip.image_size // siglip.patch_size
         self.patch_embedding = nn.Conv2d(
             3, siglip.hidden_size, siglip.patch_size, stride=siglip.patch_size
         )
         self.position_embedding = nn.Embedding(self.side**2, siglip.hidden_size)
 
-    def _places(self, count: int) -> Tensor:
-        """The table positions of `count` patches of a side."""
-        borders = torch.arange(1 / self.side, 1.0, 1 / self.side)
-        step = (1 / torch.tensor(count, dtype=torch.float32)).item()
-        # The step is rounded to float32, as in training: a fraction may lie on a border.
-        return torch.bucketize(torch.arange(0, 1 - 1e-6, step), borders, right=True)
-
     def forward(self, slices: Tensor) -> Tensor:
         """(B, 3, h, w) -> (B, patches, hidden)."""
         patches: Tensor = self.patch_embedding(slices)  # (B, hidden, rows, columns)
         rows, columns = patches.shape[2:]
-        places = self._places(rows)[:, None] * self.side + self._places(columns)
-        where: Tensor = self.position_embedding(places.flatten().to(slices.device))
+        where: Tensor = self.position_embedding(
+            patch_places(self.side, rows, columns).to(slices.device)
+        )
         return patches.flatten(2).transpose(1, 2) + where
 
 
