@@ -125,6 +125,25 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     assert "is rebuilt at " in shown.stdout
 
 
+def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
+    """On a GPU, whose time is short, half of it would go into what nobody asked for."""
+    words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
+    words += ["--device", "cpu", "--batched-only", "--due", "spread", "--pictures"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_command, "SESSIONS_MAX", 1)
+        told = CliRunner().invoke(main, [*words, "--json"])
+        shown = CliRunner().invoke(main, words)
+    assert told.exit_code == shown.exit_code == 0, told.output
+    body: dict[str, Any] = json.loads(told.stdout)
+    assert body["pictures"] == 1
+    assert [(run["arrival"], run["mode"]) for run in body["runs"]] == [("spread", "batched")]
+    (served,) = body["served"]
+    assert served["batched"] == 1
+    assert [served[name] for name in ("single", "ratio", "busy_ratio")] == [None] * 3
+    assert "each with a picture" in shown.stdout
+    assert "1 sessions in batches, with under 1% of units missed\n" in shown.stdout
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_full_shape_says_that_it_needs_a_gpu() -> None:
     """A machine would run out of memory after minutes of making weights."""

@@ -38,11 +38,11 @@ def test_a_gpu_has_steps_for_its_slots_or_one_for_all() -> None:
     gpu = torch.device("cuda")
     means = means_on(gpu, 8, exact=False)
     assert means.sizes is not None
-    assert (means.is_flash, means.is_alone, means.sizes(1)) == (True, False, (1, 2, 4, 8))
+    assert (means.is_flash, means.is_alone, means.sizes(1, 4096)) == (True, False, (1, 2, 4, 8))
     for slots in (1, 8, 64, 100):
         exact = Means(is_flash=True, sizes=exact_sizes, is_alone=True)
         assert means_on(gpu, slots, exact=True) == exact
-    assert [exact_sizes(length) for length in (1, 11, 77)] == [(64,), (64,), (8,)]
+    assert [exact_sizes(length, 4096) for length in (1, 11, 77)] == [(64,), (64,), (8,)]
 
 
 @attrs.frozen
@@ -65,7 +65,7 @@ def flash() -> Iterator[None]:
 @pytest.mark.usefixtures("flash")
 def test_what_a_step_gives_stays(model: DuplexModel) -> None:
     """A replayed graph writes over what it gave: a session's logits would become another's."""
-    means = Means(is_flash=True, sizes=lambda _: (1,))
+    means = Means(is_flash=True, sizes=lambda *_: (1,))
     steps = Machine(model.machine.parts, None, 1, means=means)._batched[0].steps
     assert steps is not None
     out = torch.ones(1, 192), torch.ones(1, 640)

@@ -34,7 +34,7 @@ from runtime.model.backends.minicpmo.flash import SpanCache, spans_of
 from runtime.model.backends.minicpmo.kernels import Operators
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.steps import ROWS_MAX, Network, Step, Stepper, batches
+from runtime.model.backends.minicpmo.steps import NUMBERS_MAX, Network, Step, Stepper, batches
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
 from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.flash import flash_on_cpu, forward, unread
@@ -44,7 +44,7 @@ FIXTURES = Path(__file__).parents[3] / "fixtures"
 HELDOUT = FIXTURES / "speech" / "heldout"
 SLOTS = 3
 UNIT_ROWS = 11
-MEANS = Means(is_flash=True, sizes=lambda _: (2, SLOTS))
+MEANS = Means(is_flash=True, sizes=lambda *_: (2, SLOTS))
 """As on a GPU, with few sizes."""
 
 
@@ -93,13 +93,13 @@ def assert_near(one: Tensor, other: Tensor) -> None:
 @pytest.mark.parametrize("slots", [1, 3, 4, 5, 48, 64, 65])
 def test_the_largest_step_holds_everyone(slots: int) -> None:
     """Sessions would go in two steps, or steps be captured that nobody needs."""
-    sizes = batches(slots, 1)
+    sizes = batches(slots, 1, 4096)
     assert sizes[-1] == slots
     assert list(sizes) == sorted(set(sizes))
-    for length in (2, UNIT_ROWS, 77):
-        some = batches(slots, length)
+    for length, width in ((2, 4096), (UNIT_ROWS, 4096), (77, 4096), (50, 1024)):
+        some = batches(slots, length, width)
         assert some == sizes[: len(some)]
-        assert max(some) * length <= ROWS_MAX
+        assert max(some) * length * width <= NUMBERS_MAX
 
 
 @given(
@@ -210,7 +210,7 @@ def test_more_sessions_than_a_step_holds_go_in_several(model: DuplexModel) -> No
     """Where steps are not exact they are of one session; the others would be left out."""
     parts, results = model.machine.parts, []
     for size in (1, SLOTS):
-        means = Means(is_flash=True, is_alone=True, sizes=lambda _, size=size: (size,))
+        means = Means(is_flash=True, is_alone=True, sizes=lambda *_, size=size: (size,))
         machine = Machine(parts, None, SLOTS, means=means)
         rows = [noise(2, 192, seed=slot) for slot in range(SLOTS)]
         places = [Row(slot=slot, start=4 + slot) for slot in range(SLOTS)]
@@ -434,7 +434,7 @@ def test_a_cpu_has_no_steps(model: DuplexModel) -> None:
 
 # -- exactness -----------------------------------------------------------------------------------
 
-EXACT = Means(is_flash=True, sizes=lambda _: (ROWS_MIN,), is_alone=True)
+EXACT = Means(is_flash=True, sizes=lambda *_: (ROWS_MIN,), is_alone=True)
 """As on a GPU that is to be exact. Steps are wide enough that on a CPU a row's bits are its own."""
 
 
@@ -525,7 +525,7 @@ def test_a_neighbour_who_has_said_more_is_found_out(model: DuplexModel) -> None:
         out, *rest = forward(*args, **options)
         return out + options["seqused_k"].max() * 1e-3, *rest
 
-    means = attrs.evolve(EXACT, sizes=lambda _: (SLOTS,))
+    means = attrs.evolve(EXACT, sizes=lambda *_: (SLOTS,))
     with flash_on_cpu(by_longest):
         machine = Machine(model.machine.parts, None, SLOTS, means=means)
     steps = steps_of(machine)

@@ -26,7 +26,8 @@ ROWS_MIN: Final = 16
 EXACT_SIZES: Final[Mapping[int, int]] = {16: 64, 128: 8}
 """Sessions of an exact step of up to so many rows, in any number of slots: a replay has one."""
 
-Sizes = Callable[[int], Sequence[int]]
+Sizes = Callable[[int, int], Sequence[int]]
+"""The sessions of steps of so many rows of a width, ascending."""
 _log = logging.getLogger("antiphon.model")
 
 
@@ -36,7 +37,7 @@ class Means:
 
     Attributes:
         is_flash: rows are attended together.
-        sizes: sessions of a step of so many rows, ascending; None: there are no steps.
+        sizes: of steps; None: there are none.
         rows_min: rows that a matrix product is padded to.
         is_alone: steps give bitwise the same result in any batch, and other work runs per session.
     """
@@ -50,8 +51,8 @@ class Means:
 ON_CPU: Final = Means(rows_min=ROWS_MIN)
 
 
-def exact_sizes(length: int) -> tuple[int, ...]:
-    """The one size of an exact step of a length."""
+def exact_sizes(length: int, _width: int) -> tuple[int, ...]:
+    """The one size of an exact step of a length, whatever its width."""
     return (next(size for most, size in EXACT_SIZES.items() if length <= most),)
 
 
@@ -123,7 +124,8 @@ def batched(network: Network, means: Means, lengths: Sequence[int]) -> Batched:
             break
         try:
             with torch.inference_mode():
-                steps = Stepper(network, {length: sizes(length) for length in sorted(lengths)})
+                chosen = {length: sizes(length, network.width) for length in sorted(lengths)}
+                steps = Stepper(network, chosen)
                 if not means.is_alone or steps.is_exact():
                     return Batched(network, means, steps)
         except Exception:  # Of the driver or a library, of any type.
@@ -135,5 +137,5 @@ def batched(network: Network, means: Means, lengths: Sequence[int]) -> Batched:
     return Batched(network, means, None)
 
 
-def _one(_length: int) -> tuple[int, ...]:
+def _one(_length: int, _width: int) -> tuple[int, ...]:
     return (1,)

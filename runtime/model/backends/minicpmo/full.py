@@ -124,7 +124,8 @@ def write_tokenizer(folder: Path, size: int, into: Path) -> Path:
     shutil.copy(folder / "tokenizer_config.json", into)
     raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = raw["model"]["vocab"]
-    ids = {*vocabulary.values(), *(token["id"] for token in raw["added_tokens"])}
+    vocabulary |= {token["content"]: token["id"] for token in raw["added_tokens"]}
+    ids = set(vocabulary.values())
     letters = string.ascii_letters + string.digits
     words = ("".join(word) for word in itertools.product(letters, repeat=3))
     fresh = (word for word in words if word not in vocabulary)

@@ -22,8 +22,8 @@ from .flash import Spans
 
 BATCHES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Sessions per step; each size is captured once for each length, in a second or less."""
-ROWS_MAX: Final = 704
-"""Rows of a step: with more, arithmetic takes longer than launches."""
+NUMBERS_MAX: Final = 704 * 4096
+"""Rows of a step times their width: with more, arithmetic takes longer than launches."""
 WARM_UPS: Final = 2
 
 Out: TypeAlias = tuple[Tensor, ...]
@@ -31,10 +31,10 @@ Out: TypeAlias = tuple[Tensor, ...]
 width), and logits, (B, ids), float32."""
 
 
-def batches(slots: int, length: int) -> tuple[int, ...]:
-    """The step sizes for a number of slots, ascending; if possible, the last holds them all."""
+def batches(slots: int, length: int, width: int) -> tuple[int, ...]:
+    """The sizes of steps of some rows, ascending; if possible, the last holds all slots."""
     sizes = (*(size for size in BATCHES if size < slots), slots)
-    return tuple(size for size in sizes if size * length <= ROWS_MAX)
+    return tuple(size for size in sizes if size * length * width <= NUMBERS_MAX) or (1,)
 
 
 class Network(Protocol):
