@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -50,6 +51,7 @@ SECONDS_MAX: Final = 90
 SESSIONS: Final = "1,2,4,8,16"
 SESSIONS_MAX: Final = 64
 """A full batch."""
+FULL: Final = "full shape, random weights, no vocoder"
 Clock = Literal["wall", "cpu"]
 
 ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
@@ -193,20 +195,11 @@ def engine_command(
     )
     try:
         if shape is None:
-            loaded = load_checkpoint(
-                model,
-                None,
-                slots_max=SESSIONS_MAX,
-                device=device,
-                dtype=dtype,
-                exact=deterministic,
-            )
+            load_it = partial(load_checkpoint, model, None, slots_max=SESSIONS_MAX)
+            loaded = load_it(device=device, dtype=dtype, exact=deterministic)
         else:
-            from ...model.backends.minicpmo.full import SPEAKING_TOKENS
-
-            loaded = _full(layers_scale, dtype, exact=deterministic)
-            model = "full shape, random weights, no vocoder"
-            load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
+            model, loaded = FULL, _full(layers_scale, dtype, exact=deterministic)
+            load = attrs.evolve(load, tokens_max=_speaking_tokens())
         if deterministic:
             require_deterministic(model, loaded.info)
     except (ModelUnknownError, ModelUnusableError, BackendError) as error:
@@ -230,6 +223,12 @@ def engine_command(
         full=full_facts(loaded, runs, doing, layers_scale) if shape is not None else None,
     )
     print_found(found, _show, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
+
+
+def _speaking_tokens() -> int:
+    from ...model.backends.minicpmo.full import SPEAKING_TOKENS
+
+    return SPEAKING_TOKENS
 
 
 def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:

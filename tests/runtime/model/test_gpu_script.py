@@ -29,9 +29,7 @@ def test_all_stages_but_the_longest_run(
     assert "attention: sdpa, row by row" in capsys.readouterr().out
 
 
-def test_a_server_is_measured_and_replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_measured_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of a server would be those of one that answered nothing."""
     words = ["--model", "backend:full:tiny", "--sessions", "1", "--seconds", "2", "--replay"]
     monkeypatch.setattr(sys, "argv", ["served", *words, "--out", str(tmp_path)])

@@ -22,9 +22,9 @@ from runtime.model.backends.minicpmo.checkpoint import load_parts
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.decide import decide
 from runtime.model.backends.minicpmo.full import write_tokenizer
-from runtime.model.backends.minicpmo.fused import FusedDecoder, joined
+from runtime.model.backends.minicpmo.fused import FusedDecoder, joined, operators_for
 from runtime.model.backends.minicpmo.fused_vision import FusedSight
-from runtime.model.backends.minicpmo.kernels import Operators, operators_for
+from runtime.model.backends.minicpmo.kernels import Operators
 from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.token_logits import INLINE_MAX, Shortlists, TokenLogits
 from runtime.model.backends.minicpmo.tokens import Tokens
@@ -37,7 +37,7 @@ import torch
 from runtime.model.backends.minicpmo import kernels
 from runtime.model.backends.minicpmo.kernels_triton import TritonOperators
 for dtype in (torch.bfloat16, torch.float32):
-    kernels._try(TritonOperators(), torch.zeros(1, dtype=dtype))
+    kernels.try_operators(TritonOperators(), torch.zeros(1, dtype=dtype))
 """
 
 
@@ -111,9 +111,9 @@ def test_kernels_that_compute_something_else_are_found_out() -> None:
         def gate(self, both: Tensor) -> Tensor:
             return super().gate(both) * 1.1
 
-    kernels._try(Operators(), torch.zeros(1))
+    kernels.try_operators(Operators(), torch.zeros(1))
     with pytest.raises(AssertionError):
-        kernels._try(Wrong(), torch.zeros(1))
+        kernels.try_operators(Wrong(), torch.zeros(1))
 
 
 def test_the_sum_of_all_layers_is_not_rounded() -> None:

@@ -7,6 +7,7 @@ of the gated product. What lies between is in `kernels.py`, attention in `flash.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import attrs
@@ -16,9 +17,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from .attention import KvSlots
 from .flash import Spans
-from .kernels import Operators, Rotation
+from .kernels import Operators, Rotation, try_operators
 
 ACTIVATION: Final = "silu"
+
+_log = logging.getLogger("antiphon.model")
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -109,3 +112,18 @@ def joined(*parts: nn.Linear) -> Tensor:
     for part, piece in zip(parts, pieces, strict=True):
         part.weight = nn.Parameter(piece, requires_grad=False)
     return whole
+
+
+def operators_for(like: Tensor) -> Operators:
+    """The fastest operators that compute rightly on a tensor's device, tried with a few rows."""
+    if like.is_cuda:
+        try:
+            from .kernels_triton import TritonOperators
+
+            found = TritonOperators()
+            try_operators(found, like)
+        except Exception:  # Of the compiler or the driver, of any type.
+            _log.warning("no fused kernels here: torch's operators are launched", exc_info=True)
+        else:
+            return found
+    return Operators()

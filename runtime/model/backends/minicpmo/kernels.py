@@ -9,7 +9,6 @@ compute the same, in more launches (`Operators`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,8 +16,6 @@ import attrs
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
-
-_log = logging.getLogger("antiphon.model")
 
 GATE_BLOCK: Final = 1024
 TRIED_ROWS: Final = 3
@@ -88,22 +85,8 @@ class Operators:
         return (F.silu(gate) * up).to(both)
 
 
-def operators_for(like: Tensor) -> Operators:
-    """The fastest operators that compute rightly on a tensor's device, tried with a few rows."""
-    if like.is_cuda:
-        try:
-            from .kernels_triton import TritonOperators
-
-            found = TritonOperators()
-            _try(found, like)
-        except Exception:  # Of the compiler or the driver, of any type.
-            _log.warning("no fused kernels here: torch's operators are launched", exc_info=True)
-        else:
-            return found
-    return Operators()
-
-
-def _try(found: Operators, like: Tensor) -> None:
+def try_operators(found: Operators, like: Tensor) -> None:
+    """`AssertionError` if they compute something else than `Operators` on a tensor's device."""
     made = [[*_tried(operators, like)] for operators in (Operators(), found)]
     for one, other in zip(*made, strict=True):
         torch.testing.assert_close(one.float(), other.float(), rtol=CLOSE, atol=CLOSE)

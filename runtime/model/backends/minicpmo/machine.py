@@ -22,8 +22,8 @@ from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, DecoderNetwork, RowByRow, Stock, Together
 from .device import fetch, send, telling_lost
 from .flash import can_attend
+from .fused import operators_for
 from .fused_vision import FusedSight
-from .kernels import operators_for
 from .parts import Parts
 from .plan import StoreShape, stores
 from .token_logits import Shortlists, rows_on_host

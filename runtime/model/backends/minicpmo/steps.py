@@ -3,7 +3,7 @@
 A token, or the few rows of a unit, is little arithmetic in many small kernels, so on a GPU most
 time goes into launches. There the most frequent lengths run in steps of a few batch sizes
 (`batches`), each captured once as a CUDA graph. A shorter length is filled up with positions that
-nobody sees and that the next ones overwrite; a smaller batch with sessions that have no slot, and
+are not seen and that the next ones overwrite; a smaller batch with sessions that have no slot, and
 write to the store's spare positions. All but the capture is tested on CPUs, which do not use it
 because it rounds differently.
 """
