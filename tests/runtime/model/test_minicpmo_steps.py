@@ -193,6 +193,21 @@ def test_codes_and_sound_go_the_same_way(machines: tuple[Machine, Machine]) -> N
             assert_near(one, other)
 
 
+def test_a_session_that_overflows_spoils_no_other(machines: tuple[Machine, Machine]) -> None:
+    """In half precision one may; its rows stay in the step, and would be next to others' rows."""
+    stepping = machines[1]
+    broken = [Speak(slot=slot, start=0, rows=torch.full((10, 128), torch.nan)) for slot in (0, 1)]
+    assert stepping.compute(broken)[0].isnan().all()
+    for slot in (0, 1):
+        stepping.clear(slot)
+    for rows in (3, 1):
+        works = [Speak(slot=slot, start=4, rows=noise(rows, 128, seed=slot)) for slot in (0, 1, 2)]
+        wanted = [machines[0].compute([work])[0] for work in works]
+        for count in (3, 1):
+            for one, other in zip(stepping.compute(works[:count]), wanted, strict=False):
+                assert_near(one, other)
+
+
 def test_pictures_of_one_shape_are_seen_together(machines: tuple[Machine, Machine]) -> None:
     """Each session's picture would wait for those of all others."""
     sizes = ((112, 112), (112, 112), (84, 154))
@@ -444,7 +459,7 @@ def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None
     assert machine.is_exact
     assert machine.attention == (
         "flash, torch; tokens in steps of 1 x 16, 2 x 16, 11 x 16, 77 x 16; "
-        "codes in steps of 1 x 16, 10 x 16; sound in steps of 50 x 16"
+        "codes in steps of 1 x 16, 10 x 16, 20 x 16; sound in steps of 50 x 16"
     )
     assert machine.batch == "1 rows at least, but for steps one session at a time"
     assert not machine.llm.keys.any()  # What was tried is gone.

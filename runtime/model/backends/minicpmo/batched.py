@@ -53,7 +53,7 @@ ON_CPU: Final = Means(rows_min=ROWS_MIN)
 
 def exact_sizes(length: int, _width: int) -> tuple[int, ...]:
     """The one size of an exact step of a length, whatever its width."""
-    return (next(size for most, size in EXACT_SIZES.items() if length <= most),)
+    return (next((size for most, size in EXACT_SIZES.items() if length <= most), 1),)
 
 
 def means_on(device: torch.device, slots: int, *, exact: bool) -> Means:

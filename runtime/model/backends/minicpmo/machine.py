@@ -32,10 +32,8 @@ from .work import Fed, Feed, Recall, See, Speak, Work
 
 PICTURE_MARKS: Final = 2
 """Tokens around a picture."""
-CHUNK_ROWS: Final = 10
-"""First rows of a chunk of speech: those of its text, usually fewer, and `audio_bos`."""
-SPARE: Final = 128
-"""Positions after the last slot: more than the rows of a step."""
+CODE_ROWS: Final = (1, 10, 20)
+"""A code; the first rows of a chunk of speech, which are those of its text, and `audio_bos`."""
 PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
 
 _log = logging.getLogger("antiphon.model")
@@ -84,15 +82,11 @@ class Machine:
 
     def _batch(self, llm: Stock, tts: Stock) -> None:
         """Compute sessions together, as a GPU does."""
-        means, config = self.means, self.parts.config
+        means, apm, projection = self.means, self.parts.apm, self.parts.audio_projection_layer
         self._operators = operators_for(self.llm.keys)
         self._sight = FusedSight(self.parts.vpm, self.parts.resampler)
-        heard = UNIT_FRAMES // config.audio.pool
-        # A token; the end of a unit; a unit without a picture, and with one.
-        lengths = (1, 2, 1 + heard, 1 + config.vision.queries + PICTURE_MARKS + heard)
-        apm, projection = self.parts.apm, self.parts.audio_projection_layer
-        tokens = batched(DecoderNetwork(llm, self._operators), means, lengths)
-        codes = batched(DecoderNetwork(tts, self._operators), means, (1, CHUNK_ROWS))
+        tokens = batched(DecoderNetwork(llm, self._operators), means, token_rows(self.config))
+        codes = batched(DecoderNetwork(tts, self._operators), means, CODE_ROWS)
         self._sound_of = batched(HearingNetwork(apm, projection, self.audio), means, (UNIT_FRAMES,))
         self._llm, self._tts = Together(tokens), Together(codes)
         self._batched = [tokens, codes, self._sound_of]
@@ -113,8 +107,9 @@ class Machine:
         self.clear(0)
 
     def _store(self, shape: StoreShape) -> KvSlots:
-        weight, spare = self.parts.llm.lm_head.weight, SPARE * self._asked.is_flash
-        sizes = attrs.asdict(shape)
+        weight, sizes = self.parts.llm.lm_head.weight, attrs.asdict(shape)
+        lengths = (*token_rows(self.config), *CODE_ROWS, UNIT_FRAMES)
+        spare = max(lengths) if self._asked.is_flash else 0
         return KvSlots(
             **sizes, slots=self.slots, spare=spare, dtype=weight.dtype, device=weight.device
         )
@@ -214,6 +209,12 @@ class Machine:
         """Wipe a slot, so that nothing of a session remains."""
         for store in (self.llm, self.tts, self.audio):
             store.wipe(slot)
+
+
+def token_rows(config: ModelConfig) -> tuple[int, ...]:
+    """The most frequent lengths: a token, the end of a unit, a unit, and one with a picture."""
+    unit = 1 + UNIT_FRAMES // config.audio.pool
+    return (1, 2, unit, unit + config.vision.queries + PICTURE_MARKS)
 
 
 def rows_are_independent(parts: Parts) -> bool:

@@ -154,6 +154,8 @@ class Stepper:
         lacking = size - count
         step, counts = self._steps[size, length], [len(each) for each in rows]
         longest = max(counts)
+        if lacking or min(counts) < length:  # Of what was there before, NaN would spread.
+            step.rows.zero_()
         packed = torch.stack([*rows]) if min(counts) == longest else pad_sequence([*rows], True)
         step.rows[:count, :longest] = packed
         nowhere = Row(slot=self._store.slots, start=0)
