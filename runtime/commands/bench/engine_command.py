@@ -73,7 +73,7 @@ class FullFacts:
         layers_scale: factor on the language model's layers.
         slot_bytes: keys and values of a session, on the GPU.
         gpu_bytes_max: peak memory; None without a GPU.
-        floor_ms: model.md's floor of a unit, for each count of sessions.
+        floor_ms: model.md's floor of a unit without pictures, for each count of sessions together.
         of_floor: the median of batched units that are due together, divided by the floor.
     """
 
@@ -220,7 +220,7 @@ def engine_command(
         runs=runs,
         served=served,
         rebuilt=rebuilt,
-        full=full_facts(loaded, runs, doing, layers_scale) if shape is not None else None,
+        full=full_facts(loaded, runs, load, layers_scale) if shape is not None else None,
     )
     print_found(found, _show, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
 
@@ -299,7 +299,7 @@ def _backend(model: DuplexModel, mode: Mode) -> EngineBackend:
 
 
 def full_facts(
-    model: DuplexModel, runs: list[EngineRun], doing: Doing, layers_scale: float
+    model: DuplexModel, runs: list[EngineRun], load: Load, layers_scale: float
 ) -> FullFacts:
     """The facts of the full shape."""
     from ...model.backends.minicpmo.full import floor_ms, gpu_bytes
@@ -307,9 +307,9 @@ def full_facts(
     p50_ms = {
         run.sessions: run.latency.p50_ms
         for run in runs
-        if run.mode == "batched" and run.arrival == "together"
+        if run.mode == "batched" and run.arrival == "together" and not load.frames
     }
-    floors = {count: floor_ms(doing, count) for count in p50_ms}
+    floors = {count: floor_ms(load.doing, count) for count in p50_ms}
     return FullFacts(
         layers_scale=layers_scale,
         slot_bytes=model.machine.slot_bytes,

@@ -1,7 +1,7 @@
 """A model on an engine as an async `Backend`: its sessions' units run in batches.
 
 Rules:
-- A unit, as any call of its session, is due a second after the request; the earliest deadline goes
+- A unit, as any call of its session, is due a second after the request; `scheduler` has who goes
   first. Missed deadlines are counted (`Engine.statistics`).
 - Host work of a unit (decoding and slicing its pictures) runs in its own thread, before the engine.
 - `interrupt` takes effect before the unit's next step, also while it waits for the engine.

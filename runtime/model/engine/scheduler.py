@@ -4,8 +4,8 @@ A task is a generator of requests (`Steps`): it yields a request, is sent the an
 until it returns. Waiting requests of the same `bucket` can be answered together. One `turn` answers
 one batch:
 
-- Tasks run in groups: those that wait begin together, when all that have begun are done. So they
-  share every batch, and each is done before the next group makes it wait.
+- Tasks run in groups: those that wait and are due within a second (`GROUP_NS`) begin together, when
+  all that have begun are done. So they share every batch, and no later one makes them wait.
 - A task near its deadline (`URGENT_NS`) waits no more: all begin with it. It goes before others,
   with those that are due with it (`COMPANY_NS`).
 - Of these, or of the group, the earliest stage goes first, so that later batches are larger; within
@@ -31,6 +31,8 @@ URGENT_NS: Final = 400_000_000
 """Time to the deadline below which a task no longer waits: about a unit's on a busy machine."""
 COMPANY_NS: Final = 50_000_000
 """Tasks that are due within this time are due together: in batches, all of them end sooner."""
+GROUP_NS: Final = 1_000_000_000
+"""Live units are due within this time of each other; sound that came ahead of time is due later."""
 BACKGROUND: Final = math.inf
 """The deadline of work that is not real-time."""
 
@@ -138,7 +140,7 @@ class Scheduler:
         ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: ties by arrival.
         due = [task for task in ordered if task.deadline_ns < BACKGROUND]
         if due:
-            due = self._group(due, now_ns)
+            due = self._begin(due, now_ns)
         leader = min(due or ordered, key=lambda task: task.request.stage)
         bucket = leader.request.bucket
         company = [t for t in ordered if t is not leader and t.request.bucket == bucket]
@@ -148,16 +150,17 @@ class Scheduler:
         return batch
 
     @staticmethod
-    def _group(due: Sequence[Task], now_ns: float) -> list[Task]:
-        """Those of some real-time tasks, by deadline, of which one goes first."""
+    def _begin(due: Sequence[Task], now_ns: float) -> list[Task]:
+        """Begin a group of some real-time tasks, by deadline, if it is time; who may go first."""
         first_ns = due[0].deadline_ns
         is_urgent = first_ns - now_ns < URGENT_NS
         begun = [task for task in due if task.has_begun]
         if begun and not is_urgent:
             return begun
-        for task in due:
+        group = [task for task in due if task.deadline_ns < first_ns + GROUP_NS]
+        for task in group:
             task.has_begun = True
-        return [t for t in due if t.deadline_ns < first_ns + COMPANY_NS] if is_urgent else [*due]
+        return [t for t in group if t.deadline_ns < first_ns + COMPANY_NS] if is_urgent else group
 
     def _one_by_one(self, batch: Sequence[Task]) -> None:
         for task in batch:

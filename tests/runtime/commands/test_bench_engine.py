@@ -99,7 +99,9 @@ def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> N
     runs, _ = bench(model, load, [1, 2], say=lambda _: None)
     assert all(each.spoken == 1 for each in runs)
     assert all(each.tokens_mean <= SPEAKING_TOKENS for each in runs)
-    facts = full_facts(model, runs, "speaking", 1.0)
+    facts = full_facts(model, runs, load, 1.0)
+    shown = attrs.evolve(load, frames=(b"a picture",))
+    assert full_facts(model, runs, shown, 1.0).floor_ms == {}
     assert facts.slot_bytes == model.machine.slot_bytes
     assert facts.floor_ms[1] == floor_ms("speaking", 1) == 37.0
     assert facts.floor_ms[2] == pytest.approx(39.4)

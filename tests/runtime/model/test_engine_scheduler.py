@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.model.engine.scheduler import BACKGROUND, COMPANY_NS, URGENT_NS, Scheduler, Task
+from runtime.model.engine.scheduler import (
+    BACKGROUND,
+    COMPANY_NS,
+    GROUP_NS,
+    URGENT_NS,
+    Scheduler,
+    Task,
+)
 
 LATER = 10 * URGENT_NS
 
@@ -135,6 +142,20 @@ def test_who_comes_in_time_for_a_batch_belongs_to_the_group() -> None:
     while not scheduler.is_idle:
         scheduler.turn(0)
     assert desk.batches == [["a0", "b0"], ["x"], ["a1", "b1"]]
+
+
+def test_sound_that_came_ahead_of_time_waits_for_live_units() -> None:
+    """A file that is transcribed would make a conversation stutter."""
+    desk = Desk()
+
+    def units(name: str, deadline_ns: int) -> Task:
+        asks = [
+            Ask(name=f"{name}{stage}", bucket=f"{name}{stage}", stage=stage) for stage in (0, 1)
+        ]
+        return desk.ask(*asks, deadline_ns=deadline_ns)
+
+    run(desk, units("file", LATER + GROUP_NS), units("live", LATER))
+    assert desk.batches == [["live0"], ["live1"], ["file0"], ["file1"]]
 
 
 def test_an_urgent_task_begins_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,28 +17,35 @@ import torch
 from torch import Tensor
 
 from protocol.values.model import DuplexConfig
-from runtime.model.backends.minicpmo import kernels
+from runtime.model.backends.minicpmo import kernels, token_logits
 from runtime.model.backends.minicpmo.attention import KvSlots
+from runtime.model.backends.minicpmo.batched import Means
 from runtime.model.backends.minicpmo.checkpoint import load_parts
-from runtime.model.backends.minicpmo.config import load_config
+from runtime.model.backends.minicpmo.config import load_config, read_config
 from runtime.model.backends.minicpmo.decide import decide
+from runtime.model.backends.minicpmo.device import pin
 from runtime.model.backends.minicpmo.full import write_tokenizer
 from runtime.model.backends.minicpmo.fused import FusedDecoder, joined, operators_for
 from runtime.model.backends.minicpmo.fused_vision import FusedSight
 from runtime.model.backends.minicpmo.kernels import Operators
+from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.token_logits import INLINE_MAX, Shortlists, TokenLogits
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.models import tiny_path
+from tests.flash import flash_on_cpu
+from tests.random_model import CONFIG, changed
 
 ROOT = Path(__file__).parents[3]
 VOCABULARY = 20_000
 INTERPRETED = """
 import torch
-from runtime.model.backends.minicpmo import kernels
+from runtime.model.backends.minicpmo import kernels, token_logits
 from runtime.model.backends.minicpmo.kernels_triton import TritonOperators
 for dtype in (torch.bfloat16, torch.float32):
-    kernels.try_operators(TritonOperators(), torch.zeros(1, dtype=dtype))
+    for heads, groups, width in ((32, 8, 128), (12, 12, 64)):
+        shape = {"heads": heads, "groups": groups, "width": width}
+        kernels.try_operators(TritonOperators(), torch.zeros(1, dtype=dtype), **shape)
 """
 
 
@@ -91,10 +99,11 @@ def test_where_kernels_cannot_be_compiled_torch_computes(
 ) -> None:
     """An image without a compiler could not serve from a GPU."""
     monkeypatch.setitem(sys.modules, f"{kernels.__name__}_triton", None)
-    like: Any = SimpleNamespace(is_cuda=True)
-    assert operators_for(like).name == "torch"
+    store: Any = SimpleNamespace(keys=SimpleNamespace(is_cuda=True))
+    assert operators_for(store, 4).name == "torch"
     assert "no fused kernels here" in caplog.text
-    assert operators_for(torch.zeros(1)).name == "torch"
+    small = KvSlots(layers=1, slots=1, heads=1, capacity=1, width=8)
+    assert operators_for(small, 4).name == "torch"
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="torch brings it only for GPUs")
@@ -111,9 +120,10 @@ def test_kernels_that_compute_something_else_are_found_out() -> None:
         def gate(self, both: Tensor) -> Tensor:
             return super().gate(both) * 1.1
 
-    kernels.try_operators(Operators(), torch.zeros(1))
+    shape = {"heads": 3, "groups": 1, "width": 8}
+    kernels.try_operators(Operators(), torch.zeros(1), **shape)
     with pytest.raises(AssertionError):
-        kernels.try_operators(Wrong(), torch.zeros(1))
+        kernels.try_operators(Wrong(), torch.zeros(1), **shape)
 
 
 def test_the_sum_of_all_layers_is_not_rounded() -> None:
@@ -122,6 +132,54 @@ def test_the_sum_of_all_layers_is_not_rounded() -> None:
     for _ in range(100):
         Operators().norm(torch.full((1, 8), 0.5).bfloat16(), residual, torch.ones(8), 1e-6)
     assert torch.equal(residual, torch.full((1, 8), 306.0))
+
+
+def test_a_trace_is_made_though_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit in progress would fail, which the exit waits for."""
+    logits = noise(INLINE_MAX + 1, seed=3)
+    wanted = TokenLogits(logits).trace().result()
+    ended = ThreadPoolExecutor(1)
+    ended.shutdown()
+    monkeypatch.setattr(token_logits, "_tracing", ended)
+    assert TokenLogits(logits).trace().result() == wanted
+
+
+def test_a_picture_is_sent_though_it_cannot_be_pinned() -> None:
+    """A lost GPU would look like a broken picture, in the thread that decodes it."""
+
+    class Lost:
+        def to(self, _dtype: object) -> Lost:
+            return self
+
+        def pin_memory(self) -> Lost:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    like: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    row: Any = Lost()
+    assert pin(row, like) is row
+
+
+SHAPES = (
+    {"slice_config": {"scale_resolution": 450}},
+    {"audio_config": {"max_source_positions": 60}},
+    {"max_position_embeddings": 64},
+    {"tts_config": {"max_position_embeddings": 16}},
+)
+
+
+@pytest.mark.parametrize("change", SHAPES)
+def test_models_of_odd_shapes_are_warmed_up(
+    change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU would refuse to start for a model that it could serve, or write past its memory."""
+    parts = Parts(read_config(changed(CONFIG, change), "odd")).requires_grad_(False).eval()
+    means = Means(is_flash=True, is_alone=True, sizes=lambda *_: (2,))
+    with flash_on_cpu():
+        machine = Machine(parts, None, 2, means=means)
+        machine._warm_up()
+    assert caplog.text == ""
+    assert machine.is_exact
+    assert all(each.steps is not None for each in machine._together)
 
 
 # -- the shape without a checkpoint ----------------------------------------------------------------

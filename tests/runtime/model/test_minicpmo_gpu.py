@@ -66,7 +66,7 @@ def flash() -> Iterator[None]:
 def test_what_a_step_gives_stays(model: DuplexModel) -> None:
     """A replayed graph writes over what it gave: a session's logits would become another's."""
     means = Means(is_flash=True, sizes=lambda *_: (1,))
-    steps = Machine(model.machine.parts, None, 1, means=means)._batched[0].steps
+    steps = Machine(model.machine.parts, None, 1, means=means)._together[0].steps
     assert steps is not None
     out = torch.ones(1, 192), torch.ones(1, 640)
     steps._computed[1, 1] = Given(out)  # type: ignore[assignment]

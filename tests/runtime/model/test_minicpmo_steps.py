@@ -31,7 +31,6 @@ from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.decoder import DecoderNetwork, RowByRow, Stock, Together
 from runtime.model.backends.minicpmo.device import send
 from runtime.model.backends.minicpmo.flash import SpanCache, spans_of
-from runtime.model.backends.minicpmo.kernels import Operators
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.steps import NUMBERS_MAX, Network, Step, Stepper, batches
@@ -237,12 +236,12 @@ def test_more_sessions_than_a_step_holds_go_in_several(model: DuplexModel) -> No
 
 def networks(machine: Machine) -> list[Network]:
     """What runs in steps on a GPU."""
-    return [each.network for each in machine._batched]
+    return [each.network for each in machine._together]
 
 
 def steps_of(machine: Machine) -> Stepper:
     """The steps of the language model."""
-    steps = machine._batched[0].steps
+    steps = machine._together[0].steps
     assert steps is not None
     return steps
 
@@ -391,14 +390,14 @@ def test_a_log_tells_how_each_decoder_attends(
     parts, made = model.machine.parts, Stepper.__init__
 
     def tokens_alone(self: Stepper, network: Network, *args: Any) -> None:
-        if network.name != "tokens":
+        if network.name != "tokens by torch":
             raise RuntimeError("no memory for it")
         made(self, network, *args)
 
     monkeypatch.setattr(Stepper, "__init__", tokens_alone)
     machine = Machine(parts, None, SLOTS, means=MEANS)
     steps = ", ".join(f"{length} x 2/3" for length in (1, 2, UNIT_ROWS, 77))
-    assert machine.attention == f"flash, torch; tokens in steps of {steps}"
+    assert machine.attention == f"flash; tokens by torch in steps of {steps}; codes by torch; sound"
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -412,7 +411,7 @@ def test_where_no_step_can_be_made_all_goes_without(
 
     monkeypatch.setattr(Step, "__init__", broken)
     machine = Machine(model.machine.parts, None, 1, means=MEANS)
-    assert machine.attention == "flash, torch"
+    assert machine.attention == "flash; tokens by torch; codes by torch; sound"
     (fed,) = machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
     model.machine.clear(0)
     (wanted,) = model.machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
@@ -458,8 +457,8 @@ def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None
     machine = Machine(model.machine.parts, None, SLOTS, means=EXACT)
     assert machine.is_exact
     assert machine.attention == (
-        "flash, torch; tokens in steps of 1 x 16, 2 x 16, 11 x 16, 77 x 16; "
-        "codes in steps of 1 x 16, 10 x 16, 20 x 16; sound in steps of 50 x 16"
+        "flash; tokens by torch in steps of 1 x 16, 2 x 16, 11 x 16, 77 x 16; "
+        "codes by torch in steps of 1 x 16, 10 x 16, 20 x 16; sound in steps of 50 x 16"
     )
     assert machine.batch == "1 rows at least, but for steps one session at a time"
     assert not machine.llm.keys.any()  # What was tried is gone.
@@ -507,7 +506,7 @@ def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Batched
 
     store = Machine(parts, None, slots, means=Means(is_flash=True)).llm
     stock = Stock(name="tokens", model=parts.llm.model, head=head, store=store)
-    return batched(DecoderNetwork(stock, Operators()), EXACT, (1, 2))
+    return batched(DecoderNetwork(stock), EXACT, (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -520,7 +519,7 @@ def test_where_steps_are_not_exact_each_session_has_its_own(
     decoder = decoder_unlike(model, what)
     assert decoder.steps is not None
     assert decoder.steps.sizes == {1: (1,), 2: (1,)}
-    assert "steps of tokens are not exact for several sessions" in caplog.text
+    assert "steps of tokens by torch are not exact for several sessions" in caplog.text
 
 
 def test_it_is_found_out_in_a_replay_too(model: DuplexModel) -> None:

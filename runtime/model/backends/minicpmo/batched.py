@@ -124,7 +124,8 @@ def batched(network: Network, means: Means, lengths: Sequence[int]) -> Batched:
             break
         try:
             with torch.inference_mode():
-                chosen = {length: sizes(length, network.width) for length in sorted(lengths)}
+                fitting = sorted(length for length in lengths if length <= network.store.capacity)
+                chosen = {length: sizes(length, network.width) for length in fitting}
                 steps = Stepper(network, chosen)
                 if not means.is_alone or steps.is_exact():
                     return Batched(network, means, steps)

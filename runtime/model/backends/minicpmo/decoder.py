@@ -20,13 +20,9 @@ from torch.nn import functional as F  # noqa: N812
 from .attention import KvSlots, Row, SlotCache
 from .batched import Batched, Means, in_order
 from .flash import Spans
-from .fused import FusedDecoder
-from .kernels import Operators
+from .fused import FusedDecoder, operators_for
 from .steps import Out
 from .work import Feed, Speak
-
-Fed = tuple[Tensor, Tensor]
-"""Last hidden states (B, width), and logits (B, ids), float32."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -49,8 +45,11 @@ class Stock:
 class Decoder(Protocol):
     """Runs rows of sessions."""
 
-    def run(self, works: Sequence[Feed | Speak]) -> Fed:
-        """Feed the rows of each request, of any lengths, to its slot."""
+    def run(self, works: Sequence[Feed | Speak]) -> Out:
+        """Feed the rows of each request, of any lengths, to its slot.
+
+        Returns last hidden states, (B, width), and logits, (B, ids), float32.
+        """
         ...
 
 
@@ -61,15 +60,13 @@ class RowByRow:
     stock: Stock
     means: Means
 
-    def run(self, works: Sequence[Feed | Speak]) -> Fed:
+    def run(self, works: Sequence[Feed | Speak]) -> Out:
         """See `Decoder`; requests of one length run together."""
         order = sorted(range(len(works)), key=lambda index: len(works[index].rows))
         runs = groupby((works[index] for index in order), key=lambda work: len(work.rows))
-        outs = [self._run(list(some), count) for count, some in runs]
-        hidden, logits = in_order(outs, order)
-        return hidden, logits
+        return in_order([self._run(list(some), count) for count, some in runs], order)
 
-    def _run(self, works: Sequence[Feed | Speak], count: int) -> Fed:
+    def _run(self, works: Sequence[Feed | Speak], count: int) -> Out:
         rows = [Row(slot=work.slot, start=work.start) for work in works]
         x = _padded(torch.stack([work.rows for work in works]), -(-self.means.rows_min // count))
         starts = torch.tensor([work.start for work in works] + [0] * (len(x) - len(works)))
@@ -93,8 +90,10 @@ class DecoderNetwork:
 
     is_causal = True
 
-    def __init__(self, stock: Stock, operators: Operators) -> None:
-        self.name, self.store, self._head = stock.name, stock.store, stock.head
+    def __init__(self, stock: Stock) -> None:
+        self.store, self._head = stock.store, stock.head
+        operators = operators_for(stock.store, int(stock.model.config.num_attention_heads))
+        self.name = f"{stock.name} by {operators.name}"
         self._decoder = FusedDecoder(stock.model, stock.store, operators)
         self.width = self._decoder.width
 
@@ -114,8 +113,7 @@ class Together:
 
     batched: Batched
 
-    def run(self, works: Sequence[Feed | Speak]) -> Fed:
+    def run(self, works: Sequence[Feed | Speak]) -> Out:
         """See `Decoder`."""
         places = [Row(slot=work.slot, start=work.start) for work in works]
-        hidden, logits = self.batched.run([work.rows for work in works], places)
-        return hidden, logits
+        return self.batched.run([work.rows for work in works], places)

@@ -56,10 +56,15 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def telling_lost() -> Iterator[None]:
-    """Raise `DeviceLost` where the device is lost: then the next call fails too."""
+    """Raise `DeviceLost` where the device is lost: then the next call fails too.
+
+    A library that launches by itself raises its own error.
+    """
     try:
         yield
-    except FAILED as error:
+    except RuntimeError as error:
+        if not (isinstance(error, FAILED) or torch.cuda.is_initialized()):
+            raise
         try:
             torch.cuda.synchronize()
         except Exception:
@@ -70,7 +75,12 @@ def telling_lost() -> Iterator[None]:
 
 def pin(row: Tensor, like: Tensor) -> Tensor:
     """Prepare a host tensor for `send`, in any thread: in `like`'s format, which a GPU can read."""
-    return row.to(like.dtype).pin_memory() if like.is_cuda else row
+    if not like.is_cuda:
+        return row
+    try:
+        return row.to(like.dtype).pin_memory()
+    except RuntimeError:  # A lost GPU is found out where it computes.
+        return row
 
 
 def send(rows: Sequence[Tensor], like: Tensor) -> list[Tensor]:
@@ -81,7 +91,7 @@ def send(rows: Sequence[Tensor], like: Tensor) -> list[Tensor]:
     if like.device.type == "cpu":
         return [row.to(like) for row in rows]
     if like.is_cuda and all(row.is_pinned() for row in rows):
-        return [row.to(like.device, non_blocking=True) for row in rows]
+        return [row.to(like, non_blocking=True) for row in rows]
     packed = torch.cat([row.flatten() for row in rows])
     if like.is_cuda:
         packed = packed.pin_memory()
@@ -101,7 +111,7 @@ def fetch(tensor: Tensor) -> Tensor:
 
 
 def compute_repeatably() -> None:
-    """Make this process's GPU deterministic, before it computes; see also `decoder.Means`."""
+    """Make this process's GPU deterministic, before it computes; see also `batched.Means`."""
     os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

@@ -38,7 +38,7 @@ class Spans:
 
     def __init__(self, store: KvSlots, batch: int, length: int, *, causal: bool = True) -> None:
         device = store.keys.device
-        self._capacity, self._shape = store.capacity, (batch, length)
+        self._capacity = store.capacity
         self._aimed = torch.zeros(3, batch, dtype=torch.int64, device=device)
         self.slots, self.starts, self.lasts = self._aimed
         zeros = torch.zeros(batch * length, dtype=torch.int64, device=device)

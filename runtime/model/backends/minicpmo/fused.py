@@ -114,14 +114,15 @@ def joined(*parts: nn.Linear) -> Tensor:
     return whole
 
 
-def operators_for(like: Tensor) -> Operators:
-    """The fastest operators that compute rightly on a tensor's device, tried with a few rows."""
+def operators_for(store: KvSlots, heads: int) -> Operators:
+    """The fastest operators that compute rightly for a decoder of so many query heads."""
+    like = store.keys  # (layers, slots, groups, capacity, width)
     if like.is_cuda:
         try:
             from .kernels_triton import TritonOperators
 
             found = TritonOperators()
-            try_operators(found, like)
+            try_operators(found, like, heads=heads, groups=like.shape[2], width=like.shape[4])
         except Exception:  # Of the compiler or the driver, of any type.
             _log.warning("no fused kernels here: torch's operators are launched", exc_info=True)
         else:

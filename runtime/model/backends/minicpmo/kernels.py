@@ -85,28 +85,38 @@ class Operators:
         return (F.silu(gate) * up).to(both)
 
 
-def try_operators(found: Operators, like: Tensor) -> None:
-    """`AssertionError` if they compute something else than `Operators` on a tensor's device."""
-    made = [[*_tried(operators, like)] for operators in (Operators(), found)]
+def try_operators(found: Operators, like: Tensor, *, heads: int, groups: int, width: int) -> None:
+    """Try a decoder's shapes with few rows; `width`: of a head.
+
+    `AssertionError` if they compute something else than `Operators` on a tensor's device.
+    """
+    shape = (heads, groups, width)
+    made = [[*_tried(operators, like, *shape)] for operators in (Operators(), found)]
     for one, other in zip(*made, strict=True):
         torch.testing.assert_close(one.float(), other.float(), rtol=CLOSE, atol=CLOSE)
 
 
-def _tried(operators: Operators, like: Tensor) -> Iterator[Tensor]:
+def _tried(
+    operators: Operators, like: Tensor, heads: int, groups: int, width: int
+) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(like)
 
     at = torch.arange(TRIED_ROWS, device=like.device)
-    places, turns = Places(of=at + 1, flat=at + 5), (drawn(9, 16).float(), drawn(9, 16).float())
-    for norms in (None, drawn(6, 32)):
-        keys, values = drawn(2, 16, 32).transpose(0, 1), drawn(2, 16, 32).transpose(0, 1)
-        rotation = Rotation(heads=4, groups=2, norms=norms, eps=1e-6, cos=turns[0], sin=turns[1])
-        yield operators.rotate(drawn(TRIED_ROWS, 256), rotation, places, keys, values)
+    places, turns = Places(of=at + 1, flat=at + 5), (drawn(9, width // 2), drawn(9, width // 2))
+    rotation = Rotation(
+        heads=heads, groups=groups, norms=None, eps=1e-6, cos=turns[0].float(), sin=turns[1].float()
+    )
+    whole = heads * width
+    for norms in (None, drawn(heads + groups, width)):
+        keys, values = (drawn(groups, 16, width).transpose(0, 1) for _ in range(2))
+        turned, rows = attrs.evolve(rotation, norms=norms), whole + 2 * groups * width
+        yield operators.rotate(drawn(TRIED_ROWS, rows), turned, places, keys, values)
         yield from (keys, values)
-    for residual in (None, drawn(TRIED_ROWS, 96).float()):
-        yield operators.norm(drawn(TRIED_ROWS, 96), residual, drawn(96), 1e-6)
+    for residual in (None, drawn(TRIED_ROWS, whole).float()):
+        yield operators.norm(drawn(TRIED_ROWS, whole), residual, drawn(whole), 1e-6)
         if residual is not None:
             yield residual
-    yield operators.gate(drawn(TRIED_ROWS, 192))
+    yield operators.gate(drawn(TRIED_ROWS, 2 * whole))

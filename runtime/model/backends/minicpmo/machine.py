@@ -15,6 +15,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from ..base import DeviceLost
 from .attention import Kept, KvSlots
 from .audio import Hearing, HearingNetwork
 from .batched import ON_CPU, Batched, Means, batched
@@ -22,7 +23,6 @@ from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, DecoderNetwork, RowByRow, Stock, Together
 from .device import fetch, send, telling_lost
 from .flash import can_attend
-from .fused import operators_for
 from .fused_vision import FusedSight
 from .parts import Parts
 from .plan import StoreShape, stores
@@ -62,12 +62,13 @@ class Machine:
         # plan each length of keys that is new to the thread; here nearly all are.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         torch.backends.cudnn.allow_tf32 = False  # fp32 would have convolutions of 10 bits.
-        self.parts, self.vocoder, self.slots, self._asked = parts, vocoder, slots, means
+        self.parts, self.vocoder, self.slots = parts, vocoder, slots
         self.shortlists = shortlists
-        shapes = stores(parts.config)
-        self.llm = self._store(shapes["llm"])
-        self.tts = self._store(shapes["tts"])
-        self.audio = self._store(shapes["audio"])
+        lengths = (*token_rows(parts.config), *CODE_ROWS, UNIT_FRAMES)
+        shapes, spare = stores(parts.config), max(lengths) if means.is_flash else 0
+        self.llm = self._store(shapes["llm"], spare)
+        self.tts = self._store(shapes["tts"], spare)
+        self.audio = self._store(shapes["audio"], spare)
         if means.is_flash and not can_attend(self.llm):
             _log.warning("no flash attention here: rows are attended one by one")
             means = Means()
@@ -76,40 +77,43 @@ class Machine:
         tts = Stock(name="codes", model=parts.tts.model, head=parts.tts.logits, store=self.tts)
         self._llm: Decoder = RowByRow(llm, means)
         self._tts: Decoder = RowByRow(tts, means)
-        self._batched: list[Batched] = []
+        self._together: list[Batched] = []
         if means.is_flash:
-            self._batch(llm, tts)
+            self._use_flash(llm, tts)
+        if means.is_flash and self.llm.keys.is_cuda:
+            self._warm_up()
 
-    def _batch(self, llm: Stock, tts: Stock) -> None:
+    def _use_flash(self, llm: Stock, tts: Stock) -> None:
         """Compute sessions together, as a GPU does."""
         means, apm, projection = self.means, self.parts.apm, self.parts.audio_projection_layer
-        self._operators = operators_for(self.llm.keys)
         self._sight = FusedSight(self.parts.vpm, self.parts.resampler)
-        tokens = batched(DecoderNetwork(llm, self._operators), means, token_rows(self.config))
-        codes = batched(DecoderNetwork(tts, self._operators), means, CODE_ROWS)
+        tokens = batched(DecoderNetwork(llm), means, token_rows(self.config))
+        codes = batched(DecoderNetwork(tts), means, CODE_ROWS)
         self._sound_of = batched(HearingNetwork(apm, projection, self.audio), means, (UNIT_FRAMES,))
         self._llm, self._tts = Together(tokens), Together(codes)
-        self._batched = [tokens, codes, self._sound_of]
-        if self.llm.keys.is_cuda:
-            self._warm_up()
+        self._together = [tokens, codes, self._sound_of]
 
     def _warm_up(self) -> None:
         """Have the libraries choose their kernels, for which the first session would wait."""
-        config, side = self.parts.config, self.parts.config.vision.scale_resolution
+        config, vision = self.parts.config, self.parts.config.vision
+        side = vision.scale_resolution // vision.patch_size * vision.patch_size
         mels = [torch.zeros(config.audio.num_mel_bins, 2 * UNIT_FRAMES + more) for more in (2, 4)]
         works: list[Work] = [
             See(picture=torch.zeros(3, side, side)),
             *(Hearing(mel=mel, slot=0, units=units) for units, mel in enumerate(mels)),
             Feed(slot=0, start=0, rows=self.parts.embed((0,))),
         ]
-        for work in works:
-            self.compute([work])
+        try:
+            for work in works[: None if config.audio.units > 1 else 2]:
+                self.compute([work])
+        except Exception as error:
+            if isinstance(error, DeviceLost):
+                raise
+            _log.warning("the first session will wait for kernels", exc_info=True)
         self.clear(0)
 
-    def _store(self, shape: StoreShape) -> KvSlots:
+    def _store(self, shape: StoreShape, spare: int) -> KvSlots:
         weight, sizes = self.parts.llm.lm_head.weight, attrs.asdict(shape)
-        lengths = (*token_rows(self.config), *CODE_ROWS, UNIT_FRAMES)
-        spare = max(lengths) if self._asked.is_flash else 0
         return KvSlots(
             **sizes, slots=self.slots, spare=spare, dtype=weight.dtype, device=weight.device
         )
@@ -122,11 +126,14 @@ class Machine:
     @property
     def attention(self) -> str:
         """A description of the attention method, on which bits depend."""
-        if not self._batched:
+        if not self._together:
             return "sdpa, row by row"
-        steps = {each.network.name: each.steps for each in self._batched}
-        said = [f"{name} in steps of {some.description}" for name, some in steps.items() if some]
-        return "; ".join((f"flash, {self._operators.name}", *said))
+        steps = {each.network.name: each.steps for each in self._together}
+        said = (
+            f"{name} in steps of {some.description}" if some else name
+            for name, some in steps.items()
+        )
+        return "; ".join(("flash", *said))
 
     @property
     def batch(self) -> str:
@@ -138,7 +145,7 @@ class Machine:
     def is_exact(self) -> bool:
         """Whether results are bitwise independent of the batch, as far as can be tested."""
         if self.means.is_alone:
-            return all(each.steps is not None for each in self._batched)
+            return all(each.steps is not None for each in self._together)
         is_on_cpu = self.llm.keys.device.type == "cpu"
         return is_on_cpu and not self.means.is_flash and rows_are_independent(self.parts)
 
@@ -170,7 +177,7 @@ class Machine:
         sent = send([work.picture for work in works], self.llm.keys)
         slices = torch.stack(sent) if len(sent) > 1 else sent[0][None]  # (B, 3, h, w)
         patch = self.config.vision.patch_size
-        if self._batched:
+        if self._together:
             return list(self._sight.see(slices))
         rows, columns = (side // patch for side in slices.shape[2:])
         return list(self.parts.resampler(self.parts.vpm(slices), rows, columns))
@@ -183,7 +190,7 @@ class Machine:
     def _hear(self, hearings: Sequence[Hearing]) -> list[Tensor]:
         mels = send([hearing.mel for hearing in hearings], self.audio.keys)
         sent = [attrs.evolve(one, mel=mel) for one, mel in zip(hearings, mels, strict=True)]
-        if self._batched:
+        if self._together:
             frames = self.parts.apm.frames(sent, together=not self.means.is_alone)
             return list(self._sound_of.run(frames, [one.row for one in sent])[0])
         rows = self.parts.apm.hear(sent, self.audio)  # (B, 50, d_model)

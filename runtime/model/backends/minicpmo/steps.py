@@ -107,7 +107,8 @@ class Stepper:
     """
 
     def __init__(self, network: Network, sizes: Mapping[int, Sequence[int]]) -> None:
-        self._store = store = network.store
+        self._store, self._is_causal = network.store, network.is_causal
+        store = network.store
         self.sizes = {length: tuple(some) for length, some in sizes.items()}
         # The largest are captured first, so that the others reuse their memory.
         shapes = [(size, length) for length, some in self.sizes.items() for size in some]
@@ -133,7 +134,9 @@ class Stepper:
     def length_of(self, count: int, start: int) -> int | None:
         """The length of the step that `count` rows at a position go in; None: there is none."""
         length = next((length for length in self.sizes if length >= count), None)
-        return length if length and start + length <= self._store.capacity else None
+        if length is None or start + length > self._store.capacity:
+            return None
+        return length if self._is_causal or length == count else None
 
     def run(self, length: int, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
         """Feed rows, (up to `length`, width), to distinct slots, in as many steps as it takes."""
@@ -200,7 +203,7 @@ class Stepper:
         return is_equal(order[-1:], [Row(slot=0, start=last.start)])
 
     def _spread(self, length: int, count: int) -> list[Row]:
-        """Places for at least as many rows as a step has, spread over all slots and positions."""
+        """Places for as many rows as a step has, or as there is room for, in all slots."""
         slots, most = self._store.slots, self._store.capacity - length
         along = max(1, min(-(-count // slots), most // length))
         return [

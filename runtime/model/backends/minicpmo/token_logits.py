@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -80,7 +81,8 @@ class TokenLogits:
         """The digest and margin of a result: of many logits, in a thread that does no more."""
         logits = self.whole().numpy()
         if len(logits) > INLINE_MAX:
-            return _tracing.submit(_trace, logits)
+            with suppress(RuntimeError):  # The process ends.
+                return _tracing.submit(_trace, logits)
         traced: Future[Trace] = Future()
         traced.set_result(_trace(logits))
         return traced
