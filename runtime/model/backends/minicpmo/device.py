@@ -63,7 +63,8 @@ def telling_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, FAILED) or torch.cuda.is_initialized()):
+        is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if not (isinstance(error, FAILED) or is_on_gpu):
             raise
         try:
             torch.cuda.synchronize()
