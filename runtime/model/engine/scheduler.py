@@ -5,7 +5,8 @@ until it returns. Waiting requests of the same `bucket` can be answered together
 one batch:
 
 - Tasks run in groups: those that wait and are due within a second (`GROUP_NS`) begin together, when
-  all that have begun are done. So they share every batch, and no later one makes them wait.
+  all that have begun are done, with those that come right after (`OPEN_NS`). So they share every
+  batch, and no later one makes them wait.
 - A task near its deadline (`URGENT_NS`) waits no more: all begin with it. It goes before others,
   with those that are due with it (`COMPANY_NS`).
 - Of these, or of the group, the earliest stage goes first, so that later batches are larger; within
@@ -33,6 +34,8 @@ COMPANY_NS: Final = 50_000_000
 """Tasks that are due within this time are due together: in batches, all of them end sooner."""
 GROUP_NS: Final = 1_000_000_000
 """Live units are due within this time of each other; sound that came ahead of time is due later."""
+OPEN_NS: Final = 20_000_000
+"""For this time others join a group: units that are due at once come one after the other."""
 BACKGROUND: Final = math.inf
 """The deadline of work that is not real-time."""
 
@@ -94,6 +97,7 @@ class Scheduler:
         assert batch_max >= 1, batch_max
         self._compute, self._batch_max = compute, batch_max
         self._tasks: list[Task] = []
+        self._began_ns = -math.inf
         self.tally = Tally()
 
     @property
@@ -149,13 +153,14 @@ class Scheduler:
             task.has_begun = True
         return batch
 
-    @staticmethod
-    def _begin(due: Sequence[Task], now_ns: float) -> list[Task]:
+    def _begin(self, due: Sequence[Task], now_ns: float) -> list[Task]:
         """Begin a group of some real-time tasks, by deadline, if it is time; who may go first."""
         first_ns = due[0].deadline_ns
         is_urgent = first_ns - now_ns < URGENT_NS
         begun = [task for task in due if task.has_begun]
-        if begun and not is_urgent:
+        if not begun:
+            self._began_ns = now_ns
+        elif not is_urgent and now_ns - self._began_ns >= OPEN_NS:
             return begun
         group = [task for task in due if task.deadline_ns < first_ns + GROUP_NS]
         for task in group:

@@ -14,6 +14,7 @@ from runtime.model.engine.scheduler import (
     BACKGROUND,
     COMPANY_NS,
     GROUP_NS,
+    OPEN_NS,
     URGENT_NS,
     Scheduler,
     Task,
@@ -110,38 +111,53 @@ def test_an_urgent_task_does_not_wait_for_company() -> None:
     assert desk.batches == [["late"], ["early"]]
 
 
+def unit(desk: Desk, name: str) -> Task:
+    """A task of three stages."""
+    asks = [Ask(name=f"{name}{stage}", bucket=stage, stage=stage) for stage in range(3)]
+    return desk.ask(*asks)
+
+
 def test_those_that_come_later_wait_for_the_group_and_begin_together() -> None:
     """With sessions spread over the second each would begin by itself, and share no batch."""
     desk = Desk()
     scheduler = Scheduler(desk.compute, batch_max=8)
-
-    def unit(name: str) -> Task:
-        asks = [Ask(name=f"{name}{stage}", bucket=stage, stage=stage) for stage in range(3)]
-        return desk.ask(*asks)
-
-    scheduler.add(unit("a"))
+    scheduler.add(unit(desk, "a"))
     scheduler.turn(0)
     for name in "bc":
-        scheduler.add(unit(name))
+        scheduler.add(unit(desk, name))
     while not scheduler.is_idle:
-        scheduler.turn(0)
+        scheduler.turn(OPEN_NS)
     assert desk.batches == [["a0"], ["a1"], ["a2"], ["b0", "c0"], ["b1", "c1"], ["b2", "c2"]]
+
+
+def test_those_that_come_right_after_belong_to_the_group() -> None:
+    """Of units that are due at once the first would begin, and all others wait for it."""
+    desk = Desk()
+    scheduler = Scheduler(desk.compute, batch_max=8)
+    scheduler.add(unit(desk, "a"))
+    scheduler.turn(0)
+    scheduler.add(unit(desk, "b"))
+    scheduler.turn(OPEN_NS - 1)
+    scheduler.add(unit(desk, "c"))
+    while not scheduler.is_idle:
+        scheduler.turn(OPEN_NS)
+    assert desk.batches == [["a0"], ["b0"], ["a1", "b1"], ["a2", "b2"], ["c0"], ["c1"], ["c2"]]
 
 
 def test_who_comes_in_time_for_a_batch_belongs_to_the_group() -> None:
     """It would stop after one batch, and hold memory until the group is done."""
     desk = Desk()
     scheduler = Scheduler(desk.compute, batch_max=8)
-    one, two = (
-        desk.ask(*(Ask(name=f"{name}{stage}", bucket=stage, stage=stage) for stage in (0, 1)))
-        for name in "ab"
-    )
-    scheduler.add(one)
-    scheduler.add(desk.ask(Ask(name="x", bucket="x")))
-    scheduler.add(two)
+    scheduler.add(desk.ask(Ask(name="x", bucket="x"), Ask(name="y", bucket=0)))
+    scheduler.turn(0)
+    for name in "ab":
+        scheduler.add(unit(desk, name))
+    scheduler.turn(OPEN_NS)
+    scheduler.add(unit(desk, "c"))
     while not scheduler.is_idle:
-        scheduler.turn(0)
-    assert desk.batches == [["a0", "b0"], ["x"], ["a1", "b1"]]
+        scheduler.turn(OPEN_NS)
+    assert desk.batches[:2] == [["x"], ["y", "a0", "b0"]]
+    assert desk.batches[2:] == [["a1", "b1"], ["a2", "b2"], ["c0"], ["c1"], ["c2"]]
 
 
 def test_sound_that_came_ahead_of_time_waits_for_live_units() -> None:
@@ -163,7 +179,7 @@ def test_an_urgent_task_begins_at_once() -> None:
     desk = Desk()
     scheduler = Scheduler(desk.compute, batch_max=8)
     scheduler.add(desk.ask(*(Ask(name=f"a{index}", bucket="a") for index in range(3))))
-    scheduler.turn(0)
+    scheduler.turn(-OPEN_NS)
     urgent = [Ask(name=f"b{index}", bucket="b", stage=5) for index in (0, 1)]
     scheduler.add(desk.ask(*urgent, deadline_ns=URGENT_NS))
     scheduler.turn(0)
