@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -18,19 +17,14 @@ import torch
 
 from runtime.commands.bench.engine_command import ARRIVALS
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
-from runtime.model.backends.minicpmo.full import (
-    full_config,
-    gpu_bytes,
-    random_model,
-    write_tokenizer,
-)
+from runtime.model.backends.minicpmo.full import full_config, gpu_bytes, random_model
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.models import tiny_path
 from tests.evidence import made
 from tests.gpu import engine
 from tests.gpu.agreement import agreement
 from tests.gpu.steps import measure
 
-TINY: Final = Path(__file__).parents[2] / "fixtures" / "tiny"
 STAGES: Final = ("agreement", "steps", "staged", "served", "rebuilt", "profiled")
 COUNTS: Final = "1,4,16,32,48,64"
 
@@ -59,16 +53,14 @@ class Found:
 def _load(options: argparse.Namespace, found: Found) -> DuplexModel:
     device, is_cuda = torch.device(options.device), options.device == "cuda"
     began = time.perf_counter()
-    config = _config(is_cuda=is_cuda, scale=1.0)
-    with tempfile.TemporaryDirectory() as name:
-        model = random_model(
-            config,
-            write_tokenizer(TINY, int(config.llm.vocab_size), Path(name)),
-            slots=options.slots,
-            device=device,
-            dtype=torch.bfloat16 if is_cuda else torch.float32,
-            exact=options.deterministic,
-        )
+    model = random_model(
+        _config(is_cuda=is_cuda, scale=1.0),
+        tiny_path(),
+        slots=options.slots,
+        device=device,
+        dtype=torch.bfloat16 if is_cuda else torch.float32,
+        exact=options.deterministic,
+    )
     found.say("loaded, s", round(time.perf_counter() - began, 1))
     found.say("attention", model.machine.attention)
     found.say("batch", model.machine.batch)
@@ -78,7 +70,7 @@ def _load(options: argparse.Namespace, found: Found) -> DuplexModel:
 
 
 def _config(*, is_cuda: bool, scale: float) -> ModelConfig:
-    return full_config(scale) if is_cuda else load_config(TINY / "config.json")
+    return full_config(scale) if is_cuda else load_config(tiny_path() / "config.json")
 
 
 def _stage(name: str, options: argparse.Namespace, model: DuplexModel, found: Found) -> None:
@@ -124,7 +116,7 @@ def main() -> None:
     if "agreement" in chosen:
         dtypes = (torch.bfloat16, torch.float32) if is_cuda else (torch.float32,)
         config = _config(is_cuda=is_cuda, scale=options.layers)
-        off = agreement(config, TINY, torch.device(options.device), dtypes)
+        off = agreement(config, tiny_path(), torch.device(options.device), dtypes)
         for dtype, kinds in off.items():
             found.say(
                 f"off the CPU in {dtype}", {kind: f"{far:.1e}" for kind, far in kinds.items()}

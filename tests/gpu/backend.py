@@ -11,15 +11,15 @@ import torch
 
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.device import device_name, pick_device
-from runtime.model.backends.minicpmo.full import full_config, random_model, write_tokenizer
+from runtime.model.backends.minicpmo.full import full_config, random_model
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
 from runtime.model.engine.backend import EngineBackend
+from runtime.model.models import tiny_path
 from tests.random_model import write_vocoder
 
 ENTRY: Final = "[antiphon.backends]\nfull = tests.gpu.backend:make\n"
 METADATA: Final = "Metadata-Version: 2.1\nName: antiphon-full\nVersion: 0\n"
-TINY: Final = Path(__file__).parents[2] / "fixtures" / "tiny"
 
 
 def install(folder: Path) -> Path:
@@ -36,21 +36,15 @@ def make(
 ) -> EngineBackend:
     """Make the model: the shape of `argument`, `tiny`, or the published one."""
     where = pick_device(device, prefer_cuda=True)
-    config = load_config(TINY / "config.json") if argument == "tiny" else full_config()
+    config = load_config(tiny_path() / "config.json") if argument == "tiny" else full_config()
     what = torch.bfloat16 if where.type == "cuda" else torch.float32
+    model = random_model(
+        config, tiny_path(), slots=slots or 1, device=where, dtype=what, exact=deterministic
+    )
+    machine = model.machine
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = random_model(
-            config,
-            write_tokenizer(TINY, int(config.llm.vocab_size), folder),
-            slots=slots or 1,
-            device=where,
-            dtype=what,
-            exact=deterministic,
-        )
-        write_vocoder(folder / "vocoder", config.tts.num_audio_tokens)
-        machine = model.machine
-        machine.vocoder = PieceVocoder.load(folder / "vocoder")
+        write_vocoder(Path(name) / "vocoder", config.tts.num_audio_tokens)
+        machine.vocoder = PieceVocoder.load(Path(name) / "vocoder")
     facts = {
         "model": f"random {argument or 'full'}",
         "torch": torch.__version__,

@@ -2,7 +2,7 @@
 
 It serves the published shape with random weights, in a process of its own; the sessions see and
 hear, and speak in every unit. A unit is late if it is answered more than a second after its last
-sample was sent, or never. Then it replays a session of each load with the model, and rebuilds one.
+sample was sent, or never. With `--replay` it replays the longest log with the model.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,25 +20,25 @@ import attrs
 
 import antiphon
 from protocol.values.messages import Listen, Speech
-from protocol.values.model import DuplexConfig
 from protocol.values.requests import Append, Init
-from runtime.commands.bench.material import Times, camera_frame, load_speech, machine_facts, sum_up
+from runtime import SOURCE_TREE
+from runtime.commands.bench.engine import DUE_S, SPEAKING_TOKENS, Case
+from runtime.commands.bench.engine import Load as Said
+from runtime.commands.bench.material import (
+    MS,
+    Arrival,
+    Times,
+    camera_frame,
+    load_speech,
+    machine_facts,
+    sum_up,
+)
 from runtime.commands.server_process import RUN, served
-from tests.evidence import made
+from tests.evidence import keep, made
 from tests.gpu.backend import install
 
-ROOT: Final = Path(__file__).parents[2]
-MS: Final = 1000.0
-DUE_MS: Final = 1000.0
 WAIT_S: Final = 3.0
 """For what was not answered when the last unit was sent; what is not by then is late."""
-SPEAKING: Final = DuplexConfig(
-    force_listen_count=0,
-    listen_prob_scale=0.0,
-    length_penalty=10.0,
-    max_new_speak_tokens_per_chunk=9,
-)
-"""Eight tokens a unit: the one that begins it, and seven of text."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,9 +49,19 @@ class Load:
     seconds: int
     is_spread: bool
 
-    def late_s(self, number: int) -> float:
-        """How much later in its second a session's unit ends."""
-        return number / self.sessions if self.is_spread else 0.0
+    @property
+    def case(self) -> Case:
+        """When units are due, as in the engine's bench."""
+        arrival: Arrival = "spread" if self.is_spread else "together"
+        return Case(mode="batched", arrival=arrival, sessions=self.sessions)
+
+    @property
+    def said(self) -> Said:
+        """What each session hears, sees and does, as in the engine's bench."""
+        frames = (camera_frame(0),)
+        return Said(
+            speech=load_speech(), seconds=self.seconds, tokens_max=SPEAKING_TOKENS, frames=frames
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -76,8 +83,9 @@ class Found:
 
 async def talk(url: str, load: Load, number: int, began_s: float, found: list[Any]) -> None:
     """Have one session; `found` gets each answer's delay in ms, and whether it spoke."""
-    speech, frame = load_speech(), camera_frame(0)
-    init = Init(instructions="Answer what you hear and see.", config=SPEAKING)
+    said = load.said
+    opening = said.opening(number)
+    init = Init(instructions=opening.instructions, config=opening.config)
     sent: dict[str, float] = {}
 
     async def listen(call: Any) -> None:
@@ -92,10 +100,10 @@ async def talk(url: str, load: Load, number: int, began_s: float, found: list[An
     ):
         own.start_soon(listen, call)
         for index in range(load.seconds):
-            await anyio.sleep_until(began_s + load.late_s(number) + index)
-            name, pcm = str(index), speech.second(index + 3 * number)
+            await anyio.sleep_until(began_s + load.case.late(number) + index)
+            name, unit = str(index), said.unit(number, index)
             sent[name] = anyio.current_time()
-            await call.raw.append(Append(pcm=pcm, frames=(frame,), input_id=name))
+            await call.raw.append(Append(pcm=unit.pcm, frames=unit.frames, input_id=name))
         await anyio.sleep(WAIT_S)
         own.cancel_scope.cancel()
 
@@ -108,7 +116,7 @@ async def measure(url: str, load: Load, lead_s: float) -> Found:
         for number in range(load.sessions):
             tasks.start_soon(talk, url, load, number, began_s, answers)
     units = load.sessions * load.seconds
-    in_time = sum(delay_ms <= DUE_MS for delay_ms, _ in answers)
+    in_time = sum(delay_ms <= DUE_S * MS for delay_ms, _ in answers)
     return Found(
         load=load,
         units=units,
@@ -118,19 +126,11 @@ async def measure(url: str, load: Load, lead_s: float) -> Found:
     )
 
 
-@asynccontextmanager
-async def server(folder: Path, slots: int, model: str, *flags: str) -> AsyncIterator[str]:
-    """Serve; `PYTHONPATH` is that of this process."""
-    words = ("--slots", str(slots), "--no-pages", *flags)
-    async with served(model, folder, *words) as url:
-        yield url
-
-
-def replayed(logs: Path, flags: tuple[str, ...]) -> dict[str, Any]:
+def replayed(logs: Path) -> dict[str, Any]:
     """Replay the longest log of a folder with the model."""
     log = max(logs.rglob("*.session.zst"), key=lambda path: path.stat().st_size)
     done = subprocess.run(
-        [*RUN, "replay", "--full", "--json", *flags, str(log)],
+        [*RUN, "replay", "--full", "--json", str(log)],
         capture_output=True,
         text=True,
         check=False,
@@ -147,18 +147,18 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Serve each load, and replay."""
     counts = [int(count) for count in options.sessions.split(",")]
     flags = ("--deterministic",) * options.deterministic + ("--isolate",) * options.isolate
-    runs: list[Found] = []
+    words = ("--slots", str(max(counts)), "--no-pages", *flags)
+    runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="antiphon-gpu-") as name:
         folder = Path(name)
-        async with server(folder, max(counts), options.model, *flags) as url:
+        async with served(options.model, folder, *words) as url:
             for count in counts:
                 for is_spread in (True, False):
                     load = Load(sessions=count, seconds=options.seconds, is_spread=is_spread)
                     found = await measure(url, load, 1 + 0.1 * count)
                     print(found, flush=True)
-                    runs.append(found)
-        replay = replayed(folder, ()) if options.replay else None
-        print(replay, flush=True)
+                    runs.append(attrs.asdict(found))
+        replay = replayed(folder) if options.replay else None
     return {"machine": machine_facts(), "flags": flags, "runs": runs, "replay": replay}
 
 
@@ -175,11 +175,10 @@ def main() -> None:
     parser.add_argument("--name", default="served")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="antiphon-backend-") as name:
-        path = (str(install(Path(name))), str(ROOT), os.environ.get("PYTHONPATH", ""))
+        path = (str(install(Path(name))), str(SOURCE_TREE), os.environ.get("PYTHONPATH", ""))
         os.environ["PYTHONPATH"] = os.pathsep.join(path)
-        found = anyio.run(partial(run, options))
-    text = json.dumps(found, indent=1, default=attrs.asdict) + "\n"
-    (options.out / f"{options.name}.json").write_text(text, "utf-8")
+        found = anyio.run(run, options)
+    keep(found, options.out, options.name)
 
 
 if __name__ == "__main__":

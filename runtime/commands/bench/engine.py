@@ -35,6 +35,8 @@ LEAD_S: Final = 0.2
 NEAR: Final = 8
 """The highest served and lowest failed count end an eighth apart: less than runs differ."""
 INSTRUCTIONS: Final = "Answer what you hear."
+SPEAKING_TOKENS: Final = 8
+"""Tokens fed in a speaking unit of the full shape: the one that begins it, and 7 of text."""
 OFFSET_S: Final = 3
 """Offset in seconds of each session's input to the one before."""
 

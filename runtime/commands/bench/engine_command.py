@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
@@ -27,6 +24,7 @@ from ...settings.bounds import DEVICES, DTYPES
 from .. import interrupts
 from .engine import (
     MODES,
+    SPEAKING_TOKENS,
     Case,
     Doing,
     EngineRun,
@@ -195,11 +193,12 @@ def engine_command(
     )
     try:
         if shape is None:
-            load_it = partial(load_checkpoint, model, None, slots_max=SESSIONS_MAX)
-            loaded = load_it(device=device, dtype=dtype, exact=deterministic)
+            loaded = load_checkpoint(
+                model, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype, exact=deterministic
+            )
         else:
             model, loaded = FULL, _full(layers_scale, dtype, exact=deterministic)
-            load = attrs.evolve(load, tokens_max=_speaking_tokens())
+            load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
         if deterministic:
             require_deterministic(model, loaded.info)
     except (ModelUnknownError, ModelUnusableError, BackendError) as error:
@@ -225,20 +224,9 @@ def engine_command(
     print_found(found, _show, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
 
 
-def _speaking_tokens() -> int:
-    from ...model.backends.minicpmo.full import SPEAKING_TOKENS
-
-    return SPEAKING_TOKENS
-
-
 def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
     from ...model.backends.minicpmo.device import DeviceError, pick_device, pick_dtype
-    from ...model.backends.minicpmo.full import (
-        GPU_GIB,
-        full_config,
-        random_model,
-        write_tokenizer,
-    )
+    from ...model.backends.minicpmo.full import GPU_GIB, full_config, random_model
     from ...model.backends.minicpmo.plan import plan
 
     try:
@@ -248,9 +236,7 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
         raise BenchError(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
     slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
-    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
-        tokenizer = write_tokenizer(tiny_path(), int(config.llm.vocab_size), Path(name))
-        return random_model(config, tokenizer, slots=slots, device=device, dtype=what, exact=exact)
+    return random_model(config, tiny_path(), slots=slots, device=device, dtype=what, exact=exact)
 
 
 # -- measuring -----------------------------------------------------------------------------------

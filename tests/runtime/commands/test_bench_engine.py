@@ -18,6 +18,7 @@ from runtime.commands.bench import engine_command
 from runtime.commands.bench.engine import (
     MODES,
     NEAR,
+    SPEAKING_TOKENS,
     Doing,
     EngineRun,
     Load,
@@ -36,7 +37,7 @@ from runtime.commands.bench.engine_command import (
 )
 from runtime.commands.bench.material import Arrival, Times, load_speech
 from runtime.model.backends.minicpmo.config import read_config
-from runtime.model.backends.minicpmo.full import SPEAKING_TOKENS, floor_ms, random_model
+from runtime.model.backends.minicpmo.full import floor_ms, random_model
 from runtime.model.backends.minicpmo.model import DuplexModel
 from tests.random_model import CONFIG, SMALL, changed, write_checkpoint, write_tokenizer
 
@@ -108,42 +109,43 @@ def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> N
     assert all(share > 0 for share in facts.of_floor.values())
 
 
-def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
-    """A script could not read the figures, or a person not the table."""
-    words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
-    words += ["--device", "cpu"]
+def told_and_shown(words: list[str]) -> tuple[dict[str, Any], str]:
+    """Run the command for one session at most; its JSON, and what a person reads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_command, "SESSIONS_MAX", 1)
         told = CliRunner().invoke(main, [*words, "--json"])
         shown = CliRunner().invoke(main, words)
     assert told.exit_code == shown.exit_code == 0, told.output
     body: dict[str, Any] = json.loads(told.stdout)
+    return body, shown.stdout
+
+
+def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
+    """A script could not read the figures, or a person not the table."""
+    words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
+    words += ["--device", "cpu"]
+    body, shown = told_and_shown(words)
     assert set(body) == {field.name for field in attrs.fields(EngineBenchResult)}
     assert (body["device"], body["dtype"], body["full"]) == ("cpu", "float32", None)
     assert body["attention"] == "sdpa, row by row"
     assert body["rebuilt"]["units"] == 2
     assert min(body["rebuilt"][name] for name in ("exact", "fast", "voiced")) > 0
-    assert "Due together: " in shown.stdout
-    assert "is rebuilt at " in shown.stdout
+    assert "Due together: " in shown
+    assert "is rebuilt at " in shown
 
 
 def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
-    """On a GPU, whose time is short, half of it would go into what nobody asked for."""
+    """On a GPU, whose time is short, half of it would go into other runs."""
     words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
     words += ["--device", "cpu", "--batched-only", "--due", "spread", "--pictures"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_command, "SESSIONS_MAX", 1)
-        told = CliRunner().invoke(main, [*words, "--json"])
-        shown = CliRunner().invoke(main, words)
-    assert told.exit_code == shown.exit_code == 0, told.output
-    body: dict[str, Any] = json.loads(told.stdout)
+    body, shown = told_and_shown(words)
     assert body["pictures"] == 1
     assert [(run["arrival"], run["mode"]) for run in body["runs"]] == [("spread", "batched")]
     (served,) = body["served"]
     assert served["batched"] == 1
     assert [served[name] for name in ("single", "ratio", "busy_ratio")] == [None] * 3
-    assert "each with a picture" in shown.stdout
-    assert "1 sessions in batches, with under 1% of units missed\n" in shown.stdout
+    assert "each with a picture" in shown
+    assert "1 sessions in batches, with under 1% of units missed\n" in shown
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

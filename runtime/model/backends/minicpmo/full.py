@@ -11,6 +11,7 @@ import itertools
 import json
 import shutil
 import string
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -40,8 +41,6 @@ FLOORS_MS: Final[Mapping[Doing, tuple[float, float]]] = {
 }
 """Model.md's floors of a unit without pictures on one H200 in bf16 at 4k of context: of one
 session, and per further one. Speaking is 7 text tokens a unit."""
-SPEAKING_TOKENS: Final = 8
-"""Tokens fed in a speaking unit: the one that begins it, and 7 of text."""
 
 FULL: Final[Mapping[str, Any]] = {
     "name": "full",
@@ -143,13 +142,15 @@ def random_model(
     dtype: torch.dtype,
     exact: bool = False,
 ) -> DuplexModel:
-    """Make a model with random weights; the tokenizer in the folder must not have more ids."""
+    """Make a model with random weights; the folder's tokenizer, filled up, has no more ids."""
     torch.set_num_threads(THREADS)
     if exact:
         compute_repeatably()
     torch.manual_seed(0)
-    parts, tokens = build_parts(config, dtype, device), Tokens(tokenizer)
+    parts = build_parts(config, dtype, device)
     randomize(parts)
+    with tempfile.TemporaryDirectory(prefix="antiphon-random-") as name:
+        tokens = Tokens(write_tokenizer(tokenizer, int(config.llm.vocab_size), Path(name)))
     means = means_on(device, slots, exact=exact)
     machine = Machine(parts, Mute(), slots, shortlists_on(device, tokens), means=means)
     return DuplexModel.of(machine, tokens, {})

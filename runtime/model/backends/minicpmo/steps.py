@@ -132,7 +132,7 @@ class Stepper:
         )
 
     def length_of(self, count: int, start: int) -> int | None:
-        """The length of the step that `count` rows at a position go in; None: there is none."""
+        """The length of the step for `count` rows at a position; None if no step holds them."""
         length = next((length for length in self.sizes if length >= count), None)
         if length is None or start + length > self._store.capacity:
             return None
