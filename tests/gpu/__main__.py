@@ -84,7 +84,7 @@ def _stage(name: str, options: argparse.Namespace, model: DuplexModel, found: Fo
             names = engine.LOADS if options.load is None else options.load.split(",")
             arrivals = ARRIVALS if options.due == "both" else (options.due,)
             runs = engine.served(
-                model, counts, options.seconds, found.say, names=names, arrivals=arrivals
+                model, counts, options.seconds, found.say, names=names, arrivals=arrivals, words=options.words
             )
             found.keep(name, runs)
         case "rebuilt":
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=5, help="units a session, in `served`")
     parser.add_argument("--load", help=f"some of {', '.join(engine.LOADS)}, in `served`")
     parser.add_argument("--due", choices=["both", *ARRIVALS], default="both", help="in `served`")
+    parser.add_argument("--words", type=int, default=0, help="of the instructions, in `served`")
     parser.add_argument("--layers", type=float, default=0.25, help="of `agreement`, a share")
     parser.add_argument("--out", type=made, help="a folder for what was found")
     parser.add_argument("--name", default="gpu", help="of the file in it")

@@ -49,6 +49,7 @@ class Load:
         doing: `speaking` makes the model speak in every unit, `listening` listen.
         tokens_max: maximum tokens fed by a speaking unit.
         frames: JPEG files that each unit shows.
+        instructions: said before the first unit; long ones fill the context.
     """
 
     speech: Speech
@@ -56,6 +57,7 @@ class Load:
     doing: Doing = "speaking"
     tokens_max: int = 19
     frames: tuple[bytes, ...] = ()
+    instructions: str = INSTRUCTIONS
 
     def opening(self, number: int) -> Opening:
         """The settings of session `number`."""
@@ -65,7 +67,7 @@ class Load:
             length_penalty=10.0,
             max_new_speak_tokens_per_chunk=self.tokens_max + 1,
         )
-        return Opening(instructions=INSTRUCTIONS, voice=Voice(), config=config, seed=number)
+        return Opening(instructions=self.instructions, voice=Voice(), config=config, seed=number)
 
     def unit(self, number: int, index: int) -> Unit:
         """A unit of session `number`."""
