@@ -84,7 +84,13 @@ def _stage(name: str, options: argparse.Namespace, model: DuplexModel, found: Fo
             names = engine.LOADS if options.load is None else options.load.split(",")
             arrivals = ARRIVALS if options.due == "both" else (options.due,)
             runs = engine.served(
-                model, counts, options.seconds, found.say, names=names, arrivals=arrivals, words=options.words
+                model,
+                counts,
+                options.seconds,
+                found.say,
+                names=names,
+                arrivals=arrivals,
+                words=options.words,
             )
             found.keep(name, runs)
         case "rebuilt":

@@ -21,6 +21,7 @@ from runtime.commands.bench.material import camera_frame, load_speech
 from runtime.model.backends.forcing import Forced
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means, means_on
 from runtime.model.backends.minicpmo.checkpoint import build_parts
+from runtime.model.backends.minicpmo.code_logits import CodeLogits
 from runtime.model.backends.minicpmo.config import ModelConfig
 from runtime.model.backends.minicpmo.full import Mute, randomize
 from runtime.model.backends.minicpmo.machine import Machine
@@ -51,7 +52,8 @@ class Kept(Machine):
         """As `Machine.compute`."""
         found = super().compute(works)
         for work, answer in zip(works, found, strict=True):
-            kept = answer.hidden if isinstance(answer, Fed) else answer
+            kept = answer.whole() if isinstance(answer, CodeLogits) else answer
+            kept = answer.hidden if isinstance(answer, Fed) else kept
             if isinstance(kept, Tensor):
                 self.answers[type(work).__name__].append(kept.float().cpu().clone())
                 if isinstance(answer, Fed):

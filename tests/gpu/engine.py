@@ -52,10 +52,10 @@ def served(
 ) -> list[dict[str, Any]]:
     """Search the most sessions for the loads of some names, after so many more words each."""
     found = []
-    for name, load in loads(seconds):
+    for name, usual in loads(seconds):
         if name not in names:
             continue
-        load = attrs.evolve(load, instructions=load.instructions + " listen" * words)
+        load = attrs.evolve(usual, instructions=usual.instructions + " listen" * words)
         kinds = Kinds(modes=("batched",), arrivals=arrivals)
         runs, best = bench(model, load, list(counts), kinds=kinds, say=lambda _: None)
         for run in runs:

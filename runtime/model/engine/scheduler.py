@@ -5,8 +5,8 @@ until it returns. Waiting requests of the same `bucket` can be answered together
 one batch:
 
 - Tasks run in groups: those that wait and are due within a second (`GROUP_NS`) begin together, when
-  all that have begun are done, with those that come right after (`OPEN_NS`). So they share every
-  batch, and no later one makes them wait.
+  all that have begun are done. Until one of a group is past its `OPEN_STAGE`, others join it: so
+  all share the many batches after it, and no later one makes them wait.
 - A task near its deadline (`URGENT_NS`) waits no more: all begin with it. It goes before others,
   with those that are due with it (`COMPANY_NS`).
 - Of these, or of the group, the earliest stage goes first, so that later batches are larger; within
@@ -34,8 +34,9 @@ COMPANY_NS: Final = 50_000_000
 """Tasks that are due within this time are due together: in batches, all of them end sooner."""
 GROUP_NS: Final = 1_000_000_000
 """Live units are due within this time of each other; sound that came ahead of time is due later."""
-OPEN_NS: Final = 20_000_000
-"""For this time others join a group: units that are due at once come one after the other."""
+OPEN_STAGE: Final = 2
+"""The last stage in which others join a group: prefill. What it takes is each session's own, and
+then come the many small steps that take hardly longer for more sessions."""
 BACKGROUND: Final = math.inf
 """The deadline of work that is not real-time."""
 
@@ -97,7 +98,6 @@ class Scheduler:
         assert batch_max >= 1, batch_max
         self._compute, self._batch_max = compute, batch_max
         self._tasks: list[Task] = []
-        self._began_ns = -math.inf
         self.tally = Tally()
 
     @property
@@ -158,9 +158,7 @@ class Scheduler:
         first_ns = due[0].deadline_ns
         is_urgent = first_ns - now_ns < URGENT_NS
         begun = [task for task in due if task.has_begun]
-        if not begun:
-            self._began_ns = now_ns
-        elif not is_urgent and now_ns - self._began_ns >= OPEN_NS:
+        if any(task.request.stage > OPEN_STAGE for task in begun) and not is_urgent:
             return begun
         group = [task for task in due if task.deadline_ns < first_ns + GROUP_NS]
         for task in group:

@@ -14,13 +14,15 @@ from runtime.model.engine.scheduler import (
     BACKGROUND,
     COMPANY_NS,
     GROUP_NS,
-    OPEN_NS,
+    OPEN_STAGE,
     URGENT_NS,
     Scheduler,
     Task,
 )
 
 LATER = 10 * URGENT_NS
+STAGES = range(OPEN_STAGE - 1, OPEN_STAGE + 3)
+"""Two in which others join a group, and two in which they do not."""
 
 
 @attrs.frozen(kw_only=True)
@@ -112,9 +114,8 @@ def test_an_urgent_task_does_not_wait_for_company() -> None:
 
 
 def unit(desk: Desk, name: str) -> Task:
-    """A task of three stages."""
-    asks = [Ask(name=f"{name}{stage}", bucket=stage, stage=stage) for stage in range(3)]
-    return desk.ask(*asks)
+    """A task of all `STAGES`."""
+    return desk.ask(*(Ask(name=f"{name}{stage}", bucket=stage, stage=stage) for stage in STAGES))
 
 
 def test_those_that_come_later_wait_for_the_group_and_begin_together() -> None:
@@ -122,42 +123,50 @@ def test_those_that_come_later_wait_for_the_group_and_begin_together() -> None:
     desk = Desk()
     scheduler = Scheduler(desk.compute, batch_max=8)
     scheduler.add(unit(desk, "a"))
-    scheduler.turn(0)
+    for _ in range(2):
+        scheduler.turn(0)
     for name in "bc":
         scheduler.add(unit(desk, name))
     while not scheduler.is_idle:
-        scheduler.turn(OPEN_NS)
-    assert desk.batches == [["a0"], ["a1"], ["a2"], ["b0", "c0"], ["b1", "c1"], ["b2", "c2"]]
+        scheduler.turn(0)
+    own, others = [[f"a{stage}"] for stage in STAGES], [[f"b{at}", f"c{at}"] for at in STAGES]
+    assert desk.batches == own + others
 
 
-def test_those_that_come_right_after_belong_to_the_group() -> None:
+def test_those_that_come_during_prefill_belong_to_the_group() -> None:
     """Of units that are due at once the first would begin, and all others wait for it."""
     desk = Desk()
     scheduler = Scheduler(desk.compute, batch_max=8)
     scheduler.add(unit(desk, "a"))
     scheduler.turn(0)
     scheduler.add(unit(desk, "b"))
-    scheduler.turn(OPEN_NS - 1)
-    scheduler.add(unit(desk, "c"))
     while not scheduler.is_idle:
-        scheduler.turn(OPEN_NS)
-    assert desk.batches == [["a0"], ["b0"], ["a1", "b1"], ["a2", "b2"], ["c0"], ["c1"], ["c2"]]
+        scheduler.turn(0)
+    first, *rest = STAGES
+    assert desk.batches == [[f"a{first}"], [f"b{first}"], *([f"a{at}", f"b{at}"] for at in rest)]
 
 
 def test_who_comes_in_time_for_a_batch_belongs_to_the_group() -> None:
     """It would stop after one batch, and hold memory until the group is done."""
     desk = Desk()
     scheduler = Scheduler(desk.compute, batch_max=8)
-    scheduler.add(desk.ask(Ask(name="x", bucket="x"), Ask(name="y", bucket=0)))
+    first, *rest = STAGES
+    asks = [
+        Ask(name=name, bucket=at, stage=OPEN_STAGE + 1) for name, at in (("x", 9), ("y", first))
+    ]
+    scheduler.add(desk.ask(*asks))
     scheduler.turn(0)
     for name in "ab":
         scheduler.add(unit(desk, name))
-    scheduler.turn(OPEN_NS)
+    scheduler.turn(0)
+    for _ in rest[:-1]:
+        scheduler.turn(0)
     scheduler.add(unit(desk, "c"))
     while not scheduler.is_idle:
-        scheduler.turn(OPEN_NS)
-    assert desk.batches[:2] == [["x"], ["y", "a0", "b0"]]
-    assert desk.batches[2:] == [["a1", "b1"], ["a2", "b2"], ["c0"], ["c1"], ["c2"]]
+        scheduler.turn(0)
+    assert desk.batches[:2] == [["x"], ["y", f"a{first}", f"b{first}"]]
+    assert desk.batches[2:5] == [[f"a{at}", f"b{at}"] for at in rest]
+    assert desk.batches[5:] == [[f"c{at}"] for at in STAGES]
 
 
 def test_sound_that_came_ahead_of_time_waits_for_live_units() -> None:
@@ -178,8 +187,10 @@ def test_an_urgent_task_begins_at_once() -> None:
     """It would be late behind a group that has just begun."""
     desk = Desk()
     scheduler = Scheduler(desk.compute, batch_max=8)
-    scheduler.add(desk.ask(*(Ask(name=f"a{index}", bucket="a") for index in range(3))))
-    scheduler.turn(-OPEN_NS)
+    decoding = OPEN_STAGE + 1
+    asks = (Ask(name=f"a{index}", bucket="a", stage=decoding) for index in range(3))
+    scheduler.add(desk.ask(*asks))
+    scheduler.turn(-1)
     urgent = [Ask(name=f"b{index}", bucket="b", stage=5) for index in (0, 1)]
     scheduler.add(desk.ask(*urgent, deadline_ns=URGENT_NS))
     scheduler.turn(0)

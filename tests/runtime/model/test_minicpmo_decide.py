@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.values.model import DuplexConfig
+from runtime.model.backends.minicpmo import code_logits
 from runtime.model.backends.minicpmo import unit as unit_module
 from runtime.model.backends.minicpmo.candidates import Candidates
 from runtime.model.backends.minicpmo.decide import decide, decide_code, fed_max
@@ -225,7 +226,7 @@ def test_speech_has_a_minimum_amid_a_turn_only(
     end = [ids.turn_eos, ids.listen] if is_last else [ids.chunk_eos]
     left = iter([ids.speak, ids.chunk_eos] * (length > 0) + [ids.speak, *end])
     monkeypatch.setattr(unit_module, "decide", lambda *_: next(left))
-    monkeypatch.setattr(unit_module, "decide_code", decide_code)
+    monkeypatch.setattr(code_logits, "decide_code", decide_code)
     session = model.open(opening())
     if length:
         session.run_unit(unit(0))

@@ -38,6 +38,7 @@ from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, Uni
 from protocol.values.tools import ToolCall, ToolResult
 from protocol.values.turn import Picture, Sound
 from runtime.model.backends.minicpmo.chat_voice import Mouth
+from runtime.model.backends.minicpmo.code_logits import CodeLogits
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Speak
@@ -400,7 +401,7 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
             while True:
                 if isinstance(work, Speak):
                     rows.append(work.rows)
-                    work = steps.send(torch.zeros(parts.config.tts.num_audio_tokens))
+                    work = steps.send(CodeLogits(torch.zeros(parts.config.tts.num_audio_tokens)))
                 else:
                     work = steps.send((np.zeros(0, np.float32), None))
     assert torch.equal(torch.cat(rows), lines.rows)

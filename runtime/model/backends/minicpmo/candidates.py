@@ -69,7 +69,7 @@ class Candidates:
         self.values[start:] = -np.inf
 
     def change(self, ids: Sequence[int], change: Change) -> None:
-        """Change the logits of distinct ids by an order-preserving map."""
+        """Change the logits of some ids, each once, by an order-preserving map."""
         self.mass = None
         places = self._places(ids)
         self.values[places] = change(self.values[places])

@@ -16,10 +16,10 @@ import attrs
 import numpy as np
 from torch import Tensor, cat
 
+from .code_logits import CodeLogits
 from .decide import decide_chat_code
 from .parts import Parts
 from .sampling import draws
-from .token_logits import numbers_of
 from .tts import CODES_A_UNIT
 from .vocoder import LOOKAHEAD, Vocoder, Voicing
 from .work import Speak, Steps
@@ -99,9 +99,9 @@ class Mouth:
         for number in numbers:
             if self.is_cut():
                 return False
-            answer: Tensor = yield Speak(slot=self.slot, start=self.length, rows=rows)
+            answer: CodeLogits = yield Speak(slot=self.slot, start=self.length, rows=rows)
             self.length += len(rows)
-            code = decide_chat_code(numbers_of(answer), self.codes, float(number))
+            code = decide_chat_code(answer.numbers(), self.codes, float(number))
             if code == self.parts.config.tts.eos:
                 break
             self.codes.append(code)

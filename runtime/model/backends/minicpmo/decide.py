@@ -69,7 +69,7 @@ def _weigh(
     logits.forbid((*tokens.forbidden, ids.chunk_eos))
     logits.forbid_from(tokens.size)
     # Divided whatever the sign, as in the public code.
-    recent = sorted(set(history[-REPETITION_WINDOW:]))
+    recent = history[-REPETITION_WINDOW:]
     logits.change(recent, lambda values: values / REPETITION_PENALTY)
     logits.change(
         (ids.turn_eos,), lambda values: values * np.where(values > 0, 1 / penalty, penalty)
@@ -207,7 +207,7 @@ def decide_chat(
     logits.forbid_from(tokens.size)
     if len(generated) < config.min_new_tokens:
         logits.forbid(sorted(tokens.endings))
-    recent = sorted(set(generated[-CHAT_WINDOW:]))
+    recent = generated[-CHAT_WINDOW:]
     logits.change(recent, partial(_lowered, penalty=config.repetition_penalty))
     logits.change(sorted(tokens.endings), partial(_lowered, penalty=config.length_penalty))
     return logits.choose(draw, config.temperature, config.top_k, config.top_p)

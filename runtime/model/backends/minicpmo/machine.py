@@ -19,9 +19,10 @@ from ..base import DeviceLost
 from .attention import Kept, KvSlots
 from .audio import Hearing, HearingNetwork
 from .batched import ON_CPU, Batched, Means, batched
+from .code_logits import CodeChooser, CodeLogits
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, DecoderNetwork, RowByRow, Stock, Together
-from .device import fetch, send, telling_lost
+from .device import send, telling_lost
 from .flash import can_attend
 from .fused_vision import FusedSight
 from .parts import Parts
@@ -45,7 +46,7 @@ class Machine:
     Args:
         vocoder: None where the model has no voice.
         slots: maximum concurrent sessions.
-        shortlists: brings token logits to the host; None brings all of them.
+        shortlists: brings token logits to the host; None brings all of them, and those of codes.
         means: how it computes (`means_on`).
     """
 
@@ -64,6 +65,7 @@ class Machine:
         torch.backends.cudnn.allow_tf32 = False  # fp32 would have convolutions of 10 bits.
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
         self.shortlists = shortlists
+        self._codes = CodeChooser(parts.config.tts.eos, is_near=shortlists is None)
         lengths = (*token_rows(parts.config), *CODE_ROWS, UNIT_FRAMES)
         shapes, spare = stores(parts.config), max(lengths) if means.is_flash else 0
         self.llm = self._store(shapes["llm"], spare)
@@ -201,8 +203,9 @@ class Machine:
         rows = rows_on_host(logits) if self.shortlists is None else self.shortlists.rows(logits)
         return [Fed(hidden=row, logits=out) for row, out in zip(hidden, rows, strict=True)]
 
-    def _speak(self, works: Sequence[Speak]) -> list[Tensor]:
-        return list(fetch(self._tts.run(works)[1]))
+    def _speak(self, works: Sequence[Speak]) -> list[CodeLogits]:
+        logits = self._tts.run(works)[1]  # (B, codes)
+        return self._codes.rows(logits, [work.choice for work in works])
 
     def _sound(self, works: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         assert self.vocoder is not None

@@ -133,9 +133,9 @@ class Shortlists:
         ends: int,
         count: int = SHORTLIST,
     ) -> None:
-        self._named = np.array(sorted(set(named)), dtype=np.int64)  # (C,)
-        self._index = torch.tensor(self._named.tolist(), dtype=torch.int64, device=device)
-        self._ends, self._count = ends, count
+        ids = sorted(set(named))
+        self._index = torch.tensor(ids, dtype=torch.int64, device=device)  # (C,)
+        self._ends, self._count, self._listed = ends, count, count + len(ids)
         self.settled = self.unsettled = 0
 
     @classmethod
@@ -150,9 +150,9 @@ class Shortlists:
 
         If V is at most the shortlist's length, all logits are brought to the host.
         """
-        if logits.shape[1] <= self._count:
+        if logits.shape[1] <= self._listed:
             return rows_on_host(logits)
-        packed = fetch(self._pack(logits)).numpy()  # (B, 2 K + C + 4)
+        packed = fetch(self._pack(logits)).numpy()  # (B, 2 (K + C) + 5)
         return [
             TokenLogits(row, partial(self._settle, numbers), is_finite=bool(numbers[-1]))
             for row, numbers in zip(logits, packed, strict=True)
@@ -160,7 +160,10 @@ class Shortlists:
 
     def _pack(self, logits: Tensor) -> Tensor:
         """Pack a shortlist as float64, which holds float32 and ids exactly."""
-        best, ids = logits.topk(self._count, sorted=False)  # (B, K) each
+        others = logits.index_fill(1, self._index, -torch.inf)  # (B, V)
+        best, ids = others.topk(self._count, sorted=False)  # (B, K) each
+        ids = torch.cat((ids, self._index.expand(len(logits), -1)), 1)  # (B, K + C)
+        ids = ids.sort(1)[0]
         shares = logits.double()  # (B, V)
         shares -= shares.amax(1, keepdim=True)
         shares.exp_()
@@ -170,8 +173,8 @@ class Shortlists:
             shares[:, self._ends],
             torch.isfinite(logits).all(1).double(),
         )
-        named = logits.index_select(1, self._index)  # (B, C)
-        return torch.cat((best.double(), ids.double(), named.double(), torch.stack(sums, 1)), 1)
+        facts = torch.stack((best.amin(1).double(), *sums), 1)  # (B, 5)
+        return torch.cat((logits.gather(1, ids).double(), ids.double(), facts), 1)
 
     def _settle(self, numbers: NDArray[np.float64], rule: Rule) -> int:
         try:
@@ -183,16 +186,13 @@ class Shortlists:
         return index
 
     def _candidates(self, numbers: NDArray[np.float64]) -> Candidates:
-        """Unpack one row, (2 K + C + 4,), as candidates."""
-        count = self._count
-        best, ids, named = np.split(numbers[:-4], (count, 2 * count))
-        total, before, own = numbers[-4:-1].tolist()
-        listed = np.concatenate((ids.astype(np.int64), self._named))
-        listed, places = np.unique(listed, return_index=True)
+        """Unpack one row, (2 (K + C) + 5,), as candidates."""
+        listed = self._listed
+        bound, total, before, own = numbers[-5:-1].tolist()
         return Candidates(
-            values=np.concatenate((best, named))[places],
-            ids=listed,
-            bound=float(best.min()),
+            values=numbers[:listed].copy(),
+            ids=numbers[listed : 2 * listed].astype(np.int64),
+            bound=bound,
             mass=Mass(index=self._ends, start=before / total, stop=(before + own) / total),
         )
 

@@ -23,13 +23,14 @@ from protocol.values.model import Costs, Cut, DuplexConfig, Opening, Stage, Unit
 
 from .audio import Hearing
 from .candidates import Candidates
+from .code_logits import CodeChoice, CodeLogits
 from .decide import (
     CHUNK_CHARACTERS,
+    CODE_WINDOW,
     DRAWS_A_STEP,
     REPETITION_WINDOW,
     codes_apart,
     decide,
-    decide_code,
     fed_max,
     leaning,
     tokens_apart,
@@ -283,30 +284,38 @@ class UnitRun:
         for step in range(CODES_A_UNIT + 1):
             if self._cut_at("tts", step):
                 break
-            answer: Tensor = yield Speak(slot=setting.slot, start=length, rows=rows)
+            choice = None
+            if step < CODES_A_UNIT:
+                recent = tuple(self.codes[-CODE_WINDOW:])
+                choice = CodeChoice(recent, float(numbers[step]), may_end=may_end)
+            answer: CodeLogits = yield Speak(
+                slot=setting.slot, start=length, rows=rows, choice=choice
+            )
             length += len(rows)
-            if step == CODES_A_UNIT:
+            if choice is None:
                 break
-            logits = numbers_of(answer)
-            number = float(numbers[step])
-            code = decide_code(logits, self.codes, number, eos, may_end=may_end)
-            code = self._taught_code(step, code, answer, number, may_end=may_end)
+            code = self._taught_code(step, answer.choose(choice, eos), answer, choice)
             if code == eos:
                 break
             self.codes.append(code)
             rows = tts.code(code)
         self.state = self.state.but(speech=attrs.evolve(speech, length=length))
 
-    def _taught_code(
-        self, step: int, own: int, answer: Tensor, number: float, *, may_end: bool
-    ) -> int:
+    def _taught_code(self, step: int, own: int, answer: CodeLogits, choice: CodeChoice) -> int:
         if self.teacher is None:
             return own
         eos = self.setting.parts.config.tts.eos
-        logits, chunk = numbers_of(answer), self.codes
 
         def apart(wanted: int) -> tuple[float | None, float | None]:
-            return codes_apart(logits, chunk, number, eos, may_end=may_end, own=own, wanted=wanted)
+            return codes_apart(
+                answer.numbers(),
+                choice.chunk,
+                choice.draw,
+                eos,
+                may_end=choice.may_end,
+                own=own,
+                wanted=wanted,
+            )
 
         return self.teacher.code(step, own, apart)
 

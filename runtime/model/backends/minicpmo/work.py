@@ -15,6 +15,7 @@ import attrs
 from torch import Tensor
 
 from .audio import Hearing
+from .code_logits import CodeChoice
 from .token_logits import TokenLogits
 from .vocoder import Sounding
 
@@ -86,11 +87,12 @@ class Fed:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Speak:
-    """Rows (T, hidden) for the speech decoder; answered by float32 logits on the host, (codes,)."""
+    """Rows (T, hidden) for the speech decoder; answered by `CodeLogits`, with `choice`'s code."""
 
     slot: int
     start: int
     rows: Tensor
+    choice: CodeChoice | None = None
 
     @property
     def stage(self) -> int:
