@@ -29,12 +29,14 @@ from .parts import Parts
 from .plan import StoreShape, stores
 from .token_logits import Shortlists, rows_on_host
 from .vocoder import Pcm, Sounding, Vocoder
-from .work import Fed, Feed, Recall, See, Speak, Work
+from .work import Fed, Feed, InTurn, Recall, See, Speak, Work
 
 PICTURE_MARKS: Final = 2
 """Tokens around a picture."""
 CODE_ROWS: Final = (1, 10, 20)
 """A code; the first rows of a chunk of speech, which are those of its text, and `audio_bos`."""
+TURN_ROWS: Final = 64
+"""Of a batch of known rows; each has logits of all ids."""
 PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
 
 _log = logging.getLogger("antiphon.model")
@@ -171,6 +173,7 @@ class Machine:
             Recall: self._recall,
             Feed: self._feed,
             Speak: self._speak,
+            InTurn: self._in_turn,
             Sounding: self._sound,
         }
         return answers[type(works[0])](works)
@@ -206,6 +209,12 @@ class Machine:
     def _speak(self, works: Sequence[Speak]) -> list[CodeLogits]:
         logits = self._tts.run(works)[1]  # (B, codes)
         return self._codes.rows(logits, [work.choice for work in works])
+
+    def _in_turn(self, turns: Sequence[InTurn]) -> list[list[Any]]:
+        works = [work for turn in turns for work in turn.works]
+        parts = (works[at : at + TURN_ROWS] for at in range(0, len(works), TURN_ROWS))
+        answers = iter([answer for part in parts for answer in self._answer(part)])
+        return [[next(answers) for _ in turn.works] for turn in turns]
 
     def _sound(self, works: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         assert self.vocoder is not None

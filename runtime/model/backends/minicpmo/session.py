@@ -149,6 +149,7 @@ class ModelSession:
         cut: Cut | None,
         teacher: Teacher | None,
         *,
+        past: UnitResult | None = None,
         is_mute: bool = False,
     ) -> Steps[UnitResult]:
         self._require("ready")
@@ -171,6 +172,7 @@ class ModelSession:
             state=self._state,
             stop=stop,
             teacher=teacher,
+            past=past,
             is_mute=is_mute,
         )
         with failing(f"unit {unit.index}"):
@@ -252,7 +254,7 @@ class ModelSession:
         unit, recorded = past.unit, past.result
         teacher = Teacher(Forced.of(recorded), self._machine.config.tts.eos)
         result = yield from self._unit(
-            unit, pictures, recorded.cut, teacher, is_mute=not past.is_voiced
+            unit, pictures, recorded.cut, teacher, past=recorded, is_mute=not past.is_voiced
         )
         fields = EXACT_FIELDS if exact else TOLD_FIELDS
         choices = tuple(teacher.choices) if exact else ()

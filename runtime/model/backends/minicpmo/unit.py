@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import attrs
 import numpy as np
@@ -23,18 +24,16 @@ from protocol.values.model import Costs, Cut, DuplexConfig, Opening, Stage, Unit
 
 from .audio import Hearing
 from .candidates import Candidates
-from .code_logits import CodeChoice, CodeLogits
 from .decide import (
     CHUNK_CHARACTERS,
-    CODE_WINDOW,
     DRAWS_A_STEP,
     REPETITION_WINDOW,
-    codes_apart,
     decide,
     fed_max,
     leaning,
     tokens_apart,
 )
+from .known import Known
 from .parts import Parts
 from .sampling import draws
 from .sound import read_pcm
@@ -43,8 +42,9 @@ from .teacher import Teacher
 from .token_logits import Trace, numbers_of
 from .tokens import Tokens
 from .tts import CODES_A_UNIT
+from .utterance import Utterance
 from .vocoder import LOOKAHEAD, Vocoder, Voicing
-from .work import Fed, Feed, See, Speak, Steps
+from .work import Fed, Feed, See, Steps
 
 Pictures = Sequence[Sequence[Tensor]]
 """The slices of each frame of a unit, the whole picture first."""
@@ -92,6 +92,7 @@ class UnitRun:
         pictures: its frames, decoded and sliced.
         stop: asked before each step; True cuts the unit there.
         teacher: forced decisions; None: the unit decides by itself.
+        past: its result, if it is run again: the tokens and codes of it are fed at once.
         is_mute: its speech is not computed, since nothing after its turn depends on it.
         terminator: the token for finalize to feed.
         fed: ids fed in generate.
@@ -106,6 +107,7 @@ class UnitRun:
     state: SessionState
     stop: Callable[[Stage, int], bool]
     teacher: Teacher | None = None
+    past: UnitResult | None = None
     is_mute: bool = False
     terminator: int = -1
     decided: list[int] = attrs.field(factory=list)
@@ -209,7 +211,7 @@ class UnitRun:
         tokens, ids, most = setting.tokens, setting.tokens.ids, fed_max(opening.config)
         numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
         numbers = numbers.reshape(-1, DRAWS_A_STEP)
-        fed, self.terminator = first, ids.chunk_eos
+        fed, self.terminator, known = first, ids.chunk_eos, self._known(most)
         for step in range(most + 1):
             fed.logits.require_finite()
             if self._cut_at("llm", step):
@@ -229,12 +231,28 @@ class UnitRun:
                 return token == ids.listen and not self.fed
             if step and self._overflows(token):
                 return False
-            fed = yield from self._feed(setting.parts.embed((token,)))
+            if known is None:
+                fed = yield from self._feed(setting.parts.embed((token,)))
+            else:
+                fed = yield from known.ask(token)
+                self.state = self.state.but(length=self.state.length + 1)
             self.fed.append(token)
             self.state = self.state.but(turn_open=token != ids.turn_eos)
             if step:
                 self.spoken.append((token, fed.hidden))
         raise AssertionError("the last iteration returns")
+
+    def _known(self, most: int) -> Known | None:
+        """The tokens that it is known to feed."""
+        if self.past is None:
+            return None
+        start, ids, slot = self.state.length, self.past.fed_ids, self.setting.slot
+
+        def work(at: int) -> Feed:
+            rows = self.setting.parts.embed((ids[at],))
+            return Feed(slot=slot, start=start + at, rows=rows)
+
+        return Known(ids, work, most)
 
     def _choose(self, step: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
         """Decide a step's token, or take the recorded one."""
@@ -277,47 +295,19 @@ class UnitRun:
 
     def _speak(self, *, last: bool) -> Steps[None]:
         setting, speech = self.setting, self.state.speech
-        tts, eos = setting.parts.tts, setting.parts.config.tts.eos
-        numbers = draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
-        may_end = last or speech.length == 0
-        rows, length = tts.opening(self.spoken), speech.length
-        for step in range(CODES_A_UNIT + 1):
-            if self._cut_at("tts", step):
-                break
-            choice = None
-            if step < CODES_A_UNIT:
-                recent = tuple(self.codes[-CODE_WINDOW:])
-                choice = CodeChoice(recent, float(numbers[step]), may_end=may_end)
-            answer: CodeLogits = yield Speak(
-                slot=setting.slot, start=length, rows=rows, choice=choice
-            )
-            length += len(rows)
-            if choice is None:
-                break
-            code = self._taught_code(step, answer.choose(choice, eos), answer, choice)
-            if code == eos:
-                break
-            self.codes.append(code)
-            rows = tts.code(code)
-        self.state = self.state.but(speech=attrs.evolve(speech, length=length))
-
-    def _taught_code(self, step: int, own: int, answer: CodeLogits, choice: CodeChoice) -> int:
-        if self.teacher is None:
-            return own
-        eos = self.setting.parts.config.tts.eos
-
-        def apart(wanted: int) -> tuple[float | None, float | None]:
-            return codes_apart(
-                answer.numbers(),
-                choice.chunk,
-                choice.draw,
-                eos,
-                may_end=choice.may_end,
-                own=own,
-                wanted=wanted,
-            )
-
-        return self.teacher.code(step, own, apart)
+        utterance = Utterance(
+            tts=setting.parts.tts,
+            slot=setting.slot,
+            length=speech.length,
+            numbers=draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT),
+            may_end=last or speech.length == 0,
+            stop=partial(self._cut_at, "tts"),
+            teacher=self.teacher,
+            past=self.past,
+            codes=self.codes,
+        )
+        yield from utterance.speak(self.spoken)
+        self.state = self.state.but(speech=attrs.evolve(speech, length=utterance.length))
 
     def _voice(self, *, last: bool) -> Steps[None]:
         if self._cut_at("token2wav", 0):

@@ -105,7 +105,28 @@ class Speak:
         return ("tts", len(self.rows) > 1)
 
 
-Work = See | Hearing | Recall | Feed | Speak | Sounding
+@attrs.frozen(kw_only=True, eq=False)
+class InTurn:
+    """Requests of a session, one row each, in turn: `Feed` or `Speak`; answered by their answers.
+
+    All rows are known, so they run as one batch. Each has the same bits as by itself: it sees the
+    keys and values of those before it, which every layer writes before it attends.
+    """
+
+    works: Sequence[Feed | Speak]
+
+    @property
+    def stage(self) -> int:
+        """That of its requests."""
+        return self.works[0].stage
+
+    @property
+    def bucket(self) -> Hashable:
+        """With other such requests of its kind."""
+        return ("in turn", type(self.works[0]))
+
+
+Work = See | Hearing | Recall | Feed | Speak | InTurn | Sounding
 Steps = Generator[Work, Any, Result]
 Compute = Callable[[Sequence[Work]], list[Any]]
 """Answers requests of one bucket, in their order."""
