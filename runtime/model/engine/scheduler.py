@@ -12,7 +12,8 @@ one batch:
 - Of these, or of the group, the earliest stage goes first, so that later batches are larger; within
   a stage, the nearest deadline. Its bucket is answered.
 - Other tasks of that bucket join by deadline, up to `batch_max`, and have begun then.
-- Background work joins batches, and has its own turns only when nothing else waits.
+- Background work joins batches, and has its own turns when nothing else waits, or after
+  `BACKGROUND_TURNS` of others: work that shares no bucket with them would never be done.
 
 The model guarantees that results do not depend on the batch. A failed batch is retried one by one,
 so only the faulty task fails. No threads or clocks: `engine.py` runs it.
@@ -37,6 +38,9 @@ GROUP_NS: Final = 1_000_000_000
 OPEN_STAGE: Final = 2
 """The last stage in which others join a group: prefill. What it takes is each session's own, and
 then come the many small steps that take hardly longer for more sessions."""
+BACKGROUND_TURNS: Final = 16
+"""Turns of others before one of the background: some tens of milliseconds on a GPU, which a lost
+session's rebuild may wait for each of its batches."""
 BACKGROUND: Final = math.inf
 """The deadline of work that is not real-time."""
 
@@ -98,6 +102,7 @@ class Scheduler:
         assert batch_max >= 1, batch_max
         self._compute, self._batch_max = compute, batch_max
         self._tasks: list[Task] = []
+        self._turns_of_others = 0
         self.tally = Tally()
 
     @property
@@ -143,9 +148,14 @@ class Scheduler:
     def _choose(self, now_ns: float) -> list[Task]:
         ordered = sorted(self._tasks, key=lambda task: task.deadline_ns)  # Stable: ties by arrival.
         due = [task for task in ordered if task.deadline_ns < BACKGROUND]
-        if due:
-            due = self._begin(due, now_ns)
-        leader = min(due or ordered, key=lambda task: task.request.stage)
+        behind = ordered[len(due) :]
+        if due and behind and self._turns_of_others >= BACKGROUND_TURNS:
+            leader = behind[0]
+        else:
+            some = self._begin(due, now_ns) if due else behind
+            leader = min(some, key=lambda task: task.request.stage)
+        is_of_others = leader.deadline_ns < BACKGROUND and bool(behind)
+        self._turns_of_others = self._turns_of_others + 1 if is_of_others else 0
         bucket = leader.request.bucket
         company = [t for t in ordered if t is not leader and t.request.bucket == bucket]
         batch = [leader, *company[: self._batch_max - 1]]

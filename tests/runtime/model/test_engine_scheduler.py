@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.model.engine.scheduler import (
     BACKGROUND,
+    BACKGROUND_TURNS,
     COMPANY_NS,
     GROUP_NS,
     OPEN_STAGE,
@@ -224,6 +225,23 @@ def test_background_work_waits_until_nothing_else_does() -> None:
     call = desk.ask(*(Ask(name=name, bucket="c", stage=5) for name in ("one", "two")))
     run(desk, back, call)
     assert desk.batches == [["one"], ["two"], ["back"]]
+
+
+def test_background_work_is_done_beside_others_that_never_pause() -> None:
+    """With a dozen sessions there is always one that waits: a lost one would never be rebuilt."""
+    desk = Desk()
+    scheduler = Scheduler(desk.compute, batch_max=8)
+    backs = ["old", "young"]
+    for name in backs:
+        ask = Ask(name=name, bucket=name, stage=len(name))
+        scheduler.add(desk.ask(ask, deadline_ns=BACKGROUND))
+    for turn in range(2 * BACKGROUND_TURNS + 2):
+        if turn % 2 == 0:
+            scheduler.add(desk.ask(*(Ask(name=f"{turn}", stage=9) for _ in range(2))))
+        scheduler.turn(0)
+    own = [at for at, batch in enumerate(desk.batches) if batch[0] in backs]
+    assert [desk.batches[at] for at in own] == [["old"], ["young"]]
+    assert own == [BACKGROUND_TURNS, 2 * BACKGROUND_TURNS + 1]
 
 
 def test_background_work_joins_a_batch_behind_real_time() -> None:

@@ -90,3 +90,17 @@ def test_rows_that_ask_for_no_code_come_whole() -> None:
     assert chooser.chosen == 0
     assert torch.equal(answers[-1].whole(), rows[-1])
     assert answers[0].choose(choice, EOS) == on_host(rows[0], choice)
+
+
+def test_a_row_that_asks_for_no_code_leaves_the_others_their_batch() -> None:
+    """One spoken answer of chat would slow down every conversation."""
+    rows = torch.randn(2 * CHOSEN_MIN, CODES)
+    choice = CodeChoice((), 0.5, may_end=True)
+    asked = [None if at % 2 else choice for at in range(len(rows))]
+    chooser = CodeChooser(EOS, is_near=False)
+    answers = chooser.rows(rows, asked)
+    assert chooser.chosen == CHOSEN_MIN
+    for row, wanted, answer in zip(rows, asked, answers, strict=True):
+        assert torch.equal(answer.whole(), row)
+        if wanted is not None:
+            assert answer.choose(wanted, EOS) == on_host(row, wanted)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
 from protocol.values.model import PastUnit
+from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means
 from runtime.model.backends.minicpmo.checkpoint import load_parts
 from runtime.model.backends.minicpmo.config import load_config
@@ -23,7 +25,7 @@ from tests.random_model import opening, unit
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny"
 COUNT = 9
 STEPPED = Means(is_flash=True, sizes=lambda *_: (2, 4), is_alone=True)
-"""As on a GPU with `--deterministic`; its steps hold fewer rows than are known."""
+"""Nearly as on a GPU with `--deterministic`: its steps hold fewer rows than are known."""
 
 
 def noise(width: int) -> list[Tensor]:
@@ -53,8 +55,10 @@ def test_known_rows_have_the_bits_of_rows_one_by_one(means: Means, start: int) -
         assert torch.equal(one.logits.whole(), other.logits.whole())
     for one, other in zip(said, heard, strict=True):
         assert torch.equal(one.whole(), other.whole())
-    for store, other in ((m.llm, n.llm) for m, n in [machines]):
-        assert torch.equal(store.keys[:, 1], other.keys[:, 1])
+    one, other = machines
+    for made_store, wanted_store in ((one.llm, other.llm), (one.tts, other.tts)):
+        assert torch.equal(made_store.keys[:, 1], wanted_store.keys[:, 1])
+        assert torch.equal(made_store.values[:, 1], wanted_store.values[:, 1])
 
 
 def test_a_unit_that_is_run_again_asks_once_for_its_tokens_and_once_for_its_codes(
@@ -100,3 +104,20 @@ def test_ids_that_are_not_those_recorded_are_refused(ids: tuple[int, ...], most:
 
     with pytest.raises(ValueError, match="other ids than recorded"):
         next(Known(ids, work, most).ask(3))
+
+
+@pytest.mark.parametrize("code", [-1, 10**6])
+def test_a_recorded_code_that_the_model_lacks_fails_its_own_unit(tmp_path: Path, code: int) -> None:
+    """On a GPU, looking it up would end all sessions."""
+    model = random_model.load(tmp_path, random_model.SMALL, slots=1)
+    session = model.open(opening())
+    result = session.run_unit(unit(0))
+    session.release()
+    assert len(result.codec_ids) > COUNT
+    broken = attrs.evolve(result, codec_ids=(*result.codec_ids[:3], code, *result.codec_ids[4:]))
+    past = PastUnit(unit=unit(0), result=broken, interrupted=False, is_voiced=True)
+    again = model.session(opening(), slot=0)
+    alone(again.open(), model.compute)
+    with pytest.raises(BackendError, match="unit 0 failed: a code is not from 0 to"):
+        alone(again.rebuild(past, exact=True, is_last=True), model.compute)
+    again.release()

@@ -3,7 +3,8 @@
 On the host a choice takes a twentieth of what a code takes on a GPU, for each session. So
 `CodeChooser` makes those of a batch on the device by the rule of `decide_code`, and brings the
 codes. Exponentials and sums are rounded otherwise there: a draw within `DOUBT` of its code's start
-or end is not chosen, and the host chooses from the whole row.
+or end is not chosen, and the host chooses from the whole row. (That covers logits of up to a
+million; with larger ones the shares themselves differ by more.)
 """
 
 from __future__ import annotations
@@ -77,11 +78,21 @@ class CodeChooser:
     def rows(self, logits: Tensor, choices: Sequence[CodeChoice | None]) -> list[CodeLogits]:
         """Make each row's answer from logits, (B, codes), float32; None: no code is chosen.
 
-        The rows stay on the device if all are chosen there.
+        Rows stay on the device if their codes are chosen there.
         """
-        asked = [choice for choice in choices if choice is not None]
-        if self._is_near or len(asked) < max(CHOSEN_MIN, len(choices)):
+        asking = [at for at, choice in enumerate(choices) if choice is not None]
+        if self._is_near or len(asking) < CHOSEN_MIN:
             return [CodeLogits(row) for row in fetch(logits)]
+        asked = [choice for choice in choices if choice is not None]
+        if len(asked) == len(choices):
+            return self._chosen_rows(logits, asked)
+        others = [at for at, choice in enumerate(choices) if choice is None]
+        chosen = self._chosen_rows(logits[asking], asked)
+        made = dict(zip(asking, chosen, strict=True))
+        made |= {at: CodeLogits(row) for at, row in zip(others, fetch(logits[others]), strict=True)}
+        return [made[at] for at in range(len(choices))]
+
+    def _chosen_rows(self, logits: Tensor, asked: Sequence[CodeChoice]) -> list[CodeLogits]:
         told = tell(self._pack(asked, logits.shape[1]), logits.device)
         codes, settled = fetch(self._choose(logits, told)).T.tolist()
         self.chosen += int(sum(settled))

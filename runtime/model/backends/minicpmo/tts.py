@@ -73,9 +73,14 @@ class SpeechDecoder(nn.Module):
         return torch.cat((self.condition(ids, torch.stack([state for _, state in text])), bos))
 
     def code(self, code: int) -> Tensor:
-        """A code as a row, (1, hidden): a view of the table, which launches no kernel."""
+        """A code as a row, (1, hidden): a view of the table, which launches no kernel.
+
+        `IndexError`: the model lacks it. On a GPU, such a lookup would end all sessions.
+        """
         embedding = self.emb_code[0]
         assert isinstance(embedding, nn.Embedding)
+        if not 0 <= code < embedding.num_embeddings:
+            raise IndexError(f"a code is not from 0 to {embedding.num_embeddings - 1}")
         return embedding.weight[code][None]
 
     def logits(self, hidden: Tensor) -> Tensor:
