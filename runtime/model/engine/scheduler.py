@@ -163,7 +163,8 @@ class Scheduler:
             task.has_begun = True
         return batch
 
-    def _begin(self, due: Sequence[Task], now_ns: float) -> list[Task]:
+    @staticmethod
+    def _begin(due: Sequence[Task], now_ns: float) -> list[Task]:
         """Begin a group of some real-time tasks, by deadline, if it is time; who may go first."""
         first_ns = due[0].deadline_ns
         is_urgent = first_ns - now_ns < URGENT_NS

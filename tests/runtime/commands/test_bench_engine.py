@@ -135,7 +135,7 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
 
 
 def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
-    """On a GPU, whose time is short, half of it would go into other runs."""
+    """Half of the short time on a GPU would go into other runs."""
     words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
     words += ["--device", "cpu", "--batched-only", "--due", "spread", "--pictures"]
     body, shown = told_and_shown(words)

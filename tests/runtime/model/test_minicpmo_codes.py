@@ -53,7 +53,7 @@ def test_nearly_all_are_chosen_in_the_batch() -> None:
         rows = torch.randn(25, CODES, generator=torch.Generator().manual_seed(seed))
         draws = generator.random(25).tolist()
         chooser.rows(rows, [CodeChoice((), draw, may_end=True) for draw in draws])
-    assert (chooser.chosen, chooser.left) == (1000, 0)
+    assert (chooser.settled, chooser.unsettled) == (1000, 0)
 
 
 def test_a_draw_between_two_codes_is_left_to_the_host() -> None:
@@ -63,7 +63,7 @@ def test_a_draw_between_two_codes_is_left_to_the_host() -> None:
     draws = (0.0, 0.25, 0.5 + 1e-12, 0.6)
     asked = [CodeChoice((), draw, may_end=True) for draw in draws]
     answers = chooser.rows(rows, asked)
-    assert (chooser.chosen, chooser.left) == (1, 3)
+    assert (chooser.settled, chooser.unsettled) == (1, 3)
     assert [a.choose(c, 3) for a, c in zip(answers, asked, strict=True)] == [0, 1, 2, 2]
 
 
@@ -87,7 +87,7 @@ def test_rows_that_ask_for_no_code_come_whole() -> None:
     choice = CodeChoice((), 0.5, may_end=True)
     chooser = CodeChooser(EOS, is_near=False)
     answers = chooser.rows(rows, [choice] * (CHOSEN_MIN - 1) + [None])
-    assert chooser.chosen == 0
+    assert chooser.settled == 0
     assert torch.equal(answers[-1].whole(), rows[-1])
     assert answers[0].choose(choice, EOS) == on_host(rows[0], choice)
 
@@ -99,7 +99,7 @@ def test_a_row_that_asks_for_no_code_leaves_the_others_their_batch() -> None:
     asked = [None if at % 2 else choice for at in range(len(rows))]
     chooser = CodeChooser(EOS, is_near=False)
     answers = chooser.rows(rows, asked)
-    assert chooser.chosen == CHOSEN_MIN
+    assert chooser.settled == CHOSEN_MIN
     for row, wanted, answer in zip(rows, asked, answers, strict=True):
         assert torch.equal(answer.whole(), row)
         if wanted is not None:

@@ -10,6 +10,7 @@ million; with larger ones the shares themselves differ by more.)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
 import attrs
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from .candidates import DOUBT
 from .decide import CODE_PENALTY, CODE_TEMPERATURE, CODE_WINDOW, decide_code
-from .device import fetch, tell
+from .device import fetch, send
 from .token_logits import numbers_of
 
 CHOSEN_MIN: Final = 4
@@ -73,47 +74,36 @@ class CodeChooser:
 
     def __init__(self, eos: int, *, is_near: bool) -> None:
         self._eos, self._is_near = eos, is_near
-        self.chosen = self.left = 0
+        self.settled = self.unsettled = 0
 
     def rows(self, logits: Tensor, choices: Sequence[CodeChoice | None]) -> list[CodeLogits]:
         """Make each row's answer from logits, (B, codes), float32; None: no code is chosen.
 
         Rows stay on the device if their codes are chosen there.
         """
-        asking = [at for at, choice in enumerate(choices) if choice is not None]
-        if self._is_near or len(asking) < CHOSEN_MIN:
-            return [CodeLogits(row) for row in fetch(logits)]
-        asked = [choice for choice in choices if choice is not None]
+        asked = {at: choice for at, choice in enumerate(choices) if choice is not None}
+        if self._is_near or len(asked) < CHOSEN_MIN:
+            return _unchosen(logits)
         if len(asked) == len(choices):
-            return self._chosen_rows(logits, asked)
-        others = [at for at, choice in enumerate(choices) if choice is None]
-        chosen = self._chosen_rows(logits[asking], asked)
-        made = dict(zip(asking, chosen, strict=True))
-        made |= {at: CodeLogits(row) for at, row in zip(others, fetch(logits[others]), strict=True)}
-        return [made[at] for at in range(len(choices))]
+            return self._chosen(logits, [*asked.values()])
+        others = [at for at in range(len(choices)) if at not in asked]
+        chosen = self._chosen(logits[[*asked]], [*asked.values()])
+        made = zip((*asked, *others), (*chosen, *_unchosen(logits[others])), strict=True)
+        return [answer for _, answer in sorted(made, key=itemgetter(0))]
 
-    def _chosen_rows(self, logits: Tensor, asked: Sequence[CodeChoice]) -> list[CodeLogits]:
-        told = tell(self._pack(asked, logits.shape[1]), logits.device)
+    def _chosen(self, logits: Tensor, asked: Sequence[CodeChoice]) -> list[CodeLogits]:
+        wide = logits.new_empty(0, dtype=torch.float64)
+        (told,) = send([_packed(asked, logits.shape[1])], wide)
         codes, settled = fetch(self._choose(logits, told)).T.tolist()
-        self.chosen += int(sum(settled))
-        self.left += len(asked) - int(sum(settled))
+        self.settled += int(sum(settled))
+        self.unsettled += len(asked) - int(sum(settled))
         return [
             CodeLogits(row, int(code) if is_settled else None)
             for row, code, is_settled in zip(logits, codes, settled, strict=True)
         ]
 
-    def _pack(self, choices: Sequence[CodeChoice], size: int) -> NDArray[np.float64]:
-        """Each choice as a row: its codes, filled up with `size`, its draw, and `may_end`."""
-        return np.array(
-            [
-                [*one.chunk, *[size] * (CODE_WINDOW - len(one.chunk)), one.draw, one.may_end]
-                for one in choices
-            ],
-            dtype=np.float64,
-        )
-
     def _choose(self, logits: Tensor, told: Tensor) -> Tensor:
-        """The code of each row, and whether it is beyond doubt, (B, 2), from `_pack`'s rows."""
+        """The code of each row, and whether it is beyond doubt, (B, 2), from `_packed` rows."""
         recent, draw, may_end = told.split_with_sizes((CODE_WINDOW, 1, 1), dim=1)
         size = logits.shape[1]
         counts = told.new_zeros(len(told), size + 1)
@@ -129,3 +119,17 @@ class CodeChooser:
         room = torch.minimum(place - start, total.gather(1, code) - place) / mass
         is_settled = (room > DOUBT) & torch.isfinite(logits).all(1, keepdim=True)
         return torch.cat((code.double(), is_settled.double()), 1)
+
+
+def _unchosen(logits: Tensor) -> list[CodeLogits]:
+    """Rows from which the host chooses, brought to it in one transfer."""
+    return [CodeLogits(row) for row in fetch(logits)]
+
+
+def _packed(choices: Sequence[CodeChoice], size: int) -> Tensor:
+    """Each choice as a row: its codes, filled up with `size`, its draw, and `may_end`."""
+    rows = [
+        [*one.chunk, *[size] * (CODE_WINDOW - len(one.chunk)), one.draw, one.may_end]
+        for one in choices
+    ]
+    return torch.tensor(rows, dtype=torch.float64)

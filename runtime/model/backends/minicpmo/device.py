@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base import DeviceLost
@@ -110,12 +109,6 @@ def fetch(tensor: Tensor) -> Tensor:
     host.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream(tensor.device).synchronize()
     return host
-
-
-def tell(numbers: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy an array to a device, to a GPU asynchronously."""
-    told = torch.from_numpy(numbers)
-    return told.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else told
 
 
 def compute_repeatably() -> None:

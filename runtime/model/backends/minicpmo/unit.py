@@ -92,7 +92,7 @@ class UnitRun:
         pictures: its frames, decoded and sliced.
         stop: asked before each step; True cuts the unit there.
         teacher: forced decisions; None: the unit decides by itself.
-        past: its result, if it is run again: the tokens and codes of it are fed at once.
+        past: the recorded result, if the unit is run again; what it fed one by one is fed at once.
         is_mute: its speech is not computed, since nothing after its turn depends on it.
         terminator: the token for finalize to feed.
         fed: ids fed in generate.

@@ -29,6 +29,7 @@ class Utterance:
         may_end: speech may end before its second is full.
         stop: asked before each step; True cuts it there.
         teacher, past: as of `UnitRun`.
+        codes: taken so far; grows.
     """
 
     tts: SpeechDecoder
@@ -39,7 +40,7 @@ class Utterance:
     stop: Callable[[int], bool]
     teacher: Teacher | None
     past: UnitResult | None
-    codes: list[int] = attrs.field(factory=list)
+    codes: list[int]
 
     def speak(self, text: Sequence[tuple[int, Tensor]]) -> Steps[None]:
         """Say text tokens with their hidden states, (llm_dim,) each."""
@@ -74,9 +75,7 @@ class Utterance:
     def _known(self, start: int) -> Known | None:
         if self.past is None:
             return None
-        codes, cut = self.past.codec_ids, self.past.cut
-        if cut is not None and cut.stage == "tts":
-            codes = codes[: max(0, cut.step - 1)]  # The last was chosen, and not fed.
+        codes = self.past.codec_ids
 
         def work(at: int) -> Speak:
             rows, choice = self.tts.code(codes[at]), self._choice(codes[: at + 1])
