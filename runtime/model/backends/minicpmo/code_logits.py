@@ -10,7 +10,6 @@ million; with larger ones the shares themselves differ by more.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Final
 
 import attrs
@@ -88,8 +87,8 @@ class CodeChooser:
             return self._chosen(logits, [*asked.values()])
         others = [at for at in range(len(choices)) if at not in asked]
         chosen = self._chosen(logits[[*asked]], [*asked.values()])
-        made = zip((*asked, *others), (*chosen, *_unchosen(logits[others])), strict=True)
-        return [answer for _, answer in sorted(made, key=itemgetter(0))]
+        made = dict(zip((*asked, *others), (*chosen, *_unchosen(logits[others])), strict=True))
+        return [made[at] for at in range(len(choices))]
 
     def _chosen(self, logits: Tensor, asked: Sequence[CodeChoice]) -> list[CodeLogits]:
         wide = logits.new_empty(0, dtype=torch.float64)
