@@ -58,7 +58,7 @@ docs: $(INSTALLED)
 	@$(BIN)/python -m docs.site $(ARGS)
 
 docs-pictures: $(INSTALLED)
-	@$(BIN)/python -m tests.pictures
+	@$(BIN)/python -m tests.browser.pictures
 
 # The same sources make the same bytes: every file in a package has the time of the last commit. npm
 # is asked for only where it is; its package has no file that is built.
@@ -71,24 +71,24 @@ dist: $(INSTALLED)
 
 soak: $(WITH_RAY)
 	@mkdir -p $(EVIDENCE)
-	@$(BIN)/python -m tests.soak $(ARGS)
-	@$(BIN)/python -m tests.soak_server
-	@$(BIN)/python -m tests.soak_crash
-	@$(BIN)/python -m tests.soak_forged
-	@$(BIN)/python -m tests.soak_workers
-	@$(BIN)/python -m tests.soak_ray
-	@$(BIN)/python -m tests.soak_cuts
-	@$(BIN)/python -m tests.soak_restarts
-	@$(BIN)/python -m tests.soak_prefixes
-	@$(BIN)/python -m tests.soak_sleepers
-	@$(BIN)/python -m tests.soak_gateways
-	@$(BIN)/python -m tests.soak_clients
-	@$(BIN)/python -m tests.soak_assessed
-	@$(BIN)/python -m tests.soak_folder
-	@$(BIN)/python -m tests.soak_console
-	@$(BIN)/python -m tests.soak_view
-	@$(BIN)/python -m tests.soak_dataset
-	@$(BIN)/python -m tests.soak_install
+	@$(BIN)/python -m tests.soak.sessions $(ARGS)
+	@$(BIN)/python -m tests.soak.server
+	@$(BIN)/python -m tests.soak.crash
+	@$(BIN)/python -m tests.soak.forged
+	@$(BIN)/python -m tests.soak.workers
+	@$(BIN)/python -m tests.soak.ray
+	@$(BIN)/python -m tests.soak.cuts
+	@$(BIN)/python -m tests.soak.restarts
+	@$(BIN)/python -m tests.soak.prefixes
+	@$(BIN)/python -m tests.soak.sleepers
+	@$(BIN)/python -m tests.soak.gateways
+	@$(BIN)/python -m tests.soak.clients
+	@$(BIN)/python -m tests.soak.assessed
+	@$(BIN)/python -m tests.soak.folder
+	@$(BIN)/python -m tests.soak.console
+	@$(BIN)/python -m tests.soak.view
+	@$(BIN)/python -m tests.soak.dataset
+	@$(BIN)/python -m tests.soak.install
 	@$(BIN)/python -m tests.law
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis

@@ -1,1 +1,1 @@
-"""The tests; flat, one module for each module of the packages, and a few for the whole."""
+"""The tests: folders that mirror the packages, folders of helpers, and tests of the whole."""

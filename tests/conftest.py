@@ -68,8 +68,8 @@ gc.disable()  # until the first test: what is collected and imported until then 
 
 TESTS = Path(__file__).parent
 NEEDS = re.compile(
-    r"^ *(?:from|import) .*\b(?:torch|\w*minicpmo\w*|random_model|subprocess|live|transcript_live"
-    r"|media\.process|terminal|soak_(?!prefixes)\w+|generated|generated_transcription|simulate|simulated_server)\b",
+    r"^ *(?:from|import) .*\b(?:torch|\w*minicpmo\w*|random_model|subprocess|live"
+    r"|media\.process|terminal|soak\.(?!prefixes)\w+|generated|simulate|simulated_server)\b",
     re.MULTILINE,
 )
 """What a file of quick tests does not import: a model, a process, a whole simulation."""
@@ -127,7 +127,10 @@ def _logging_as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with random weights; not to be changed."""
-    from tests.random_model import SMALL, write_checkpoint  # torch takes seconds: only where needed
+    from tests.models.random_model import (  # torch takes seconds: only where needed
+        SMALL,
+        write_checkpoint,
+    )
 
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), SMALL)
 

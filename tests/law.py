@@ -3,10 +3,10 @@
     python -m tests.law [--seconds S] [--out docs/evidence] [KIND...]
 
 For each leg a real `antiphon serve` with the scripted model and recording on, a few honest duplex
-sessions on real sockets, and in a process of its own one of `tests.adversaries`. A unit's latency
-is the time from its last sample's sending to its answer; what counts is its ratio to that alone, in
-the same run on the same machine. No honest session may be told an error, miss an answer, or lose
-its recording: each log must be finished and verify.
+sessions on real sockets, and in a process of its own one of `tests.fairness.adversaries`. A unit's
+latency is the time from its last sample's sending to its answer; what counts is its ratio to that
+alone, in the same run on the same machine. No honest session may be told an error, miss an answer,
+or lose its recording: each log must be finished and verify.
 
 What was found goes to `law.json`, without a date; it exits with 1 where a recording was lost.
 """
@@ -41,9 +41,9 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from runtime.commands.server_process import ServerProcessError, served
-from tests.adversaries import ADDRESSES, IDLE, KINDS
-from tests.evidence import add_out
-from tests.soak_server import JPEG, SECOND, errors_in
+from tests.fairness.adversaries import ADDRESSES, IDLE, KINDS
+from tests.project.evidence import add_out
+from tests.soak.server import JPEG, SECOND, errors_in
 
 ALONE: Final = "alone"
 HONEST: Final = 3
@@ -200,7 +200,7 @@ async def _measure(url: str, kind: str, seconds: float, leg: Leg) -> list[str]:
     try:
         if kind != ALONE:
             adversary = await anyio.open_process(
-                [sys.executable, "-m", "tests.adversaries", kind, url], stderr=None
+                [sys.executable, "-m", "tests.fairness.adversaries", kind, url], stderr=None
             )
             assert adversary.stdout is not None
             with anyio.fail_after(START_WAIT_S):

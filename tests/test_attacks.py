@@ -25,8 +25,7 @@ from runtime.net.listener import Address, WebSocketRequest
 from runtime.session.beginning import Arrival
 from runtime.settings.bounds import HANDSHAKE_S
 from runtime.settings.settings import Settings
-from tests.helpers import World, append_frame, init_frame, pcm, world
-from tests.transport import (
+from tests.network.transport import (
     CLOSE,
     CONTINUATION,
     PING,
@@ -50,6 +49,7 @@ from tests.transport import (
     still_serves,
     tcp,
 )
+from tests.sessions.in_memory import World, append_frame, init_frame, pcm, world
 
 pytestmark = pytest.mark.anyio
 

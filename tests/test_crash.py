@@ -1,6 +1,6 @@
 """A server that is killed: what a client has seen is in the log, and the log is sound.
 
-`tests.soak_crash` does it for longer, with many clients; a few of its kills are here.
+`tests.soak.crash` does it for longer, with many clients; a few of its kills are here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from recorder.read.verify import verify
 from recorder.write.writer import Durability
 from replay.rerun.logic import replay
 from runtime.cli import main
-from tests.helpers import append_frame, init_frame
 from tests.live.servers import LiveServer, live_server
-from tests.soak_crash import Found, Plan, kill_once
+from tests.sessions.in_memory import append_frame, init_frame
+from tests.soak.crash import Found, Plan, kill_once
 
 SEED: Final = 3
 HEARD_MAX: Final = 200

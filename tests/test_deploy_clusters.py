@@ -19,7 +19,7 @@ from runtime.net.tls import Certificate
 from runtime.settings.options import given
 from runtime.settings.sources import read
 from runtime.worker.command import END_WAIT_S
-from tests.deploying import (
+from tests.project.deploying import (
     USER,
     Json,
     check_health,

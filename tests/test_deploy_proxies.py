@@ -26,7 +26,7 @@ from runtime.commands.server_process import RUN
 from runtime.settings.settings import Settings
 from runtime.settings.sources import read
 from tests.live.servers import live_server
-from tests.soak_restarts import free_port
+from tests.soak.restarts import free_port
 
 DEPLOY: Final = Path(__file__).parents[1] / "deploy"
 NGINX: Final = (DEPLOY / "nginx.conf").read_text()

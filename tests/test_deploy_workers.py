@@ -25,7 +25,7 @@ from runtime.net.tls import Certificate
 from runtime.serve.checks import check
 from runtime.settings.sources import ConfigError
 from runtime.worker.command import END_WAIT_S
-from tests.deploying import (
+from tests.project.deploying import (
     USER,
     Json,
     check_health,

@@ -1,7 +1,7 @@
 """The examples do what they say: those that need only Antiphon are run, the others are parsed.
 
 `examples/livekit_agent.py` and `examples/pipecat_pipeline.py` need packages of others: they were
-run by hand with the versions that they name, and `tests/soak_clients.py` runs the same classes.
+run by hand with the versions that they name, and `tests/soak/clients.py` runs the same classes.
 """
 
 from __future__ import annotations

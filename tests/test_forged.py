@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from recorder.keep.forgetting import INDEX_NAME
 from recorder.read.verify import verify
-from tests.forged_bombs import BOMBS, bomb
-from tests.forged_drawn import draw
-from tests.forged_meter import CHEAP, LINEAR, Cost, Meter, metering
+from tests.forged.bombs import BOMBS, bomb
+from tests.forged.drawn import draw
+from tests.forged.meter import CHEAP, LINEAR, Cost, Meter, metering
 from tests.live.servers import LiveServer, live_server
 from tests.recorder.test_listing import write_log
-from tests.soak_forged import problem_of
+from tests.soak.forged import problem_of
 
 WAYS = ("list", "verify", "replay")
 """Those that a server and a bug report meet; `make soak` reads in all."""

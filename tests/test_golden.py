@@ -15,7 +15,7 @@ from recorder.format.records import Record
 from recorder.read.scan import Damage
 from recorder.read.verify import State, verify
 from replay.rerun.folder import replay_log
-from tests.golden import (
+from tests.golden.logs import (
     CHANGES,
     FOLDER,
     HARMS,

@@ -26,7 +26,7 @@ from protocol.wire.rates import to_pcm16 as to_live
 from runtime.client.transcription import to_pcm16
 from runtime.client.units import UnitCutter
 from tests.live.servers import live_server
-from tests.peers import JPEG, WAIT_S, create, end, hear, peer, refuse, report, say
+from tests.network.peers import JPEG, WAIT_S, create, end, hear, peer, refuse, report, say
 
 NODE: Final = shutil.which("node")
 SCRIPTS: Final = Path(__file__).parent / "javascript"

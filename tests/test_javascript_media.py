@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from websockets.sync.server import ServerConnection
 
-from tests.echoes import ECHOES, NONE, measure
-from tests.peers import create, end, hear, peer, say
-from tests.soak_console import compare
+from tests.browser.echoes import ECHOES, NONE, measure
+from tests.network.peers import create, end, hear, peer, say
+from tests.soak.console import compare
 from tests.test_javascript import NODE, SCRIPTS, node, run
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no node to run JavaScript with")

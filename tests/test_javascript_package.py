@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.packed import VERSION
+from tests.project.packed import VERSION
 
 WEB: Final = Path(__file__).parents[1] / "runtime" / "web"
 NPM: Final = shutil.which("npm")

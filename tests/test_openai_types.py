@@ -13,8 +13,8 @@ from openai.types.realtime.realtime_server_event import RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from protocol.wire.dialects import DIALECTS
-from tests.strategies import server_messages
-from tests.transcripts import Transcript, example, load_all
+from tests.strategies.messages import server_messages
+from tests.transcripts.reading import Transcript, example, load_all
 
 TYPES: Final[dict[str, TypeAdapter[Any]]] = {
     "live": TypeAdapter(ServerEvent),

@@ -1,6 +1,6 @@
 """The wheel and the source package, and an installation without the server's libraries.
 
-`python -m tests.soak_install` installs them from an index, and keeps sizes and times.
+`python -m tests.soak.install` installs them from an index, and keeps sizes and times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from packaging.requirements import Requirement
 
 import antiphon
 from runtime.settings.extras import MODULES
-from tests.packed import PROJECT, PYPROJECT, ROOT, SDIST, VERSION, WHEEL, Environment, build, needed
+from tests.project.packed import (
+    PROJECT,
+    PYPROJECT,
+    ROOT,
+    SDIST,
+    VERSION,
+    WHEEL,
+    Environment,
+    build,
+    needed,
+)
 
 LOG: Final = ROOT / "fixtures" / "logs" / "v1-realtime-video.session.zst"
 PACKAGES: Final = ("antiphon", "protocol", "recorder", "runtime", "replay")

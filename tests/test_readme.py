@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ do what they say (`tests/shown.py` says how they are run)."""
+"""The README and the pages of docs/ do what they say; `tests/project/shown.py` runs them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ import trustme
 
 import antiphon as antiphon_package
 from runtime.commands.server_process import RUN
-from tests.helpers import pcm as make_pcm
 from tests.live.servers import live_server
-from tests.shown import Runner, blocks
+from tests.project.shown import Runner, blocks
+from tests.sessions.in_memory import pcm as make_pcm
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

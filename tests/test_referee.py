@@ -17,8 +17,8 @@ import pytest
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import Finalized, Opened, Opening, Unit, UnitResult
-from tests.helpers import base64
-from tests.referee import RULES, Referee
+from tests.sessions.in_memory import base64
+from tests.sessions.referee import RULES, Referee
 
 Moves = Sequence[tuple[ev.Event, Sequence[ef.Effect]]]
 

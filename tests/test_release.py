@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from runtime.cli import COMMANDS
-from tests.packed import ROOT, VERSION
-from tests.release import section, versions
+from tests.project.packed import ROOT, VERSION
+from tests.project.release import section, versions
 
 PAGES: Final = ("CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")
 TEMPLATES: Final = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md"))

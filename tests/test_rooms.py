@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.rooms import ORDER, ROOT, Graph, judge, read
+from tests.project.rooms import ORDER, ROOT, Graph, judge, read
 
 SOURCES: Final = {
     "__init__.py": '"""A package."""\n',

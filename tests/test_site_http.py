@@ -20,9 +20,9 @@ from docs.site.openapi import ANSWERS, BODIES, QUERIES, openapi, requests
 from runtime.net.http import WEBSOCKET_PATHS
 from runtime.serve.gateway import Gateway
 from runtime.settings.settings import Settings
-from tests.helpers import init_frame
 from tests.live.servers import LiveServer, live_server
-from tests.requesting import WAIT_S, Answer, request
+from tests.network.requesting import WAIT_S, Answer, request
+from tests.sessions.in_memory import init_frame
 
 pytestmark = pytest.mark.slow
 

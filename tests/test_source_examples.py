@@ -22,9 +22,9 @@ import pytest
 import soundfile
 
 from protocol.wire.dialects import DIALECTS
-from tests.helpers import base64, pcm
 from tests.live.servers import LiveServer, live_server
-from tests.wire_schema import problems
+from tests.sessions.in_memory import base64, pcm
+from tests.transcripts.wire_schema import problems
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 HERE: Final = ROOT / "tests" / "source_examples"

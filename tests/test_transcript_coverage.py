@@ -28,8 +28,8 @@ from protocol.wire.dialects import MODES_OF
 from protocol.wire.schema.rows import Schema
 from protocol.wire.schema.wire import Message, describe
 from runtime.serve import routing
-from tests.transcript_pure import PurePlayer
-from tests.transcripts import Step, Transcript, example, fill, load_all
+from tests.transcripts.pure import PurePlayer
+from tests.transcripts.reading import Step, Transcript, example, fill, load_all
 
 SEEDS: Final = Path(__file__).resolve().parents[2] / "shared" / "seeds"
 

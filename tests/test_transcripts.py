@@ -14,10 +14,10 @@ from protocol.machine.client import ClientConnection
 from protocol.values.modes import Mode
 from protocol.values.requests import ChooseModel
 from protocol.values.state import Gate, State
-from tests.transcript_pure import PurePlayer
-from tests.transcript_texts import renew
-from tests.transcripts import ROOT, Mismatch, Transcript, check, example, load, load_all
-from tests.wire_schema import problems
+from tests.transcripts.pure import PurePlayer
+from tests.transcripts.reading import ROOT, Mismatch, Transcript, check, example, load, load_all
+from tests.transcripts.texts import renew
+from tests.transcripts.wire_schema import problems
 
 TRANSCRIPTS = load_all()
 

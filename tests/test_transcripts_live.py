@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.test_transcripts import with_a_value_changed
-from tests.transcript_live import play_all
-from tests.transcripts import ROOT, Transcript, load, load_all
+from tests.transcripts.live import play_all
+from tests.transcripts.reading import ROOT, Transcript, load, load_all
 
 TRANSCRIPTS = load_all()
 

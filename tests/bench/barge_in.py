@@ -32,8 +32,8 @@ from runtime.media.silero import SileroJudge
 from runtime.media.speech_detector import EnergyJudge, Judge
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.ears import Ears
-from tests.evidence import add_out
-from tests.helpers import Peer, base64, on_virtual_time, talkative, world
+from tests.project.evidence import add_out
+from tests.sessions.in_memory import Peer, base64, on_virtual_time, talkative, world
 
 RATE_HZ: Final = 24_000
 PIECE: Final = RATE_HZ // 50

@@ -63,7 +63,7 @@ from tests.bench.gateway.material import (
 from tests.bench.gateway.measure import GatewayResult, Run, measure_gateway
 from tests.bench.gateway.meter import STAGES, Stages
 from tests.bench.gateway.servers import _Listener
-from tests.helpers import numbers
+from tests.sessions.in_memory import numbers
 
 SMALL: Final = Plan(
     patterns=(

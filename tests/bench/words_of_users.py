@@ -27,7 +27,7 @@ from runtime.model.models import load_backend
 from runtime.session.transcriber import Transcriber, Writer
 from tests.bench.tiny.score_transcripts import Written, transcribe, word_error
 from tests.bench.tiny.staging import Pcm, known_phrases, pause_of, read_speech, room
-from tests.evidence import add_out
+from tests.project.evidence import add_out
 
 ROOT: Final = Path(__file__).parents[2]
 HELDOUT: Final = ROOT / "fixtures" / "speech" / "heldout"

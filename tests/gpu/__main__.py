@@ -20,10 +20,10 @@ from runtime.model.backends.minicpmo.config import ModelConfig, load_config
 from runtime.model.backends.minicpmo.full import full_config, gpu_bytes, random_model
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.models import tiny_path
-from tests.evidence import made
 from tests.gpu import engine
 from tests.gpu.agreement import agreement
 from tests.gpu.steps import measure
+from tests.project.evidence import made
 
 STAGES: Final = ("agreement", "steps", "staged", "served", "rebuilt", "profiled")
 COUNTS: Final = "1,4,16,32,48,64"

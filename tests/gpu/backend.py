@@ -16,7 +16,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
-from tests.random_model import write_vocoder
+from tests.models.random_model import write_vocoder
 
 ENTRY: Final = "[antiphon.backends]\nfull = tests.gpu.backend:make\n"
 METADATA: Final = "Metadata-Version: 2.1\nName: antiphon-full\nVersion: 0\n"

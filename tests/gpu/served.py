@@ -34,8 +34,8 @@ from runtime.commands.bench.material import (
     sum_up,
 )
 from runtime.commands.server_process import RUN, served
-from tests.evidence import keep, made
 from tests.gpu.backend import install
+from tests.project.evidence import keep, made
 
 WAIT_S: Final = 3.0
 """For what was not answered when the last unit was sent; what is not by then is late."""

@@ -28,11 +28,11 @@ from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
-from tests.browser import CHROMIUM, WAIT_S, Tab, chromium
-from tests.golden import FOLDER
-from tests.helpers import init_frame
+from tests.browser.chromium import CHROMIUM, WAIT_S, Tab, chromium
+from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server
-from tests.requesting import request
+from tests.network.requesting import request
+from tests.sessions.in_memory import init_frame
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
 

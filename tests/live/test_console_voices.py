@@ -19,14 +19,14 @@ import soundfile
 
 from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.format import recording_id_of
-from tests.browser import CHROMIUM, chromium
+from tests.browser.chromium import CHROMIUM, chromium
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_console import SPEECH, Console, sent
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
 
 LOOPBACK: Final = Path(__file__).parents[1] / "javascript" / "loopback.js"
-TALKATIVE: Final = (sys.executable, "-m", "tests.talkative")
+TALKATIVE: Final = (sys.executable, "-m", "tests.models.talkative")
 PAUSE_S: Final = 20
 PANEL: Final = ".own-voice"
 RECORDED: Final = f"document.querySelector('{PANEL} audio')"

@@ -1,7 +1,7 @@
 """A conversation through connections that are cut at any byte is the one that was not cut.
 
 What the client sent is what the server got, each message once; what the server said is what the
-client heard, each frame once. `python -m tests.soak_cuts` has many more.
+client heard, each frame once. `python -m tests.soak.cuts` has many more.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
-from tests.cutting import cutting
 from tests.live.servers import LiveServer, live_server
-from tests.resumed import KINDS, Told, converse, cuts_of, heard_and_said
+from tests.network.cutting import cutting
+from tests.sessions.resumed import KINDS, Told, converse, cuts_of, heard_and_said
 
 
 @pytest.fixture(scope="module")

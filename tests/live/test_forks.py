@@ -35,10 +35,10 @@ from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
 from runtime.cli import main
 from runtime.session.peer import hash_of
-from tests.helpers import init_frame
 from tests.live.servers import LiveServer, live_server
-from tests.outliving import seconds_of_speech
-from tests.requesting import WAIT_S
+from tests.network.requesting import WAIT_S
+from tests.sessions.in_memory import init_frame
+from tests.sessions.outliving import seconds_of_speech
 
 SECONDS: Final = 8
 """Of the parent."""

@@ -32,8 +32,8 @@ from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from replay.rerun.logic import replay
 from runtime.commands.server_process import RUN
-from tests.helpers import base64, init_frame
 from tests.live.servers import LiveServer, live_server
+from tests.sessions.in_memory import base64, init_frame
 
 Body = dict[str, Any]
 

@@ -17,12 +17,12 @@ from websockets.sync.client import ClientConnection, connect
 
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
-from tests.cutting import cutting
-from tests.helpers import init_frame
 from tests.live.servers import LiveServer, live_server
-from tests.resumed import Told, converse, cuts_of, heard_and_said
-from tests.soak_cuts import Gateways, gateways
-from tests.soak_restarts import free_port
+from tests.network.cutting import cutting
+from tests.sessions.in_memory import init_frame
+from tests.sessions.resumed import Told, converse, cuts_of, heard_and_said
+from tests.soak.cuts import Gateways, gateways
+from tests.soak.restarts import free_port
 
 WAIT_S = 30
 KINDS_SHOWN = ("realtime, audio", "duplex-v1", "legacy-duplex", "realtime, chat", "transcription")

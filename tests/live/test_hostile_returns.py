@@ -12,8 +12,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.helpers import append_frame, init_frame
 from tests.live.servers import LiveServer, live_server
+from tests.sessions.in_memory import append_frame, init_frame
 
 NO_SESSION = "there is no such session, or this is not its token"
 ASKED = {"type": "session.resume", "token": "x" * 43, "last_seq": -1}

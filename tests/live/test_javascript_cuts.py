@@ -11,9 +11,9 @@ import pytest
 
 from protocol.wire.codec import decode_base64
 from recorder.read.reader import LogReader
-from tests.cutting import cutting
 from tests.live.servers import LiveServer, live_server
-from tests.resumed import heard_and_said
+from tests.network.cutting import cutting
+from tests.sessions.resumed import heard_and_said
 from tests.test_javascript import NODE, run
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no node to run JavaScript with")

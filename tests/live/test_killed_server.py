@@ -1,6 +1,6 @@
 """Servers are killed and stopped amid conversations, which the next one goes on with.
 
-A small part of `tests.soak_restarts`.
+A small part of `tests.soak.restarts`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tests.soak_restarts import soak
+from tests.soak.restarts import soak
 
 
 def test_conversations_outlive_their_server(tmp_path: Path) -> None:

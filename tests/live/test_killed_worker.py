@@ -1,6 +1,6 @@
 """Worker processes are killed amid conversations, which go on byte for byte.
 
-A small part of `tests.soak_workers`, at moments that are chosen.
+A small part of `tests.soak.workers`, at moments that are chosen.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_placement import workers_of
-from tests.outliving import Found, Load, Talk, hold
-from tests.soak_worker_crowd import one_round
-from tests.soak_worker_twins import Part, compare
+from tests.sessions.outliving import Found, Load, Talk, hold
+from tests.soak.worker_crowd import one_round
+from tests.soak.worker_twins import Part, compare
 
 SOUND_BYTES: Final = 100_000
 """A log has as much when some seconds of its session's sound were answered."""

@@ -23,7 +23,7 @@ from recorder.read.reader import LogReader
 from replay.cli import replay_command
 from replay.rerun.logic import replay
 from tests.live.servers import LiveServer, live_server
-from tests.llama_omni_fake import (
+from tests.network.llama_omni_fake import (
     CLOSE,
     DROP,
     HANG,
@@ -35,7 +35,7 @@ from tests.llama_omni_fake import (
     delta,
     sound,
 )
-from tests.peers import JPEG
+from tests.network.peers import JPEG
 from tests.replay.test_cli import told
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]

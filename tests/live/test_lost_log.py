@@ -14,8 +14,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.helpers import append_frame, init_frame
 from tests.live.servers import LiveServer, live_server
+from tests.sessions.in_memory import append_frame, init_frame
 
 Body = dict[str, Any]
 UNITS_MAX: Final = 5

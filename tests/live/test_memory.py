@@ -13,7 +13,7 @@ import pytest
 
 from runtime.net.limits import RECEIVING_BYTES_MAX
 from tests.live.servers import live_server
-from tests.soak_server import handshake
+from tests.soak.server import handshake
 
 CLIENTS: Final = 480
 SENT_BYTES: Final = 1_000_000

@@ -13,9 +13,9 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from runtime.serve.routing import SPOKEN
-from tests.helpers import init_frame
 from tests.live.servers import LiveServer, live_server
 from tests.protocol.test_openai import UPDATE
+from tests.sessions.in_memory import init_frame
 
 WAIT_S: Final = 60
 KEY: Final = "sk-verysecretandneverlogged"

@@ -23,8 +23,8 @@ from runtime.commands.server_process import RUN
 from runtime.media.image import decode_image
 from tests.live.exported import loud_s
 from tests.live.servers import LiveServer, live_server
-from tests.transcript_media import png
-from tests.webps import LOSSY
+from tests.media.webps import LOSSY
+from tests.transcripts.media import png
 
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
 RATE_HZ: Final = 24_000

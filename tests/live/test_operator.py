@@ -18,8 +18,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from runtime.commands.server_process import RUN
-from tests.helpers import append_frame, close_frame, init_frame
 from tests.live.servers import LiveServer, live_server
+from tests.sessions.in_memory import append_frame, close_frame, init_frame
 
 WAIT_S = 60
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.browser import CHROMIUM, FAKE_DEVICES, Tab, chromium
+from tests.browser.chromium import CHROMIUM, FAKE_DEVICES, Tab, chromium
 from tests.live.servers import live_server
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")

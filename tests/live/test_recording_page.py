@@ -19,12 +19,12 @@ from replay.view.document import page_of
 from runtime.access.keyfile import change_key_file
 from runtime.access.keys import ANYONE, Key, hash_key
 from runtime.api.views import marks_told
-from tests.browser import CHROMIUM, Tab, chromium
-from tests.golden import FOLDER
-from tests.helpers import init_frame
+from tests.browser.chromium import CHROMIUM, Tab, chromium
+from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server
 from tests.replay.test_logs import busy_scene, renumbered, write_log
 from tests.runtime.api.test_recordings import hear
+from tests.sessions.in_memory import init_frame
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
 

@@ -1,13 +1,13 @@
 """Two gateways are restarted one after the other under conversations, which go on.
 
-A small part of `tests.soak_gateways`; behind HAProxy, where it is installed.
+A small part of `tests.soak.gateways`; behind HAProxy, where it is installed.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.soak_gateways import soak
+from tests.soak.gateways import soak
 
 
 def test_conversations_outlive_a_rolling_restart(tmp_path: Path) -> None:

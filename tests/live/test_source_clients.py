@@ -19,8 +19,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
-from tests.helpers import base64, close_frame, init_frame, pcm
 from tests.live.servers import LiveServer, live_server
+from tests.sessions.in_memory import base64, close_frame, init_frame, pcm
 
 WAIT_S: Final = 20
 SOUND: Final = base64(pcm(1.0))

@@ -13,9 +13,9 @@ from websockets.asyncio.client import connect
 
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
-from tests.helpers import base64
 from tests.live.servers import LiveServer, live_server
-from tests.webps import ANIMATED, KINDS, LOSSLESS, LOSSY, chunk, chunks_of, container
+from tests.media.webps import ANIMATED, KINDS, LOSSLESS, LOSSY, chunk, chunks_of, container
+from tests.sessions.in_memory import base64
 
 Body = dict[str, Any]
 WRONG: Final = {

@@ -17,7 +17,7 @@ from runtime.commands.server_process import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_placement import soon
 from tests.live.test_worker import live_worker
-from tests.requesting import Answer, request
+from tests.network.requesting import Answer, request
 
 KEYS = {"anna": "antiphon_anna", "root": "antiphon_root"}
 WAIT_S = 60

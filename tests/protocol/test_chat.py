@@ -28,7 +28,7 @@ from protocol.values.errors import ErrorCode
 from protocol.values.messages import QueuePlace
 from protocol.values.state import State
 from protocol.values.turn import Picture, Prefill, Sound, TurnChunk, TurnResult
-from tests.chatting import LIMITS, OTHER_RATE, PCM, Run, active, answer, question
+from tests.sessions.chatting import LIMITS, OTHER_RATE, PCM, Run, active, answer, question
 
 
 def test_a_turn_streams_and_ends() -> None:

@@ -9,7 +9,7 @@ import pytest
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST
-from tests.chatting import PCM, Run, active, answer, base64, question
+from tests.sessions.chatting import PCM, Run, active, answer, base64, question
 
 
 def test_a_prompt_of_the_session_is_that_of_turns_without_one() -> None:

@@ -10,7 +10,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.tools import Tool, ToolCall, ToolResult
 from protocol.values.turn import Prefill, Text, TurnChunk, TurnResult
-from tests.chatting import Run, active, question
+from tests.sessions.chatting import Run, active, question
 
 TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
 CALLS = (ToolCall(name="clock", arguments="{}"), ToolCall(name="clock", arguments='{"a": 1}'))

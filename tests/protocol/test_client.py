@@ -48,7 +48,7 @@ from protocol.values.requests import (
 from protocol.values.state import BEGINNINGS, TRANSITIONS, Gate, State, course_of
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS
-from tests.strategies import jpeg_header, noise, server_messages
+from tests.strategies.messages import jpeg_header, noise, server_messages
 
 CREATED = Created(session_id="sess_1", prompt_length=9, recording="on")
 LISTEN = Listen(session_id="sess_1", input_id="input_1", metrics=Metrics(kv_cache_length=9))

@@ -29,7 +29,7 @@ from protocol.wire.codec import (
 from protocol.wire.field import DROPPED, Field
 from protocol.wire.kinds import INTEGER
 from protocol.wire.table import IGNORED_PATHS_MAX, Object, Table
-from tests.strategies import json_objects, noise
+from tests.strategies.messages import json_objects, noise
 
 
 def nested(depth: int) -> str:

@@ -72,7 +72,15 @@ from protocol.wire.dialects import (
 )
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.opening import OPENING, choose
-from tests.strategies import (
+from tests.sessions.told import (
+    told_in_duplex_v1,
+    told_in_legacy_chat,
+    told_in_legacy_duplex,
+    told_in_live,
+    told_in_openai,
+    told_in_realtime,
+)
+from tests.strategies.messages import (
     client_messages,
     error_reports,
     json_objects,
@@ -82,14 +90,6 @@ from tests.strategies import (
     queue_events,
     server_messages,
     speeches,
-)
-from tests.told import (
-    told_in_duplex_v1,
-    told_in_legacy_chat,
-    told_in_legacy_duplex,
-    told_in_live,
-    told_in_openai,
-    told_in_realtime,
 )
 
 CASES: tuple[tuple[str, Mode], ...] = (

@@ -24,7 +24,7 @@ from protocol.values.turn import ChatConfig
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME
 from protocol.wire.dialects.base import Context
-from tests.strategies import jpeg_header, mp4_head, noise, png_header, wav
+from tests.strategies.messages import jpeg_header, mp4_head, noise, png_header, wav
 
 CHAT = Context(mode="chat")
 VOICE = noise(8000)

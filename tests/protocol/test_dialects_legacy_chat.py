@@ -31,7 +31,7 @@ from protocol.values.turn import ChatConfig
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects import LEGACY_CHAT
 from protocol.wire.dialects.base import Context
-from tests.strategies import noise
+from tests.strategies.messages import noise
 
 CHAT = Context(mode="chat")
 VOICE = noise(16_000)

@@ -37,7 +37,7 @@ from protocol.values.requests import (
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects import LEGACY_DUPLEX
 from protocol.wire.dialects.base import Context
-from tests.strategies import jpeg_header, noise, wav
+from tests.strategies.messages import jpeg_header, noise, wav
 
 VIDEO = Context(mode="video", sliding_windows=("off", "basic"))
 AUDIO = Context(mode="audio")

@@ -20,7 +20,7 @@ from protocol.values.messages import (
 )
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects.realtime import REALTIME
-from tests.strategies import noise
+from tests.strategies.messages import noise
 
 METRICS = Metrics(kv_cache_length=1024, wall_clock_ms=412.125, dropped_units=2)
 METRICS_WIRE = {

@@ -13,7 +13,7 @@ from protocol.values.turn import ChatConfig
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects import REALTIME
 from protocol.wire.dialects.base import Context
-from tests.strategies import noise
+from tests.strategies.messages import noise
 
 CHAT = Context(mode="chat")
 IDS: Any = {"session_id": "sess_xxx", "response_id": "resp_xxx", "input_id": "input_xxx"}

@@ -22,7 +22,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.transcript import Chunk
 from protocol.wire.codec import parse_frame
 from runtime.media.speech_detector import SpeechDetector
-from tests.transcribing import LIMITS, result
+from tests.sessions.transcribing import LIMITS, result
 
 RATE_HZ: Final = 24_000
 SECOND_BYTES: Final = 2 * RATE_HZ

@@ -11,8 +11,8 @@ from protocol.values import events as ev
 from protocol.values.behaviour import DROPPED_MEDIA, NEWEST
 from protocol.values.limits import UNITS_PENDING_MAX
 from protocol.values.model import Opened
-from tests.helpers import append_frame, base64, init_frame
 from tests.protocol.test_early import Waiting, said
+from tests.sessions.in_memory import append_frame, base64, init_frame
 
 JPEG = base64(bytes(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))))
 

@@ -13,7 +13,7 @@ from protocol.values.behaviour import EARLY_INIT, NEWEST
 from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
 from protocol.wire.codec import parse_frame
-from tests.helpers import append_frame, init_frame
+from tests.sessions.in_memory import append_frame, init_frame
 
 LIMITS = ev.SessionLimits(session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
 OPENINGS: dict[str, tuple[ev.Endpoint, str]] = {

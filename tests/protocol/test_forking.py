@@ -16,7 +16,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.rerun.logic import advance
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 
 LOGS: Final = sorted(FOLDER.glob("*" + SUFFIX))
 MOMENTS: Final = 12

@@ -15,7 +15,7 @@ from protocol.wire.template import Template
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from tests.helpers import base64
+from tests.sessions.in_memory import base64
 from tests.test_golden import LOGS
 
 SOUND = base64(bytes(1280))

@@ -10,7 +10,7 @@ from protocol.values import events as ev
 from protocol.values.behaviour import LISTEN_TURN, NEWEST
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
-from tests.helpers import append_frame, init_frame
+from tests.sessions.in_memory import append_frame, init_frame
 
 LIMITS = ev.SessionLimits(session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
 LISTENS, SPEAKS, ENDS = (True, False), (False, False), (False, True)

@@ -20,7 +20,7 @@ from protocol.values.behaviour import LOCKSTEP, NEWEST
 from protocol.values.limits import UNIT_FRAMES_MAX
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
-from tests.strategies import jpeg_header
+from tests.strategies.messages import jpeg_header
 
 LIMITS = ev.SessionLimits(session_s=600, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
 PROMPT_LENGTH = 40

@@ -30,7 +30,7 @@ from protocol.wire.media import (
     read_reference_audio,
 )
 from protocol.wire.wav import WavHeader, check_wav
-from tests.strategies import jpeg_header, noise, wav
+from tests.strategies.messages import jpeg_header, noise, wav
 
 BASELINE = simplejpeg.encode_jpeg(np.zeros((48, 64, 3), dtype=np.uint8))
 FILLED = jpeg_header(640, 480).replace(b"\xff\xc0", b"\xff\xff\xff\xc0")

@@ -26,7 +26,7 @@ from protocol.wire.codec import parse_frame
 from runtime.media.decoder import MediaDecoder, MediaError
 from runtime.media.speech_detector import SpeechDetector
 from tests.protocol.test_early import LIMITS
-from tests.transcript_media import make_media
+from tests.transcripts.media import make_media
 
 RATE_HZ: Final = 24_000
 OPENED: Final = ev.ConnectionOpened(

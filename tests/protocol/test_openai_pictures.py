@@ -21,11 +21,11 @@ from protocol.wire.dialects.base import Context
 from protocol.wire.kinds import IMAGE_URL_HEADS
 from protocol.wire.media import check_image, kind_of
 from runtime.media.image import decode_image
-from tests.helpers import base64
+from tests.media.webps import ANIMATED, LOSSY
 from tests.protocol.test_openai_items import QUIET, Client
-from tests.strategies import png_header
-from tests.transcript_media import jpeg, png
-from tests.webps import ANIMATED, LOSSY
+from tests.sessions.in_memory import base64
+from tests.strategies.messages import png_header
+from tests.transcripts.media import jpeg, png
 
 PICTURES: Final = {"JPEG": jpeg(64, 48), "PNG": png(64, 48), "WebP": LOSSY}
 HEADS: Final = {str(kind): head for kind, head in IMAGE_URL_HEADS.items()}

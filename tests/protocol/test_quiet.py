@@ -14,8 +14,8 @@ from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.effects import Effect
 from protocol.values.errors import LocalProtocolError
-from tests.helpers import base64
 from tests.protocol.test_likeness import events_in
+from tests.sessions.in_memory import base64
 from tests.test_golden import LOGS
 
 KEPT_MIN = {

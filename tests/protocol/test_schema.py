@@ -43,8 +43,8 @@ from protocol.wire.schema.wire import Message, describe
 from protocol.wire.table import Object, Row, Rule, Table
 from replay.fuzz.values import bodies_of
 from replay.redact.client_frames import held
-from tests.strategies import client_messages, mutated_bodies, server_messages
-from tests.wire_schema import Sender, conforms, problems
+from tests.strategies.messages import client_messages, mutated_bodies, server_messages
+from tests.transcripts.wire_schema import Sender, conforms, problems
 
 Json = dict[str, Any]
 

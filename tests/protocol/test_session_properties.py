@@ -36,8 +36,8 @@ from protocol.values.errors import CLOSE_NORMAL, ErrorCode, LocalProtocolError
 from protocol.values.messages import QueuePlace
 from protocol.values.model import Cut, Finalized, Opened, UnitResult
 from protocol.values.state import TRANSITIONS, State
-from tests.helpers import base64
-from tests.referee import Referee
+from tests.sessions.in_memory import base64
+from tests.sessions.referee import Referee
 
 LIMITS = ev.SessionLimits(session_s=300, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
 GARBAGE = (

@@ -38,8 +38,8 @@ from replay.redact.event_fields import EventEditor
 from replay.redact.policy import Policy, Tally
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend
-from tests.helpers import append_sound, base64, close_frame, init_frame, pcm, world
-from tests.strategies import jpeg_header
+from tests.sessions.in_memory import append_sound, base64, close_frame, init_frame, pcm, world
+from tests.strategies.messages import jpeg_header
 
 LIMITS: Final = ev.SessionLimits(
     session_s=60,

@@ -37,7 +37,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.rerun.logic import advance
-from tests.golden import FOLDER, SCENES
+from tests.golden.logs import FOLDER, SCENES
 
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {

@@ -15,7 +15,7 @@ from protocol.values.turn import ChatConfig, SpeechConfig
 from protocol.wire.codec import encode_base64
 from protocol.wire.dialects import DUPLEX_V1, LEGACY_CHAT, LEGACY_DUPLEX, REALTIME
 from protocol.wire.dialects.base import Context
-from tests.strategies import noise
+from tests.strategies.messages import noise
 
 VOICE = noise(2 * INPUT_RATE_HZ)
 PAGE: dict[str, Any] = {

@@ -25,8 +25,8 @@ from protocol.wire.dialects import (
 )
 from protocol.wire.dialects.base import Context, Dialect
 from protocol.wire.template import LITERAL_CHARS_MAX, Template
-from tests.helpers import base64
-from tests.strategies import jpeg_header
+from tests.sessions.in_memory import base64
+from tests.strategies.messages import jpeg_header
 
 PICTURE = jpeg_header(80, 80) + bytes(20)
 REAL = base64(bytes(range(8)))

@@ -24,8 +24,8 @@ from protocol.values.messages import QueuePlace, TranscriptDelta, TranscriptDone
 from protocol.values.model import UNIT_BYTES
 from protocol.values.requests import AppendSound, ChooseModel, CloseRequest, Commit
 from protocol.values.state import State
-from tests.helpers import base64
-from tests.transcribing import LIMITS, SECOND, Talk, done_of, ready, result
+from tests.sessions.in_memory import base64
+from tests.sessions.transcribing import LIMITS, SECOND, Talk, done_of, ready, result
 
 # -- the rows of the table ------------------------------------------------------------------------
 

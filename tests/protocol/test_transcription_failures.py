@@ -13,8 +13,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import COMMIT_BEGINS_ANEW, HINTS_REFUSED, LINE_BREAKS, NO_MODEL_TOLD
 from protocol.values.state import State
-from tests.helpers import base64
-from tests.transcribing import SECOND, Talk, done_of, ready
+from tests.sessions.in_memory import base64
+from tests.sessions.transcribing import SECOND, Talk, done_of, ready
 
 CODES: Final = pytest.mark.parametrize(
     ("context_full", "code"), [(True, "context_full"), (False, "inference_error")]

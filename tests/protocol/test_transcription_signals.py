@@ -9,7 +9,7 @@ import pytest
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST, TWO_SIGNALS
-from tests.transcribing import SECOND, Talk
+from tests.sessions.transcribing import SECOND, Talk
 
 COMMIT = {"type": "input_audio_buffer.commit"}
 CREATE = {"type": "response.create"}

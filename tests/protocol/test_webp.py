@@ -16,8 +16,7 @@ from protocol.wire.dialects import LEGACY_CHAT
 from protocol.wire.dialects.base import Context
 from protocol.wire.media import check_image
 from protocol.wire.webp import WEBP_CHUNKS_MAX, read_webp
-from tests.helpers import base64
-from tests.webps import (
+from tests.media.webps import (
     ANIMATED,
     CLEAR,
     EXTENDED,
@@ -32,6 +31,7 @@ from tests.webps import (
     chunks_of,
     container,
 )
+from tests.sessions.in_memory import base64
 
 PICTURE = chunk(b"VP8 ", chunks_of(LOSSY)[b"VP8 "])
 

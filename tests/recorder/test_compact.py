@@ -30,9 +30,9 @@ from recorder.read.scan import Block, BytesSource, Damage, Scanner
 from recorder.read.verify import verify
 from recorder.write.lock import is_held
 from replay.rerun.folder import replay_log
-from tests.golden import FOLDER, items
-from tests.golden_versions import COMPACTED as GOLDEN
-from tests.golden_versions import SPOKEN
+from tests.golden.logs import FOLDER, items
+from tests.golden.versions import COMPACTED as GOLDEN
+from tests.golden.versions import SPOKEN
 from tests.recorder.test_samples import block_offsets, make_log, pcm, record, sample_steps
 
 DIVISORS: Final = (32768.0, 32767.0)

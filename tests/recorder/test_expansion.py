@@ -36,9 +36,9 @@ from recorder.read.decoding import parse
 from recorder.read.reader import LogReader
 from recorder.read.scan import BytesSource, Damage, Scanner
 from recorder.read.verify import verify
-from tests.forged import Part, framed, head, seal, second
-from tests.forged import record as forged_record
-from tests.forged_bombs import BOMBS, bomb
+from tests.forged.bombs import BOMBS, bomb
+from tests.forged.logs import Part, framed, head, seal, second
+from tests.forged.logs import record as forged_record
 from tests.recorder.test_samples import make_log, record
 
 SOUND = BlockHeader(

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from recorder.write.files import check_new_file, new_file
 from replay.export.writing import FORMATS
 from runtime.cli import main
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 
 
 @pytest.mark.parametrize("has_links", [True, False])

@@ -27,8 +27,8 @@ from recorder.read.scan import Damage
 from recorder.read.verify import verify
 from recorder.write.logfile import LogFile
 from replay.rerun.folder import replay_log
-from tests.golden import FOLDER
-from tests.golden_damage import HARMS
+from tests.golden.damage import HARMS
+from tests.golden.logs import FOLDER
 from tests.recorder.test_samples import (
     PATH,
     SESSION,

@@ -34,7 +34,7 @@ from recorder.keep.remote import (
 from recorder.keep.store import LocalLog, Store
 from recorder.keep.summary import Summary
 from recorder.read.reader import LogReader
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import write_log
 
 KINDS = ("file", "memory")

@@ -21,10 +21,10 @@ from recorder.read.decoding import PART_VALUES, LastWhole, StoredRecord, decode,
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Scanner
 from recorder.read.verify import verify
-from tests.forged import record as forged
-from tests.golden_versions import IN_PIECES
-from tests.helpers import base64
+from tests.forged.logs import record as forged
+from tests.golden.versions import IN_PIECES
 from tests.recorder.test_samples import block_offsets, make_log, pcm, record
+from tests.sessions.in_memory import base64
 
 LONG = "x" * (FRAME_CHARS_MAX + 1)
 PIECE = '{"type":"input.append","input":{"audio":"%s"}}'

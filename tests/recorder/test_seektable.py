@@ -27,9 +27,9 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import BytesSource, Damage, Scanner
 from recorder.read.verify import verify
 from recorder.write.writer import Recorder, RecorderPolicy
-from tests.golden import FOLDER
-from tests.golden import record as record_scene
-from tests.golden_scenes import DUPLEX_SCENES
+from tests.golden.logs import FOLDER
+from tests.golden.logs import record as record_scene
+from tests.golden.scenes import DUPLEX_SCENES
 from tests.recorder.test_listing import summary_of
 from tests.recorder.test_samples import block_offsets, make_log, pcm, record, sample_steps
 

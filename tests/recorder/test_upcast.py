@@ -21,7 +21,7 @@ from recorder.mend.recover import recover, survey
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from recorder.read.verify import verify
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.recorder.test_samples import block_offsets, make_log, pcm, record
 
 SOUND: Final = pcm(100)

@@ -32,11 +32,11 @@ from runtime.commands.server_process import RUN
 from runtime.model.backends.base import BackendError, BackendGone
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.engine.backend import EngineBackend
-from tests.assessed import Planted, configured, record_talks, run_on, tiny
-from tests.evaluated import call, told
-from tests.exported import GOLDEN
-from tests.generated import ClientScript, draw_and_record, record_model
-from tests.terminal import on_terminal
+from tests.generated.clients import ClientScript, draw_and_record, record_model
+from tests.project.terminal import on_terminal
+from tests.replay.assessed import Planted, configured, record_talks, run_on, tiny
+from tests.replay.evaluated import call, told
+from tests.replay.exported import GOLDEN
 
 COUNT = 4
 WILD = range(2, 9)

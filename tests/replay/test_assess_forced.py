@@ -21,9 +21,9 @@ from runtime.measures.measure import KINDS, Ratio, Total
 from runtime.model.backends.forcing import Choice, Forced, ForcedResult, Leaning
 from runtime.model.backends.minicpmo.decide import leaning
 from runtime.model.engine.backend import EngineBackend
-from tests.assessed import tiny
-from tests.evaluated import loud
-from tests.random_model import opening
+from tests.models.random_model import opening
+from tests.replay.assessed import tiny
+from tests.replay.evaluated import loud
 
 LISTEN, SPEAK = 613, 614
 QUIET = bytes(64_000)

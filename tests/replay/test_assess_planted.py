@@ -13,7 +13,7 @@ from replay.eval.evaluate import Evaluation, sum_up
 from replay.eval.paired import Baseline, verdict_of
 from replay.eval.table import MEASURES
 from runtime.model.engine.backend import EngineBackend
-from tests.assessed import PLANTED, record_talks, run_on, tiny
+from tests.replay.assessed import PLANTED, record_talks, run_on, tiny
 
 SESSIONS = 12
 P_MAX = 0.01

@@ -20,7 +20,7 @@ from recorder.read.reader import LogReader
 from replay.cli import replay_command
 from replay.rerun.folder import replay_log
 from replay.rerun.logic import HERE
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.replay.test_logs import write_log
 from tests.runtime.session.test_journal import OPENED
 

@@ -19,8 +19,8 @@ from recorder.write.files import PART_PREFIX
 from replay.library import compact as command
 from replay.rerun.folder import replay_log
 from runtime.cli import main
-from tests.golden import FOLDER, items
-from tests.golden_versions import COMPACTED, SPOKEN
+from tests.golden.logs import FOLDER, items
+from tests.golden.versions import COMPACTED, SPOKEN
 from tests.recorder.test_samples import block_offsets
 
 

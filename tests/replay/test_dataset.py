@@ -17,7 +17,7 @@ from recorder.read.reader import LogReader
 from replay.export.command import export_command
 from replay.redact.command import redact_command
 from replay.story.reading import SessionStory
-from tests.exported import AUDIO, CHAT, VIDEO, exported
+from tests.replay.exported import AUDIO, CHAT, VIDEO, exported
 
 ANSWERED = ("listen", "speech", "withheld")
 

@@ -26,10 +26,10 @@ from replay.diff.compare import FIELDS, PARTINGS_KEPT, compare
 from replay.diff.report import DiffReport
 from replay.diff.text import diff_lines
 from runtime.model.backends.scripted_tone import tone
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.replay.test_full import echo_records, results
 from tests.replay.test_logs import HEAD, Scene, busy_scene, scenes, write_log
-from tests.strategies import noise
+from tests.strategies.messages import noise
 
 GOLDEN: Final = sorted(FOLDER.glob("v1-*.session.zst"))
 

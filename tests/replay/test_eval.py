@@ -33,10 +33,10 @@ from replay.eval.text import definition_rows
 from replay.redact.command import redact_command
 from replay.shared.progress import unwatched
 from runtime.commands.server_process import RUN
-from tests.evaluated import Duplex, call, loud, told
-from tests.exported import GOLDEN
+from tests.project.terminal import on_terminal
+from tests.replay.evaluated import Duplex, call, loud, told
+from tests.replay.exported import GOLDEN
 from tests.replay.test_logs import write_log
-from tests.terminal import on_terminal
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluate.md"
 

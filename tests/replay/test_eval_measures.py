@@ -25,12 +25,22 @@ from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, ns_of
 from runtime.measures.measure import KINDS, Ratio, Times, Total
 from runtime.measures.talk import Piece, Talk
 from runtime.telemetry.metrics import Metrics
-from tests.evaluated import NS, Duplex, facts_in, facts_of, loud, measured, scores_in, spans, talk
-from tests.exported import CHAT, GOLDEN, LOGS
+from tests.replay.evaluated import (
+    NS,
+    Duplex,
+    facts_in,
+    facts_of,
+    loud,
+    measured,
+    scores_in,
+    spans,
+    talk,
+)
+from tests.replay.exported import CHAT, GOLDEN, LOGS
 from tests.replay.test_logs import HEAD, write_log
 from tests.runtime.session.test_barge_in import converse
 from tests.runtime.telemetry.test_talk_meter import recorded_in, told_by
-from tests.telemetry import meter_log
+from tests.sessions.telemetry import meter_log
 
 FRAME = 20 * TICKS_PER_MS
 TRANSCRIPTION = GOLDEN / "v1-transcription-queue.session.zst"

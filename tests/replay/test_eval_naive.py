@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from replay.eval.score import score
 from runtime.measures.conversation import Conversation, Span, Text, ns_of
 from runtime.measures.measure import Ratio, Times, Total
-from tests.evaluated import facts_in, facts_of, measured
-from tests.exported import LOGS
+from tests.replay.evaluated import facts_in, facts_of, measured
+from tests.replay.exported import LOGS
 from tests.replay.test_logs import Scene, scenes
 
 Cells = NDArray[np.bool_]

@@ -26,10 +26,10 @@ from replay.eval.naming import Name, names_of
 from replay.eval.table import MEASURES
 from replay.shared.page import printable
 from replay.shared.progress import unwatched
-from tests.browser import CHROMIUM, chromium
-from tests.exported import GOLDEN
+from tests.browser.chromium import CHROMIUM, chromium
+from tests.browser.view_pages import policy_of
+from tests.replay.exported import GOLDEN
 from tests.replay.test_eval import call, folder, record
-from tests.view_pages import policy_of
 
 __all__ = ("folder",)
 

@@ -34,7 +34,7 @@ from replay.export.timeline import Timeline
 from replay.export.writing import FORMATS
 from runtime.measures.placing import HELD_UP_S_MAX, Sound
 from runtime.model.backends.scripted import ScriptedBackend
-from tests.exported import (
+from tests.replay.exported import (
     ASKED_ALOUD,
     AUDIO,
     CHAT,
@@ -51,8 +51,8 @@ from tests.exported import (
     read_stereo,
     told,
 )
-from tests.helpers import base64, close_frame, init_frame, on_virtual_time, world
 from tests.replay.test_logs import HEAD, OPENED, Scene, scenes, write_log
+from tests.sessions.in_memory import base64, close_frame, init_frame, on_virtual_time, world
 
 
 def call(*arguments: object) -> Result:

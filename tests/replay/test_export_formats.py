@@ -24,7 +24,7 @@ from replay.export.mcap_file import write_mcap
 from replay.export.moments import Words
 from replay.export.timeline import Timeline
 from runtime.measures.placing import Sound
-from tests.exported import (
+from tests.replay.exported import (
     AUDIO,
     CHAT,
     GOLDEN,

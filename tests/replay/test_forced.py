@@ -27,10 +27,10 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
-from tests.generated import DirectBackend, append_pcm
-from tests.helpers import base64, close_frame, on_virtual_time, world
+from tests.generated.clients import DirectBackend, append_pcm
 from tests.replay.test_cli import call
 from tests.replay.test_full import Echo, quick, record_session
+from tests.sessions.in_memory import base64, close_frame, on_virtual_time, world
 
 VOICES = (1, 2, 3)
 UNITS = 10

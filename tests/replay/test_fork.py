@@ -29,12 +29,20 @@ from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Script, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
 from runtime.session.identity import CountedIdentities, Identity
-from tests.generated import draw_and_record, record_scripted, steady_backend
-from tests.golden import FOLDER
-from tests.helpers import append_frame, base64, close_frame, init_frame, on_virtual_time, pcm, world
+from tests.generated.clients import draw_and_record, record_scripted, steady_backend
+from tests.golden.logs import FOLDER
 from tests.replay.test_full import Echo, echo_records, failing, quick, record_session
 from tests.replay.test_generated import judge
 from tests.replay.test_logs import write_log
+from tests.sessions.in_memory import (
+    append_frame,
+    base64,
+    close_frame,
+    init_frame,
+    on_virtual_time,
+    pcm,
+    world,
+)
 
 OWN: Final = Identity(recording_id="fork-1", created_ms=1_800_000_000_000, seed=99)
 QUESTION: Final = (0.2 * np.sin(np.arange(40_000) / 9)).astype("<f4").tobytes()

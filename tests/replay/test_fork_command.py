@@ -26,7 +26,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import ScriptedBackend, Step
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
-from tests.generated import HELDOUT, Append, ClientScript, Close, Wait, record_model
+from tests.generated.clients import HELDOUT, Append, ClientScript, Close, Wait, record_model
 from tests.replay.test_fork import OWN, events, results
 from tests.replay.test_full import quick, record_session
 

@@ -29,8 +29,8 @@ from replay.rerun.verdicts import ModelUnavailableError
 from runtime.model.backends.base import BackendError, BackendInfo
 from runtime.model.backends.scripted import Script, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
-from tests.helpers import append_frame, close_frame, on_virtual_time, world
 from tests.replay.test_logs import APPENDS, HEAD, INITS, Scene
+from tests.sessions.in_memory import append_frame, close_frame, on_virtual_time, world
 
 INFO = BackendInfo(
     name="echo",

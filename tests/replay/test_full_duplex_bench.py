@@ -15,7 +15,7 @@ from protocol.values.model import INPUT_RATE_HZ
 from replay.assess.full_duplex_bench import chunks_of
 from replay.export.command import export_command
 from replay.export.moments import Words
-from tests.evaluated import Duplex, call, loud, scores_in
+from tests.replay.evaluated import Duplex, call, loud, scores_in
 from tests.replay.test_logs import write_log
 
 SECONDS: Final = 6

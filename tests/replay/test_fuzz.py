@@ -25,7 +25,7 @@ from replay.fuzz.report import Found, Tally
 from replay.fuzz.schema import described
 from runtime.net.websocket import WebSocket, deliver_received
 from runtime.serve.routing import Route
-from tests.helpers import append_frame, close_frame
+from tests.sessions.in_memory import append_frame, close_frame
 
 Frame = str | bytes | None
 SWALLOWED = b"(swallowed)"

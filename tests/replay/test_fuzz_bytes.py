@@ -12,7 +12,7 @@ from recorder.read.verify import verify
 from replay.fuzz.bytewise import fuzz_bytes, read_frame, read_log
 from replay.fuzz.campaign import Budget
 from replay.fuzz.command import fuzz_command
-from tests.telemetry import is_whole
+from tests.sessions.telemetry import is_whole
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"

@@ -26,7 +26,7 @@ from replay.fuzz.media import MarkerError, fill
 from replay.fuzz.play import append_of, init_of
 from replay.fuzz.schema import described, problem, violations
 from replay.fuzz.values import TRAPS, broken, broken_texts
-from tests.wire_schema import problems
+from tests.transcripts.wire_schema import problems
 
 Body = dict[str, Any]
 DONE = {"type": "session.queue_done"}

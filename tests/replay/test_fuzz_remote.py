@@ -17,7 +17,7 @@ from replay.fuzz.command import fuzz_command
 from replay.fuzz.plans import RAW, all_names
 from replay.fuzz.remote import CannotFuzzError, RemoteTarget, read_address
 from tests.live.servers import LiveServer, live_server
-from tests.peers import create, peer, say
+from tests.network.peers import create, peer, say
 
 ANSWER_S = 8.0
 INIT = {"type": "session.init", "payload": {}}

@@ -1,7 +1,7 @@
 """Generated sessions, recorded and replayed: what a client does is drawn, what holds is the same.
 
 Each log must be sound, replay to the same bytes, and keep every rule that the referee knows. With
-a model, the model runs again too. `tests.soak` does the same for longer.
+a model, the model runs again too. `tests.soak.sessions` does the same for longer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from runtime.model.backends.base import Backend
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
-from tests.generated import (
+from tests.generated.clients import (
     ClientScript,
     client_scripts,
     draw_and_record,
@@ -41,9 +41,9 @@ from tests.generated import (
     record_scripted,
     steady_backend,
 )
-from tests.helpers import on_virtual_time
-from tests.referee import Referee
 from tests.replay.test_logs import write_log
+from tests.sessions.in_memory import on_virtual_time
+from tests.sessions.referee import Referee
 
 BATCH = 20
 BATCHES = range(0, 200, BATCH)

@@ -17,8 +17,8 @@ from protocol.values import events as ev
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from replay.rerun.logic import Replayer
-from tests.generated import SeededDice
-from tests.generated_transcription import (
+from tests.generated.clients import SeededDice
+from tests.generated.transcription import (
     TranscriptionScript,
     backend_of,
     record,

@@ -21,10 +21,10 @@ from replay.rerun.report import FullReport
 from replay.shared.commands import print_all
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
-from tests.helpers import on_virtual_time
 from tests.replay.test_fork import fork, full_replay
 from tests.replay.test_full import Echo, echo_records, quick, record_session
 from tests.replay.test_logs import write_log
+from tests.sessions.in_memory import on_virtual_time
 
 SEED = Change(at=9, seed=3, settings={"temperature": 0.2})
 

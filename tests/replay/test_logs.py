@@ -32,8 +32,8 @@ from recorder.read.reader import read
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from runtime.session.journal import Journal
-from tests.helpers import append_frame, base64, close_frame, init_frame
-from tests.strategies import jpeg_header, noise, wav
+from tests.sessions.in_memory import append_frame, base64, close_frame, init_frame
+from tests.strategies.messages import jpeg_header, noise, wav
 
 RECORDING_ID: Final = "rec-000001"
 HEAD: Final[dict[str, Any]] = {

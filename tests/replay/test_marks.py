@@ -28,13 +28,13 @@ from replay.rerun.logic import replay
 from replay.shrink.candidate import build
 from replay.view.command import view_command
 from runtime.model.backends.scripted import ScriptedBackend
-from tests.answering import play, write_events
-from tests.exported import exported
-from tests.helpers import init_frame
+from tests.browser.view_pages import narrate
+from tests.replay.exported import exported
 from tests.replay.test_fork import fork, full_replay
 from tests.replay.test_full import quick, record_session
 from tests.replay.test_logs import write_log
-from tests.view_pages import narrate
+from tests.sessions.answering import play, write_events
+from tests.sessions.in_memory import init_frame
 
 TEXTS = ("odd answer", "-->\n\x1b[31m<script>")
 

@@ -23,7 +23,7 @@ from protocol.values.effects import StartUnit
 from recorder.format.records import Record
 from recorder.read.scan import Damage
 from replay.rerun.logic import replay
-from tests.golden import FOLDER, items
+from tests.golden.logs import FOLDER, items
 
 Handler = Callable[[Session, Any], None]
 

@@ -20,9 +20,9 @@ from runtime.measures.measure import Ratio
 from runtime.measures.placing import Sound
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_hearing import Heard
-from tests.evaluated import Duplex, call, loud
-from tests.helpers import on_virtual_time
+from tests.replay.evaluated import Duplex, call, loud
 from tests.replay.test_logs import write_log
+from tests.sessions.in_memory import on_virtual_time
 
 LOUD = loud((0.1, 0.9))
 

@@ -30,10 +30,10 @@ from runtime.measures.placing import (
     sample_at,
     time_of,
 )
-from tests.exported import LOGS, exported, peaks, read_stereo
+from tests.browser.view_pages import narrate
+from tests.replay.exported import LOGS, exported, peaks, read_stereo
 from tests.replay.test_export import talk_of_impulses
 from tests.replay.test_logs import HEAD, Scene, scenes, write_log
-from tests.view_pages import narrate
 
 Stretch = tuple[int, int]
 JITTER_NS = JITTER_MS * 1_000_000

@@ -34,8 +34,8 @@ from runtime.access.gate import open_gate
 from runtime.net.listener import Address
 from runtime.net.websocket import WebSocketClosed
 from runtime.settings.settings import Settings
-from tests.helpers import append_frame, close_frame, init_frame, on_virtual_time
 from tests.replay.test_logs import OPENED, Scene, write_log
+from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "logs"
 VIDEO = GOLDEN / "v1-realtime-video.session.zst"

@@ -20,7 +20,7 @@ from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from replay.rerun.folder import replay_log
 from runtime.cli import main
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.recorder.test_samples import block_offsets
 
 GOLDEN = FOLDER / f"v1-realtime-many-units{SUFFIX}"

@@ -36,11 +36,11 @@ from replay.redact.policy import KINDS, Policy
 from replay.redact.redaction import RedactError, Redaction
 from replay.rerun.logic import replay
 from runtime.media.image import decode_jpeg
-from tests.answering import Answers, play, write_events
-from tests.helpers import append_frame, base64, close_frame, init_frame, pcm
 from tests.replay.test_logs import OPENED
 from tests.replay.test_remake import GOLDEN, events_of
-from tests.strategies import wav
+from tests.sessions.answering import Answers, play, write_events
+from tests.sessions.in_memory import append_frame, base64, close_frame, init_frame, pcm
+from tests.strategies.messages import wav
 
 
 def redact(log: Path, output: Path, *options: object) -> Result:

@@ -35,9 +35,9 @@ from replay.redact.policy import KINDS, Policy, Tally
 from replay.redact.spans import replaced, spans, unescaped
 from replay.redact.words import Pseudonyms, fill, fill_json, fill_number
 from runtime.media.image import decode_image
-from tests import webps
-from tests.helpers import base64
-from tests.strategies import (
+from tests.media import webps
+from tests.sessions.in_memory import base64
+from tests.strategies.messages import (
     client_messages,
     jpeg_header,
     mp4_head,

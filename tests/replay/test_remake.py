@@ -15,10 +15,10 @@ from recorder.read.reader import read
 from recorder.read.verify import verify
 from replay.rerun.logic import replay
 from replay.rerun.remake import RemakeError
-from tests.answering import play, remake, write_events
-from tests.golden import FOLDER
-from tests.helpers import append_frame, close_frame, init_frame
+from tests.golden.logs import FOLDER
 from tests.replay.test_logs import HEAD, OPENED
+from tests.sessions.answering import play, remake, write_events
+from tests.sessions.in_memory import append_frame, close_frame, init_frame
 
 OWN_OF_A_FILE = frozenset({"blocks", "chain", "compacted"})
 """What `fin` says of blocks: a server closes them more often."""

@@ -22,9 +22,9 @@ from replay.library.prune import prune_command
 from replay.library.sessions import ROWS_MAX, sessions_command
 from replay.shared.recordings import SizeType, SpanType, show_bytes, show_moment
 from runtime.commands.server_process import RUN
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
+from tests.project.terminal import on_terminal
 from tests.recorder.test_listing import HEAD, write_log
-from tests.terminal import on_terminal
 
 DAY_S = 86_400
 

@@ -20,11 +20,11 @@ from replay.eval.table import MEASURES
 from replay.library.sessions import sessions_command
 from replay.shared.progress import unwatched
 from runtime.commands.server_process import RUN
-from tests.exported import GOLDEN
+from tests.project.terminal import on_terminal
+from tests.replay.exported import GOLDEN
 from tests.replay.test_eval import folder
 from tests.replay.test_eval import told as evaluated
 from tests.replay.test_sessions import call, told
-from tests.terminal import on_terminal
 
 __all__ = ("folder",)
 

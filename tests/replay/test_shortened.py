@@ -17,8 +17,8 @@ from websockets.asyncio.client import connect
 
 from replay.view import parts
 from runtime.cli import main
+from tests.browser.view_pages import read_page
 from tests.live.servers import live_server
-from tests.view_pages import read_page
 
 NODE: Final = shutil.which("node")
 PAGE: Final = Path(parts.__file__).parent / "page"

@@ -31,11 +31,11 @@ from replay.shrink.candidate import build, shape_of
 from replay.shrink.command import shrink_command
 from replay.shrink.shrinker import NoFailureError, Shrinker
 from replay.shrink.trial import CannotRunError, Trial
-from tests.answering import Answers, play, write_events
-from tests.golden import CHANGES
-from tests.helpers import append_frame, base64, close_frame, init_frame
+from tests.golden.logs import CHANGES
 from tests.replay.test_logs import OPENED
 from tests.replay.test_remake import GOLDEN, events_of
+from tests.sessions.answering import Answers, play, write_events
+from tests.sessions.in_memory import append_frame, base64, close_frame, init_frame
 
 ROOT = Path(__file__).parents[2]
 QUIET = base64(bytes(64_000))

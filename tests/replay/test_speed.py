@@ -17,8 +17,8 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import UnitResult
 from replay.rerun.folder import replay_log
 from runtime.model.backends.scripted_tone import tone
-from tests.helpers import append_frame
 from tests.replay.test_logs import LIMITS, OPENED, Scene, write_log
+from tests.sessions.in_memory import append_frame
 
 UNITS: Final = 1000
 TIMES_REAL_TIME_MIN: Final = 200

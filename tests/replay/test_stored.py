@@ -23,7 +23,7 @@ from replay.library.prune import prune_command
 from replay.library.sessions import sessions_command
 from replay.library.verify import verify_command
 from replay.view.command import view_command
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import write_log
 from tests.replay.test_sessions import call, told
 

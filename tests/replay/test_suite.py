@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from replay.export.moments import Words
 from replay.redact.command import redact_command
-from tests.evaluated import call, loud
-from tests.exported import AUDIO, CHAT, told
+from tests.replay.evaluated import call, loud
+from tests.replay.exported import AUDIO, CHAT, told
 
 RATE_HZ: Final = 48_000
 """Of the WAV files: not the model's."""

@@ -19,7 +19,7 @@ from replay.rerun.folder import replay_log
 from replay.shrink.asked import Asked
 from replay.shrink.simpler import STEPS
 from runtime.cli import main
-from tests.answering import remake
+from tests.sessions.answering import remake
 
 LOGS: Final = Path(__file__).parents[2] / "fixtures" / "logs"
 NAMES: Final = sorted(path.name for path in LOGS.glob("v1-transcription*.session.zst"))

@@ -43,11 +43,11 @@ from replay.view.sound import (
     encode,
     peaks,
 )
-from tests.generated import tape
-from tests.golden import FOLDER
+from tests.browser.view_pages import narrate, page_text, policy_of, read_page
+from tests.generated.clients import tape
+from tests.golden.logs import FOLDER
 from tests.replay.test_cli import with_wrong_frame
 from tests.replay.test_logs import HEAD, Scene, busy_scene, scenes, write_log
-from tests.view_pages import narrate, page_text, policy_of, read_page
 
 NODE: Final = shutil.which("node")
 PAGE: Final = Path(view_parts.__file__).parent / "page"

@@ -17,11 +17,11 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.view.document import page_of
 from replay.view.findings import Comparison, Finding
-from tests.browser import CHROMIUM, Tab, chromium
-from tests.golden import FOLDER
+from tests.browser.chromium import CHROMIUM, Tab, chromium
+from tests.browser.view_pages import record_long
+from tests.golden.logs import FOLDER
 from tests.replay.test_logs import busy_scene, renumbered, write_log
 from tests.replay.test_view import HOSTILE, hostile_log
-from tests.view_pages import record_long
 
 __all__ = ("hostile_log",)
 

@@ -9,10 +9,10 @@ from protocol.values.limits import NS_PER_S
 from recorder.format.records import Record
 from replay.eval.score import score
 from replay.eval.summary import scores_json
-from tests.evaluated import Duplex, facts_of, loud
+from tests.browser.view_pages import narrate
+from tests.replay.evaluated import Duplex, facts_of, loud
 from tests.replay.test_logs import HEAD
 from tests.replay.test_view import golden
-from tests.view_pages import narrate
 
 
 def conversation() -> Duplex:

@@ -16,8 +16,8 @@ from recorder.read.reader import LogReader
 from replay.story.dictated import Dictated
 from replay.story.inspection import to_json
 from replay.view.dialogue import Dialogue
+from tests.browser.view_pages import texts_of
 from tests.replay.test_view import GOLDEN, golden
-from tests.view_pages import texts_of
 
 
 @pytest.mark.slow

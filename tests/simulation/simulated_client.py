@@ -56,7 +56,7 @@ from protocol.values.model import DuplexConfig
 from protocol.values.modes import Mode
 from protocol.values.state import Gate
 from protocol.wire.dialects import DIALECTS
-from tests.generated import BAD_FIELDS, GARBAGE
+from tests.generated.clients import BAD_FIELDS, GARBAGE
 from tests.simulation.simulated_backend import SAID, TAG, mark, strangers
 from tests.simulation.simulated_socket import Link, LinkPlan
 from tests.simulation.simulated_way import Visit, Way

@@ -24,7 +24,7 @@ from protocol.values.model import SAMPLE16_BYTES
 from protocol.wire.rates import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, to_float32, to_pcm16
 from runtime.media.fair import Client as MediaClient
 from runtime.media.values import Decoded
-from tests.helpers import decode_here
+from tests.sessions.in_memory import decode_here
 from tests.simulation.simulated_backend import mark, voiced
 from tests.simulation.simulated_client import ANSWER_S, Client
 

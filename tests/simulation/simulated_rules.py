@@ -27,7 +27,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import DuplexConfig
 from protocol.values.state import State
-from tests.referee import Referee, Step
+from tests.sessions.referee import Referee, Step
 from tests.simulation.simulated_absence import Absence
 from tests.simulation.simulated_moves import Moves
 from tests.simulation.simulated_spelling import Spelling

@@ -45,7 +45,7 @@ from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, RETRY_S_MAX, Workers
-from tests.helpers import on_virtual_time
+from tests.sessions.in_memory import on_virtual_time
 from tests.simulation.simulated_backend import Babble, Fleet
 from tests.simulation.simulated_client import Client, ClientPlan
 from tests.simulation.simulated_dictation import DictationClient

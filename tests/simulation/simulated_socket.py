@@ -29,7 +29,7 @@ from runtime.net.websocket import (
     WebSocketClosed,
     WebSocketStalled,
 )
-from tests.helpers import is_small
+from tests.sessions.in_memory import is_small
 
 Accident = Literal["reset", "half_close", "leave", "cancel"]
 """The connection is reset, the client stops sending, closes, or the server's task is cancelled."""

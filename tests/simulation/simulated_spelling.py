@@ -18,7 +18,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.events import PIECES, Endpoint
 from protocol.values.model import UNIT_BYTES
-from tests.referee import Trace
+from tests.sessions.referee import Trace
 
 _OF_002: Final = {
     "queued": "session.queued",

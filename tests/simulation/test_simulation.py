@@ -19,7 +19,7 @@ from protocol.values.model import Unit
 from recorder.read.reader import read
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
-from tests.helpers import (
+from tests.sessions.in_memory import (
     Peer,
     World,
     append_frame,

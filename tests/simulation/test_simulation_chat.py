@@ -23,8 +23,8 @@ from runtime.media.fair import Client
 from runtime.media.values import Decoded, MediaError
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.model.backends.scripted_chat import Answer
-from tests.golden_stage import picture
-from tests.helpers import (
+from tests.golden.stage import picture
+from tests.sessions.in_memory import (
     Peer,
     World,
     base64,

@@ -14,7 +14,7 @@ from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import Answer
 from runtime.model.backends.scripted_tone import tone
-from tests.helpers import append_frame, close_frame, on_virtual_time, world
+from tests.sessions.in_memory import append_frame, close_frame, on_virtual_time, world
 
 WARNED_S = 30
 ASK = json.dumps(

@@ -11,7 +11,7 @@ from protocol.values.limits import CALL_WAIT_S, TURN_WAIT_S
 from protocol.values.turn import Turn
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.model.backends.scripted_chat import Answer
-from tests.helpers import init_frame, on_virtual_time, world
+from tests.sessions.in_memory import init_frame, on_virtual_time, world
 
 MESSAGES = [{"role": "user", "content": "?"}]
 ASK = json.dumps({"type": "input.append", "input": {"messages": MESSAGES}})

@@ -19,7 +19,7 @@ from runtime.media.decoder import WORKERS_MAX
 from runtime.media.fair import Client, FairQueue
 from runtime.media.values import Decoded
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
-from tests.helpers import World, append_frame, base64, on_virtual_time, world
+from tests.sessions.in_memory import World, append_frame, base64, on_virtual_time, world
 
 HEAVY_S, LIGHT_S = 0.5, 0.02
 CHATS = 24

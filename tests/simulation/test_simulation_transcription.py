@@ -17,7 +17,7 @@ from replay.rerun.folder import replay_log
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.model.backends.scripted_hearing import Heard
-from tests.helpers import Peer, World, append_frame, append_sound, on_virtual_time, world
+from tests.sessions.in_memory import Peer, World, append_frame, append_sound, on_virtual_time, world
 
 FINAL = json.dumps({"type": "input_audio_buffer.commit", "final": True})
 CLIENTS = 20

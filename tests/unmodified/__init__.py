@@ -1,1 +1,1 @@
-"""Clients of others, as they are installed, at a server: `tests.soak_clients` runs them."""
+"""Clients of others, as they are installed, at a server: `tests.soak.clients` runs them."""

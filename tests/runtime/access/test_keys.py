@@ -38,7 +38,7 @@ from runtime.access.keys import (
 )
 from runtime.access.ring import POLL_S, KeyRing
 from runtime.cli import main
-from tests.helpers import on_virtual_time
+from tests.sessions.in_memory import on_virtual_time
 
 SECRET = "antiphon_" + "s" * 43
 LOGGER = "antiphon.access"

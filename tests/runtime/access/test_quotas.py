@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from runtime.access.keys import ANYONE, Key
 from runtime.access.quotas import HOUR_S, PLACE_WAIT_S, Pass, Quotas
-from tests.helpers import on_virtual_time
+from tests.sessions.in_memory import on_virtual_time
 
 LIMITS = st.none() | st.integers(0, 3)
 

@@ -15,7 +15,7 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.api.console import FOLDER, PAGE_CSP, SHOWN
 from tests.live.servers import LiveServer, live_server
-from tests.requesting import request
+from tests.network.requesting import request
 
 KEY: Final = "antiphon_of_anna"
 TYPES: Final = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}

@@ -16,7 +16,7 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.api.pages import RESERVED, TYPES, is_public
 from tests.live.servers import LiveServer, live_server
-from tests.requesting import Answer, request
+from tests.network.requesting import Answer, request
 
 KEY = "antiphon_root"
 FILES = {

@@ -26,13 +26,13 @@ from runtime.access.middleware import PRINCIPAL
 from runtime.api.marks import BODY_BYTES_MAX, WRITING_MAX, Marks
 from runtime.api.recordings import Recordings
 from runtime.net.http import make_app
-from tests.golden import FOLDER
-from tests.helpers import init_frame
+from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server
+from tests.network.requesting import WAIT_S, Answer, request
 from tests.recorder.test_listing import write_log
 from tests.replay.test_logs import busy_scene, renumbered
 from tests.replay.test_logs import write_log as write_records
-from tests.requesting import WAIT_S, Answer, request
+from tests.sessions.in_memory import init_frame
 
 KEYS: Final = {"anna": "antiphon_anna", "bert": "antiphon_bert", "root": "antiphon_root"}
 MARK: Final = {"at_ms": 1200, "end_ms": 2500, "text": "<b>late</b> \u00e9"}

@@ -32,11 +32,11 @@ from runtime.access.keys import Key, hash_key
 from runtime.api.ranges import part_of
 from runtime.api.recordings import TAILS_PER_KEY_MAX, Recordings
 from runtime.cli import main
-from tests.golden import FOLDER
-from tests.helpers import append_frame, close_frame, init_frame
+from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server
+from tests.network.requesting import WAIT_S, Answer, request
 from tests.recorder.test_listing import HEAD, write_log
-from tests.requesting import WAIT_S, Answer, request
+from tests.sessions.in_memory import append_frame, close_frame, init_frame
 
 KEYS = {"anna": "antiphon_anna", "bert": "antiphon_bert", "root": "antiphon_root"}
 QUESTION = '{"type":"input.append","input":{"messages":[{"role":"user","content":"who are you?"}]}}'

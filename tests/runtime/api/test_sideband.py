@@ -18,7 +18,7 @@ from protocol.wire.g711 import compress
 from recorder.format.records import Record
 from recorder.read.scan import Damage
 from runtime.api.sideband import Sideband, refused
-from tests.transcripts import example, load_all
+from tests.transcripts.reading import example, load_all
 
 TYPES: Final[TypeAdapter[Any]] = TypeAdapter(ConnectServerEvent)
 ASKED: Final = ("session.start", "session.input_audio.append", "session.input_audio.mute")

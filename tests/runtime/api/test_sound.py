@@ -19,9 +19,9 @@ from replay.export.mixer import STEREO_HZ
 from replay.export.writing import export
 from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
-from tests.helpers import append_frame, close_frame, init_frame
 from tests.live.servers import LiveServer, live_server
-from tests.requesting import WAIT_S, Answer, request
+from tests.network.requesting import WAIT_S, Answer, request
+from tests.sessions.in_memory import append_frame, close_frame, init_frame
 
 KEYS = {"anna": "antiphon_anna", "bert": "antiphon_bert", "root": "antiphon_root"}
 

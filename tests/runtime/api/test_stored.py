@@ -21,7 +21,7 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.api.threads import in_thread
 from runtime.commands.server_process import RUN
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server
 from tests.recorder.test_listing import write_log
 from tests.runtime.api.test_recordings import KEYS, Shop

@@ -19,7 +19,7 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.media.sound import decode_wav
 from tests.live.servers import LiveServer, live_server
-from tests.requesting import Answer, request
+from tests.network.requesting import Answer, request
 
 KEYS = {"anna": "antiphon_anna", "root": "antiphon_root"}
 PAGE = "https://app.example"

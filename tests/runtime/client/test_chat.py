@@ -14,7 +14,19 @@ import antiphon
 from antiphon import AudioPart, Delta, ImagePart, QueuePlace, Response, SpeechRequest, message
 from protocol.wire.codec import encode_base64
 from tests.live.servers import live_server
-from tests.peers import JPEG, create, delta, done, end, hear, peer, place, refuse, report, say
+from tests.network.peers import (
+    JPEG,
+    create,
+    delta,
+    done,
+    end,
+    hear,
+    peer,
+    place,
+    refuse,
+    report,
+    say,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from websockets.sync.server import ServerConnection
 
 import antiphon
 from tests.live.servers import live_server
-from tests.peers import create, hear, peer, say
+from tests.network.peers import create, hear, peer, say
 
 BROKEN: Final = "\udcff"
 """What a text holds that was no UTF-8."""

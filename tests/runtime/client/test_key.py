@@ -10,7 +10,7 @@ import pytest
 import antiphon
 from protocol.values.errors import LocalProtocolError
 from runtime.client.websocket import open_socket
-from tests.peers import peer
+from tests.network.peers import peer
 
 KEY = "abc-DEF_123.~+/=="
 

@@ -20,7 +20,19 @@ from protocol.wire.codec import decode_base64
 from runtime.client import patience
 from runtime.client.patience import BACKOFF_S_MAX, backoff_s
 from tests.live.servers import live_server
-from tests.peers import JPEG, create, end, hear, peer, place, raw_peer, refuse, report, reset, say
+from tests.network.peers import (
+    JPEG,
+    create,
+    end,
+    hear,
+    peer,
+    place,
+    raw_peer,
+    refuse,
+    report,
+    reset,
+    say,
+)
 
 pytestmark = pytest.mark.anyio
 

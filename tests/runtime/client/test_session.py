@@ -38,7 +38,7 @@ from runtime.serve.gateway import Gateway
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
-from tests.helpers import decode_here, pcm
+from tests.sessions.in_memory import decode_here, pcm
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from runtime.client import patience
 from runtime.client.transcription import to_pcm16
 from runtime.commands.transcribe import cut_utterances
 from tests.live.servers import live_server
-from tests.peers import hear, peer, say
+from tests.network.peers import hear, peer, say
 
 pytestmark = pytest.mark.anyio
 

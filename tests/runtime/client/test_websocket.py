@@ -21,7 +21,7 @@ from runtime.client.errors import (
     SessionClosedError,
 )
 from runtime.client.websocket import PIECE_BYTES, open_socket
-from tests.peers import WAIT_S, peer, raw_peer, reset
+from tests.network.peers import WAIT_S, peer, raw_peer, reset
 
 pytestmark = pytest.mark.anyio
 

@@ -30,7 +30,7 @@ from runtime.commands.bench.material import (
 )
 from runtime.commands.bench.recording_formats import JsonLines, Mcap, Wav
 from runtime.commands.bench.recording_session import make_unit
-from tests.helpers import base64, numbers
+from tests.sessions.in_memory import base64, numbers
 
 ROOT: Final = Path(__file__).parents[3]
 COMMAND: Final = [sys.executable, "-P", "-c", "from runtime.cli import main; main()", "bench"]

@@ -39,7 +39,7 @@ from runtime.commands.bench.material import Arrival, Times, load_speech
 from runtime.model.backends.minicpmo.config import read_config
 from runtime.model.backends.minicpmo.full import floor_ms, random_model
 from runtime.model.backends.minicpmo.model import DuplexModel
-from tests.random_model import CONFIG, SMALL, changed, write_checkpoint, write_tokenizer
+from tests.models.random_model import CONFIG, SMALL, changed, write_checkpoint, write_tokenizer
 
 ROOT = Path(__file__).parents[3]
 

@@ -50,8 +50,8 @@ from runtime.commands.bench.streaming_material import (
 from runtime.commands.server_process import served
 from runtime.model.backends.minicpmo.anchor import Anchor
 from runtime.model.backends.minicpmo.model import DuplexModel
-from tests import random_model
-from tests.helpers import numbers
+from tests.models import random_model
+from tests.sessions.in_memory import numbers
 
 PHRASES: Final = 2
 SECONDS: Final = 2 * PARTS

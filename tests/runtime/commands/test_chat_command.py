@@ -25,7 +25,19 @@ from runtime.commands.chat.command import read_media
 from runtime.commands.chat.conversation import Asking, Chat, JsonAnswer, TextAnswer
 from runtime.commands.server_process import RUN
 from tests.live.servers import live_server
-from tests.peers import JPEG, WAIT_S, create, delta, done, hear, peer, place, refuse, report, say
+from tests.network.peers import (
+    JPEG,
+    WAIT_S,
+    create,
+    delta,
+    done,
+    hear,
+    peer,
+    place,
+    refuse,
+    report,
+    say,
+)
 
 ROOT = Path(__file__).parents[3]
 

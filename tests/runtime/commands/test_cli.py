@@ -16,7 +16,7 @@ from protocol.values.modes import MODES
 from protocol.values.state import Course, diagram
 from runtime.cli import COMMANDS, GROUPS, main
 from runtime.settings.settings import Settings
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.live.servers import live_server
 
 LOG = str(FOLDER / "v1-realtime-video.session.zst")

@@ -16,9 +16,9 @@ from runtime.cli import main
 from runtime.settings.bounds import DEVICES, DTYPES
 from runtime.settings.declaration import declared
 from runtime.settings.settings import Settings
-from tests.commands import all_commands
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.live.servers import live_server
+from tests.project.commands import all_commands
 
 LOG: Final = str(FOLDER / "v1-realtime-video.session.zst")
 ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from runtime.cli import main
 from runtime.commands.server_process import RUN
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 60

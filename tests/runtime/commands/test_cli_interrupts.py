@@ -18,9 +18,9 @@ import pytest
 import soundfile
 
 from runtime.commands.server_process import RUN
-from tests.golden import FOLDER
-from tests.peers import create, hear, peer
-from tests.terminal import on_terminal
+from tests.golden.logs import FOLDER
+from tests.network.peers import create, hear, peer
+from tests.project.terminal import on_terminal
 
 ROOT: Final = Path(__file__).parents[3]
 LOG: Final = str(FOLDER / "v1-realtime-many-units.session.zst")

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from runtime.cli import main
 from runtime.commands.server_process import RUN
-from tests.commands import all_commands
 from tests.live.servers import live_server
+from tests.project.commands import all_commands
 
 BROKEN: Final = "bad\udcff"
 """As Python has an argument whose last byte is not UTF-8."""

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from runtime.cli import main
 from runtime.commands.server_process import RUN
-from tests.requesting import request
+from tests.network.requesting import request
 
 
 def test_it_serves_the_page_until_it_is_stopped(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import soundfile
 from click.testing import CliRunner, Result
 
 from runtime.cli import main
-from tests.cutting import cutting
 from tests.live.servers import LiveServer, live_server
+from tests.network.cutting import cutting
 
 RESUME_S = 2
 

@@ -29,8 +29,8 @@ from runtime.commands.talk.session import ANSWER_WAIT_S, CLOSED_WAIT_S, Plan, co
 from runtime.commands.talk.tally import Happening, Tally
 from runtime.commands.talk.view import LiveView, printable
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step, default_script
-from tests.helpers import Peer, World, on_virtual_time, pcm, world
 from tests.live.servers import url_of
+from tests.sessions.in_memory import Peer, World, on_virtual_time, pcm, world
 
 SILENCE = bytes(UNIT_BYTES)
 

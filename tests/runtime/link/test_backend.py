@@ -47,8 +47,8 @@ from runtime.model.backends.base import (
 )
 from runtime.model.backends.scripted import Call, ScriptedBackend, ScriptedSession, Step
 from runtime.model.backends.scripted_chat import Answer, call, default_answer
-from tests.helpers import pcm
-from tests.linked import QUICKLY, linked, quick, until, worker_of
+from tests.network.linked import QUICKLY, linked, quick, until, worker_of
+from tests.sessions.in_memory import pcm
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ from runtime.link.hello import Wire, greet_gateway, greet_worker
 from runtime.model.backends.base import BackendError, BackendGone, BackendRefused
 from runtime.model.backends.scripted import Call, ScriptedBackend, ScriptedSession, Step
 from runtime.worker import gateway
-from tests.linked import Pair, dial, listen, quick, until, worker_of
+from tests.network.linked import Pair, dial, listen, quick, until, worker_of
 
 pytestmark = pytest.mark.anyio
 

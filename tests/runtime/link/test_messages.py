@@ -52,7 +52,7 @@ from runtime.link.messages import (
     Speaks,
     stream_of,
 )
-from tests.helpers import pcm
+from tests.sessions.in_memory import pcm
 
 VOICE = Voice(llm_pcm=pcm(1.0, 0.2), tts_pcm=pcm(0.5, 0.3))
 

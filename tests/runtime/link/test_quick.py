@@ -17,7 +17,7 @@ from recorder.format.errors import RecordInvalid
 from runtime.link import messages
 from runtime.link.messages import SETUP, Answer, Ask, Message, Receiver, Sender, stream_of
 from runtime.link.quick import HEADER_BYTES_MAX, read_record, write_record
-from tests.helpers import pcm
+from tests.sessions.in_memory import pcm
 
 from .test_messages import MESSAGES, UNIT, joined
 

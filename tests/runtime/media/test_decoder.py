@@ -30,8 +30,8 @@ from runtime.media.image import SMALL_PIXELS, decode_jpeg
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import read_video
 from runtime.media.voices import VoiceLibrary
-from tests.heavy_pictures import heavy_jpeg
-from tests.videos import make_video, steady
+from tests.fairness.heavy_pictures import heavy_jpeg
+from tests.media.videos import make_video, steady
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from protocol.values.limits import FRAMES_MAX, UNITS_PENDING_MAX
 from runtime.media.fair import Client, FairQueue, Place, TooMuchWaitingError
-from tests.heavy_pictures import IMAGES
-from tests.helpers import on_virtual_time
+from tests.fairness.heavy_pictures import IMAGES
+from tests.sessions.in_memory import on_virtual_time
 
 PLACES = 2
 HEAVY_S = 0.5

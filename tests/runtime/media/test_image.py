@@ -24,7 +24,7 @@ from runtime.media.image import (
     pixels_of,
 )
 from runtime.media.values import MediaError
-from tests.heavy_pictures import heavy_jpeg
+from tests.fairness.heavy_pictures import heavy_jpeg
 
 DAMAGED = "the image is a damaged PNG"
 JPEG_DAMAGED = "the image is not a JPEG, or is damaged"

@@ -13,7 +13,7 @@ from runtime.media.process import ANSWER_BYTES_MAX, decode_apart
 from runtime.media.values import MediaError
 from runtime.media.video import read_video
 from runtime.media.worker import MEMORY_BYTES_MAX
-from tests.videos import claiming, make_video, steady
+from tests.media.videos import claiming, make_video, steady
 
 SMALL = make_video(steady(12), sound=[(0, 1)])
 UNDECODED = "the video is damaged, or takes too much to decode"

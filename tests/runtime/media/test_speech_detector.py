@@ -18,7 +18,7 @@ from protocol.values.events import SpeechStarted
 from protocol.values.limits import NS_PER_S
 from runtime.media.silero import SileroJudge
 from runtime.media.speech_detector import FRAME_MS, EnergyJudge, Judge, SpeechDetector
-from tests.generated import tape
+from tests.generated.clients import tape
 
 RATE_HZ: Final = 16_000
 """The fixtures' own; the detector's constants are times, not samples."""

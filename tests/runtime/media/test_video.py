@@ -20,7 +20,7 @@ from recorder.format.records import Record
 from runtime.media import pictures, video
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import PACKETS_MAX, STREAMS_MAX, read_video
-from tests.videos import (
+from tests.media.videos import (
     GREYS,
     claiming,
     frame_number,

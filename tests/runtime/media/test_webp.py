@@ -17,7 +17,7 @@ from runtime.media.decoder import MediaDecoder
 from runtime.media.fair import Client
 from runtime.media.image import PACKED_BYTES_MAX, SIDE_MAX, decode_image, needs_process, pixels_of
 from runtime.media.values import Decoded, MediaError
-from tests.webps import (
+from tests.media.webps import (
     ANIMATED,
     CLEAR,
     HEIGHT,

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from runtime.model.backends.minicpmo.model import DuplexModel
     from runtime.model.engine.backend import EngineBackend
-    from tests.streaming import Gate
+    from tests.sessions.streaming import Gate
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def backend(model: DuplexModel) -> Iterator[EngineBackend]:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """The engine's computing, held until it is let go."""
-    from tests.streaming import gated
+    from tests.sessions.streaming import gated
 
     with gated(monkeypatch) as shut:
         yield shut

@@ -35,8 +35,8 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine import engine as engine_module
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine
-from tests import random_model
-from tests.random_model import facts
+from tests.models import random_model
+from tests.models.random_model import facts
 
 WAIT_S = 10
 """A thread that waits longer than this was forgotten: the test fails instead of hanging."""

@@ -21,8 +21,8 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.vocoder import Sounding as Vocode
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak, Work
 from runtime.model.engine.backend import EngineBackend, EngineTurn
-from tests import random_model
-from tests.random_model import opening, picture, sound, unit
+from tests.models import random_model
+from tests.models.random_model import opening, picture, sound, unit
 from tests.runtime.model.test_engine import FakeModel
 from tests.runtime.model.test_minicpmo_chat import ask, everything, facts, said, short_speech, wiped  # noqa: F401
 

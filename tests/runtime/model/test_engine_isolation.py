@@ -26,8 +26,8 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import ModelSession
 from runtime.model.backends.minicpmo.work import Steps, Work, alone
 from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
-from tests import random_model
-from tests.random_model import FEW_UNITS, SLIDING, facts, picture, sound
+from tests.models import random_model
+from tests.models.random_model import FEW_UNITS, SLIDING, facts, picture, sound
 
 EXAMPLES = 100 if settings.get_current_profile_name() == "soak" else 4
 UNITS = 20

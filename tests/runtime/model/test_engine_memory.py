@@ -14,8 +14,8 @@ import anyio
 
 from protocol.values.model import Voice
 from runtime.model.engine.backend import EngineBackend
-from tests import random_model
-from tests.random_model import opening, picture, sound, unit
+from tests.models import random_model
+from tests.models.random_model import opening, picture, sound, unit
 
 ROOT = Path(__file__).parents[3]
 SLOTS = 4

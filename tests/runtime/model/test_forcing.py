@@ -28,8 +28,8 @@ from runtime.model.backends.minicpmo.sampling import (
 from runtime.model.backends.minicpmo.work import alone
 from runtime.model.backends.scripted import CHUNK_EOS_ID, ScriptedBackend
 from runtime.model.engine.backend import EngineBackend
-from tests import random_model
-from tests.random_model import CODES, facts, opening, unit
+from tests.models import random_model
+from tests.models.random_model import CODES, facts, opening, unit
 
 Logits = NDArray[np.float64]
 UNITS = 6

@@ -28,8 +28,7 @@ from runtime.serve.gateway import Gateway
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
-from tests.helpers import decode_here, pcm
-from tests.llama_omni_fake import (
+from tests.network.llama_omni_fake import (
     HANG,
     LISTENS,
     SECOND,
@@ -47,6 +46,7 @@ from tests.llama_omni_fake import (
     sound,
     unit,
 )
+from tests.sessions.in_memory import decode_here, pcm
 
 # -- as it should be ------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from runtime.model.backends.llama_omni_chat import (
     SPEECH_BYTES_MAX,
 )
 from runtime.model.backends.llama_omni_wire import ANSWER_CHARS_MAX, EVENT_SAMPLES_MAX
-from tests.llama_omni_fake import (
+from tests.network.llama_omni_fake import (
     CLOSE,
     DROP,
     HANG,

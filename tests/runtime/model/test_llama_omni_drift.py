@@ -25,7 +25,7 @@ from runtime.model.backends.llama_omni_answer import SECOND_BYTES, VOICE_BYTES_M
 from runtime.model.backends.llama_omni_channel import CLOSE_WAIT_S
 from runtime.model.backends.llama_omni_link import CONNECT_WAIT_S, MESSAGE_CHARS_MAX
 from runtime.model.backends.llama_omni_wire import EVENT_SAMPLES_MAX, TEXT_CHARS_MAX
-from tests.llama_omni_fake import (
+from tests.network.llama_omni_fake import (
     CLOSE,
     DROP,
     HANG,

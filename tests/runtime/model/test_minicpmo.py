@@ -19,8 +19,8 @@ from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
 from runtime.model.backends.minicpmo.tokens import ControlIds
 from runtime.model.backends.minicpmo.vocoder import Sounding
 from runtime.model.backends.minicpmo.work import Speak, Work
-from tests import random_model
-from tests.random_model import Open, facts, opening, picture, sound, unit
+from tests.models import random_model
+from tests.models.random_model import Open, facts, opening, picture, sound, unit
 
 ROOT = Path(__file__).parents[3]
 FRAME_BYTES = 960 * 4

@@ -31,8 +31,8 @@ from runtime.model.backends.streams import (
     SamplingParams,
     TokenIds,
 )
-from tests import random_model
-from tests.random_model import SMALL, changed, picture, sound
+from tests.models import random_model
+from tests.models.random_model import SMALL, changed, picture, sound
 
 LONG = changed(SMALL, {"max_position_embeddings": 8192})
 SEEDS = st.integers(-(2**63), 2**63 - 1)

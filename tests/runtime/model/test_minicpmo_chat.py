@@ -35,8 +35,8 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Feed, Speak, Work, alone
 from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
-from tests import random_model
-from tests.random_model import SMALL, answer, opening, picture, sound, unit
+from tests.models import random_model
+from tests.models.random_model import SMALL, answer, opening, picture, sound, unit
 
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny"
 SECOND_BYTES = 16_000 * 4

@@ -10,8 +10,8 @@ import pytest
 from protocol.values.turn import Picture, Sound, SpeechConfig, Text, Turn
 from runtime.model.backends.minicpmo.chat_prompt import VOICED, Clip, clips, conversation, lay_out
 from runtime.model.backends.minicpmo.model import DuplexModel
-from tests import random_model
-from tests.random_model import answer, picture, sound
+from tests.models import random_model
+from tests.models.random_model import answer, picture, sound
 from tests.runtime.model.test_minicpmo_chat import TINY, ask, said
 
 SECOND_BYTES = 16_000 * 4

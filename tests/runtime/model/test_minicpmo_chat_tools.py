@@ -29,8 +29,8 @@ from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import TOOL_MARKS, Tokens
 from runtime.model.engine.backend import EngineBackend
-from tests import random_model
-from tests.random_model import answer, sound
+from tests.models import random_model
+from tests.models.random_model import answer, sound
 from tests.runtime.model.test_minicpmo_chat import TINY, ask, said
 
 TEMPLATE = """

@@ -24,8 +24,8 @@ from runtime.model.backends.minicpmo.config import ModelConfig, load_config, rea
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
 from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.tokens import Tokens
-from tests import random_model
-from tests.random_model import CONFIG, SMALL, changed
+from tests.models import random_model
+from tests.models.random_model import CONFIG, SMALL, changed
 
 HEAD = "llm.lm_head.weight"
 

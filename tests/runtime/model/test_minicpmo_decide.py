@@ -21,8 +21,8 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.sampling import best, choose, draws, untempered
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.vocoder import LOOKAHEAD, PieceVocoder, Sounding, Voicing
-from tests import random_model
-from tests.random_model import CODES, opening, unit
+from tests.models import random_model
+from tests.models.random_model import CODES, opening, unit
 
 Logits = NDArray[np.float64]
 VOCABULARY = 320

@@ -33,8 +33,8 @@ from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.token_logits import INLINE_MAX, Shortlists, TokenLogits
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.models import tiny_path
-from tests.flash import flash_on_cpu
-from tests.random_model import CONFIG, changed
+from tests.models.flash import flash_on_cpu
+from tests.models.random_model import CONFIG, changed
 
 ROOT = Path(__file__).parents[3]
 VOCABULARY = 20_000

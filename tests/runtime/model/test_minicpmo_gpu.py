@@ -24,8 +24,8 @@ from runtime.model.backends.minicpmo.unit import Setting, UnitRun
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
 from runtime.model.backends.minicpmo.work import See
 from runtime.model.models import ModelUnusableError, load_backend, require_deterministic, tiny_path
-from tests.flash import flash_on_cpu
-from tests.random_model import opening
+from tests.models.flash import flash_on_cpu
+from tests.models.random_model import opening
 
 
 @pytest.fixture(scope="module")

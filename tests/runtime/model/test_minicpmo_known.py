@@ -18,9 +18,9 @@ from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.known import Known
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.work import Feed, InTurn, Speak, Work, alone
-from tests import random_model
-from tests.flash import flash_on_cpu
-from tests.random_model import opening, unit
+from tests.models import random_model
+from tests.models.flash import flash_on_cpu
+from tests.models.random_model import opening, unit
 
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny"
 COUNT = 9

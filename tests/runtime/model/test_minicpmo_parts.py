@@ -23,8 +23,8 @@ from runtime.model.backends.minicpmo.slices import Slicing
 from runtime.model.backends.minicpmo.tts import CODES_A_UNIT
 from runtime.model.backends.minicpmo.vision import patch_places, places_2d
 from runtime.model.backends.minicpmo.work import Feed, See, Speak
-from tests import random_model
-from tests.random_model import FEW_UNITS, SLIDING
+from tests.models import random_model
+from tests.models.random_model import FEW_UNITS, SLIDING
 
 FRAME = Path(__file__).parents[3] / "fixtures" / "speech" / "frame.jpg"
 SLICING = Slicing(resolution=448, patch=14)

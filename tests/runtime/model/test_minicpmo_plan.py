@@ -12,7 +12,7 @@ from runtime.model.backends.minicpmo.config import ModelConfig, read_config
 from runtime.model.backends.minicpmo.full import FULL, full_config
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.plan import TOKEN2WAV_BYTES, plan, stores, vocoder_bytes
-from tests.random_model import CONFIG, SLIDING, SMALL, changed
+from tests.models.random_model import CONFIG, SLIDING, SMALL, changed
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

@@ -35,9 +35,9 @@ from runtime.model.backends.minicpmo.token_logits import (
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import alone
 from runtime.model.backends.streams import SamplingParams
-from tests import random_model
 from tests.bench.tiny.staging import known_phrases, play, stage_phrase
-from tests.random_model import answer, opening
+from tests.models import random_model
+from tests.models.random_model import answer, opening
 from tests.runtime.model.test_forcing import record, run_forced
 from tests.runtime.model.test_minicpmo_chat import TINY, ask, facts, said
 

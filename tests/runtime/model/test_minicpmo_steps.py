@@ -1,7 +1,7 @@
 """Steps of fixed sizes and attention in one call: what a GPU would compute, on a CPU.
 
-Flash attention runs as `tests/flash.py` has it; CUDA graphs are not tried. All is held to rows by
-themselves.
+Flash attention runs as `tests/models/flash.py` has it; CUDA graphs are not tried. All is held to
+rows by themselves.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.steps import NUMBERS_MAX, Network, Step, Stepper, batches
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
 from tests.bench.tiny.staging import known_phrases, stage_phrase
-from tests.flash import flash_on_cpu, forward, unread
 from tests.gpu.steps import measure
+from tests.models.flash import flash_on_cpu, forward, unread
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 HELDOUT = FIXTURES / "speech" / "heldout"

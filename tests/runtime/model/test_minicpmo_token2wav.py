@@ -28,7 +28,7 @@ from runtime.model.backends.minicpmo.token2wav import FILES, PYTHON, STEPS, Opti
 from runtime.model.backends.minicpmo.token2wav_link import Link, VoiceLost, VoiceUnavailable
 from runtime.model.backends.minicpmo.vocoder import Pcm, Sounding, Vocoder, Voicing
 from runtime.model.backends.minicpmo.voices import PIECES, lacking, load_vocoder
-from tests import random_model
+from tests.models import random_model
 from tests.standin.stepaudio2 import DIES, HANGS, OVERFLOWS, RAISES
 
 ROOT = Path(__file__).parents[3]

@@ -25,8 +25,8 @@ from runtime.model.backends.minicpmo.transcript import TOKENS_A_CHUNK, Transcrip
 from runtime.model.backends.minicpmo.work import Feed, Work, alone
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine
-from tests import random_model
-from tests.random_model import opening, sound, unit
+from tests.models import random_model
+from tests.models.random_model import opening, sound, unit
 from tests.runtime.model.test_engine import FakeModel
 from tests.runtime.model.test_engine_chat import answered, short
 from tests.runtime.model.test_minicpmo_anchor import wiped

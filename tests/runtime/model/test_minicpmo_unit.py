@@ -12,8 +12,8 @@ from runtime.model.backends.minicpmo import unit as unit_module
 from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
 from runtime.model.backends.minicpmo.tokens import ControlIds
 from runtime.model.backends.minicpmo.vocoder import LOOKAHEAD
-from tests import random_model
-from tests.random_model import CODES, Open, opening, unit
+from tests.models import random_model
+from tests.models.random_model import CODES, Open, opening, unit
 
 FRAME_BYTES = 960 * 4
 SPEAKS = 3

@@ -20,8 +20,8 @@ from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
 from runtime.model.backends.minicpmo.state import Layout, SessionState, Span
 from runtime.model.backends.minicpmo.window import MARKER, PREVIOUS_TOKENS, rotate, slide
 from runtime.model.backends.minicpmo.work import Feed, Work, alone
-from tests import random_model
-from tests.random_model import facts, opening, picture, unit
+from tests.models import random_model
+from tests.models.random_model import facts, opening, picture, unit
 
 WIDTH = 192
 

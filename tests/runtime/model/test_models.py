@@ -28,7 +28,7 @@ from runtime.model.models import (
     model_folder,
 )
 from runtime.settings.bounds import DTYPES
-from tests.random_model import opening, unit
+from tests.models.random_model import opening, unit
 
 
 def loaded(folder: Path, slots: int | None = None, **options: str) -> EngineBackend:

@@ -30,8 +30,8 @@ from runtime.model.backends.minicpmo.session import ModelSession
 from runtime.model.backends.minicpmo.state import SessionState
 from runtime.model.backends.minicpmo.work import Steps, alone
 from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
-from tests import random_model
-from tests.random_model import FEW_UNITS, SLIDING, facts, opening, picture, unit
+from tests.models import random_model
+from tests.models.random_model import FEW_UNITS, SLIDING, facts, opening, picture, unit
 from tests.runtime.model.test_engine_isolation import (
     MS,
     RARELY,

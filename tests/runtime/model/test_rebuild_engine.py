@@ -48,7 +48,7 @@ from runtime.model.backends.llama_omni import LlamaOmniSession
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step, default_script
 from runtime.model.engine.backend import EngineBackend
-from tests.random_model import facts, picture
+from tests.models.random_model import facts, picture
 from tests.runtime.model.test_engine import WAIT_S, Ask, FakeModel, FakeSession, enter
 from tests.runtime.model.test_minicpmo_chat import ask, everything, said
 

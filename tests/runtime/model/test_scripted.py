@@ -35,7 +35,7 @@ from runtime.model.backends.scripted import (
     default_script,
     tone,
 )
-from tests.random_scripts import random_script
+from tests.strategies.random_scripts import random_script
 
 Value = TypeVar("Value")
 

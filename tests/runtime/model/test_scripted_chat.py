@@ -8,8 +8,8 @@ import pytest
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_chat import POLL_S, Answer
-from tests.helpers import on_virtual_time
 from tests.runtime.model.test_minicpmo_chat import ask
+from tests.sessions.in_memory import on_virtual_time
 
 SLOW = Answer(tokens=("a ", "b ", "c "), prefill_s=30.0, token_s=1.0)
 

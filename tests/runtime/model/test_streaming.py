@@ -23,11 +23,11 @@ from runtime.streaming import (
     StreamingOutput,
 )
 from runtime.streaming.request import CHUNKS_WAITING_MAX
-from tests import random_model
-from tests.random_model import opening, picture, sound, unit
+from tests.models import random_model
+from tests.models.random_model import opening, picture, sound, unit
 from tests.runtime.model.test_engine_chat import answered, short
 from tests.runtime.model.test_minicpmo_anchor import wiped
-from tests.streaming import EXAMPLE, WAIT_S, Chunks, Gate, given_chunks, params, read
+from tests.sessions.streaming import EXAMPLE, WAIT_S, Chunks, Gate, given_chunks, params, read
 
 DOCS: Final = Path(__file__).parents[3] / "docs" / "streaming.md"
 

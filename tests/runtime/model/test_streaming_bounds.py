@@ -31,9 +31,9 @@ from runtime.streaming import (
 )
 from runtime.streaming.request import CHUNKS_WAITING_MAX
 from runtime.streaming.values import parts_of
-from tests.random_model import sound
+from tests.models.random_model import sound
 from tests.runtime.model.test_engine import FakeModel
-from tests.streaming import EXAMPLE, Chunks, Gate, given_chunks, params, read
+from tests.sessions.streaming import EXAMPLE, Chunks, Gate, given_chunks, params, read
 
 DOCS: Final = Path(__file__).parents[3] / "docs" / "streaming.md"
 

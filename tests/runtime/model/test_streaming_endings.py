@@ -24,7 +24,7 @@ from runtime.streaming import (
 )
 from runtime.streaming.request import Request
 from runtime.streaming.slots import Slots
-from tests.streaming import EXAMPLE, WAIT_S, Chunks, Gate, given_chunks, params, read
+from tests.sessions.streaming import EXAMPLE, WAIT_S, Chunks, Gate, given_chunks, params, read
 
 pytestmark = pytest.mark.anyio
 

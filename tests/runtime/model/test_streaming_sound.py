@@ -21,9 +21,9 @@ from runtime.streaming import (
     StreamingOutput,
     Text,
 )
-from tests.random_model import sound
+from tests.models.random_model import sound
 from tests.runtime.model.test_minicpmo_anchor import wiped
-from tests.streaming import given_chunks, params, read
+from tests.sessions.streaming import given_chunks, params, read
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.values.turn import ChatConfig
 from replay.cli import replay_command
 from tests.live.servers import LiveServer, live_server
+from tests.media.videos import make_video, steady
 from tests.replay.test_cli import told
-from tests.videos import make_video, steady
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 CHATS = 20

@@ -46,7 +46,7 @@ from runtime.model.backends.tool_calls import CallStream
 from tests.bench.tiny import score_tools
 from tests.bench.tiny.score_chat import UNKNOWN as ADMITTED
 from tests.bench.tiny.staging import known_phrases, read_manifest, stage_phrase
-from tests.random_model import answer
+from tests.models.random_model import answer
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "fixtures" / "tiny"

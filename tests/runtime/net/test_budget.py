@@ -9,7 +9,7 @@ import pytest
 
 from runtime.net.budget import LARGE_WAIT_S, Budget, Share
 from runtime.net.counters import Counters
-from tests.helpers import on_virtual_time
+from tests.sessions.in_memory import on_virtual_time
 
 ROOM = 100
 MESSAGE_MAX = 60

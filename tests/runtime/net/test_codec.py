@@ -14,7 +14,7 @@ from wsproto.events import BytesMessage, CloseConnection, TextMessage
 from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
 from runtime.net.codec import BytewiseDecoder, message_of
 from runtime.net.frames import text_frames
-from tests.transport import CONTINUATION, TEXT, raw_frame
+from tests.network.transport import CONTINUATION, TEXT, raw_frame
 
 BINARY = 0x2
 PIECE_BYTES = 262_144

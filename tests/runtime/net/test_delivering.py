@@ -19,7 +19,7 @@ from protocol.values.utf8 import Frame, Utf8Text
 from runtime.net.intake import MESSAGES_A_READ, TOGETHER_BYTES_MAX, WHOLE_BYTES_MAX
 from runtime.net.listener import WebSocketRequest
 from runtime.net.websocket import WebSocket, WebSocketClosed
-from tests.transport import (
+from tests.network.transport import (
     CLOSE,
     CONTINUATION,
     PING,

@@ -12,7 +12,7 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessag
 
 from runtime.net.frames import FrameScanner
 from runtime.net.rates import FRAGMENT_COST
-from tests.transport import (
+from tests.network.transport import (
     CLOSE,
     CONTINUATION,
     PING,

@@ -19,7 +19,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from runtime.net.bodies import BODY_WAIT_S
 from runtime.net.http import HEADERS_MAX, HTTP_IDLE_S, error_body, make_app
 from runtime.settings.bounds import HANDSHAKE_S, STALL_S
-from tests.transport import (
+from tests.network.transport import (
     SETTLE_S,
     UPGRADE,
     body_of,

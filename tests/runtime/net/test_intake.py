@@ -17,8 +17,7 @@ from runtime.net.limits import LARGE_MESSAGE_BYTES, RECEIVING_BYTES_MAX
 from runtime.net.link import Link
 from runtime.net.rates import BURST_S
 from runtime.net.tcp import TcpStream
-from tests.helpers import on_virtual_time
-from tests.transport import (
+from tests.network.transport import (
     CLOSE,
     CONTINUATION,
     PING,
@@ -26,6 +25,7 @@ from tests.transport import (
     limits,
     raw_frame,
 )
+from tests.sessions.in_memory import on_virtual_time
 
 MESSAGE_MAX = 24 << 20
 ALLOWED = limits()

@@ -21,7 +21,7 @@ from runtime.net.limits import LARGE_MESSAGE_BYTES
 from runtime.net.listener import WebSocketRequest
 from runtime.net.rates import BURST_S
 from runtime.net.websocket import WebSocketClosed, WebSocketStalled
-from tests.transport import (
+from tests.network.transport import (
     CLOSE,
     PING,
     PONG,

@@ -17,7 +17,7 @@ from websockets.sync.client import connect as connect_sync
 
 from runtime.net.listener import WebSocketRequest
 from runtime.net.websocket import WebSocketClosed
-from tests.transport import (
+from tests.network.transport import (
     SETTLE_S,
     TEXT,
     UPGRADE,

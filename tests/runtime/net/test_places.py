@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runtime.net.counters import Counters
 from runtime.net.places import Places, origin_of
-from tests.transport import (
+from tests.network.transport import (
     limits,
 )
 

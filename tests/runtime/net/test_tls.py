@@ -20,7 +20,7 @@ from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.tls import RELOAD_S, Certificate, CertificateError
 from runtime.net.websocket import WebSocketClosed
 from runtime.settings.bounds import HANDSHAKE_S
-from tests.transport import (
+from tests.network.transport import (
     SETTLE_S,
     UPGRADE,
     body_of,

@@ -20,7 +20,7 @@ from protocol.values.utf8 import Utf8Text, frame_bytes
 from runtime.net.codec import FastMasker
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.websocket import CLOSE_WAIT_S, WebSocket, WebSocketClosed
-from tests.transport import (
+from tests.network.transport import (
     CLOSE,
     CONTINUATION,
     PING,

@@ -20,7 +20,7 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.serve.attaching import ATTACHED_MAX, ATTACHED_PER_KEY_MAX
 from tests.live.servers import LiveServer, live_server
-from tests.requesting import WAIT_S, request
+from tests.network.requesting import WAIT_S, request
 from tests.runtime.api.test_sideband import TYPES
 
 KEYS: Final = {name: f"antiphon_{name}" for name in ("anna", "bert", "carl", "dora", "root")}

@@ -17,8 +17,8 @@ from runtime.net.counters import Counters
 from runtime.net.places import Places
 from runtime.serve.descriptors import LOGS_ENDING_MAX, OTHER_FILES, allow
 from tests.live.servers import live_server
-from tests.soak_server import handshake
-from tests.transport import limits
+from tests.network.transport import limits
+from tests.soak.server import handshake
 
 FILES: Final = 200
 CLIENTS: Final = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.requesting import request
+from tests.network.requesting import request
 from tests.runtime.serve.test_attaching import CLOSE, KEYS, SOUND, Shop, shop, until
 
 __all__ = ("shop",)

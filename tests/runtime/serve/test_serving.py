@@ -22,8 +22,8 @@ from runtime.serve.stopping import End
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, Workers
-from tests.helpers import append_frame, init_frame, on_virtual_time
 from tests.runtime.slots.test_workers import lend
+from tests.sessions.in_memory import append_frame, init_frame, on_virtual_time
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ from runtime.serve.stopping import CUT_OFF_S, End, shut_down, shutdown_wait_s
 from runtime.session.calls import RELEASE_WAIT_S
 from runtime.session.journal import FIN_WAIT_S
 from runtime.settings.settings import Settings
-from tests.helpers import init_frame, on_virtual_time, world
 from tests.live.servers import LiveServer, live_server
-from tests.requesting import request
+from tests.network.requesting import request
+from tests.sessions.in_memory import init_frame, on_virtual_time, world
 
 WAIT_S = 20
 

@@ -30,7 +30,7 @@ from runtime.serve.uploading import (
 )
 from runtime.settings.settings import Settings
 from runtime.settings.sources import ConfigError
-from tests.golden import FOLDER
+from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import open_log
 from tests.recorder.test_remote import Damaging, Unsteady
 

@@ -15,7 +15,7 @@ from protocol.wire.codec import encode_base64
 from runtime.net.listener import Address
 from runtime.serve.serving import run
 from runtime.settings.settings import Settings
-from tests.transport import TEXT, UPGRADE, RawClient, raw_frame, request_head
+from tests.network.transport import TEXT, UPGRADE, RawClient, raw_frame, request_head
 
 PIECE_BYTES = 640
 PIECES = 49

@@ -15,7 +15,7 @@ from recorder.format.format import SUFFIX
 from recorder.read.reader import read
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend
-from tests.helpers import (
+from tests.sessions.in_memory import (
     Peer,
     World,
     append_frame,

@@ -39,7 +39,7 @@ from runtime.session.opening import OPEN_S_MAX
 from runtime.slots.admission import Admission
 from runtime.slots.pool import Lease
 from runtime.slots.workers import Workers
-from tests.helpers import close_frame, init_frame, on_virtual_time, world
+from tests.sessions.in_memory import close_frame, init_frame, on_virtual_time, world
 
 OPENING: Final = Opening(
     instructions="", voice=Voice(llm_pcm=b"", tts_pcm=b""), config=DuplexConfig(), seed=1

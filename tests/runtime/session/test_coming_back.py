@@ -22,7 +22,7 @@ from runtime.client.patience import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.ended import Ended
 from runtime.session.peer import Tokens, hash_of
-from tests.helpers import Peer, append_frame, close_frame, on_virtual_time, world
+from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
 
 
 def frames(*peers: Peer) -> list[str]:

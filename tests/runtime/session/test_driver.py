@@ -21,7 +21,14 @@ from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
 from runtime.session.lane import LARGE_BYTES_MIN
-from tests.helpers import append_frame, base64, close_frame, init_frame, on_virtual_time, world
+from tests.sessions.in_memory import (
+    append_frame,
+    base64,
+    close_frame,
+    init_frame,
+    on_virtual_time,
+    world,
+)
 
 pytestmark = pytest.mark.anyio
 

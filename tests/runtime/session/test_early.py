@@ -6,7 +6,7 @@ import pytest
 
 import runtime.session.room
 from runtime.model.backends.scripted import ScriptedBackend
-from tests.helpers import Peer, World, init_frame, on_virtual_time, world
+from tests.sessions.in_memory import Peer, World, init_frame, on_virtual_time, world
 
 SIZE = 10_000
 

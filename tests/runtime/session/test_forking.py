@@ -12,8 +12,8 @@ import pytest
 from runtime.session import rebuilding
 from runtime.session.beginning import Arrival
 from runtime.session.forking import AT_ONCE, WAITING_MAX, ForkRefused
-from tests.golden_forking import begin, log_of
-from tests.helpers import Peer, on_virtual_time, world
+from tests.golden.forking import begin, log_of
+from tests.sessions.in_memory import Peer, on_virtual_time, world
 
 MORE = 5
 

@@ -21,8 +21,8 @@ from recorder.write.writer import Recorder, RecorderPolicy
 from runtime.session import journal
 from runtime.session.journal import RECORDER_STALL_S, WRITE_WAIT_S, Journal
 from runtime.session.lane import LARGE_BYTES_MIN
-from tests.helpers import on_virtual_time
 from tests.recorder.test_samples import PATH, MemoryDisk
+from tests.sessions.in_memory import on_virtual_time
 
 OWN_BYTES_MAX = 4_000
 ALL_BYTES_MAX = 12_000

@@ -1,6 +1,6 @@
 """A server may be killed after any block of a session's log; the next one goes on, in every mode.
 
-`python -m tests.soak_prefixes` has them all.
+`python -m tests.soak.prefixes` has them all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from runtime.session.journal import Journal
 from runtime.session.taking_up import Outstanding, TakenUp
-from tests.soak_prefixes import LIVES, kill_everywhere
+from tests.soak.prefixes import LIVES, kill_everywhere
 
 STEP = 3
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from runtime.session.lane import BYTES_PER_S_MAX, LARGE_BYTES_MIN, Lane
-from tests.helpers import on_virtual_time
+from tests.sessions.in_memory import on_virtual_time
 
 MESSAGE = BYTES_PER_S_MAX // 2
 """Half a second's worth."""

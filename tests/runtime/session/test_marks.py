@@ -28,9 +28,9 @@ from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
 from runtime.api.marks import BODY_BYTES_MAX
 from runtime.session.journal import MARK_WAIT_S, MARKS_MAX, Journal, MarkRefused
-from tests.helpers import append_frame, close_frame, init_frame, on_virtual_time, world
 from tests.live.servers import LiveServer, live_server
 from tests.recorder.test_samples import PATH, MemoryDisk
+from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time, world
 
 KEYS = {"anna": "antiphon_anna", "bert": "antiphon_bert", "root": "antiphon_root"}
 WAIT_S = 20

@@ -22,8 +22,8 @@ from recorder.write.writer import Recorder
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session import journal
 from runtime.session.journal import WRITE_WAIT_S
-from tests.helpers import World, append_frame, close_frame, on_virtual_time, world
 from tests.runtime.session.test_driver import logs, quick
+from tests.sessions.in_memory import World, append_frame, close_frame, on_virtual_time, world
 
 pytestmark = pytest.mark.anyio
 

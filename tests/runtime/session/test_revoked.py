@@ -13,8 +13,8 @@ from websockets.sync.client import connect
 
 from runtime.access.keyfile import change_key_file
 from runtime.access.keys import Key, hash_key
-from tests.helpers import init_frame, on_virtual_time, world
 from tests.live.servers import LiveServer, live_server
+from tests.sessions.in_memory import init_frame, on_virtual_time, world
 
 CLIENT_KEY = "antiphon_anna"
 ADMIN_KEY = "antiphon_root"

@@ -1,4 +1,4 @@
-"""Sessions that sleep without a slot; `python -m tests.soak_sleepers` has many more."""
+"""Sessions that sleep without a slot; `python -m tests.soak.sleepers` has many more."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from recorder.keep.store import Store
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend
-from tests.helpers import Peer, World, append_frame, close_frame, on_virtual_time, world
-from tests.resumed import heard_and_said
+from tests.sessions.in_memory import Peer, World, append_frame, close_frame, on_virtual_time, world
+from tests.sessions.resumed import heard_and_said
 
 SESSIONS = 8
 SLOTS = 2

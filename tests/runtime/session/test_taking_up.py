@@ -18,7 +18,7 @@ from recorder.write.writer import Recorder
 from replay.story.inspect import inspect
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.taking_up import take_up
-from tests.helpers import Peer, append_frame, close_frame, on_virtual_time, world
+from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
 
 UNITS = 6
 CUTS = 16

@@ -13,7 +13,7 @@ from protocol.values import events as ev
 from protocol.values.events import TimerName
 from recorder.read.past import Past
 from runtime.session.timers import Timers
-from tests.helpers import on_virtual_time
+from tests.sessions.in_memory import on_virtual_time
 
 S = 1_000_000_000
 NAMES: tuple[TimerName, ...] = ("session", "idle", "pause", "detach")

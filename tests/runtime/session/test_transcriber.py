@@ -16,7 +16,7 @@ from protocol.values.model import UNIT_SAMPLES, Unit
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_hearing import Heard
 from runtime.session.transcriber import SECONDS_WAITING_MAX, UTTERANCE_S_MAX, Transcriber, Writer
-from tests.helpers import on_virtual_time
+from tests.sessions.in_memory import on_virtual_time
 
 QUIET = np.zeros(UNIT_SAMPLES, "<f4").tobytes()
 SYLLABLES = np.arange(UNIT_SAMPLES) % 4000 > 800

@@ -16,9 +16,9 @@ from runtime.model.backends.scripted import ScriptedBackend
 from runtime.slots.agreement import WorkersDifferError
 from runtime.slots.place import NewPlace, UnknownWorkerError, WorkerStatus, workers_wanted
 from runtime.slots.workers import WORKERS_MAX, Workers
-from tests.helpers import on_virtual_time
 from tests.runtime.slots.test_mortal_workers import MortalBackend
 from tests.runtime.slots.test_workers import Shed, condemn, lend
+from tests.sessions.in_memory import on_virtual_time
 
 
 class DistantBackend(ScriptedBackend):

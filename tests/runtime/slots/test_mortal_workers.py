@@ -6,8 +6,8 @@ import anyio
 
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.slots.workers import RETRY_S_MAX
-from tests.helpers import on_virtual_time
 from tests.runtime.slots.test_workers import Shed, lend
+from tests.sessions.in_memory import on_virtual_time
 
 
 class MortalBackend(ScriptedBackend):

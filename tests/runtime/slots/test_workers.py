@@ -29,7 +29,7 @@ from runtime.slots.workers import (
     STEADY_S,
     Workers,
 )
-from tests.helpers import append_frame, close_frame, init_frame, on_virtual_time, world
+from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time, world
 
 
 class Shed:

@@ -12,8 +12,8 @@ from protocol.values import events as ev
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.later import BYTES_MAX, STEPS_MAX, Later
 from runtime.telemetry.metrics import Metrics
-from tests.chatting import opened, question
-from tests.telemetry import Figures
+from tests.sessions.chatting import opened, question
+from tests.sessions.telemetry import Figures
 
 
 class Told:

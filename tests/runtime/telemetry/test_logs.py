@@ -28,9 +28,9 @@ from runtime.telemetry.logs import (
 )
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.story import Stories
-from tests.helpers import append_frame, close_frame, init_frame, on_virtual_time
+from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time
+from tests.sessions.telemetry import Figures, watched
 from tests.simulation.test_simulation_chat import prepare_frame
-from tests.telemetry import Figures, watched
 
 TRAPS = "a\nb\r\x1b[2J\x1b]0;x\x07\u2028\u202e\x85\x00\ud800\t\x7f"
 _log = logging.getLogger("antiphon.test")

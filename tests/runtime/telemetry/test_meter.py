@@ -25,19 +25,19 @@ from runtime.model.backends.scripted_chat import Answer
 from runtime.telemetry.catalogue import BROKEN_OFF
 from runtime.telemetry.meter import ERROR_BEGINS, error_code
 from runtime.telemetry.metrics import Metrics
-from tests.generated import (
+from tests.generated.clients import (
     IDENTITIES_A_WORLD,
     SeededDice,
     client_script,
     play,
     scripted_backend,
 )
-from tests.golden import FOLDER
-from tests.helpers import World, append_frame, base64, close_frame, on_virtual_time
+from tests.golden.logs import FOLDER
+from tests.sessions.in_memory import World, append_frame, base64, close_frame, on_virtual_time
+from tests.sessions.telemetry import Checked, Checking, Figures, is_whole, meter_log, watched
 from tests.simulation.test_simulation import chatty, stream
 from tests.simulation.test_simulation_chat import ask_frame, chunk_frame, prepare_frame
-from tests.strategies import server_messages
-from tests.telemetry import Checked, Checking, Figures, is_whole, meter_log, watched
+from tests.strategies.messages import server_messages
 
 US = 1e-6
 

@@ -32,7 +32,7 @@ from runtime.telemetry.later import Backlog
 from runtime.telemetry.metrics import Counted, Metrics
 from runtime.telemetry.unit_meter import DEADLINE_NS
 from runtime.telemetry.watching import ServerStatus, SessionStatus
-from tests.telemetry import Figures
+from tests.sessions.telemetry import Figures
 
 ROOT: Final = Path(__file__).parents[3]
 FROM_PROMETHEUS: Final = {"instance", "job", "le"}

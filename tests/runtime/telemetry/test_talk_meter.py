@@ -12,9 +12,9 @@ import pytest
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.talk_meter import values_of
-from tests.evaluated import facts_in, scores_in
-from tests.exported import LOGS
-from tests.telemetry import is_whole, meter_log
+from tests.replay.evaluated import facts_in, scores_in
+from tests.replay.exported import LOGS
+from tests.sessions.telemetry import is_whole, meter_log
 
 Counts = dict[tuple[str, str], list[float]]
 

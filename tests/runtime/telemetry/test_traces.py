@@ -20,10 +20,10 @@ from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.telemetry import setup
 from runtime.telemetry.setup import TracesMissingError, make_sight
 from runtime.telemetry.traces import Traces, make_provider
-from tests.helpers import World, append_frame, close_frame, init_frame, on_virtual_time
+from tests.sessions.in_memory import World, append_frame, close_frame, init_frame, on_virtual_time
+from tests.sessions.telemetry import watched
 from tests.simulation.test_simulation import stream
 from tests.simulation.test_simulation_chat import ask_frame, chunk_frame, prepare_frame
-from tests.telemetry import watched
 
 CREATED_NS = 1_700_000_000_001 * 1_000_000
 MS = 1_000_000

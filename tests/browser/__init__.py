@@ -1,0 +1,1 @@
+"""Headless Chromium, and pages that it opens."""

@@ -1,0 +1,1 @@
+"""Adversaries of `tests.law`, one kind each."""

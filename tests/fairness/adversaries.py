@@ -1,0 +1,237 @@
+"""Adversaries of one kind each, for `tests.law`: clients that take what they can of a server.
+
+    python -m tests.fairness.adversaries NAME URL
+
+Each runs until it is killed, and says `ready` once it is at work. It keeps to no rule but those of
+the sockets; whatever the server does to a connection, the next one takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import pybase64
+
+from runtime.net.keeper import PING
+from tests.fairness.heavy_pictures import heavy_jpeg
+from tests.soak.server import INIT, LOST, SECOND, frame_of, handshake
+
+FLOODERS: Final = 24
+"""Chats that flood: what one address could have is twenty times as much."""
+FLOODERS_WITH_SLOT: Final = 4
+FLOOD_BYTES: Final = 20_000_000
+"""Of one message: a fifth of what a chat may send."""
+IDLE: Final = 4096
+ADDRESSES: Final = 10
+"""Of the loopback network, for an address may have 512 connections."""
+SLOW_READERS: Final = 16
+POLLS: Final = 4
+RETRY_S: Final = 0.05
+PICTURES: Final = 4
+"""A unit."""
+
+PONG: Final = b"\x8a\x80" + bytes(4)
+"""Masked, as all that a client sends."""
+CHAT: Final = "/v1/realtime?mode=chat"
+VIDEO: Final = "/v1/realtime?mode=video"
+
+
+def _append(**fields: object) -> bytes:
+    body = {"type": "input.append", "input": {"audio": base64(SECOND), **fields}}
+    return frame_of(json.dumps(body))
+
+
+def base64(data: bytes) -> str:
+    """Encode as the wire does."""
+    return pybase64.b64encode(data).decode()
+
+
+class Adversary:
+    """One process of clients.
+
+    Args:
+        url: of the server.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = str(parts.hostname), int(parts.port or 0)
+        self._open = 0
+
+    async def dial(self, *, number: int = 0, buffer: int | None = None) -> anyio.abc.SocketStream:
+        """Connect, from one of several addresses."""
+        local = f"127.0.0.{2 + number % ADDRESSES}"
+        stream = await anyio.connect_tcp(self._host, self._port, local_host=local)
+        if buffer is not None:
+            raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        return stream
+
+    async def open(
+        self, path: str, *, number: int = 0, buffer: int | None = None
+    ) -> anyio.abc.SocketStream:
+        """Connect, and open a WebSocket."""
+        stream = await self.dial(number=number, buffer=buffer)
+        await stream.send(handshake(f"{self._host}:{self._port}", path))
+        await stream.receive()
+        return stream
+
+    async def again(self, client: Callable[[int], Awaitable[None]], number: int) -> None:
+        """Be one client after the other."""
+        while True:
+            try:
+                await client(number)
+            except LOST:
+                pass
+            except BaseExceptionGroup as group:
+                if group.split(LOST)[1] is not None:
+                    raise
+            await anyio.sleep(RETRY_S)
+
+    async def many(self, client: Callable[[int], Awaitable[None]], count: int) -> None:
+        """Be many clients at once; the first connections of all are awaited."""
+        async with anyio.create_task_group() as tasks:
+            for number in range(count):
+                tasks.start_soon(self.again, client, number)
+            await anyio.sleep(1)
+            print("ready", flush=True)
+
+    async def _repeat(
+        self, path: str, message: bytes, number: int, *, first: bytes = b"", every_s: float = 0
+    ) -> None:
+        """Send a message over and over, and read what is answered."""
+        stream = await self.open(path, number=number)
+        async with stream, anyio.create_task_group() as tasks:
+            tasks.start_soon(_read, stream)
+            await stream.send(first)
+            while True:
+                await stream.send(message)
+                await anyio.sleep(every_s)
+
+    # -- the kinds ------------------------------------------------------------------------------
+
+    async def flood_without_slot(self) -> None:
+        """Repeat a message of 20 MB in chats, each of which is refused: none was set up."""
+        message = _append(padding="A" * FLOOD_BYTES)
+        await self.many(partial(self._repeat, CHAT, message), FLOODERS)
+
+    async def flood_with_slot(self) -> None:
+        """Repeat a message of 20 MB that is taken, in sessions that hold slots."""
+        message = _append(padding=base64(os.urandom(FLOOD_BYTES * 3 // 4)))
+        repeat = partial(self._repeat, VIDEO, message, first=INIT)
+        await self.many(repeat, FLOODERS_WITH_SLOT)
+
+    async def pictures(self) -> None:
+        """Send four progressive pictures of 20 megapixels with each second."""
+        message = _append(video_frames=[base64(heavy_jpeg())] * PICTURES)
+        await self.many(partial(self._repeat, VIDEO, message, first=INIT, every_s=1), 1)
+
+    async def slow_readers(self) -> None:
+        """Speak and never read; ask for recordings and pages, and read a few bytes of them."""
+        append = _append()
+
+        async def stare(number: int) -> None:
+            async with await self.open(VIDEO, number=number, buffer=4096) as stream:
+                await stream.send(INIT)
+                while True:
+                    await stream.send(append)
+                    await anyio.sleep(1)
+
+        async def sip(number: int) -> None:
+            listed = json.loads(await self._get("/api/recordings", number))["recordings"]
+            name = listed[number % len(listed)]["recording_id"]
+            what = ("/log", "/view")[number // 2 % 2]
+            async with await self.dial(number=number, buffer=4096) as stream:
+                await stream.send(self._request(f"/api/recordings/{name}{what}"))
+                for _ in range(1_000_000):
+                    await stream.receive(1)
+                    await anyio.sleep(0.5)
+
+        async def both(number: int) -> None:
+            await (sip if number % 2 else stare)(number)
+
+        await self.many(both, SLOW_READERS)
+
+    async def forged_logs(self) -> None:
+        """Ask for the list of recordings over and over; the folder holds forged ones."""
+
+        async def poll(number: int) -> None:
+            while True:
+                await self._get("/api/recordings", number)
+
+        await self.many(poll, POLLS)
+
+    async def idle(self) -> None:
+        """Open as many chats as there may be, and say nothing."""
+
+        async def sit(number: int) -> None:
+            async with await self.open(CHAT, number=number) as stream:
+                self._open += 1
+                try:
+                    await _stay(stream)
+                finally:
+                    self._open -= 1
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(IDLE):
+                tasks.start_soon(self.again, sit, number)
+                await anyio.sleep(0.002)
+            for _ in range(200):
+                if self._open < IDLE - 8:
+                    await anyio.sleep(0.1)
+            print("ready", self._open, flush=True)
+
+    def _request(self, path: str) -> bytes:
+        return f"GET {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n\r\n".encode()
+
+    async def _get(self, path: str, number: int) -> bytes:
+        async with await self.dial(number=number) as stream:
+            request = self._request(path).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            await stream.send(request)
+            answer = bytearray()
+            with anyio.move_on_after(30):
+                while True:
+                    try:
+                        answer += await stream.receive()
+                    except anyio.EndOfStream:
+                        break
+            return bytes(answer.partition(b"\r\n\r\n")[2])
+
+
+async def _read(stream: anyio.abc.SocketStream) -> None:
+    while True:
+        await stream.receive()
+
+
+async def _stay(stream: anyio.abc.SocketStream) -> None:
+    """Read and answer pings, those that come alone: whoever says nothing is dropped as dead."""
+    while True:
+        if await stream.receive() == PING:
+            await stream.send(PONG)
+
+
+KINDS: Final[Mapping[str, Callable[[Adversary], Awaitable[None]]]] = {
+    kind.__name__: kind
+    for kind in (
+        Adversary.flood_without_slot,
+        Adversary.flood_with_slot,
+        Adversary.pictures,
+        Adversary.slow_readers,
+        Adversary.forged_logs,
+        Adversary.idle,
+    )
+}
+"""Each adversary by its name."""
+
+
+if __name__ == "__main__":
+    anyio.run(KINDS[sys.argv[1]], Adversary(sys.argv[2]), backend="trio")

@@ -1,0 +1,1 @@
+"""Logs of a forger who computes correct checksums, and the cost of reading them."""

@@ -1,0 +1,1 @@
+"""Pictures and videos made for tests."""

@@ -1,0 +1,1 @@
+"""Small models made for tests."""

@@ -1,0 +1,1 @@
+"""The repository as tests read it: packages, commands, pages, evidence."""

@@ -1,0 +1,1 @@
+"""Sessions in memory: played whole or step by step, watched and judged."""

@@ -1,0 +1,1 @@
+"""Hypothesis strategies: messages, wire frames and scripts of the model."""

@@ -1,0 +1,1 @@
+"""Golden transcripts of the wire: read, and played to a session and to a server."""
