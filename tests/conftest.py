@@ -36,6 +36,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from runtime.telemetry.logs import OURS
+from tests.project.forkserver import installed
 
 EXAMPLES = 50
 """Half of Hypothesis's own 100, for they are the same at every run."""
@@ -101,6 +102,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_quick(item.path) and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_forked() -> Iterator[None]:
+    """Have `antiphon` started by a fork, for its imports cost more than most tests."""
+    with installed():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,6 +16,7 @@ import pytest
 from runtime.commands.server_process import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_worker import live_worker
+from tests.project.forkserver import NEW_INTERPRETER
 
 DEMO = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
 WAIT_S = 120
@@ -69,7 +70,8 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 def test_an_isolated_model_is_recorded_as_one_in_the_server(tmp_path: Path) -> None:
     """A recording would depend on where the model ran, or the server need torch itself."""
-    with live_server("--isolate", "--record", str(tmp_path), model="tiny") as server:
+    flags = ("--isolate", "--record", str(tmp_path))
+    with live_server(*flags, model="tiny", run=NEW_INTERPRETER) as server:
         assert "torch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
         talked = talk(server)
         assert talked.returncode == 0, talked.stderr
