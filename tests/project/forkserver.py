@@ -93,9 +93,7 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, *given: Any) -> None:
         """Start the program; `given` is what `subprocess` gives, by position, until 3.14."""
         args, executable, preexec_fn, close_fds, pass_fds, cwd, env, _, _, shell = given[:10]
-        p2cread, _, _, c2pwrite, _, errwrite, _, *owner, start_new_session, process_group = given[
-            10:
-        ]
+        p2cread, _, _, c2pwrite, _, errwrite, _, *owner, is_leader, group = given[10:]
         environment = dict(os.environ if env is None else env)
         folder = os.fsdecode(os.getcwd() if cwd is None else cwd)
         words = [] if isinstance(args, str | bytes | os.PathLike) else list(args)
