@@ -10,7 +10,8 @@
 
 No profile has a deadline: an example that is slow on a busy machine is no bug.
 
-`-m quick` runs the tests of files that import none of `NEEDS`, but for those marked `slow`.
+`-m quick` runs the tests of files that import none of `NEEDS`, but for those marked `slow`. Tests
+marked `soak` run only in `make soak`, or by `-m soak`.
 
 Asynchronous tests bear `pytest.mark.anyio` and run on asyncio and on trio, by AnyIO's own fixture
 `anyio_backend`. A module whose tests need virtual time overrides it with trio's `MockClock`; with
@@ -38,8 +39,8 @@ from hypothesis import HealthCheck, settings
 from runtime.telemetry.logs import OURS
 from tests.project.forkserver import installed
 
-EXAMPLES = 50
-"""Half of Hypothesis's own 100, for they are the same at every run."""
+EXAMPLES = 25
+"""A quarter of Hypothesis's own 100, for they are the same at every run; `soak` has thousands."""
 EXAMPLES_SOAK = 5_000
 """Fifty times Hypothesis's own 100: minutes a property."""
 
@@ -100,7 +101,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark quick tests, for `-m quick`."""
     for item in items:
-        if is_quick(item.path) and item.get_closest_marker("slow") is None:
+        if is_quick(item.path) and not any(map(item.get_closest_marker, ("slow", "soak"))):
             item.add_marker("quick")
 
 

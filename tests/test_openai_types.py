@@ -33,7 +33,7 @@ def test_a_transcript_is_read_by_the_package(transcript: Transcript) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=6 * settings.default.max_examples, deadline=None)
 def test_any_message_is_read_by_the_package(name: str, data: st.DataObject) -> None:
     """A value that no transcript shows would break a client."""
     message = data.draw(server_messages(name, "audio"))

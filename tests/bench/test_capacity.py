@@ -111,6 +111,7 @@ def test_a_line_is_drawn_through_the_runs_of_fewer_sessions() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_bench_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can measure again."""
     if shutil.which("openssl") is None:

@@ -110,6 +110,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> GatewayResult:
 # -- the whole ----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_every_pattern_is_run_against_every_contender_in_every_round(found: GatewayResult) -> None:
     """A ratio compares figures of different hours, or of a server that was left out."""
     ran = [(run.round, run.pattern, run.contender) for run in found.runs]
@@ -126,6 +127,7 @@ def test_every_pattern_is_run_against_every_contender_in_every_round(found: Gate
     assert all(run.units == units[run.pattern] == run.latency.count for run in found.runs)
 
 
+@pytest.mark.soak
 def test_figures_are_figures(found: GatewayResult) -> None:
     """A chart of them breaks, or shows a server that took no CPU."""
     body = json.loads(orjson.dumps(attrs.asdict(found)))
@@ -137,6 +139,7 @@ def test_figures_are_figures(found: GatewayResult) -> None:
     assert {run.contender for run in found.capacity} == {"recorded", "websockets"}
 
 
+@pytest.mark.soak
 def test_only_what_records_has_a_recorder(found: GatewayResult) -> None:
     """What recording costs is a ratio of two servers that both record, or that both do not."""
     for run in found.runs:
@@ -145,6 +148,7 @@ def test_only_what_records_has_a_recorder(found: GatewayResult) -> None:
     assert all(ratio > 0 for ratio in found.recorded_of_logged.values())
 
 
+@pytest.mark.soak
 def test_every_stage_is_seen(found: GatewayResult) -> None:
     """A function was renamed, and its stage is silently the transport's."""
     assert {stage for stage, _, _ in STAGES} < set(found.stages_us)
@@ -152,6 +156,7 @@ def test_every_stage_is_seen(found: GatewayResult) -> None:
     assert found.stages_us["recorder's thread"] > 0
 
 
+@pytest.mark.soak
 def test_the_tables_show_it_all(found: GatewayResult) -> None:
     """Somebody runs the bench for ten minutes and sees an error instead of a table."""
     console = command.Console(record=True, width=100)

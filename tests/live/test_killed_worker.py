@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import pytest
+
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_placement import workers_of
 from tests.sessions.outliving import Found, Load, Talk, hold
@@ -56,6 +58,7 @@ def test_a_conversation_outlives_the_process_of_its_model(tmp_path: Path) -> Non
     assert found.counts["steps_fed_again"] > 1
 
 
+@pytest.mark.soak
 def test_a_conversation_is_the_one_that_was_not_killed(tmp_path: Path) -> None:
     """A client would hear other words, or another sound, than with a worker that lives."""
     parts = [

@@ -541,5 +541,8 @@ class ChatWorld(RuleBasedStateMachine):
 def test_anything_can_happen_to_a_chat() -> None:
     """Some order of events leaks a slot, answers twice or never, or breaks the machine."""
     run_state_machine_as_test(
-        ChatWorld, settings=settings(max_examples=400, stateful_step_count=60, deadline=None)
+        ChatWorld,
+        settings=settings(
+            max_examples=8 * settings.default.max_examples, stateful_step_count=60, deadline=None
+        ),
     )

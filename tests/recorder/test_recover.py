@@ -117,7 +117,7 @@ def test_a_log_cut_anywhere_keeps_its_whole_blocks(salvage: bool) -> None:
 
 @pytest.mark.slow
 @given(st.integers(0, 8 * len(LOG) - 1), st.booleans())
-@settings(max_examples=250)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_any_flipped_bit_costs_one_block(bit: int, salvage: bool) -> None:
     """One rotten bit would cost the whole session, or put something false into it."""
     bad = bytearray(LOG)
@@ -149,7 +149,7 @@ EDITS = st.lists(
 
 
 @given(EDITS, st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_whatever_happened_nothing_is_made_up(
     edits: list[tuple[int, int, bytes]], salvage: bool
 ) -> None:

@@ -184,7 +184,7 @@ LENGTH: Final = 300
 @given(
     voices(LENGTH), voices(LENGTH), st.lists(st.tuples(st.integers(0, LENGTH), st.integers(1, 9)))
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=8 * settings.default.max_examples, deadline=None)
 def test_intervals_and_cells_agree(user: Cells, model: Cells, words: Sequence[Run]) -> None:
     """A mistake in a measure would be seen by no one."""
     talk = Conversation(

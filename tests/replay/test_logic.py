@@ -50,7 +50,7 @@ def places(kinds: frozenset[str] | set[str]) -> list[int]:
 # -- the same again -------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(scenes())
 def test_any_session_replays(scene: Scene) -> None:
     """A recording of a session that went some odd way would not replay."""
@@ -171,7 +171,7 @@ def test_finds_a_dropped_event() -> None:
     assert divergence(renumbered(records[:1] + records[2:])).kind == "left_over"
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(st.data())
 def test_finds_a_changed_value(data: st.DataObject) -> None:
     """A number, a word or a byte's digest in an effect could change unseen."""

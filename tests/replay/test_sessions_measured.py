@@ -235,7 +235,7 @@ def values(golden: Path) -> dict[str, dict[str, float]]:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.sampled_from(sorted(MEASURES)), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
 def test_any_measure_sorts_and_chooses(

@@ -407,7 +407,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(VALUES)
 def test_any_value_is_json(value: Any) -> None:
     """A record that holds something odd would make a page that cannot be read."""

@@ -20,11 +20,24 @@ from tests.simulation.simulate import main
 from tests.simulation.simulated_plan import draw
 from tests.simulation.simulated_server import Outcome, compare, simulate
 
-BATCH = 10
-SEEDS = range(0, 120, BATCH)
-"""A sample: `make soak` runs 2000."""
+SEEDS = (15, 17, 77, 91, 95, 104, 110, 135)
+"""The cheapest seeds in which all of `WANTED` happens; `make soak` runs 2000."""
+WANTED = {
+    *("SendFailed", "PeerGone", "TicketCancelled", "TicketLeft", "AdmissionRefused"),
+    *("UnitFailed", "RollbackDone", "FinalizeFailed", "BackendLost", "BackendOpenFailed"),
+    *("TurnFailed", "MediaRejected", "RecordingFailed", "Draining", "DropUnit", "crashes"),
+    *("over timeout", "over pause_timeout", "over cancelled", "over server_shutdown"),
+    *("over broken off", "over invalid_frame", "over backend_error", "unit hangs"),
+    *("release hangs", "prefill hangs", "chunk hangs"),
+    *("ChunkDone", "ChunkFailed", "over idle"),
+    *("LeaseRevoked", "Rebuilt", "RebuildFailed", "deaths", "drains", "gone in rebuild"),
+    "rebuilt fast",
+    *("gone in open", "gone in unit", "gone in finalize", "gone in interrupt"),
+    *("gone in answer", "gone in chunk"),
+}
+"""What goes wrong somewhere in the seeds; those that pass for want of it would show nothing."""
 
-PAIRS = (1, 14, 23, 31, 34)
+PAIRS = (1, 14, 23)
 """Seeds in which sessions move that are answered for long enough to be compared."""
 
 
@@ -34,32 +47,18 @@ def outcome(seed: int) -> Outcome:
     return simulate(seed)
 
 
-@pytest.mark.parametrize("first", SEEDS)
-def test_a_server_keeps_its_promises(first: int) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_server_keeps_its_promises(seed: int) -> None:
     """Some mix of clients and faults loses a slot, mixes up sessions, or holds the server up."""
-    found = {seed: outcome(seed).violations for seed in range(first, first + BATCH)}
-    assert not {seed: violations for seed, violations in found.items() if violations}
+    assert not outcome(seed).violations
 
 
 def test_everything_that_should_be_tried_is() -> None:
-    """Seeds that pass for want of anything that goes wrong would show nothing."""
+    """Every kind of fault happens in one of the seeds."""
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS.stop):
+    for seed in SEEDS:
         seen.update(outcome(seed).seen)
-    wanted = {
-        *("SendFailed", "PeerGone", "TicketCancelled", "TicketLeft", "AdmissionRefused"),
-        *("UnitFailed", "RollbackDone", "FinalizeFailed", "BackendLost", "BackendOpenFailed"),
-        *("TurnFailed", "MediaRejected", "RecordingFailed", "Draining", "DropUnit", "crashes"),
-        *("over timeout", "over pause_timeout", "over cancelled", "over server_shutdown"),
-        *("over broken off", "over invalid_frame", "over backend_error", "unit hangs"),
-        *("release hangs", "prefill hangs", "chunk hangs"),
-        *("ChunkDone", "ChunkFailed", "over idle"),
-        *("LeaseRevoked", "Rebuilt", "RebuildFailed", "deaths", "drains", "gone in rebuild"),
-        "rebuilt fast",
-        *("gone in open", "gone in unit", "gone in finalize", "gone in interrupt"),
-        *("gone in answer", "gone in chunk"),
-    }
-    assert not wanted - seen.keys()
+    assert not WANTED - seen.keys()
 
 
 def test_what_clients_are_told_does_not_depend_on_the_loss_of_workers() -> None:
@@ -82,12 +81,11 @@ def test_a_seed_does_the_same_in_every_process() -> None:
     assert again.name != simulate(4).name
     command = [sys.executable, "-m", "tests.simulation.simulate", "--seed", "3"]
     root = Path(__file__).parents[2]
-    for hashing in ("1", "2"):
-        environment = {"PYTHONHASHSEED": hashing, "PATH": ""}
-        run = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, check=True
-        )
-        assert again.name in run.stdout
+    environment = {"PYTHONHASHSEED": "1", "PATH": ""}
+    run = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=True
+    )
+    assert again.name in run.stdout
 
 
 def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -276,7 +276,7 @@ def expected(asked: tuple[int | None, int | None], size: int) -> tuple[int, rang
 BOUND = st.none() | st.integers(0, 12)
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(first=BOUND, last=BOUND, size=st.integers(0, 10))
 @example(first=None, last=0, size=5)
 @example(first=0, last=None, size=0)

@@ -25,7 +25,6 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "keys add": ("anna", "--file", "keys.toml"),
     "talk": ("ask.wav", "--fast", "--wait-s", "0", "--url", "URL"),
     "chat": ("hello", "--url", "URL"),
-    "demo": ("--fast",),
     "eval": (LOG,),
     "export": (LOG, "--output", "out"),
     "redact": (LOG, "--output", "out.session.zst"),
@@ -35,8 +34,8 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "schema": (),
 }
 """What each command is given beside the choice; URL is the address of a server."""
-LONG: Final = frozenset({"bench", "bench engine", "console", "worker"})
-"""Each of their choices measures for minutes, or serves for ever; their own tests run the parts."""
+LONG: Final = frozenset({"bench", "bench engine", "console", "demo", "worker"})
+"""Each of their choices measures or talks for long, or serves for ever; they have their own tests."""
 DENIED: Final = {
     ("doctor", "--device", "cuda"): 1,
     ("eval", "--mode", "open"): 2,

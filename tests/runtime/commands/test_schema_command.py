@@ -121,11 +121,13 @@ def written(folder: Path, name: str, document: Any) -> Path:
     return path
 
 
+@pytest.mark.soak
 def test_the_public_validator_finds_nothing_wrong(found: list[Found]) -> None:
     """Tools that generate clients or documentation would refuse the document."""
     assert [wrong(each) for each in found[:2]] == [[], []]
 
 
+@pytest.mark.soak
 def test_the_public_validator_finds_mistakes(found: list[Found]) -> None:
     """The document would be called valid whatever is in it."""
     assert [bool(wrong(each)) for each in found[2:]] == [True] * 3
