@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +47,9 @@ from tests.golden.transcription import TRANSCRIPTION_SCENES
 from tests.sessions.in_memory import on_virtual_time, world
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "logs"
+LOGS = sorted(FOLDER.glob(f"*{SUFFIX}"))
+SAMPLE = LOGS if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else LOGS[::3]
+"""For tests that would find the same in most of them; sorted by name, so all dialects are there."""
 HASHES = Path(__file__).with_name("hashes.json")
 """A log that changes, or goes, is caught by it: a change of behaviour gets a number instead."""
 SCENES: dict[str, Scene] = {

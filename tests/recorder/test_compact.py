@@ -30,7 +30,7 @@ from recorder.read.scan import Block, BytesSource, Damage, Scanner
 from recorder.read.verify import verify
 from recorder.write.lock import is_held
 from replay.rerun.folder import replay_log
-from tests.golden.logs import FOLDER, items
+from tests.golden.logs import FOLDER, SAMPLE, items
 from tests.golden.versions import COMPACTED as GOLDEN
 from tests.golden.versions import SPOKEN
 from tests.recorder.test_samples import block_offsets, make_log, pcm, record, sample_steps
@@ -127,7 +127,7 @@ def test_fin_says_what_the_log_was(tmp_path: Path) -> None:
     assert now.fields["counts"] == was.fields["counts"]
 
 
-GOLDEN_LOGS: Final = sorted(FOLDER.glob("v1-*.session.zst"))
+GOLDEN_LOGS: Final = SAMPLE
 
 
 def test_every_finished_golden_log_stays_what_it_is(tmp_path: Path) -> None:

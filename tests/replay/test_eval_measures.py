@@ -25,6 +25,7 @@ from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, ns_of
 from runtime.measures.measure import KINDS, Ratio, Times, Total
 from runtime.measures.talk import Piece, Talk
 from runtime.telemetry.metrics import Metrics
+from tests.golden.logs import LOGS
 from tests.replay.evaluated import (
     NS,
     Duplex,
@@ -36,7 +37,7 @@ from tests.replay.evaluated import (
     spans,
     talk,
 )
-from tests.replay.exported import CHAT, GOLDEN, LOGS
+from tests.replay.exported import CHAT, GOLDEN
 from tests.replay.test_logs import HEAD, write_log
 from tests.runtime.session.test_barge_in import converse
 from tests.runtime.telemetry.test_talk_meter import recorded_in, told_by

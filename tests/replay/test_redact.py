@@ -36,6 +36,7 @@ from replay.redact.policy import KINDS, Policy
 from replay.redact.redaction import RedactError, Redaction
 from replay.rerun.logic import replay
 from runtime.media.image import decode_jpeg
+from tests.golden.logs import FOLDER
 from tests.replay.test_logs import OPENED
 from tests.replay.test_remake import GOLDEN, events_of
 from tests.sessions.answering import Answers, play, write_events
@@ -561,7 +562,7 @@ def tmp_path_of(tmp_path: Path, name: str) -> Path:
 
 def test_another_course_is_noticed() -> None:
     """A log of another version would be redacted into one that says what never happened."""
-    path = next(path for path in GOLDEN if "realtime-video" in path.name)
+    path = FOLDER / "v1-realtime-video.session.zst"
     records = list(read(path))
     at = next(i for i, r in enumerate(records) if r.fields.get("type") == "StartUnit")
     unit = {**records[at].fields["unit"], "force_listen": True}  # type: ignore[dict-item]
@@ -574,7 +575,7 @@ def test_another_course_is_noticed() -> None:
 @pytest.mark.parametrize("frame", ["", "1" * 5000, "[" * 100_000], ids=["empty", "long", "deep"])
 def test_a_sent_frame_that_is_not_json_is_noticed(frame: str) -> None:
     """Whoever redacts what another sent in sees a traceback."""
-    path = next(path for path in GOLDEN if "realtime-video" in path.name)
+    path = FOLDER / "v1-realtime-video.session.zst"
     records = list(read(path))
     at = next(i for i, r in enumerate(records) if r.kind == "tx")
     records[at] = attrs.evolve(records[at], fields={**records[at].fields, "frame": frame})

@@ -15,7 +15,7 @@ from recorder.read.reader import read
 from recorder.read.verify import verify
 from replay.rerun.logic import replay
 from replay.rerun.remake import RemakeError
-from tests.golden.logs import FOLDER
+from tests.golden.logs import SAMPLE
 from tests.replay.test_logs import HEAD, OPENED
 from tests.sessions.answering import play, remake, write_events
 from tests.sessions.in_memory import append_frame, close_frame, init_frame
@@ -24,7 +24,7 @@ OWN_OF_A_FILE = frozenset({"blocks", "chain", "compacted"})
 """What `fin` says of blocks: a server closes them more often."""
 OF_STATES = frozenset({"schema", "digest", "counts"})
 """What a log says of its states, which are written anew as they are written today."""
-GOLDEN = [path for path in sorted(FOLDER.glob("*.zst")) if verify(path).state == "finished"]
+GOLDEN = [path for path in SAMPLE if verify(path).state == "finished"]
 
 
 def told(records: list[Record]) -> list[tuple[Any, ...]]:

@@ -17,11 +17,11 @@ from replay.story.dictated import Dictated
 from replay.story.inspection import to_json
 from replay.view.dialogue import Dialogue
 from tests.browser.view_pages import texts_of
-from tests.replay.test_view import GOLDEN, golden
+from tests.replay.test_view import GOLDEN, SAMPLED, golden
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_every_word_of_inspect_is_in_the_page(name: str) -> None:
     """An answer would be missing from the voices: of a chat that is not streamed, all of them."""
     told, inspected = golden(name)

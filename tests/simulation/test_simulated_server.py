@@ -37,7 +37,7 @@ WANTED = {
 }
 """What goes wrong somewhere in the seeds; those that pass for want of it would show nothing."""
 
-PAIRS = (1, 14, 23)
+PAIRS = (31, 34)
 """Seeds in which sessions move that are answered for long enough to be compared."""
 
 

@@ -35,7 +35,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
 }
 """What each command is given beside the choice; URL is the address of a server."""
 LONG: Final = frozenset({"bench", "bench engine", "console", "demo", "worker"})
-"""Each of their choices measures or talks for long, or serves for ever; they have their own tests."""
+"""Their choices measure or talk for long, or serve for ever; they have tests of their own."""
 DENIED: Final = {
     ("doctor", "--device", "cuda"): 1,
     ("eval", "--mode", "open"): 2,
