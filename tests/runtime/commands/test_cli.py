@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from protocol.values.modes import MODES
 from protocol.values.state import Course, diagram
-from runtime.cli import COMMANDS, GROUPS, main
+from runtime.cli import COMMANDS, GROUPS, MOVED, main
 from runtime.settings.settings import Settings
 from tests.golden.logs import FOLDER
 from tests.live.servers import live_server
@@ -67,6 +67,16 @@ def test_what_is_mistyped_is_answered_with_what_was_meant(line: str, meant: str)
     wrong = antiphon(*line.split())
     assert wrong.exit_code in {1, 2}
     assert meant in wrong.stderr
+
+
+@pytest.mark.parametrize("old", MOVED)
+@pytest.mark.parametrize("more", ["", "--help", "more words"])
+def test_an_old_name_is_answered_with_the_new_one(old: str, more: str) -> None:
+    """Who knows the old name would search the help for it."""
+    moved = antiphon(*old.split(), *more.split())
+    assert moved.exit_code == 2
+    assert moved.stderr == f"Error: antiphon {old} is now {MOVED[old]}\n"
+    assert old not in COMMANDS
 
 
 def test_the_help_has_its_commands_under_headings() -> None:
