@@ -109,7 +109,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
             "eval": ("replay.assess.command:eval_command", "Measure recorded conversations."),
             "bench": (
                 "runtime.commands.bench.command:bench_command",
-                "Measure units, replay and recording.",
+                "Measure a unit's time, and an engine's sessions.",
             ),
             "schema": (
                 "runtime.commands.schema.command:schema_command",
@@ -127,6 +127,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 MOVED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fuzz": "python -m tests.fuzz, in a clone of the repository",
+        "bench streaming": "python -m tests.bench.streaming, in a clone of the repository",
     }
 )
 """What replaced a command, by its old words: one, or a command and its subcommand."""
