@@ -183,7 +183,7 @@ def test_a_server_without_a_log_keeps_none(tmp_path: Path) -> None:
     [
         (
             ("--no-record", "--keys", "keys.toml"),
-            ("talk to it at http://127.0.0.1:PORT/", "pages at http://127.0.0.1:PORT/status"),
+            ("talk to it at http://127.0.0.1:PORT/", "status at http://127.0.0.1:PORT/status"),
             "nothing is recorded",
             "open to this machine only, with a key of keys.toml",
         ),
@@ -191,14 +191,15 @@ def test_a_server_without_a_log_keeps_none(tmp_path: Path) -> None:
             ("--record", "kept", "--host", "0.0.0.0", "--insecure", "--static", "web"),
             (
                 "talk to it at http://localhost:PORT/console",
-                "pages at http://localhost:PORT/status, and http://localhost:PORT/ (web)",
+                "pages at http://localhost:PORT/ (web)",
+                "status at http://localhost:PORT/status",
             ),
             "recordings in FOLDER/kept",
             "open to every machine that reaches 0.0.0.0, no key is asked for",
         ),
         (
             ("--no-record", "--no-pages"),
-            ("pages at http://127.0.0.1:PORT/status",),
+            ("status at http://127.0.0.1:PORT/status",),
             "nothing is recorded",
             "open to this machine only, no key is asked for",
         ),
