@@ -107,10 +107,9 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
         },
         "Test and measure": {
             "eval": ("replay.assess.command:eval_command", "Measure recorded conversations."),
-            "fuzz": ("replay.fuzz.command:fuzz_command", "Play hostile clients to a server."),
             "bench": (
                 "runtime.commands.bench.command:bench_command",
-                "Measure units, replay and recording.",
+                "Measure a unit's time, and an engine's sessions.",
             ),
             "schema": (
                 "runtime.commands.schema.command:schema_command",
@@ -125,6 +124,13 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {name: found for group in GROUPS.values() for name, found in group.items()}
 )
 """All commands, in the order of the help."""
+MOVED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "fuzz": "python -m tests.fuzz, in a clone of the repository",
+        "bench streaming": "python -m tests.bench.streaming, in a clone of the repository",
+    }
+)
+"""What replaced a command, by its old words: one, or a command and its subcommand."""
 EXIT_BY_SIGNAL: Final = 128
 """Shells add it to the number of the signal that ended a command."""
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -181,6 +187,12 @@ class NotInstalledError(click.ClickException):
     exit_code = 2
 
 
+class MovedError(click.ClickException):
+    """A command has another name now, or is no part of the product."""
+
+    exit_code = 2
+
+
 class UntoldError(click.ClickException):
     """The result could not be printed."""
 
@@ -232,7 +244,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; the error for an unknown name suggests the nearest."""
+        """Find the command; for an unknown name suggest the nearest, for an old one the new."""
+        for old in (" ".join(args[:2]), args[0]):
+            if old in MOVED and not ctx.resilient_parsing:
+                raise MovedError(f"antiphon {old} is now {MOVED[old]}")
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:

@@ -96,8 +96,8 @@ def test_an_installed_model_talks_and_its_recording_replays(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("backend:parot", "packages are parrot; did you mean parrot"),
-        ("backend:", "packages are parrot"),
+        ("backend:parot", "packages are llama_omni, parrot; did you mean parrot"),
+        ("backend:", "packages are llama_omni, parrot"),
     ],
 )
 def test_an_unknown_backend_names_those_that_are_there(
@@ -111,9 +111,9 @@ def test_an_unknown_backend_names_those_that_are_there(
             call(name)
 
 
-def test_without_packages_there_is_none() -> None:
+def test_a_name_that_no_package_offers_is_refused() -> None:
     """A name could import a module that nobody offered as a model."""
-    with pytest.raises(ModelUnknownError, match="packages are none"):
+    with pytest.raises(ModelUnknownError, match="packages are llama_omni"):
         check_model("backend:os")
 
 

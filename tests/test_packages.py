@@ -156,7 +156,6 @@ LACKING: Final = {
     "serve": "server",
     "worker": "server",
     "doctor": "server",
-    "fuzz": "server",
     "bench": "server",
     "schema": "server",
     f"play {LOG}": "server",

@@ -2,7 +2,7 @@
 
 | path | is | for |
 |---|---|---|
-| `GET /status` | the server's status: a page, or JSON on request | `admin` |
+| `GET /status` | the server's status | `admin` |
 | `GET /metrics` | the metrics, for Prometheus | `admin` |
 | `POST /api/drain` | end the server, as the first SIGTERM does (202) | `admin` |
 | `GET /api/queue` | the waiting tickets | each key its own, `admin` all |
@@ -37,7 +37,6 @@ from ..net.http import json_response
 from ..session.server import Server
 from ..slots.admission import TicketStatus
 from ..telemetry.metrics import Metrics
-from ..telemetry.page import PAGE_CSP, status_html
 from ..telemetry.status import session_json, status_json
 from ..telemetry.watching import ServerStatus, SessionStatus
 from .elsewhere import NotHere
@@ -74,11 +73,7 @@ class Api:
 
     async def _show_status(self, request: Request) -> Response:
         require_admin(principal_of(request))
-        status = self._status()
-        if _wants_page(request):
-            headers = {"Content-Security-Policy": PAGE_CSP}
-            return Response(status_html(status), headers=headers, media_type="text/html")
-        return json_response(status_json(status))
+        return json_response(status_json(self._status()))
 
     async def _show_metrics(self, request: Request) -> Response:
         require_admin(principal_of(request))
@@ -175,8 +170,3 @@ def _ticket_json(status: TicketStatus) -> dict[str, Any]:
         "mode": ticket.mode,
         "owner": ticket.owner,
     }
-
-
-def _wants_page(request: Request) -> bool:
-    """Whether a browser asks; scripts that accept any type get JSON."""
-    return "text/html" in request.headers.get("accept", "")

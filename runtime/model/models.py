@@ -1,10 +1,11 @@
 """Models by name or by folder, and how each is loaded.
 
 The name comes from an operator (`--model`) or a log, never from a client. A package that the
-operator installed may offer a backend, as an entry point of the group `BACKENDS`; it is imported
-only when it is named, and torch only for a model that needs it. A folder holds a published
-checkpoint: `config.json`, `tokenizer.json`, safetensors, and `assets/token2wav` if it can speak. A
-bad checkpoint is one error that says why; `antiphon doctor --model FOLDER` says more.
+operator installed may offer a backend, as an entry point of the group `BACKENDS`, and so does this
+one (`llama_omni`); it is imported only when it is named, and torch only for a model that needs it.
+A folder holds a published checkpoint: `config.json`, `tokenizer.json`, safetensors, and
+`assets/token2wav` if it can speak. A bad checkpoint is one error that says why; `antiphon doctor
+--model FOLDER` says more.
 """
 
 from __future__ import annotations
@@ -33,11 +34,9 @@ if TYPE_CHECKING:
 
 MODELS: Final = ("tiny", "scripted")
 """`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
-LLAMA_OMNI: Final = "llama_omni:"
-"""Prefix of the URL of a llama.cpp-omni server, `ws://host:port`."""
-
 INSTALLED: Final = "backend:"
-"""Prefix of an installed package's backend: `backend:NAME`, or `backend:NAME:ARGUMENT`."""
+"""Prefix of an installed package's backend: `backend:NAME`, or `backend:NAME:ARGUMENT`. With an
+argument it may be left out: `NAME:ARGUMENT`."""
 BACKENDS: Final = "antiphon.backends"
 """The group of entry points: each is called as `load_backend` is, with its argument as the name."""
 
@@ -61,10 +60,17 @@ def model_folder(name: str) -> Path:
     folder = tiny_path() if name == "tiny" else Path(name).expanduser()
     if not folder.is_dir():
         raise ModelUnknownError(
-            f"unknown model {name!r}: choose from {', '.join(MODELS)}, {LLAMA_OMNI}URL, or name "
-            f"the folder of a checkpoint, or an installed {INSTALLED}NAME{nearest(name, MODELS)}"
+            f"unknown model {name!r}: choose from {', '.join(MODELS)}, or name the folder of a "
+            f"checkpoint, or an installed {INSTALLED}NAME{nearest(name, MODELS)}"
         )
     return folder
+
+
+def is_installed(name: str) -> bool:
+    """Whether a name is that of an installed package's backend, and of no model of ours."""
+    offered, _, argument = name.partition(":")
+    has_prefix = name.startswith(INSTALLED)
+    return has_prefix or bool(argument and offered in entry_points(group=BACKENDS).names)
 
 
 def installed_backend(name: str) -> tuple[EntryPoint, str]:
@@ -82,9 +88,9 @@ def installed_backend(name: str) -> tuple[EntryPoint, str]:
 
 def check_model(name: str) -> None:
     """Raise `ModelUnknownError` for an unknown model, before anything is started."""
-    if name.startswith(INSTALLED):
+    if is_installed(name):
         installed_backend(name)
-    elif name != "scripted" and not name.startswith(LLAMA_OMNI):
+    elif name != "scripted":
         model_folder(name)
 
 
@@ -109,7 +115,7 @@ def load_backend(
     """Load a model.
 
     Args:
-        name: one of `MODELS`, `llama_omni:` and a URL, `backend:` and a name, or the folder of a
+        name: one of `MODELS`, an installed backend with its argument, or the folder of a
             checkpoint.
         slots: sessions at once; None takes the model's own number, for a folder as many as fit into
             memory.
@@ -123,25 +129,18 @@ def load_backend(
     Raises:
         ModelUnknownError: there is no model of that name.
         ModelUnusableError: the folder cannot be served here.
-        ValueError: the device or the format is not available here, or the URL is invalid.
+        ValueError: the device or the format is not available here.
         DeviceLost: the process lost the device.
     """
     if name == "scripted":
         return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
-    if name.startswith(LLAMA_OMNI):
-        with _with_extras(name):
-            from .backends.llama_omni import LlamaOmniBackend
-
-        if slots not in {None, 1}:
-            raise ValueError("llama_omni serves one session at a time: --slots is 1")
-        return LlamaOmniBackend(name.removeprefix(LLAMA_OMNI))
-    if name.startswith(INSTALLED):
+    if is_installed(name):
         entry, argument = installed_backend(name)
-        with explained(Path(name)), importing():
+        with explained(name), importing():
+            with _with_extras(name):
+                load = entry.load()
             return _checked(
-                entry.load()(
-                    argument, slots, device=device, dtype=dtype, deterministic=deterministic
-                )
+                load(argument, slots, device=device, dtype=dtype, deterministic=deterministic)
             )
     check_model(name)  # Before seconds are spent on importing torch.
     with importing(), _with_extras(name):
@@ -190,11 +189,11 @@ def _checked(made: Backend) -> Backend:
 
 
 @contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Turn any error of a checkpoint into a `ModelUnusableError` of one line."""
+def explained(folder: Path | str) -> Iterator[None]:
+    """Turn any error of a checkpoint, or of a named backend, into a `ModelUnusableError`."""
     try:
         yield
-    except BackendError:
+    except (BackendError, ModelUnusableError):
         raise
     except OSError as error:
         what = f"{error.filename or ''}: {error.strerror}" if error.strerror else str(error)

@@ -27,7 +27,7 @@ from .. import RUN
 from ..link.address import UnixAddress
 from ..link.backend import WorkerBackend, greet
 from ..model.backends.base import BackendError
-from ..model.models import LLAMA_OMNI, MODELS
+from ..model.models import MODELS, is_installed
 from ..settings.settings import Settings
 
 LINE_BYTES_MAX: Final = 4096
@@ -239,5 +239,5 @@ def gpus() -> tuple[str, ...]:
 
 
 def _wants_gpu(settings: Settings) -> bool:
-    is_own = settings.model in MODELS or settings.model.startswith(LLAMA_OMNI)
-    return settings.device == "cuda" or (settings.device is None and not is_own)
+    is_folder = settings.model not in MODELS and not is_installed(settings.model)
+    return settings.device == "cuda" or (settings.device is None and is_folder)

@@ -5,14 +5,19 @@
 | `Embedded` | none | a model in the server's own process |
 | `Isolated` | `isolate` | a worker process that the server starts and ends |
 | `Static` | `worker_addresses` | a worker that something else keeps running |
-| `OnRay` | `placement` | a worker on a GPU of a Ray cluster; it adds places itself |
+| of `PLACEMENTS` | `placement` | as that module says: with `ray` a worker on a GPU of a cluster |
+
+A further placement is a module with the functions of `Offer`, and its name in `PLACEMENTS` and in
+the setting; nothing else of the server names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Protocol, runtime_checkable
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final, Protocol, cast, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -22,9 +27,10 @@ from ..model.backends.base import Backend
 from ..settings.settings import Settings
 from ..slots.workers import Extend, Workers
 from .isolated import Isolated
-from .ray import on_ray
 from .static import Static
 
+PLACEMENTS: Final[Mapping[str, str]] = MappingProxyType({"ray": ".ray"})
+"""The module of each value of the setting `placement` but `auto`."""
 Load = Callable[..., Backend]
 """Loads a model in a thread; called as `load_backend` is."""
 
@@ -65,10 +71,27 @@ class Scales(Protocol):
         ...
 
 
+class Offer(Protocol):
+    """A module of `PLACEMENTS`."""
+
+    def make(self, settings: Settings, tasks: TaskGroup) -> Placement:
+        """The placement that the settings ask for; `tasks` hold its links and processes."""
+        ...
+
+    def problems(self, settings: Settings) -> Iterator[str]:
+        """What it lacks, and what is set for it where it is not asked for; each with its remedy."""
+        ...
+
+
+def offer(name: str) -> Offer:
+    """Import a module of `PLACEMENTS`."""
+    return cast("Offer", import_module(PLACEMENTS[name], __package__))
+
+
 def placement_of(settings: Settings, load: Load, tasks: TaskGroup) -> Placement:
     """The placement that the settings ask for; `tasks` hold its links and processes."""
-    if settings.placement == "ray":
-        return on_ray(settings, tasks)
+    if settings.placement != "auto":
+        return offer(settings.placement).make(settings, tasks)
     if settings.worker_addresses:
         return Static(settings, tasks)
     if settings.isolate:

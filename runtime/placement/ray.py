@@ -12,11 +12,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -26,11 +27,14 @@ from anyio.abc import TaskGroup
 
 from protocol.values.errors import LocalProtocolError
 
+from ..access.hosts import read_authority
 from ..link.address import read_address
 from ..link.backend import WorkerBackend, connect
 from ..link.hello import read_token
 from ..model.backends.base import BackendError, BackendGone
+from ..settings.extras import install
 from ..settings.settings import Settings
+from ..settings.values import shown
 from ..slots.place import NewPlace, Place
 from ..slots.workers import RETRY_S, RETRY_S_MAX, Workers
 from .isolated import model_options
@@ -42,13 +46,37 @@ LOOK_S: Final = 1.0
 """Between two looks at the load, which changes with sessions that begin and end."""
 SHRINK_WAIT_S: Final = 300.0
 """A node and a large model take minutes to come back; a lull is often shorter."""
+_OF_RAY: Final = ("ray_address", "workers_wanted", "workers_max")
+_NOT_OF_RAY: Final = ("isolate", "workers", "worker_addresses")
 TOKEN_BYTES: Final = 32
 """Of a token that is drawn for one run of the server."""
 
 _logger = logging.getLogger("antiphon.workers")
 
 
-def on_ray(settings: Settings, tasks: TaskGroup) -> OnRay:
+def problems(settings: Settings) -> Iterator[str]:
+    """Check what the workers on a Ray cluster need, and what only they have."""
+    if settings.placement != "ray":
+        for name in _OF_RAY:
+            if getattr(settings, name) != getattr(Settings(), name):
+                yield f"{name}: it is for workers on a Ray cluster: give placement ray"
+        return
+    if importlib.util.find_spec("ray") is None:
+        yield f"placement: ray needs the extra: {install('ray')}"
+    for name in _NOT_OF_RAY:
+        if getattr(settings, name):
+            yield f"{name}: the workers are on the Ray cluster; leave it out, or placement ray"
+    address = read_authority(settings.ray_address)
+    if settings.ray_address != "auto" and (address is None or address.port is None):
+        yield f"ray_address: {shown(settings.ray_address)} is neither auto nor HOST:PORT"
+    if settings.workers_max is not None and settings.workers_max < settings.workers_wanted:
+        yield (
+            f"workers_max: {settings.workers_max} is less than workers_wanted, "
+            f"{settings.workers_wanted}"
+        )
+
+
+def make(settings: Settings, tasks: TaskGroup) -> OnRay:
     """The placement on the cluster that the settings name."""
     file = settings.worker_token_file
     token = secrets.token_hex(TOKEN_BYTES) if file is None else read_token(file)

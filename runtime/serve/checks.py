@@ -5,7 +5,6 @@ Each value was checked when it was read. All problems are reported at once, each
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,14 +14,14 @@ from urllib.parse import unquote, urlsplit
 
 from recorder.keep.remote import RemoteStore, StoreError
 
-from ..access.hosts import is_loopback, read_authority
+from ..access.hosts import is_loopback
 from ..access.keyfile import KeyFileError, read_key_file
 from ..access.origins import read_origins
 from ..link.address import read_address
 from ..link.hello import read_token
 from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import ModelUnknownError, check_model
-from ..settings.extras import install
+from ..placement.placement import PLACEMENTS, offer
 from ..settings.settings import Settings
 from ..settings.sources import ConfigError
 from ..settings.values import shown
@@ -30,8 +29,6 @@ from .gateways import read_gateway
 
 _OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype")
 """Settings of a model, which a server with workers elsewhere does not load."""
-_OF_RAY: Final = ("ray_address", "workers_wanted", "workers_max")
-_NOT_OF_RAY: Final = ("isolate", "workers", "worker_addresses")
 NOTICE_CHARS_MAX: Final = 2_000
 """A page of text: longer than clients read before speaking; each session's log holds it."""
 
@@ -39,7 +36,7 @@ NOTICE_CHARS_MAX: Final = 2_000
 def check(settings: Settings) -> None:
     """Raise `ConfigError` if settings do not fit together, or name a missing file."""
     problems = [*_access(settings), *_tls(settings), *_models(settings), *_workers(settings)]
-    problems += [*_ray(settings), *_voices(settings), *_static(settings), *_notice(settings)]
+    problems += [*_placements(settings), *_voices(settings), *_static(settings), *_notice(settings)]
     problems += [*_store(settings), *_gateways(settings)]
     if 0 < settings.pong_wait_s <= settings.ping_s:
         problems.append(
@@ -110,26 +107,9 @@ def _workers(settings: Settings) -> Iterator[str]:
             yield f"{name}: give it to `antiphon worker`; worker_addresses has only addresses"
 
 
-def _ray(settings: Settings) -> Iterator[str]:
-    """Check what the workers on a Ray cluster need, and what only they have."""
-    if settings.placement != "ray":
-        for name in _OF_RAY:
-            if getattr(settings, name) != getattr(Settings(), name):
-                yield f"{name}: it is for workers on a Ray cluster: give placement ray"
-        return
-    if importlib.util.find_spec("ray") is None:
-        yield f"placement: ray needs the extra: {install('ray')}"
-    for name in _NOT_OF_RAY:
-        if getattr(settings, name):
-            yield f"{name}: the workers are on the Ray cluster; leave it out, or placement ray"
-    address = read_authority(settings.ray_address)
-    if settings.ray_address != "auto" and (address is None or address.port is None):
-        yield f"ray_address: {shown(settings.ray_address)} is neither auto nor HOST:PORT"
-    if settings.workers_max is not None and settings.workers_max < settings.workers_wanted:
-        yield (
-            f"workers_max: {settings.workers_max} is less than workers_wanted, "
-            f"{settings.workers_wanted}"
-        )
+def _placements(settings: Settings) -> Iterator[str]:
+    for name in PLACEMENTS:
+        yield from offer(name).problems(settings)
 
 
 def _gateways(settings: Settings) -> Iterator[str]:
@@ -139,7 +119,7 @@ def _gateways(settings: Settings) -> Iterator[str]:
 
 
 def _models(settings: Settings) -> Iterator[str]:
-    if settings.worker_addresses or settings.placement == "ray":
+    if settings.worker_addresses or settings.placement != "auto":
         return
     for name, model in (("model", settings.model), *(("workers", it) for it in settings.workers)):
         yield from _tried(name, partial(check_model, model), ModelUnknownError)

@@ -160,18 +160,16 @@ def _exit_soon(cut_by: signal.Signals | None) -> None:
 
 
 def _whereabouts(settings: Settings, bound: Sequence[Address]) -> tuple[str, ...]:
-    """The console, the server's pages, the folder of its recordings, and who can reach it."""
+    """The console, other pages, the status, the folder of recordings, and who can reach it."""
     from ..api.console import ADDRESS
 
     scheme = "http" if settings.tls_cert is None else "https"
     own = bound[0]
     host = "localhost" if own.host in EVERY_ADDRESS else _host(own)
     root = f"{scheme}://{host}:{own.port}"
-    pages = f"{root}/status"
-    if settings.static is not None:
-        pages += f", and {root}/ ({settings.static})"
     address = "/" if settings.static is None else ADDRESS
-    console = (f"talk to it at {root}{address}",) if settings.pages else ()
+    pages = [f"talk to it at {root}{address}"] if settings.pages else []
+    pages += [] if settings.static is None else [f"pages at {root}/ ({settings.static})"]
     folder = settings.record_to
     recordings = "nothing is recorded" if folder is None else f"recordings in {folder.absolute()}"
     who = (
@@ -180,7 +178,7 @@ def _whereabouts(settings: Settings, bound: Sequence[Address]) -> tuple[str, ...
         else f"every machine that reaches {', '.join(map(_host, bound))}"
     )
     keyed = "no key is asked for" if settings.keys is None else f"with a key of {settings.keys}"
-    return *console, f"pages at {pages}", recordings, f"open to {who}, {keyed}"
+    return *pages, f"status at {root}/status", recordings, f"open to {who}, {keyed}"
 
 
 def _url(scheme: str, address: Address) -> str:

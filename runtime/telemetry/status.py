@@ -1,4 +1,4 @@
-"""A server's status for scripts: `/status` as JSON; `page` has it for people.
+"""A server's status as JSON, `/status`; the page Server of the console shows it to people.
 
 It names sessions and keys, so its route asks for an `admin` key where there are keys.
 """

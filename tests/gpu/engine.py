@@ -9,10 +9,9 @@ from typing import Any, Final
 import attrs
 
 from runtime.commands import interrupts
-from runtime.commands.bench.engine import SPEAKING_TOKENS, Doing, Load
+from runtime.commands.bench.engine import SPEAKING_TOKENS, Doing, Load, run_rebuilt
 from runtime.commands.bench.engine_command import ARRIVALS, Kinds, bench
 from runtime.commands.bench.material import Arrival, camera_frame, load_speech
-from runtime.commands.bench.rebuilt import run_rebuilt
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend
 

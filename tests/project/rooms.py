@@ -38,7 +38,7 @@ ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "replay": (
         "shared", "rerun", "story", "export", "redact", "eval", "library", "shrink", "play", "diff",
-        "view", "fork", "assess", "fuzz", "cli",
+        "view", "fork", "assess", "cli",
     ),
 }
 """The rooms of each package, from below: each may import those before it."""

@@ -31,13 +31,13 @@ from recorder.format.mapping import event_of, event_record
 from recorder.format.records import size_bytes
 from recorder.keep.store import Store
 from recorder.read.reader import read
-from replay.fuzz.media import fill
-from replay.fuzz.values import all_messages, bodies, broken
 from replay.redact.client_frames import FrameEditor
 from replay.redact.event_fields import EventEditor
 from replay.redact.policy import Policy, Tally
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend
+from tests.fuzz.case import fill
+from tests.fuzz.drawing import all_messages, bodies, broken
 from tests.sessions.in_memory import append_sound, base64, close_frame, init_frame, pcm, world
 from tests.strategies.messages import jpeg_header
 

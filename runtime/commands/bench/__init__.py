@@ -1,1 +1,1 @@
-"""`antiphon bench`: the costs of units, replays, recordings and the engine."""
+"""`antiphon bench`: the duration of a unit, and the capacity of the engine."""

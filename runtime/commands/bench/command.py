@@ -1,32 +1,228 @@
-"""`antiphon bench`: the costs of a unit, a replay and a recording, measured in one run.
+"""`antiphon bench`: the duration of a unit as a client sees it, of one session and of many.
+
+A real server, real WebSockets, a unit a second. The server runs in its own process, with recording
+on. Each client sends a second of speech and a picture every second, by the clock: clients are
+spread evenly, or all at once, the worst case for a model that computes one unit at a time. A unit's
+time runs from passing its append to the client's socket until its last frame (a listen, or the
+speech's text and sound) is received and parsed; the server's own `wall_clock_ms` runs from the
+unit's start to its result.
 
 Times depend on the machine, so each is compared within the same run: a unit with its second, eight
-sessions with one, a replay with real time, recording with a simpler format; see `units`, `replay`,
-`recording`. `bench engine`, `gateway` and `streaming` are further benches. No limit fails.
+sessions with one. `bench engine` measures the engine by itself. No limit fails.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+import anyio
 import attrs
 import click
 from rich.console import Console
 from rich.table import Table
 
+from protocol.values.messages import Created, ErrorReport, Listen, QueueDone, Speech
+from protocol.values.requests import Append, Init
+
+from ...client.errors import ClientError
+from ...client.session import ClientSession, connect
 from ...model.models import MODELS
 from .. import interrupts
 from ..server_process import served
 from .engine_command import engine_command
-from .material import Arrival, Times, load_speech, machine_facts
-from .output import machine_line, print_found, table, tell
-from .recording import RecordingResult, measure_recording
-from .recording_formats import FormatName
-from .replay import ReplayResult, measure_replay
-from .streaming_command import streaming_command
-from .units import UnitsResult, measure_units
+from .material import (
+    Arrival,
+    BenchError,
+    Times,
+    load_speech,
+    machine_facts,
+    machine_line,
+    print_found,
+    shown_frame,
+    sum_up,
+    table,
+    tell,
+)
+from .material import Speech as Said
+
+INSTRUCTIONS: Final = "Answer what you hear and see."
+SESSIONS_WAIT_S: Final = 60.0
+"""For opening all sessions; a prompt takes a small part of a second."""
+ANSWERS_WAIT_S: Final = 10.0
+"""For the remaining answers after the last unit; then it counts as unanswered."""
+OFFSET_S: Final = 3
+"""Offset in seconds of each client's speech to the one before."""
+
+
+@attrs.frozen(kw_only=True)
+class UnitsResult:
+    """The results of one run.
+
+    Attributes:
+        arrival: when in the second their units come.
+        speaking_share: share of the answered units in which the model spoke.
+        dropped: units dropped by a late server (B7).
+        latency: at the clients.
+        latency_listening: of listening units; None if there were none.
+        latency_speaking: of speaking units; None if there were none.
+        server: by the server, without queues and network.
+        p50_of_second: the median as a part of the unit's second.
+    """
+
+    sessions: int
+    arrival: Arrival
+    units: int
+    answered: int
+    speaking_share: float
+    dropped: int
+    latency: Times
+    latency_listening: Times | None
+    latency_speaking: Times | None
+    server: Times
+    p50_of_second: float
+    p99_of_second: float
+
+
+# -- the clients --------------------------------------------------------------------------------
+
+
+async def measure_units(
+    url: str, speech: Said, *, sessions: int, seconds: int, arrival: Arrival
+) -> UnitsResult:
+    """Measure the units of clients, one a second; `BenchError`: a session fails or ends early."""
+    begin = anyio.Event()
+    frame = shown_frame()
+    clients = [
+        _Client(
+            units=[
+                Append(
+                    pcm=speech.second(second + OFFSET_S * number),
+                    frames=(frame,),
+                    input_id=str(second),
+                )
+                for second in range(seconds)
+            ],
+            begin=begin,
+            late_s=number / sessions if arrival == "spread" else 0.0,
+        )
+        for number in range(sessions)
+    ]
+    async with anyio.create_task_group() as tasks:
+        for client in clients:
+            tasks.start_soon(client.run, url)
+        with anyio.move_on_after(SESSIONS_WAIT_S) as setting_up:
+            for client in clients:
+                await client.is_ready.wait()
+        begin.set()
+        if setting_up.cancelled_caught:
+            tasks.cancel_scope.cancel()
+    if setting_up.cancelled_caught:
+        raise BenchError(f"{sessions} sessions were not set up within {SESSIONS_WAIT_S:g} s")
+    failure = next((client.failure for client in clients if client.failure), None)
+    if failure is not None:
+        raise BenchError(f"a session of {sessions} failed: {failure}")
+    return _sum_up(clients, sessions=sessions, arrival=arrival)
+
+
+class _Client:
+    """One session; its appends and answers are named by number."""
+
+    def __init__(self, *, units: list[Append], begin: anyio.Event, late_s: float) -> None:
+        self.is_ready = anyio.Event()
+        self.failure: str | None = None
+        self.latency_ms: dict[int, float] = {}
+        self.server_ms: dict[int, float] = {}
+        self.spoken: set[int] = set()
+        self.dropped = 0
+        self.units = units
+        self._begin = begin
+        self._late_s = late_s
+        self._sent_ns: list[int] = []
+        self._all_answered = anyio.Event()
+
+    async def run(self, url: str) -> None:
+        """Hold the session to its end."""
+        try:
+            async with connect(url, mode="video") as session, anyio.create_task_group() as tasks:
+                async for message in session:
+                    if isinstance(message, Listen | Speech):
+                        self._take(message)
+                    elif isinstance(message, QueueDone):
+                        await session.init(Init(instructions=INSTRUCTIONS))
+                    elif isinstance(message, Created):
+                        tasks.start_soon(self._send, session)
+                    elif isinstance(message, ErrorReport):
+                        self.failure = f"{message.message} ({message.code})"
+                tasks.cancel_scope.cancel()
+        except* ClientError as errors:
+            self.failure = self.failure or _first(errors)
+        if not self._all_answered.is_set() and not self._sent_ns:
+            self.failure = self.failure or "the server ended it at once"
+        self.is_ready.set()
+
+    async def _send(self, session: ClientSession) -> None:
+        self.is_ready.set()
+        await self._begin.wait()
+        began_s = anyio.current_time() + self._late_s
+        for number, unit in enumerate(self.units):
+            await anyio.sleep_until(began_s + number)
+            self._sent_ns.append(time.perf_counter_ns())
+            await session.append(unit)
+        with anyio.move_on_after(ANSWERS_WAIT_S):
+            await self._all_answered.wait()
+        await session.close()
+
+    def _take(self, message: Listen | Speech) -> None:
+        """Note a frame of a unit's answer; the last one counts."""
+        number = int(message.input_id)
+        self.latency_ms[number] = (time.perf_counter_ns() - self._sent_ns[number]) / 1e6
+        self.server_ms[number] = message.metrics.wall_clock_ms
+        self.dropped = message.metrics.dropped_units
+        if isinstance(message, Speech):
+            self.spoken.add(number)
+        is_silent = not message.metrics.n_tts_tokens  # it listens, or speaks without a sound
+        is_whole = is_silent or (isinstance(message, Speech) and bool(message.pcm))
+        if is_whole and len(self.latency_ms) == len(self.units):
+            self._all_answered.set()
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> str:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
+
+
+def _sum_up(clients: list[_Client], *, sessions: int, arrival: Arrival) -> UnitsResult:
+    listening: list[float] = []
+    speaking: list[float] = []
+    for client in clients:
+        for number, latency_ms in client.latency_ms.items():
+            (speaking if number in client.spoken else listening).append(latency_ms)
+    if not (listening or speaking):
+        raise BenchError("no unit was answered")
+    latency = sum_up([*listening, *speaking])
+    return UnitsResult(
+        sessions=sessions,
+        arrival=arrival,
+        units=sum(len(client.units) for client in clients),
+        answered=latency.count,
+        speaking_share=round(len(speaking) / latency.count, 3),
+        dropped=sum(client.dropped for client in clients),
+        latency=latency,
+        latency_listening=sum_up(listening) if listening else None,
+        latency_speaking=sum_up(speaking) if speaking else None,
+        server=sum_up([ms for client in clients for ms in client.server_ms.values()]),
+        p50_of_second=round(latency.p50_ms / 1000, 4),
+        p99_of_second=round(latency.p99_ms / 1000, 4),
+    )
+
+
+# -- the command ----------------------------------------------------------------------------------
 
 SESSIONS_MANY: Final = 8
 RUNS: Final[tuple[tuple[int, Arrival], ...]] = (
@@ -37,12 +233,6 @@ RUNS: Final[tuple[tuple[int, Arrival], ...]] = (
 SECONDS: Final = 20
 SECONDS_MAX: Final = 200
 """Longer sessions would reach the server's own limit."""
-LOGS: Final = "*.session.zst"
-FORMAT_NAMES: Final[dict[FormatName, str]] = {
-    "json_lines": "JSON lines, zstd",
-    "mcap": "MCAP, zstd",
-    "wav": "16-bit WAV, JSON",
-}
 
 
 @attrs.frozen(kw_only=True)
@@ -55,8 +245,6 @@ class Bench:
     seconds: int
     units: list[UnitsResult]
     latency_ratio: dict[str, dict[str, float]]
-    replay: ReplayResult
-    recording: RecordingResult
 
 
 @click.group("bench", invoke_without_command=True)
@@ -74,14 +262,13 @@ class Bench:
     type=click.IntRange(2, SECONDS_MAX),
     default=SECONDS,
     show_default=True,
-    help="Units of each session; there are five runs of so many seconds.",
+    help="Units of each session; there are three runs of so many seconds.",
 )
 def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int) -> None:
-    """Measure units, replay and recording, and print what they cost in terms of each other.
+    """Measure how long a server takes for a unit: with one session, and with eight.
 
-    It takes about two minutes, and wants a machine that does nothing else meanwhile. `bench engine`
-    measures the model's engine by itself instead: how many sessions it serves; `bench streaming`
-    live transcription.
+    It takes a minute and a half, and wants a machine that does nothing else meanwhile. `bench
+    engine` measures the model's engine by itself instead: how many sessions it serves.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -89,16 +276,15 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
 
 
 bench_command.add_command(engine_command)
-bench_command.add_command(streaming_command)
 
 
 async def _run(model: str, seconds: int) -> Bench:
+    version("torch")  # Raises here, and not in the server's process, where the extra is missing.
     speech = load_speech()
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
-        folder = Path(name)
         units: list[UnitsResult] = []
         tell(f"starting a server with the {model} model")
-        async with served(model, folder, "--slots", str(SESSIONS_MANY)) as url:
+        async with served(model, Path(name), "--slots", str(SESSIONS_MANY)) as url:
             for sessions, arrival in RUNS:
                 tell(f"{sessions} sessions, {arrival}, for {seconds} s")
                 units.append(
@@ -106,12 +292,6 @@ async def _run(model: str, seconds: int) -> Bench:
                         url, speech, sessions=sessions, seconds=seconds, arrival=arrival
                     )
                 )
-        tell("replaying the first of them")
-        replay = await measure_replay(_first_log(folder))
-        tell("recording, without a server")
-        recording = await measure_recording(
-            speech, folder, seconds=seconds, sessions_many=SESSIONS_MANY
-        )
     return Bench(
         machine=machine_facts(),
         model=model,
@@ -119,14 +299,7 @@ async def _run(model: str, seconds: int) -> Bench:
         seconds=seconds,
         units=units,
         latency_ratio={run.arrival: _ratio(run, units[0]) for run in units[1:]},
-        replay=replay,
-        recording=recording,
     )
-
-
-def _first_log(folder: Path) -> Path:
-    """Find the first session's log: names begin with the time."""
-    return min(folder.glob(LOGS))
 
 
 def _ratio(many: UnitsResult, one: UnitsResult) -> dict[str, float]:
@@ -145,11 +318,6 @@ def _show(console: Console, found: Bench) -> None:
     facts = machine_line(found.machine)
     console.print(f"{found.model} model, {found.seconds} s of {found.speech} a session; {facts}\n")
     console.print("A unit, p50 / p99 in ms", _units_table(found))
-    replay = found.replay
-    console.print(f"Logic replay of {replay.session_s:.1f} s: {replay.result}")
-    console.print(_replay_table(replay))
-    console.print("Recording a unit", _recording_table(found.recording))
-    console.print("The same at full speed, in other formats", _formats_table(found.recording))
 
 
 def _both(times: Times | None) -> str:
@@ -178,42 +346,3 @@ def _units_table(found: Bench) -> Table:
     ]
     names = [f"{run.sessions} {run.arrival}" if run.sessions > 1 else "1 session" for run in runs]
     return table(["", *names], rows)
-
-
-def _replay_table(replay: ReplayResult) -> Table:
-    rows: list[tuple[str, ...]] = [
-        ("the replay", f"{replay.elapsed_ms:.0f}", f"{replay.times_real_time:.0f}"),
-        ("with a process", f"{replay.process_ms:.0f}", f"{replay.times_real_time_process:.0f}"),
-    ]
-    return table(["", "ms", "times real time"], rows)
-
-
-def _recording_table(found: RecordingResult) -> Table:
-    costs = [found.busy, *(paced.cost for paced in found.paced)]
-    rows: list[tuple[str, ...]] = [
-        ("CPU ms a unit", *(f"{cost.total_ms:.2f}" for cost in costs)),
-        ("  session's task", *(f"{cost.session_ms:.2f}" for cost in costs)),
-        ("  recorder's thread", *(f"{cost.thread_ms:.2f}" for cost in costs)),
-        ("send waits, ms", "", *(_both(paced.send_wait) for paced in found.paced)),
-    ]
-    paced = [f"{each.sessions} a second" for each in found.paced]
-    return table(["", "full speed", *paced], rows)
-
-
-def _formats_table(found: RecordingResult) -> Table:
-    formats = found.formats
-    rows: list[tuple[str, ...]] = [
-        ("kB a unit", *(f"{size / 1000:.0f}" for size in _sizes(found))),
-        ("  the log's relative to it", "1", *(f"{each.of_file_bytes:.2f}" for each in formats)),
-        (
-            "CPU ms a unit",
-            *(f"{cost.total_ms:.2f}" for cost in (found.busy, *(each.cost for each in formats))),
-        ),
-        ("  the log's relative to it", "1", *(f"{each.of_cost:.2f}" for each in formats)),
-        ("keeps every byte", "yes", *("yes" if it.keeps_every_byte else "no" for it in formats)),
-    ]
-    return table(["", "log", *(FORMAT_NAMES[each.name] for each in formats)], rows)
-
-
-def _sizes(found: RecordingResult) -> list[int]:
-    return [found.file_bytes, *(each.file_bytes for each in found.formats)]

@@ -1,25 +1,46 @@
 """How many sessions an engine serves: real-time units, batched and one at a time.
 
-Both modes alternate in this process on one model, so that other load affects both. A unit is missed
-if answered more than a second after it was due, or never: a session `BEHIND_S` late is abandoned
-with its remaining units. `busy_ms` is the CPU time of the engine's thread per unit, which hardly
-depends on other load: a core serves 1000 / `busy_ms` sessions. `virtual` runs on that clock.
+- Both modes alternate in this process on one model, so that other load affects both. A unit is
+  missed if answered more than a second after it was due, or never: a session `BEHIND_S` late is
+  abandoned with its remaining units. `busy_ms` is the CPU time of the engine's thread per unit,
+  which hardly depends on other load: a core serves 1000 / `busy_ms` sessions.
+- `run_virtual` does the same on a clock that stands still during other processes' work: the CPU
+  time of this thread, which runs the engine's scheduler; it skips pauses without a due unit. So it
+  measures an engine on a core of its own, though caches and memory are shared. The host's other
+  work for a session (sockets, the log) is not included.
+- `run_rebuilt` measures how fast a session is rebuilt, in past units per second of the thread's CPU
+  time. A unit is a second, so the figures are multiples of real time. The session is that of the
+  load in slot 0, with one more unit that listens: it ends the turn, so no speech is decoded again.
 """
 
 from __future__ import annotations
 
+import heapq
+import time
+from collections import deque
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import anyio
 import attrs
 import numpy as np
 
-from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import (
+    PAST_UNITS_MAX,
+    DuplexConfig,
+    Finalized,
+    Opening,
+    PastUnit,
+    Unit,
+    UnitResult,
+    Voice,
+)
 
-from ...model.engine.backend import EngineBackend
-from .material import MS, Arrival, Speech, Times, sum_up
-from .output import BenchError
+from ...model.engine.backend import BATCH_MAX, EngineBackend
+from ...model.engine.scheduler import BACKGROUND, Scheduler, Task
+from ...model.engine.stepped import SteppedModel, SteppedSession
+from .material import MS, Arrival, BenchError, Speech, Times, sum_up
 
 Mode = Literal["batched", "single"]
 Doing = Literal["speaking", "listening"]
@@ -268,3 +289,165 @@ def _busy_ratio(runs: Sequence[EngineRun]) -> float:
     counts = ({run.sessions for run in runs if run.mode == mode} for mode in MODES)
     both = max(set.intersection(*counts))
     return round(busy["single", both] / max(1e-3, busy["batched", both]), 2)
+
+
+# -- on a virtual clock ---------------------------------------------------------------------------
+
+
+class _Client:
+    def __init__(self, session: SteppedSession) -> None:
+        self.session = session
+        self.due_ns: deque[tuple[int, int]] = deque()
+        self.is_busy = False
+        self.is_lost = False
+
+
+class VirtualRun:
+    """One run, on the model's first slots; see the module's docstring."""
+
+    def __init__(self, model: SteppedModel, load: Load, case: Case) -> None:
+        self._load, self._case = load, case
+        batch_max = BATCH_MAX if case.mode == "batched" else 1
+        self._scheduler = Scheduler(model.compute, batch_max=batch_max)
+        self._leaps_ns = -time.thread_time_ns()
+        self._clients = [
+            _Client(model.session(load.opening(number), slot=number))
+            for number in range(case.sessions)
+        ]
+        self.answers: list[Answer] = []
+
+    def _now_ns(self) -> int:
+        return time.thread_time_ns() + self._leaps_ns
+
+    def run(self) -> EngineRun:
+        """Open the sessions, have all units computed, and sum up."""
+        for client in self._clients:
+            self._add(client.session.open(), BACKGROUND, lambda _: None)
+        while not self._scheduler.is_idle:
+            self._scheduler.turn(self._now_ns())
+        count, tally = len(self._clients), self._scheduler.tally
+        turns, answered = tally.turns, tally.answers
+        began_ns, began_cpu_ns = self._now_ns(), time.thread_time_ns()
+        due = [
+            (began_ns + index * NS_PER_S + int(self._case.late(number) * NS_PER_S), number)
+            for number in range(count)
+            for index in range(self._load.seconds)
+        ]
+        heapq.heapify(due)
+        indices = [0] * count
+        while due or not self._scheduler.is_idle:
+            if self._scheduler.is_idle:
+                self._leaps_ns += max(0, due[0][0] - self._now_ns())
+            while due and due[0][0] <= self._now_ns():
+                due_ns, number = heapq.heappop(due)
+                self._clients[number].due_ns.append((due_ns, indices[number]))
+                indices[number] += 1
+                self._begin(number)
+            if not self._scheduler.is_idle:
+                self._scheduler.turn(self._now_ns())
+        cpu_ns = time.thread_time_ns() - began_cpu_ns
+        for client in self._clients:
+            client.session.release()
+        return sum_up_run(
+            self._case,
+            self.answers,
+            units=count * self._load.seconds,
+            cpu_ns=cpu_ns,
+            batch_mean=(tally.answers - answered) / max(1, tally.turns - turns),
+        )
+
+    def _add(self, steps: Any, deadline_ns: float, then: Any) -> None:
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                raise error
+            then(result)
+
+        self._scheduler.add(Task(steps=steps, deadline_ns=deadline_ns, done=done))
+
+    def _begin(self, number: int) -> None:
+        client = self._clients[number]
+        if client.is_busy or client.is_lost or not client.due_ns:
+            return
+        due_ns, index = client.due_ns.popleft()
+        began_ns = self._now_ns()
+        if began_ns - due_ns > BEHIND_S * NS_PER_S:
+            client.is_lost = True
+            return
+        client.is_busy = True
+
+        def answered(result: UnitResult) -> None:
+            answered_ns = self._now_ns()
+
+            def finalized(_: Finalized) -> None:
+                after_ms = (self._now_ns() - due_ns) * MS / NS_PER_S
+                answered_ms = (answered_ns - due_ns) * MS / NS_PER_S
+                self.answers.append(Answer.of(result, answered_ms, after_ms))
+                client.is_busy = False
+                self._begin(number)
+
+            steps = client.session.finalize(index, interrupted=False)
+            self._add(steps, self._now_ns() + DUE_S * NS_PER_S, finalized)
+
+        steps = client.session.unit(self._load.unit(number, index), None)
+        self._add(steps, began_ns + DUE_S * NS_PER_S, answered)
+
+
+def run_virtual(model: SteppedModel, load: Load, case: Case) -> EngineRun:
+    """Have sessions request units, on this thread's CPU clock; the model must be unused."""
+    return VirtualRun(model, load, case).run()
+
+
+# -- rebuilding -----------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Rebuilt:
+    """Units rebuilt per second of CPU time.
+
+    Attributes:
+        units: of the session.
+        exact: unit by unit, as recorded.
+        fast: in long prefills.
+        voiced: exact, with a turn that is open from the first unit on: all its speech again.
+    """
+
+    units: int
+    exact: float
+    fast: float
+    voiced: float
+
+
+async def run_rebuilt(backend: EngineBackend, load: Load) -> Rebuilt:
+    """Run a session, and rebuild it in each way; the backend is idle otherwise."""
+    past = await _past(backend, load)
+    voiced = [attrs.evolve(one, is_voiced=True) for one in past[:-1]]
+    return Rebuilt(
+        units=len(past),
+        exact=await _speed(backend, load, past, exact=True),
+        fast=await _speed(backend, load, past, exact=False),
+        voiced=await _speed(backend, load, voiced, exact=True),
+    )
+
+
+async def _past(backend: EngineBackend, load: Load) -> list[PastUnit]:
+    session, past = await backend.open(load.opening(0), slot=0), []
+    for index in range(load.seconds + 1):
+        unit = load.unit(0, index)
+        if index == load.seconds:
+            unit = attrs.evolve(unit, force_listen=True)
+        result = attrs.evolve(await session.run_unit(unit), pcm=b"")
+        await session.finalize(index, interrupted=False)
+        past.append(PastUnit(unit=unit, result=result, interrupted=False))
+    await session.release()
+    return past
+
+
+async def _speed(
+    backend: EngineBackend, load: Load, past: Sequence[PastUnit], *, exact: bool
+) -> float:
+    session = await backend.open(load.opening(0), slot=0)
+    began_ns = backend.engine.statistics.cpu_ns
+    for begin in range(0, len(past), PAST_UNITS_MAX):
+        await session.rebuild(past[begin : begin + PAST_UNITS_MAX], exact=exact)
+    await session.release()  # The engine has then counted all that came before.
+    return round(len(past) * NS_PER_S / (backend.engine.statistics.cpu_ns - began_ns), 1)

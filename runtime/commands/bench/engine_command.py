@@ -30,15 +30,25 @@ from .engine import (
     EngineRun,
     Load,
     Mode,
+    Rebuilt,
     Search,
     Served,
     judge,
     run_engine,
+    run_rebuilt,
+    run_virtual,
 )
-from .material import Arrival, camera_frame, load_speech, machine_facts
-from .output import BenchError, machine_line, print_found, table, tell
-from .rebuilt import Rebuilt, run_rebuilt
-from .virtual import run_virtual
+from .material import (
+    Arrival,
+    BenchError,
+    camera_frame,
+    load_speech,
+    machine_facts,
+    machine_line,
+    print_found,
+    table,
+    tell,
+)
 
 if TYPE_CHECKING:
     from ...model.backends.minicpmo.model import DuplexModel

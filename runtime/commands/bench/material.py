@@ -1,23 +1,30 @@
-"""Material of `antiphon bench`, the same at each run: speech, pictures, summaries of durations.
+"""What the benches share: speech, pictures, sums of durations, and how results are printed.
 
-Without the source tree, the recorded sentence is replaced by a voice-like signal.
+Material is the same at each run. Without the source tree, the recorded sentence is replaced by a
+voice-like signal.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import attrs
+import click
 import numpy as np
+import orjson
 import simplejpeg
 import soxr
+from attrs import AttrsInstance
 from numpy.typing import NDArray
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
-from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.model import INPUT_RATE_HZ
 
 from ... import SOURCE_TREE
 from ...media.audio import read_wav
@@ -97,12 +104,6 @@ def synthetic_voice() -> _Samples:
     return voiced
 
 
-def output_second(speech: Speech, number: int) -> bytes:
-    """Make a second of model speech: float32 LE, 24 kHz mono, all different."""
-    pcm = speech.second(number, rate_hz=OUTPUT_RATE_HZ, gain=0.9 + 0.0007 * number)
-    return pcm[: OUTPUT_RATE_HZ * SAMPLE_BYTES].ljust(OUTPUT_RATE_HZ * SAMPLE_BYTES, b"\0")
-
-
 def camera_frame(number: int) -> bytes:
     """Make a JPEG of about `JPEG_BYTES`: a constant scene with varying noise."""
     at = np.arange(JPEG_SIDE)
@@ -130,3 +131,45 @@ def machine_facts() -> dict[str, str | int | float]:
         "antiphon": version("antiphon"),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+# -- printing -------------------------------------------------------------------------------------
+
+Found = TypeVar("Found", bound=AttrsInstance)
+
+
+class BenchError(click.ClickException):
+    """The bench cannot continue; the text gives the reason in one line."""
+
+
+def tell(text: str) -> None:
+    """Print progress on standard error."""
+    click.echo(f"bench: {text}", err=True)
+
+
+def print_found(
+    found: Found, show: Callable[[Console, Found], None], *, as_json: bool, options: int = 0
+) -> None:
+    """Print results by `show`, or as JSON of `attrs.asdict`, with further orjson `options`."""
+    if as_json:
+        options |= orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
+    else:
+        show(Console(), found)
+
+
+def machine_line(facts: Mapping[str, object]) -> str:
+    """Name the facts of `machine_facts` in one line."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, whole: int = 1
+) -> Table:
+    """Make a table; the first `left` columns are aligned left, the first `whole` never wrapped."""
+    made = Table(box=SIMPLE)
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="left" if place < left else "right", no_wrap=place < whole)
+    for row in rows:
+        made.add_row(*row)
+    return made

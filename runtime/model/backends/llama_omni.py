@@ -54,6 +54,13 @@ CONTEXT_TOKENS_MAX: Final = 40_960
 _log = logging.getLogger("antiphon.model")
 
 
+def load(url: str, slots: int | None = None, **_settings_of_a_device: object) -> LlamaOmniBackend:
+    """Make the backend of a URL: an entry point of `antiphon.backends`; `ValueError`."""
+    if slots not in {None, 1}:
+        raise ValueError("llama_omni serves one session at a time: --slots is 1")
+    return LlamaOmniBackend(url)
+
+
 class LlamaOmniBackend:
     """One llama.cpp-omni server at `ws://host:port` or `wss://host:port`, else `ValueError`."""
 

@@ -37,7 +37,7 @@ class ServerPage {
         "div",
         { class: "head-row" },
         h("h1", {}, "Server"),
-        h("a", { class: "button", href: "/status", target: "_blank", rel: "noopener" }, "All of the status"),
+        h("a", { class: "button", href: "/status", target: "_blank", rel: "noopener" }, "Status as JSON"),
         h("a", { class: "button", href: "/metrics", target: "_blank", rel: "noopener" }, "Metrics"),
         this.#drain,
       ),

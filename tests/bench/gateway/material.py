@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire.codec import encode_base64
-from runtime.commands.bench.material import Speech, camera_frame, load_speech, output_second
+from runtime.commands.bench.material import Speech, camera_frame, load_speech
 
 Contender = Literal["antiphon", "recorded", "echo", "websockets", "logged"]
 """Our server without and with recording, the echo on its transport, and the other library without
@@ -179,6 +180,12 @@ def make_exchanges(count: int = UNITS_MADE) -> list[Exchange]:
     """Make units, the same at each run and no two alike."""
     speech = load_speech()
     return [_make(speech, number) for number in range(count)]
+
+
+def output_second(speech: Speech, number: int) -> bytes:
+    """Make a second of model speech: float32 LE, 24 kHz mono, all different."""
+    pcm = speech.second(number, rate_hz=OUTPUT_RATE_HZ, gain=0.9 + 0.0007 * number)
+    return pcm[: OUTPUT_RATE_HZ * SAMPLE_BYTES].ljust(OUTPUT_RATE_HZ * SAMPLE_BYTES, b"\0")
 
 
 def _make(speech: Speech, number: int) -> Exchange:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from protocol.values.modes import MODES
 from protocol.values.state import Course, diagram
-from runtime.cli import COMMANDS, GROUPS, main
+from runtime.cli import COMMANDS, GROUPS, MOVED, main
 from runtime.settings.settings import Settings
 from tests.golden.logs import FOLDER
 from tests.live.servers import live_server
@@ -67,6 +67,16 @@ def test_what_is_mistyped_is_answered_with_what_was_meant(line: str, meant: str)
     wrong = antiphon(*line.split())
     assert wrong.exit_code in {1, 2}
     assert meant in wrong.stderr
+
+
+@pytest.mark.parametrize("old", MOVED)
+@pytest.mark.parametrize("more", ["", "--help", "more words"])
+def test_an_old_name_is_answered_with_the_new_one(old: str, more: str) -> None:
+    """Who knows the old name would search the help for it."""
+    moved = antiphon(*old.split(), *more.split())
+    assert moved.exit_code == 2
+    assert moved.stderr == f"Error: antiphon {old} is now {MOVED[old]}\n"
+    assert old not in COMMANDS
 
 
 def test_the_help_has_its_commands_under_headings() -> None:
@@ -173,7 +183,7 @@ def test_a_server_without_a_log_keeps_none(tmp_path: Path) -> None:
     [
         (
             ("--no-record", "--keys", "keys.toml"),
-            ("talk to it at http://127.0.0.1:PORT/", "pages at http://127.0.0.1:PORT/status"),
+            ("talk to it at http://127.0.0.1:PORT/", "status at http://127.0.0.1:PORT/status"),
             "nothing is recorded",
             "open to this machine only, with a key of keys.toml",
         ),
@@ -181,14 +191,15 @@ def test_a_server_without_a_log_keeps_none(tmp_path: Path) -> None:
             ("--record", "kept", "--host", "0.0.0.0", "--insecure", "--static", "web"),
             (
                 "talk to it at http://localhost:PORT/console",
-                "pages at http://localhost:PORT/status, and http://localhost:PORT/ (web)",
+                "pages at http://localhost:PORT/ (web)",
+                "status at http://localhost:PORT/status",
             ),
             "recordings in FOLDER/kept",
             "open to every machine that reaches 0.0.0.0, no key is asked for",
         ),
         (
             ("--no-record", "--no-pages"),
-            ("pages at http://127.0.0.1:PORT/status",),
+            ("status at http://127.0.0.1:PORT/status",),
             "nothing is recorded",
             "open to this machine only, no key is asked for",
         ),

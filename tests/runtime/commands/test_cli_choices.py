@@ -29,7 +29,6 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "export": (LOG, "--output", "out"),
     "redact": (LOG, "--output", "out.session.zst"),
     "sessions": (".",),
-    "fuzz": ("--examples", "1", "--seed", "1"),
     "doctor": (),
     "schema": (),
 }

@@ -119,7 +119,6 @@ READERS: Final = (
     "play FILE --port 0",
     "redact FILE --output new.session.zst",
     "shrink FILE --output new.session.zst -- false",
-    "fuzz --again FILE",
     "talk FILE",
     "chat hello --image FILE",
     "transcribe FILE",
@@ -151,7 +150,7 @@ def ask(folder: Path) -> Path:
 CLIENTS: Final = ("talk ask.wav", "chat hello", "transcribe ask.wav")
 
 
-@pytest.mark.parametrize("line", [*CLIENTS, "fuzz"])
+@pytest.mark.parametrize("line", CLIENTS)
 def test_a_server_that_says_nothing(line: str, tmp_path: Path) -> None:
     """A port that takes connections and never answers would be waited for."""
     ask(tmp_path)

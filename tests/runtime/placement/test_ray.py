@@ -18,7 +18,9 @@ import pytest
 from runtime import RUN
 from runtime.model.backends.base import BackendGone
 from runtime.placement import ray as placement_ray
+from runtime.placement.placement import PLACEMENTS, offer
 from runtime.placement.ray import OnRay
+from runtime.settings.declaration import declared
 from runtime.settings.settings import Settings
 from runtime.slots.workers import Workers
 
@@ -37,6 +39,14 @@ def anyio_backend() -> str:
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement_ray, "LOOK_S", 0.05)
+
+
+def test_each_placement_is_a_value_of_the_setting() -> None:
+    """A placement could not be asked for, or its module be missing."""
+    (setting,) = (each for each in declared(Settings) if each.name == "placement")
+    assert set(setting.choices) == {"auto", *PLACEMENTS}
+    for name in PLACEMENTS:
+        assert list(offer(name).problems(Settings())) == []
 
 
 @attrs.define(eq=False)

@@ -1,4 +1,4 @@
-"""`antiphon fuzz --bytes`: broken bytes raise what is documented, and a planted bug is found."""
+"""Fuzzing with `--bytes`: broken bytes raise what is documented, and a planted bug is found."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from recorder.read.verify import verify
-from replay.fuzz.bytewise import fuzz_bytes, read_frame, read_log
-from replay.fuzz.campaign import Budget
-from replay.fuzz.command import fuzz_command
+from tests.fuzz.__main__ import fuzz_command
+from tests.fuzz.campaign import Budget, fuzz_bytes, read_frame, read_log
 from tests.sessions.telemetry import is_whole
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"

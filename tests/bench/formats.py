@@ -9,7 +9,8 @@ Each gets the log's records, a unit at a time, and has written them when it retu
 | `wav` | both voices as 16-bit WAV, pictures as JPEG files in one, all else as lines of JSON |
 
 In MCAP a unit is a flushed zstd chunk with each blob once; with base64 it would be larger. zstd has
-the log's level. `wav` loses the bits of float samples below 16.
+the log's level. `wav` loses the bits of float samples below 16. `json_lines` is the baseline: it
+has no blocks, checksums or chain.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ import zstandard
 from mcap.well_known import MessageEncoding
 from mcap.writer import Writer
 
-from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    OUTPUT_RATE_HZ,
+)
 from recorder.format.records import Record, Value
 from recorder.format.spans import extract
 

@@ -1,4 +1,4 @@
-"""The judge of `antiphon fuzz`: each thing that a server must not do, and what it may do.
+"""The judge of `python -m tests.fuzz`: each thing that a server must not do, and what it may do.
 
 Nothing is played here: the judge is told what was said, as a connection would tell it.
 """
@@ -18,14 +18,10 @@ from protocol.values.limits import FRAME_BYTES_MAX
 from protocol.values.modes import Mode
 from protocol.values.state import Course, Gate
 from protocol.wire.dialects import DIALECTS
-from replay.fuzz.case import Case
-from replay.fuzz.demand import Reader
-from replay.fuzz.internals import CANARY, sign_of
-from replay.fuzz.judge import Judge
-from replay.fuzz.media import MarkerError, fill
-from replay.fuzz.play import append_of, init_of
-from replay.fuzz.schema import described, problem, violations
-from replay.fuzz.values import TRAPS, broken, broken_texts
+from tests.fuzz.case import Case, MarkerError, described, fill, problem, violations
+from tests.fuzz.drawing import TRAPS, broken, broken_texts
+from tests.fuzz.judge import CANARY, Judge, Reader, sign_of
+from tests.fuzz.play import append_of, init_of
 from tests.transcripts.wire_schema import problems
 
 Body = dict[str, Any]

@@ -1,6 +1,7 @@
-"""The command `antiphon fuzz`: hostile clients against a server in memory, or at an address.
+"""Hostile clients against a server in memory, or at an address: `python -m tests.fuzz --help`.
 
 Results are on stdout, as text or as one JSON object; progress is on stderr, if that is a terminal.
+`make test` runs a seeded sample (`test_fuzz`); a run for long is `--seconds 600`.
 """
 
 from __future__ import annotations
@@ -24,19 +25,23 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from protocol.wire.dialects import MODES_OF
+from replay.shared.commands import UnusableError, finish, print_json
+from replay.shared.tables import table
 from runtime.client.terminal import key_option
-
-from ..shared.commands import UnusableError, finish, print_json
-from ..shared.tables import table
-from .bytewise import KINDS, fuzz_bytes
-from .campaign import Budget, Campaign, Target, play_again, save
-from .case import Case, TranscriptError, read_case
-from .local import SCRIPTS, LocalTarget
-from .media import MarkerError, fill
-from .plans import all_names
-from .play import FuzzerError
-from .remote import CannotFuzzError, RemoteTarget, read_address
-from .report import Found, Outcome, Tally
+from tests.fuzz.campaign import KINDS, Budget, Campaign, Target, fuzz_bytes, play_again, save
+from tests.fuzz.case import (
+    Case,
+    Found,
+    MarkerError,
+    Outcome,
+    Tally,
+    TranscriptError,
+    fill,
+    read_case,
+)
+from tests.fuzz.drawing import all_names
+from tests.fuzz.play import SCRIPTS, FuzzerError, LocalTarget
+from tests.fuzz.remote import CannotFuzzError, RemoteTarget, read_address
 
 SECONDS: Final = 60.0
 """The default budget: enough for most answers in every state."""
@@ -273,3 +278,7 @@ def _fuzz_bytes(kind: str, seed: int, budget: Budget, out: Path, as_json: bool) 
     lines = [f"{found.inputs} inputs in {found.elapsed_s:.0f} s, seed {seed}"]
     lines += [f"{label}: {path}" for label, path in found.findings.items()]
     finish(body, lines, as_json=as_json, exit_code=exit_code)
+
+
+if __name__ == "__main__":
+    fuzz_command(prog_name="python -m tests.fuzz")

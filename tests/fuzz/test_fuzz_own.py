@@ -20,19 +20,26 @@ from websockets.uri import parse_uri
 from websockets.utils import accept_key
 
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX
-from replay.fuzz import local
-from replay.fuzz.campaign import Budget, Campaign, play_again
-from replay.fuzz.case import Case, Finding, Step, TranscriptError, read_case, write_case
-from replay.fuzz.command import fuzz_command
-from replay.fuzz.judge import Judge
-from replay.fuzz.local import LocalTarget
-from replay.fuzz.media import MATERIAL_BYTES_MAX, fill, size_of
-from replay.fuzz.plans import all_names, cases
-from replay.fuzz.play import FuzzerError, frame_of
-from replay.fuzz.sockets import TOO_BIG_BYTES, SocketWire
-from replay.fuzz.values import MEDIA, TRAPS, broken
-from tests.replay.test_fuzz import SWALLOWED, planted
-from tests.replay.test_fuzz_judge import CREATED, DONE, INIT, judge_of, tell
+from tests.fuzz import play as local
+from tests.fuzz.__main__ import fuzz_command
+from tests.fuzz.campaign import Budget, Campaign, play_again
+from tests.fuzz.case import (
+    MATERIAL_BYTES_MAX,
+    Case,
+    Finding,
+    Step,
+    TranscriptError,
+    fill,
+    read_case,
+    size_of,
+    write_case,
+)
+from tests.fuzz.drawing import MEDIA, TRAPS, all_names, broken, cases
+from tests.fuzz.judge import Judge
+from tests.fuzz.play import FuzzerError, LocalTarget, frame_of
+from tests.fuzz.remote import TOO_BIG_BYTES, SocketWire
+from tests.fuzz.test_fuzz import SWALLOWED, planted
+from tests.fuzz.test_fuzz_judge import CREATED, DONE, INIT, judge_of, tell
 
 KEYS = st.sampled_from(("$.input", "$", "$$pcm", "$pcms", "a"))
 PLAIN = st.recursive(
@@ -131,7 +138,7 @@ def test_an_error_of_the_judge_ends_the_run_with_2(
 
 def test_an_error_in_the_drawing_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hypothesis would make it small, and the run end with a traceback."""
-    monkeypatch.setattr("replay.fuzz.plans._Plan.move", fails)
+    monkeypatch.setattr("tests.fuzz.drawing._Plan.move", fails)
     with pytest.raises(FuzzerError, match="a bug of the fuzzer"):
         Campaign(LocalTarget(), all_names(), seed=1, budget=Budget(examples=5)).run()
 

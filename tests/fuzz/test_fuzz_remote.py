@@ -1,9 +1,11 @@
-"""`antiphon fuzz --url`: over real sockets, against the real server and against wrong ones."""
+"""Fuzzing with `--url`: over real sockets, against the real server and against wrong ones."""
 
 from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +13,15 @@ import pytest
 from click.testing import CliRunner
 from websockets.sync.server import ServerConnection
 
-from replay.fuzz.campaign import Budget, Campaign
-from replay.fuzz.case import FAULTS, Case, Step
-from replay.fuzz.command import fuzz_command
-from replay.fuzz.plans import RAW, all_names
-from replay.fuzz.remote import CannotFuzzError, RemoteTarget, read_address
+from tests.fuzz.__main__ import fuzz_command
+from tests.fuzz.campaign import Budget, Campaign
+from tests.fuzz.case import FAULTS, Case, Step
+from tests.fuzz.drawing import RAW, all_names
+from tests.fuzz.remote import CannotFuzzError, RemoteTarget, read_address
 from tests.live.servers import LiveServer, live_server
 from tests.network.peers import create, peer, say
 
+ROOT = Path(__file__).parents[2]
 ANSWER_S = 8.0
 INIT = {"type": "session.init", "payload": {}}
 
@@ -125,7 +128,7 @@ def test_the_key_goes_with_the_handshake() -> None:
     ],
 )
 def test_an_address_is_taken_as_servers_print_it(url: str, origin: str) -> None:
-    """What `antiphon serve` prints could not be given to `antiphon fuzz`."""
+    """What `antiphon serve` prints could not be given to `python -m tests.fuzz`."""
     assert read_address(url).origin == origin
 
 
@@ -164,3 +167,11 @@ def test_the_command_fuzzes_an_address(live: LiveServer, tmp_path: Path) -> None
     assert told.exit_code == 0, told.output
     body = json.loads(told.stdout)
     assert (body["examples"], body["url"], body["left"]) == (5, live.url, "")
+
+
+def test_it_runs_as_a_module() -> None:
+    """The line that the README names would not run."""
+    words = (sys.executable, "-m", "tests.fuzz", "--examples", "3", "--seed", "1", "--json")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["examples"] == 3

@@ -1,4 +1,4 @@
-"""`antiphon bench streaming`: it runs, its sums and counts are right. No time is judged here."""
+"""The bench of live transcription: it runs, its sums are right. No time is judged here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import anyio
 import attrs
-import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -18,38 +17,39 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ
-from runtime.cli import main
-from runtime.commands.bench.command import bench_command
-from runtime.commands.bench.material import machine_facts
-from runtime.commands.bench.output import BenchError
-from runtime.commands.bench.streaming import (
-    PIECES_A_SECOND,
-    LiveResult,
-    Spread,
-    Told,
-    delay_of,
-    measure_live,
-    spread_of,
-    sum_up_live,
-)
-from runtime.commands.bench.streaming_command import StreamingResult, show, streaming_command
-from runtime.commands.bench.streaming_flat import PARTS, FlatResult, Part, make_stream, measure_flat
-from runtime.commands.bench.streaming_material import (
-    HELDOUT,
-    PIECE_SAMPLES,
-    TAIL_SAMPLES,
-    Phrase,
-    SpokenWord,
-    Utterance,
-    find_seconds,
-    find_words,
-    load_phrases,
-    make_utterance,
-    words_of,
-)
+from runtime.commands.bench.material import BenchError, machine_facts
 from runtime.commands.server_process import served
 from runtime.model.backends.minicpmo.anchor import Anchor
 from runtime.model.backends.minicpmo.model import DuplexModel
+from tests.bench.streaming import (
+    HELDOUT,
+    PARTS,
+    PIECE_SAMPLES,
+    PIECES_A_SECOND,
+    TAIL_SAMPLES,
+    FlatResult,
+    LiveResult,
+    Part,
+    Phrase,
+    SpokenWord,
+    Spread,
+    StreamingResult,
+    Told,
+    Utterance,
+    delay_of,
+    find_seconds,
+    find_words,
+    load_phrases,
+    make_stream,
+    make_utterance,
+    measure_flat,
+    measure_live,
+    show,
+    spread_of,
+    streaming_command,
+    sum_up_live,
+    words_of,
+)
 from tests.models import random_model
 from tests.sessions.in_memory import numbers
 
@@ -60,8 +60,8 @@ SECONDS: Final = 2 * PARTS
 @pytest.fixture(scope="module")
 def body() -> dict[str, Any]:
     """A short run's JSON: a server in a process of its own, and sound at the pace of speech."""
-    words = ["bench", "streaming", "--json", "--model", "scripted", "--phrases", str(PHRASES)]
-    done = CliRunner().invoke(main, words)
+    words = ["--json", "--model", "scripted", "--phrases", str(PHRASES)]
+    done = CliRunner().invoke(streaming_command, words)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -355,19 +355,9 @@ def test_percentiles_are_by_nearest_rank(durations_s: list[float]) -> None:
     assert spread.max_ms == pytest.approx(ranked[-1] * 1000, abs=0.001)
 
 
-# -- where it is found --------------------------------------------------------------------------
-
-
 def test_the_keys_are_documented() -> None:
     """A reader of the JSON has to guess what a figure is."""
-    text = Path(__file__).parents[3].joinpath("docs", "performance.md").read_text("utf-8")
+    text = Path(__file__).parents[2].joinpath("docs", "performance.md").read_text("utf-8")
     classes = (StreamingResult, LiveResult, Spread, FlatResult, Part)
     names = {field.name for each in classes for field in attrs.fields(each)}
     assert sorted(name for name in names if f"`{name}`" not in text) == []
-
-
-def test_it_is_a_command_of_bench() -> None:
-    """Nobody finds it."""
-    assert isinstance(bench_command, click.Group)
-    assert bench_command.commands["streaming"] is streaming_command
-    assert "streaming" in CliRunner().invoke(bench_command, ["--help"]).output

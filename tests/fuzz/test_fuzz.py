@@ -1,4 +1,4 @@
-"""`antiphon fuzz` in memory: it finds bugs that are planted, makes them small, and cries no wolf.
+"""The fuzzer in memory: it finds bugs that are planted, makes them small, and cries no wolf.
 
 The planted bugs stand between a real server and its WebSocket, so that all else is as it should be.
 """
@@ -15,16 +15,14 @@ from click.testing import CliRunner
 
 from protocol.values.modes import Mode
 from protocol.values.state import Course
-from protocol.wire.dialects import DIALECTS
-from replay.fuzz.campaign import Budget, Campaign, play_again, save
-from replay.fuzz.case import Case, Finding, Step, TranscriptError, read_case
-from replay.fuzz.command import fuzz_command
-from replay.fuzz.local import Handle, LocalTarget
-from replay.fuzz.plans import Names, all_names
-from replay.fuzz.report import Found, Tally
-from replay.fuzz.schema import described
+from protocol.wire.dialects import DIALECTS, MODES_OF
 from runtime.net.websocket import WebSocket, deliver_received
 from runtime.serve.routing import Route
+from tests.fuzz.__main__ import fuzz_command
+from tests.fuzz.campaign import Budget, Campaign, play_again, save
+from tests.fuzz.case import Case, Finding, Found, Step, Tally, TranscriptError, described, read_case
+from tests.fuzz.drawing import Names, all_names
+from tests.fuzz.play import Handle, LocalTarget
 from tests.sessions.in_memory import append_frame, close_frame
 
 Frame = str | bytes | None
@@ -336,6 +334,15 @@ def test_the_command_fuzzes_one_dialect_and_says_so_in_words(tmp_path: Path) -> 
     assert told.stdout.startswith("15 cases")
     assert "legacy-chat CONNECTED" in told.stdout
     assert "realtime" not in told.stdout
+
+
+@pytest.mark.parametrize("dialect", MODES_OF)
+def test_each_dialect_that_the_help_names_can_be_fuzzed(dialect: str) -> None:
+    """The help would offer what ends in an error."""
+    told = CliRunner().invoke(
+        fuzz_command, ["--examples", "1", "--seed", "1", "--dialect", dialect]
+    )
+    assert told.exit_code == 0, told.output
 
 
 @pytest.mark.parametrize("as_json", [False, True])
