@@ -1,0 +1,152 @@
+"""The size of the product, which may only fall.
+
+`SIZE` has the code lines (without blank lines, comments and docstrings) and the files of each
+package. A change that raises a number edits the table in the same commit, and its message says why;
+a change that lowers one by more than `SLACK` lowers the table. `python -m tests.test_size` prints
+the table as it would be now.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+SIZE: Final[Mapping[str, tuple[int, int]]] = {}
+"""Code lines and files by package; `runtime/model` is not counted in `runtime`."""
+ANCESTORS_MAX: Final = 12
+"""The most classes of ours in one line of inheritance, of classes with methods; the goal is 3."""
+IMPORTS_PERCENT_MAX: Final = 13
+"""The part of the code lines that imports; the goal is 9."""
+SLACK: Final = 50
+"""Code lines by which a package may be below its row."""
+UNCOUNTED: Final = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+)
+
+
+def code_lines(text: str) -> int:
+    """Count the lines of a source that hold code."""
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in UNCOUNTED and token.string:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstring_lines(ast.parse(text)))
+
+
+def docstring_lines(tree: ast.AST) -> set[int]:
+    """Find the lines of strings that stand as statements: docstrings, of constants too."""
+    return {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+
+
+def import_lines(tree: ast.AST) -> int:
+    """Count the lines of import statements."""
+    return sum(
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+
+
+def sources() -> Iterator[tuple[Path, str, str]]:
+    """Give the path, the package and the text of each source file of the product."""
+    for package in ("antiphon", "protocol", "recorder", "runtime", "replay"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            is_model = path.is_relative_to(ROOT / "runtime" / "model")
+            yield path, "runtime/model" if is_model else package, path.read_text("utf-8")
+
+
+def sizes() -> dict[str, tuple[int, int]]:
+    """Measure the code lines and files of each package."""
+    found: dict[str, tuple[int, int]] = {}
+    for _, package, text in sources():
+        lines, files = found.get(package, (0, 0))
+        found[package] = (lines + code_lines(text), files + 1)
+    return found
+
+
+def longest_line() -> list[str]:
+    """Find the longest line of inheritance among classes with methods, the child first."""
+    parents: dict[str, list[str]] = {}
+    for path, _, text in sources():
+        tree, module = ast.parse(text), path.relative_to(ROOT).with_suffix("").parts
+        names = dict[str, str]()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                start = module[: -node.level] if node.level else ()
+                source = ".".join((*start, *filter(None, [node.module])))
+                names |= {it.asname or it.name: f"{source}.{it.name}" for it in node.names}
+            elif isinstance(node, ast.ClassDef):
+                names[node.name] = ".".join((*module, node.name))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and has_methods(node):
+                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                parents[names[node.name]] = [names[base] for base in bases if base in names]
+
+    def line(name: str) -> list[str]:
+        above = [line(base) for base in parents[name] if base in parents]
+        return [name, *max(above, key=len, default=[])]
+
+    return max(map(line, parents), key=len)
+
+
+def has_methods(node: ast.ClassDef) -> bool:
+    """Whether a class is one of behaviour."""
+    return any(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+
+
+@pytest.mark.parametrize("package", SIZE)
+def test_a_package_does_not_grow(package: str) -> None:
+    """A package is as large as its row says, or a little smaller."""
+    lines, files = sizes()[package]
+    lines_max, files_max = SIZE[package]
+    assert (lines <= lines_max, files <= files_max) == (True, True), (
+        f"{package} has {lines} code lines in {files} files, its row allows {lines_max} in "
+        f"{files_max}: make it smaller, or raise the row and say why in the commit"
+    )
+    assert (lines_max - lines <= SLACK, files_max == files) == (True, True), (
+        f"{package} has only {lines} code lines in {files} files: lower its row"
+    )
+
+
+def test_every_package_has_a_row() -> None:
+    """A new package is counted."""
+    assert sizes().keys() == SIZE.keys()
+
+
+def test_classes_inherit_over_few_levels() -> None:
+    """No line of inheritance is longer than the longest one so far."""
+    found = longest_line()
+    assert len(found) == ANCESTORS_MAX, " <- ".join(found)
+
+
+def test_imports_are_a_small_part() -> None:
+    """The part of the lines that imports does not grow."""
+    texts = [text for _, _, text in sources()]
+    imports = sum(import_lines(ast.parse(text)) for text in texts)
+    assert 100 * imports / sum(map(code_lines, texts)) <= IMPORTS_PERCENT_MAX
+
+
+def test_only_code_is_counted() -> None:
+    """Blank lines, comments and docstrings are free; a string over lines is not."""
+    text = '"""Doc."""\n\n# a comment\nX = 1  # one\n"""Of X."""\n\nY = """\na\n"""\n'
+    assert code_lines(text) == 4
+
+
+if __name__ == "__main__":
+    for row, (lines, files) in sizes().items():
+        print(f'    "{row}": ({lines:_}, {files}),')
+    print(len(longest_line()), *longest_line())
