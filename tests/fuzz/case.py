@@ -506,6 +506,9 @@ def violations(schema: Json, value: Any, path: str) -> Iterator[str]:
         yield from _range(schema, value, path)
     if isinstance(value, dict) and "properties" in schema:
         yield from _fields(schema, value, path)
+    if isinstance(value, list) and "items" in schema:
+        for index, each in enumerate(value):
+            yield from violations(schema["items"], each, f"{path}[{index}]")
 
 
 def _same(one: object, other: object) -> bool:

@@ -271,6 +271,7 @@ def test_the_validator_agrees_with_a_full_one(
         ({"oneOf": [{"type": "string"}, {"type": "null"}]}, 1),
         ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}, {}),
         ({"type": "object", "properties": {"a": {"type": "string"}}}, {"a": 1}),
+        ({"type": "array", "items": {"type": "object"}}, [{}, None]),
     ],
 )
 def test_each_rule_of_a_schema_is_held(schema: Body, value: object) -> None:
