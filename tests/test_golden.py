@@ -9,6 +9,7 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.record_names import RECORD_NAMES
 from recorder.format.format import SUFFIX
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
@@ -70,9 +71,8 @@ def test_none_is_ever_written_again() -> None:
 
 def test_they_show_all_that_can_happen() -> None:
     """What no golden log holds can change its meaning with every test green."""
-    events = {event.__name__ for event in get_args(ev.Event)}
-    effects = {effect.__name__ for effect in get_args(ef.Effect)}
-    assert (events | effects) - names_in_logs("type") == NOT_RECORDED
+    known = {RECORD_NAMES[cls] for cls in (*get_args(ev.Event), *get_args(ef.Effect))}
+    assert known - names_in_logs("type") == NOT_RECORDED
     assert names_in_logs("dialect") == DIALECTS
     assert names_in_logs("mode") >= {"video", "audio", "chat", "transcription"}
 

@@ -10,7 +10,6 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.model import Costs, Finalized, Opened, UnitResult
 from protocol.values.requests import Append, Init
 from protocol.wire.dialects.realtime import REALTIME
@@ -65,7 +64,6 @@ class Talker:
             mode="video",
             seed=identity.seed,
             limits=limits,
-            behaviour=NEWEST,
             recording="on",
         )
         self._journal.append_event(opened)
