@@ -81,6 +81,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak.restarts
 	@$(BIN)/python -m tests.soak.prefixes
 	@$(BIN)/python -m tests.soak.sleepers
+	@$(BIN)/python -m tests.soak.renames
 	@$(BIN)/python -m tests.soak.gateways
 	@$(BIN)/python -m tests.soak.clients
 	@$(BIN)/python -m tests.soak.assessed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final, get_args
 
@@ -9,6 +11,7 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.record_names import RECORD_NAMES
 from recorder.format.format import SUFFIX
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
@@ -70,9 +73,8 @@ def test_none_is_ever_written_again() -> None:
 
 def test_they_show_all_that_can_happen() -> None:
     """What no golden log holds can change its meaning with every test green."""
-    events = {event.__name__ for event in get_args(ev.Event)}
-    effects = {effect.__name__ for effect in get_args(ef.Effect)}
-    assert (events | effects) - names_in_logs("type") == NOT_RECORDED
+    known = {RECORD_NAMES[cls] for cls in (*get_args(ev.Event), *get_args(ef.Effect))}
+    assert known - names_in_logs("type") == NOT_RECORDED
     assert names_in_logs("dialect") == DIALECTS
     assert names_in_logs("mode") >= {"video", "audio", "chat", "transcription"}
 
@@ -103,6 +105,33 @@ def test_the_events_in_it_are_whole(path: Path) -> None:
     assert events
     for item in events:
         assert event_of(item.fields, item.at_ns).at_ns == item.at_ns
+
+
+def replayed_renamed(*options: str) -> dict[str, str]:
+    """Replay all golden logs with other names in the product; gives the result of each."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.golden.renaming", *options, *map(str, LOGS)],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return {line.split()[0]: line.split()[1] for line in ran.stdout.splitlines()}
+
+
+def test_a_log_knows_no_name_of_an_event_an_effect_or_a_value() -> None:
+    """No class or attribute could ever be called what it is, for the sake of recordings."""
+    wanted = {"damaged": "damaged", "open": "identical", "finished": "identical"}
+    assert replayed_renamed() == {path.name: wanted[state_of(path)] for path in LOGS}
+
+
+@pytest.mark.parametrize("name", ["SetTimer", "UnitResult.kv_length"])
+def test_a_name_that_reaches_logs_is_noticed(name: str) -> None:
+    """The test above would be green whatever stands in records."""
+    found = replayed_renamed("--broken", "--only", name)
+    assert list(found.values()).count("diverged") > LOGS_MIN
 
 
 @pytest.mark.parametrize("name", HARMS)

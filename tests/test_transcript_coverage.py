@@ -43,7 +43,7 @@ CANNOT: Final[Mapping[str, str]] = {
     "legacy-duplex client prepare duplex config.sliding_window=context": SLIDES,
     "duplex-v1 client session.update duplex session.voice_config.sliding_window=basic": SLIDES,
     "duplex-v1 client session.update duplex session.voice_config.sliding_window=context": SLIDES,
-    "realtime server response.output.delta duplex response_id absent": "older recordings alone",
+    "realtime server response.output.delta duplex response_id absent": "each listen names a turn",
     "legacy-chat server error request code=not_ready": "its only message is never too early",
     "legacy-chat server error request code=unknown_event": "its messages have no type",
     "legacy-chat server error request code=worker_connect_failed": "a turn opens no session",

@@ -15,7 +15,6 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import LAST_PIECE
 from ..values.digest import derive_id
 from ..values.errors import ErrorCode
 from ..values.messages import Delta, Metrics, Prefilled, QueueDone, Response
@@ -243,7 +242,7 @@ class Chat(Resuming):
         turn.tokens = result.generated_tokens
         turn.codes += len(result.codec_ids)
         turn.text = result.text
-        if not (turn.pending.ask.streaming and self.behaves(LAST_PIECE)):
+        if not turn.pending.ask.streaming:
             turn.pcm.append(result.pcm)
         elif result.pcm:
             self._say_piece(turn, "", result.pcm)

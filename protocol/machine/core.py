@@ -18,7 +18,6 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import EARLY_INIT, SESSION_NAMED
 from ..values.digest import derive_id, session_id_of
 from ..values.errors import (
     CLOSE_INTERNAL_ERROR,
@@ -216,7 +215,7 @@ class Core:
     @property
     def early_bytes(self) -> int | None:
         """Size of the kept opening message; 0 if one may come, None if not."""
-        is_kept = self.has_opening and self.behaves(EARLY_INIT) and self.state is State.QUEUED
+        is_kept = self.has_opening and self.state is State.QUEUED
         return len(self.early or b"") if is_kept else None
 
     @property
@@ -231,8 +230,7 @@ class Core:
     @property
     def recording_id(self) -> str:
         """The recording's name as sent to the client; empty without a recording."""
-        is_told = self.opened.endpoint != "realtime" or self.behaves(SESSION_NAMED)
-        return self.opened.recording_id if is_told and self.recording == "on" else ""
+        return self.opened.recording_id if self.recording == "on" else ""
 
     def decode(self, kind: ef.MediaKind, data: bytes, **how: int) -> int:
         """Request `DecodeMedia`; returns the media's number."""
@@ -249,8 +247,7 @@ class Core:
     def say(self, message: ServerMessage) -> None:
         """Send a message; the table says whether it may be sent, and the next state."""
         self.state = next_state(Role.SERVER, self.course, self.state, type(message))
-        if self.behaves(SESSION_NAMED):
-            message = _named(message, session_id_of(self.opened.recording_id))
+        message = _named(message, session_id_of(self.opened.recording_id))
         self.said.append(message)
         for frame in self.dialect.encode(message):
             self.say_frame(frame)

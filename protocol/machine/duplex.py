@@ -11,7 +11,6 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import DROPPED_MEDIA, LISTEN_TURN, LOCKSTEP
 from ..values.digest import derive_id
 from ..values.errors import ErrorCode
 from ..values.limits import (
@@ -86,7 +85,7 @@ class Duplex(BargeIn):
 
     def ready(self, prompt_length: int) -> None:
         """Go on: the model holds the prompt."""
-        if self.opened.endpoint == "duplex" and self.behaves(LOCKSTEP):
+        if self.opened.endpoint == "duplex":
             self.lockstep = Lockstep(kv_length=prompt_length)
         super().ready(prompt_length)
 
@@ -133,7 +132,7 @@ class Duplex(BargeIn):
                 force_listen_passed=unit.attached.force_listen,
             )
         )
-        for frame in unit.attached.frames if self.behaves(DROPPED_MEDIA) else ():
+        for frame in unit.attached.frames:
             if frame.media in self.undecided_media:
                 self.undecided_media.discard(frame.media)
                 self.do(ef.CancelDecode(media=frame.media))
@@ -183,7 +182,7 @@ class Duplex(BargeIn):
                 session_id=self.held.session_id,
                 input_id=self.held.input_id,
                 metrics=self.held.metrics,
-                response_id=self.held.response_id if self.behaves(LISTEN_TURN) else "",
+                response_id=self.held.response_id,
             )
 
     def start_if_due(self) -> None:
@@ -273,7 +272,7 @@ class Duplex(BargeIn):
         )
         self.ended_id = None
         if result.end_of_turn:
-            self.ended_id = self.response_id if self.behaves(LISTEN_TURN) else None
+            self.ended_id = self.response_id
             self.response_id = None
         return speech
 
@@ -285,7 +284,7 @@ class Duplex(BargeIn):
         """End the spoken turn; returns the turn that the listen ends, else the one it precedes."""
         ended = self.response_id or self.ended_id or self._next_response_id
         self.response_id = self.ended_id = None
-        return ended if self.behaves(LISTEN_TURN) else ""
+        return ended
 
     def _metrics(self, result: UnitResult) -> Metrics:
         costs = result.costs

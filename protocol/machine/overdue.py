@@ -38,8 +38,8 @@ def watch(core: Core, event: ev.Event) -> None:
         core.alive_ns = None
     elif core.alive_ns is None or isinstance(event, SIGNS_OF_LIFE):
         core.alive_ns = core.now_ns
-    if core.alive_ns is not None and "call" not in core.timers.pending:
-        core.do(core.timers.set("call", core.alive_ns + wait_s * NS_PER_S))
+    if core.alive_ns is not None and "watchdog" not in core.timers.pending:
+        core.do(core.timers.set("watchdog", core.alive_ns + wait_s * NS_PER_S))
 
 
 def look(core: Core) -> None:

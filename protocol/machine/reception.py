@@ -16,7 +16,6 @@ from typing import Final
 
 import attrs
 
-from ..values.behaviour import OPENAI_ENDS, OWN_WORDS, PLAYBACK, RECORD_ASKED, SHORT_REFUSALS
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import PIECES, FrameReceived
@@ -138,7 +137,7 @@ class Reception:
             core.complain(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
             core.end("rejected", words=ErrorCode.INVALID_EVENT)
             return None
-        request = _kind_of(core, body)
+        request = core.dialect.classify(body)
         if request is Request.INIT and gate in _SETTING_UP and _is_unrecorded(core, body):
             core.forget_recording()  # also where the message is refused, or has to wait
         if event.shortened is not None:
@@ -191,7 +190,7 @@ class Reception:
         along. An opening message that is kept while queued stays whole: it is read later.
         """
         core, frame = self._core, event.frame
-        if frame is None or not core.behaves(SHORT_REFUSALS):
+        if frame is None:
             return event
         like = self._likeness.read(gate, frame, self._context, ahead=True)
         if like is not None and core.refused(like.message) is None:
@@ -203,10 +202,10 @@ class Reception:
                 return shorten(event, None)
             return shorten(event, _start_of(frame), unreadable=error.reason)
         self._ahead = _Ahead(frame, body, core.dialect)
-        request = _kind_of(core, body)
+        request = core.dialect.classify(body)
         if _is_openai(core, gate, body):
             outline = _outline(body)
-            is_seen = _kind_of(core, outline) is request
+            is_seen = core.dialect.classify(outline) is request
             return shorten(event, dump_frame(outline)) if is_seen else event
         if event.has_room and judge(gate, request) == KEEP:
             return event
@@ -218,7 +217,7 @@ class Reception:
         if refused is None:
             return event
         outline = _outline(body)
-        if _kind_of(core, outline) is not request:
+        if core.dialect.classify(outline) is not request:
             return event
         if refusal is not None and _refusal(core, gate, request, outline) == refusal:
             return shorten(event, dump_frame(outline))
@@ -296,16 +295,11 @@ def _outline_of(key: str, value: object) -> object:
 
 
 def _is_unrecorded(core: Resuming, body: Json) -> bool:
-    if core.opened.must_record or not core.behaves(RECORD_ASKED):
+    if core.opened.must_record:
         return False
     places = (body, *(body.get(name) for name in _NESTED))
     name = "store" if core.opened.endpoint == "live" else "record"
     return any(isinstance(place, Mapping) and place.get(name) is False for place in places)
-
-
-def _kind_of(core: Resuming, body: Json) -> Request:
-    request = core.dialect.classify(body)
-    return request if request is not Request.PLAYED or core.behaves(PLAYBACK) else Request.UNKNOWN
 
 
 def _refusal(
@@ -337,15 +331,13 @@ def _context(core: Resuming) -> Context:
 
 def _is_openai(core: Resuming, gate: Gate, body: Json) -> bool:
     is_here = gate in OPENAI_GATES and core.opened.endpoint == "realtime"
-    return is_here and core.behaves(OPENAI_ENDS) and is_openai_update(body)
+    return is_here and is_openai_update(body)
 
 
 def _words_of_refusal(
     core: Resuming, gate: Gate, request: Request, body: Json, verdict: Verdict
 ) -> str:
     """Describe the refused message in the client's own words, and when."""
-    if not core.behaves(OWN_WORDS):
-        return f"{request} event in state {gate}"
     kind = body.get("type")
     if request is Request.UNKNOWN:
         name = "an event of no known type"

@@ -12,7 +12,6 @@ from typing import Final
 import attrs
 
 from ..values import events as ev
-from ..values.behaviour import SHORT_APPENDS
 from ..values.errors import ErrorCode
 from ..values.limits import FRAMES_MAX, UNIT_FRAMES_MAX
 from ..values.requests import Append, ClientMessage, See
@@ -73,12 +72,12 @@ class Seeing(Forking):
     def _is_seen_out(self) -> bool:
         """Whether the current second of input has all the frames it may have."""
         frames = len(self.seen) + len(self.assembler.attached.frames)
-        return self.behaves(SHORT_APPENDS) and frames >= UNIT_FRAMES_MAX
+        return frames >= UNIT_FRAMES_MAX
 
     def decode_all(self, message: Append) -> tuple[Frame, ...]:
         """Have an append's frames decoded, as many as its second may still have."""
         frames, before = message.frames, len(self.seen) + self.assembler.frames_before(message.pcm)
-        if self.behaves(SHORT_APPENDS) and before + len(frames) > UNIT_FRAMES_MAX:
+        if before + len(frames) > UNIT_FRAMES_MAX:
             self.complain(ErrorCode.INVALID_PAYLOAD, _TOO_MANY_FRAMES)
             frames = frames[: max(UNIT_FRAMES_MAX - before, 0)]
         return tuple(self._decode(jpeg) for jpeg in frames)

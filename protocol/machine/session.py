@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from ..values import behaviour
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import NEWEST, NOTICES
 from ..values.digest import digest
 from ..values.errors import LocalProtocolError
 from ..values.limits import ESTIMATE_INTERVAL_S, NS_PER_S, STATE_HASH_UNITS
@@ -72,8 +72,9 @@ class Session:
 
         `LocalProtocolError` if its behaviour is newer than this machine.
         """
-        if event.behaviour > NEWEST:
-            raise LocalProtocolError(f"behaviour {event.behaviour}, known are 0 to {NEWEST}")
+        if event.behaviour > behaviour.NEWEST:
+            known = f"known are 0 to {behaviour.NEWEST}"
+            raise LocalProtocolError(f"behaviour {event.behaviour}, {known}")
         session = cls(event)
         session._core.greet()
         session._core.begin()
@@ -286,7 +287,7 @@ class Session:
             return
         if event.name == "cleanup":
             self._core.release(condemn=True)
-        elif event.name == "call":
+        elif event.name == "watchdog":
             overdue.look(self._core)
         elif not self._core.bears(event.name):
             self._core.timed_out(event.name)
@@ -299,7 +300,7 @@ class Session:
         core.is_draining = True
         if not core.is_busy:
             core.shut_down()
-        elif core.has_opening and (core.wants_notices or not core.behaves(NOTICES)):
+        elif core.has_opening and core.wants_notices:
             core.say(GoingAway(seconds_left=event.wait_s))
 
     def _recording_failed(self, _event: ev.RecordingFailed) -> None:

@@ -38,8 +38,8 @@ def snapshot_of(core: Resuming) -> Keys:
     """Return a session's state; a course's keys replace those of its model call."""
     return {
         **_core(core),
-        **_move(core),
-        **_peer(core),
+        "migration": _migration(core),
+        "peer": _peer(core),
         "opening": False,
         "running_turn": None,
         "running_chunk": None,
@@ -66,10 +66,10 @@ def _core(core: Core) -> Keys:
         "fields_ignored": core.fields_ignored,
         "early_bytes": None if core.early is None else frame_bytes(core.early),
         "wants_notices": core.wants_notices,
-        **({"forking": True} if core.is_forking else {}),
+        "forking": core.is_forking,
         "timers": {"set": dict(core.timers.pending), "generation": core.timers.generation},
         "queue": {
-            "told_ns": core.told_ns,
+            "sent_ns": core.told_ns,
             "position": None if place is None else place.position,
             "length": None if place is None else place.queue_length,
             "wait_s": None if place is None else place.estimated_wait_s,
@@ -78,14 +78,12 @@ def _core(core: Core) -> Keys:
     }
 
 
-def _move(core: Core) -> Keys:
-    """The keys of a session that may outlive its worker; absent in others."""
-    if not core.opened.limits.rebuild_wait_s:
-        return {}
+def _migration(core: Core) -> Keys:
+    """The keys of a session that may move to another worker."""
     keys: Keys = {}
     if isinstance(core, Moving):
         keys = {
-            "moving": core.is_moving,
+            "migrating": core.is_moving,
             "revoked": core.is_revoked,
             "repeated": core.is_repeated,
             "losses": core.losses,
@@ -93,25 +91,21 @@ def _move(core: Core) -> Keys:
     match core:
         case Duplex():
             unit = core.call.unit
-            keys |= {"most": core.waiting.most, "unit": None if unit is None else _running(unit)}
+            keys |= {"units_max": core.waiting.most, "unit": unit and _running(unit)}
         case Transcription():
             chunk = core.chunk
-            keys["chunk"] = None if chunk is None else _chunk(chunk)
+            keys["chunk"] = chunk and _chunk(chunk)
         case Chat():
-            keys["turn"] = None if core.turn is None else [core.turn.pieces, core.turn.repeated]
-    return {"move": keys}
+            keys["turn"] = core.turn and [core.turn.pieces, core.turn.repeated]
+    return keys
 
 
 def _peer(core: Resuming) -> Keys:
-    """The keys of a session that can be resumed; absent in others."""
-    if not core.has_numbers:
-        return {}
-    peer = {
+    return {
         "detached": core.is_detached,
         "asleep": core.is_asleep,
         "received": core.frames_received,
     }
-    return {"peer": peer}
 
 
 def _running(unit: Unit) -> Keys:
@@ -121,7 +115,7 @@ def _running(unit: Unit) -> Keys:
         "frames": [len(frame) for frame in unit.frames],
         "force_listen": unit.force_listen,
         "max_slice_nums": unit.max_slice_nums,
-        **({"force_speak": True} if unit.force_speak else {}),
+        "force_speak": unit.force_speak,
     }
 
 
@@ -155,7 +149,7 @@ def _init(init: PendingInit) -> Keys:
 
 def _duplex(duplex: Duplex) -> Keys:
     assembler = duplex.assembler
-    own = {
+    own: Keys = {
         "media": duplex.media,
         "undecided": sorted(duplex.undecided_media),
         "assembler": {
@@ -170,15 +164,13 @@ def _duplex(duplex: Duplex) -> Keys:
         "responses": duplex.responses,
         "appends": duplex.appends,
         "units_dropped": duplex.units_dropped,
-        "seen": _frames(duplex.seen),
+        "pictures": _frames(duplex.seen),
         "is_paused": duplex.is_paused,
         "max_slice_nums": duplex.max_slice_nums,
         "deferred_finalize": duplex.deferred_finalize,
         "lockstep": None if duplex.lockstep is None else _lockstep(duplex.lockstep),
+        "user": [duplex.samples, duplex.is_speaking, duplex.is_hushed, duplex.over_samples],
     }
-    if duplex.opened.limits.barge_in:
-        over = duplex.over_samples
-        own["user"] = [duplex.samples, duplex.is_speaking, duplex.is_hushed, over]
     if isinstance(duplex, Live):
         own["live"] = _live(duplex)
     elif isinstance(duplex, OpenAI):
@@ -229,28 +221,28 @@ def _openai(openai: OpenAI) -> Keys:
         "instructions": len(told.instructions),
         "voice": told.voice,
         "modality": told.modality,
-        "heard": told.heard,
-        "spoken": told.spoken,
+        "input_format": told.heard,
+        "output_format": told.spoken,
         "detection": None if told.detection is None else _detection(told.detection),
         **_pieces(openai),
         "opened": openai.is_opened,
         "updates": openai.updates,
         "samples": openai.samples,
         "speaking": openai.is_speaking,
-        "heard_item": openai.heard_item,
+        "input_item": openai.heard_item,
         "uncommitted_bytes": openai.uncommitted_bytes,
         "items": [[it.id, it.role, it.status, len(it.parts)] for it in openai.items.values()],
         "items_made": openai.items_made,
         "reply": None if reply is None else [reply.id, reply.modality, reply.output_tokens],
         "words": len(openai.words),
-        "hushed": openai.is_hushed,
+        "must_listen": openai.is_hushed,
         "asked": openai.is_asked,
         "metadata": len(openai.metadata or ()),
         "due_units": openai.due_units,
         "sound_ns": openai.sound_ns,
         "transcriber": told.transcriber,
         "spans": [[*span] for span in openai.spans],
-        **({"skipped": openai.skipped} if openai.skipped else {}),
+        "skipped": openai.skipped,
         "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in openai.utterances],
     }
 
@@ -354,7 +346,7 @@ def _dictation(dictation: Dictation) -> Keys:
     return {
         "model": told.model,
         "transcriber": told.transcriber,
-        "heard": told.heard,
+        "input_format": told.heard,
         "detection": None if told.detection is None else _detection(told.detection),
         "updates": dictation.updates,
         "items_made": dictation.items_made,

@@ -14,7 +14,7 @@ LIFE_TIMERS: Final[tuple[TimerName, ...]] = (
     "init",
     "idle",
     "pause",
-    "call",
+    "watchdog",
     "rebuild",
     "detach",
     "resume",

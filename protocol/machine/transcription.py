@@ -25,7 +25,6 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import COMMIT_BEGINS_ANEW, NO_MODEL_TOLD, TWO_SIGNALS
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
 from ..values.messages import TranscriptDelta, TranscriptDone
@@ -52,8 +51,7 @@ class Utterance:
         sound: PCM16 that waits.
         is_begun: committed: it may be transcribed.
         is_final: all its sound has arrived.
-        is_answered: the model failed at it, and its end was sent; or it was taken back. In sessions
-            without `COMMIT_BEGINS_ANEW` sound appended to it later is discarded.
+        is_answered: the model failed at it, and its end was sent; or it was taken back.
         is_heard_out: the last chunk was the one that ends it.
         texts: the model's text, chunk by chunk.
     """
@@ -185,8 +183,8 @@ class Transcription(Moving):
             self._look_at_idle()
         elif name == "init":
             wait_s = self.opened.limits.init_wait_s
-            told = f"the session is over: no model was chosen within {wait_s:g} s"
-            self.end("timeout", told=told if self.behaves(NO_MODEL_TOLD) else None)
+            text = f"the session is over: no model was chosen within {wait_s:g} s"
+            self.end("timeout", told=text)
         else:
             super().timed_out(name)
 
@@ -336,8 +334,8 @@ class Transcription(Moving):
             text = f"the model failed at second {index} of utterance {number}"
             self.failed(utterance, ErrorCode.INFERENCE_ERROR, text)
         utterance.is_answered = utterance.is_heard_out = True
-        self.owes_commit = not utterance.is_final and self.behaves(TWO_SIGNALS)
-        utterance.is_final = utterance.is_final or self.behaves(COMMIT_BEGINS_ANEW)
+        self.owes_commit = not utterance.is_final
+        utterance.is_final = True
         self.waiting_bytes -= len(utterance.sound)
         utterance.sound.clear()
         self._end_if_due()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import attrs
 
-from .digest import added
 from .transcript import ChunkResult
 from .turn import Prefill, TurnChunk, TurnResult
 
@@ -46,7 +45,7 @@ class TurnFailed:
     at_ns: int
     index: int
     context_full: bool = False
-    refused: str = added("")
+    refused: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -12,37 +12,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Final, TypeVar, cast
+from typing import Final
 
-import attrs
+from .record_names import RECORD_FIELDS, RECORD_NAMES
 
 DIGEST_BYTES: Final = 16
 """blake2b-128: short enough for every record, long enough never to collide by chance."""
-
-ADDED: Final = "added"
-"""Marks a field that `added` made, in its metadata."""
 
 NUMBERS: Final = frozenset({bool, int, float, type(None)})
 """Kinds that are fed as they are written."""
 
 _SESSION_ID: Final = re.compile("sess_[0-9a-f]{12}")
-
-T = TypeVar("T")
-
-
-def added(default: T, **options: Any) -> T:
-    """Make a field of a class that recordings already hold; `options` are those of `attrs.field`.
-
-    With its default, which recordings without the field stand for, it is left out of the digest and
-    of the record: both stay as they were.
-    """
-    field: T = attrs.field(default=default, metadata={ADDED: True}, **options)
-    return field
-
-
-def is_unsaid(field: attrs.Attribute[Any], value: object) -> bool:
-    """Whether a field came later and has its default, and so is left out."""
-    return ADDED in field.metadata and bool(value == field.default)
 
 
 def derive_id(prefix: str, recording_id: str, counter: int) -> str:
@@ -65,8 +45,8 @@ def is_session_id(text: str) -> bool:
 def digest(value: object) -> str:
     """Name a value by blake2b-128, in hex.
 
-    It takes attrs instances, enums, mappings, sequences, sets, bytes, text, numbers and None,
-    nested; `TypeError` for any other. Attributes with `eq=False` are left out.
+    It takes the classes that records have names for, enums, mappings, sequences, sets, bytes, text,
+    numbers and None, nested; `TypeError` for any other. Attributes at their default are left out.
     """
     hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
     _feed(hasher, value)
@@ -86,14 +66,13 @@ def _feed(hasher: hashlib.blake2b, value: object) -> None:
     elif isinstance(value, bytes | bytearray):
         hasher.update(b"b%d:" % len(value))
         hasher.update(value)
-    elif attrs.has(kind):
-        instance = cast("attrs.AttrsInstance", value)
-        hasher.update(f"a{kind.__name__}:".encode())
-        for field in attrs.fields(type(instance)):
-            value = getattr(instance, field.name)
-            if field.eq and not is_unsaid(field, value):
-                _feed(hasher, field.name)
-                _feed(hasher, field.eq_key(value) if field.eq_key else value)
+    elif (fields := RECORD_FIELDS.get(kind)) is not None:
+        hasher.update(f"a{RECORD_NAMES[kind]}:".encode())
+        for field, name in fields:
+            item = getattr(value, field.name)
+            if item != field.default:
+                _feed(hasher, name)
+                _feed(hasher, item)
     elif isinstance(value, Mapping):
         hasher.update(b"m%d:" % len(value))
         for key in sorted(value):

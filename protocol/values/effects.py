@@ -10,7 +10,6 @@ from typing import Literal
 
 import attrs
 
-from .digest import added
 from .events import TimerName
 from .model import Opening, Unit
 from .modes import Mode
@@ -68,7 +67,7 @@ class EnterQueue:
     """
 
     mode: Mode
-    ahead: bool = added(False)
+    ahead: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -106,8 +105,8 @@ class DecodeMedia:
     media: int
     kind: MediaKind
     data: bytes
-    rate_hz: int = added(0)
-    stack_frames: int = added(1)
+    rate_hz: int = 0
+    stack_frames: int = 1
 
 
 @attrs.frozen(kw_only=True)

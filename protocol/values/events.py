@@ -20,7 +20,6 @@ from .call_events import TurnDone as TurnDone  # noqa: PLC0414 - a part of event
 from .call_events import TurnFailed as TurnFailed  # noqa: PLC0414 - a part of events
 from .call_events import TurnPrefilled as TurnPrefilled  # noqa: PLC0414 - a part of events
 from .call_events import TurnProgress as TurnProgress  # noqa: PLC0414 - a part of events
-from .digest import added
 from .errors import ErrorCode
 from .fork_events import Forked as Forked  # noqa: PLC0414 - a part of events
 from .messages import QueuePlace
@@ -48,7 +47,7 @@ TimerName = Literal[
     "cleanup",
     "idle",
     "pause",
-    "call",
+    "watchdog",
     "rebuild",
     "detach",
     "resume",
@@ -81,13 +80,13 @@ class ConnectionOpened:
     seed: int
     limits: SessionLimits
     recording: Literal["on", "off"]
-    endpoint: Endpoint = added("realtime")
-    label: str = added("")
-    behaviour: int = added(0)
-    quiet: bool = added(False)
-    must_record: bool = added(False)
-    recording_notice: str = added("")
-    resume_hash: str = added("")
+    endpoint: Endpoint = "realtime"
+    label: str = ""
+    behaviour: int = 0
+    quiet: bool = False
+    must_record: bool = False
+    recording_notice: str = ""
+    resume_hash: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,8 +101,8 @@ class FrameReceived:
 
     at_ns: int
     frame: Frame
-    has_room: bool = added(True)
-    shortened: Shortened | None = added(None)
+    has_room: bool = True
+    shortened: Shortened | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -124,7 +123,7 @@ class PeerGone:
     """
 
     at_ns: int
-    code: int = added(0)
+    code: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -204,7 +203,7 @@ class BackendOpenFailed:
     at_ns: int
     lease: int
     context_full: bool = False
-    is_lost: bool = added(False)
+    is_lost: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -221,8 +220,8 @@ class MediaDecoded:
     at_ns: int
     media: int
     pcm: bytes = b""
-    pictures: tuple[bytes, ...] = added(())
-    stacked: tuple[bytes, ...] = added(())
+    pictures: tuple[bytes, ...] = ()
+    stacked: tuple[bytes, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

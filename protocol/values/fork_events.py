@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import attrs
 
-from .digest import added
 from .session_limits import SessionLimits
 
 
@@ -21,5 +20,5 @@ class Forked:
 
     at_ns: int
     limits: SessionLimits
-    resume_hash: str = added("")
-    recording_notice: str = added("")
+    resume_hash: str = ""
+    recording_notice: str = ""

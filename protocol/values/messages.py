@@ -14,7 +14,6 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from .digest import added
 from .errors import ErrorCode
 from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage, UserWords
 from .model import OUTPUT_RATE_HZ
@@ -132,8 +131,8 @@ class Metrics:
     vision_tokens: int = 0
     dropped_units: int = 0
     recording: RecordingState = "on"
-    session_ms: float = added(0.0)
-    wall_ms: float = added(0.0)
+    session_ms: float = 0.0
+    wall_ms: float = 0.0
 
 
 @attrs.frozen(kw_only=True)
@@ -152,7 +151,7 @@ class Listen:
     session_id: str
     input_id: str
     metrics: Metrics
-    response_id: str = added("")
+    response_id: str = ""
     silence_samples: int = OUTPUT_RATE_HZ
     coding: Coding = "audio/pcm"
 

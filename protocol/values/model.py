@@ -13,8 +13,6 @@ from typing import Final, Literal
 
 import attrs
 
-from .digest import added
-
 SlidingWindow = Literal["off", "basic", "context"]
 Stage = Literal["prefill", "llm", "tts", "token2wav"]
 """The stages of one unit, in the order in which they run."""
@@ -105,7 +103,7 @@ class Unit:
     frames: tuple[bytes, ...] = ()
     force_listen: bool = False
     max_slice_nums: int = 1
-    force_speak: bool = added(False)
+    force_speak: bool = False
 
 
 @attrs.frozen(kw_only=True)

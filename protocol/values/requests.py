@@ -13,7 +13,6 @@ from enum import StrEnum
 
 import attrs
 
-from .digest import added
 from .live import LiveSettings
 from .live import Mute as Mute  # noqa: PLC0414 - a request
 from .live import Unmute as Unmute  # noqa: PLC0414 - a request
@@ -92,8 +91,8 @@ class Init:
     max_slice_nums: int = 1
     config: DuplexConfig = DuplexConfig()
     live: LiveSettings = LiveSettings()
-    notices: bool = added(False)
-    record: bool = added(True)
+    notices: bool = False
+    record: bool = True
     ignored: tuple[str, ...] = ()
 
 
@@ -262,7 +261,7 @@ class SpeechRequest:
     mode: SpeechMode = "default"
     language: Language = "en"
     voice: Voice | None = None
-    voice_ms_max: int | None = added(None)
+    voice_ms_max: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -295,10 +294,10 @@ class Ask:
     use_image_id: bool = True
     omni: bool = False
     thinking: bool = False
-    tts_template: bool = added(False)
-    record: bool = added(True)
-    tools: tuple[Tool, ...] = added(())
-    tool_choice: ToolChoice = added("auto")
+    tts_template: bool = False
+    record: bool = True
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = "auto"
     input_id: str | None = None
     ignored: tuple[str, ...] = ()
 
@@ -313,7 +312,7 @@ class ChooseModel:
     """
 
     model: str
-    record: bool = added(True)
+    record: bool = True
     ignored: tuple[str, ...] = ()
 
 

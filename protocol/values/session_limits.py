@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import attrs
 
-from .digest import added
 from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX, UNITS_PENDING_MAX
 from .model import SlidingWindow
 
@@ -48,17 +47,17 @@ class SessionLimits:
     sliding_windows: tuple[SlidingWindow, ...] = ("off",)
     can_rollback: bool = True
     close_on_recording_failure: bool = False
-    idle_s: int = added(IDLE_S)
-    pause_s: int = added(PAUSE_S)
-    call_wait_s: int = added(0)
-    models: tuple[str, ...] = added(())
-    sound_bytes: int = added(SOUND_BYTES_MAX)
-    rebuild_wait_s: int = added(0)
-    rebuild_units: int = added(UNITS_PENDING_MAX)
-    can_repeat: bool = added(False)
-    can_speak: bool = added(False)
-    can_see: bool = added(False)
-    transcriber: str = added("")
-    barge_in: bool = added(False)
-    detach_s: int = added(0)
-    resume_s: int = added(0)
+    idle_s: int = IDLE_S
+    pause_s: int = PAUSE_S
+    call_wait_s: int = 0
+    models: tuple[str, ...] = ()
+    sound_bytes: int = SOUND_BYTES_MAX
+    rebuild_wait_s: int = 0
+    rebuild_units: int = UNITS_PENDING_MAX
+    can_repeat: bool = False
+    can_speak: bool = False
+    can_see: bool = False
+    transcriber: str = ""
+    barge_in: bool = False
+    detach_s: int = 0
+    resume_s: int = 0

@@ -14,7 +14,6 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from .digest import added
 from .model import Costs
 from .tools import Tool, ToolCall, ToolResult
 
@@ -93,7 +92,7 @@ class ChatConfig:
     top_k: int = 100
     repetition_penalty: float = 1.02
     length_penalty: float = 1.0
-    min_new_tokens: int = added(0)
+    min_new_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -137,8 +136,8 @@ class Turn:
     omni: bool
     thinking: bool
     seed: int
-    tts_template: bool = added(False)
-    tools: tuple[Tool, ...] = added(())
+    tts_template: bool = False
+    tools: tuple[Tool, ...] = ()
 
     @property
     def has_tools(self) -> bool:
@@ -209,4 +208,4 @@ class TurnResult:
     logits_hash: str = ""
     margin: float = 0.0
     costs: Costs = Costs()
-    calls: tuple[ToolCall, ...] = added(())
+    calls: tuple[ToolCall, ...] = ()

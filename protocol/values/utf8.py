@@ -11,7 +11,6 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from .digest import added
 from .errors import ErrorCode
 
 TEXT_BYTES_MIN: Final = 1024 * 1024
@@ -65,7 +64,7 @@ class Shortened:
     blake2b: str
     head: str = attrs.field(default="", repr=False)
     unreadable: str = ""
-    refused: Refused | None = added(None)
+    refused: Refused | None = None
 
 
 Frame: TypeAlias = str | bytes | Utf8Text | None

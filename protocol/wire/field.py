@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import attrs
 
-from ..values.behaviour import NEWEST
 from ..values.errors import ErrorCode, FieldError
 from ..values.modes import Mode
 from .codec import Value
@@ -36,21 +35,14 @@ class Columns:
     Attributes:
         omit: it is left out if it is the default, or cannot be written; an object, if empty.
         rank: fields of a lower rank are written before it.
-        since: the first behaviour that knows it.
-        until: the first behaviour that no longer knows it.
+        since: the first behaviour number whose sessions read it (`protocol.values.behaviour`).
         doc: its meaning, if the attribute's own line does not have it.
     """
 
     omit: bool = False
     rank: int = 0
     since: int = 0
-    until: int = NEWEST + 1
     doc: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether sessions that begin now know it."""
-        return self.since <= NEWEST < self.until
 
 
 @attrs.frozen(kw_only=True)

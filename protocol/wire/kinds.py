@@ -13,11 +13,9 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
-from ..values.behaviour import ITEM_PICTURES, LINE_BREAKS, SHORT_APPENDS, WEBP
 from ..values.errors import FieldError, LocalProtocolError
 from ..values.limits import (
     APPEND_SAMPLES_MAX,
-    APPEND_SAMPLES_MIN,
     FRAME_BYTES_MAX,
     VOICE_NAME_CHARS_MAX,
 )
@@ -196,9 +194,8 @@ def _chars(count: int) -> int:
 def heard(samples_min: int) -> Kind:
     """Base64 of float32 LE samples, `samples_min` to `APPEND_SAMPLES_MAX`."""
 
-    def read(value: Value, at: Reading) -> bytes:
-        is_short = at.context.behaves(SHORT_APPENDS)
-        return value.pcm(samples_min if is_short else APPEND_SAMPLES_MIN)
+    def read(value: Value, _: Reading) -> bytes:
+        return value.pcm(samples_min)
 
     lengths = {
         "maxLength": _chars(APPEND_SAMPLES_MAX * SAMPLE_BYTES),
@@ -209,7 +206,7 @@ def heard(samples_min: int) -> Kind:
 
 
 SOUND16: Final = Kind(
-    read=lambda value, at: value.pcm16(line_breaks=at.context.behaves(LINE_BREAKS)),
+    read=lambda value, _: value.pcm16(line_breaks=True),
     write=encode_base64,
     schema=base64_of(PCM16, minLength=_chars(SAMPLE16_BYTES)),
     holds=SPOKEN,
@@ -244,9 +241,9 @@ def _jpeg(value: Value, _: Reading) -> bytes:
     return data
 
 
-def _image(value: Value, at: Reading) -> bytes:
+def _image(value: Value, _: Reading) -> bytes:
     data = value.binary()
-    check_image(value.path, data, webp=at.context.behaves(WEBP))
+    check_image(value.path, data)
     return data
 
 
@@ -256,16 +253,15 @@ def _video(value: Value, _: Reading) -> bytes:
     return data
 
 
-def _image_url(value: Value, at: Reading) -> bytes:
+def _image_url(value: Value, _: Reading) -> bytes:
     url = value.value if isinstance(value.value, str) else ""
-    takes_all = at.context.behaves(ITEM_PICTURES)
     for kind, head in IMAGE_URL_HEADS.items():
-        if url.startswith(head) and (takes_all or kind == "JPEG"):
+        if url.startswith(head):
             data = Value(path=value.path, value=url.removeprefix(head)).binary()
             check_frame(value.path, data, kind)
             return data
-    taken = "JPEG, PNG or WebP" if takes_all else "JPEG"
-    raise invalid(value.path, f"only a {taken} is taken here: {IMAGE_URL_HEADS['JPEG']}...")
+    taken = "only a JPEG, PNG or WebP is taken here"
+    raise invalid(value.path, f"{taken}: {IMAGE_URL_HEADS['JPEG']}...")
 
 
 def _write_image_url(data: bytes) -> str | None:

@@ -66,10 +66,10 @@ def check_frame(path: str, data: bytes, kind: ImageKind = "JPEG") -> tuple[int, 
     return check_image(path, data)
 
 
-def check_image(path: str, data: bytes, *, webp: bool = True) -> tuple[int, int]:
+def check_image(path: str, data: bytes) -> tuple[int, int]:
     """Check a conversation's JPEG, PNG or WebP; returns width and height in pixels.
 
-    `webp` accepts a WebP (`behaviour.WEBP`). `FieldError` for another format, or a bigger image.
+    `FieldError` for another format, or a bigger image.
     """
     check_bytes(path, data, IMAGE_BYTES_MAX)
     match kind_of(data):
@@ -77,11 +77,10 @@ def check_image(path: str, data: bytes, *, webp: bool = True) -> tuple[int, int]
             return _check_sides(path, "PNG", *_png_size(path, data))
         case "JPEG":
             return _check_sides(path, "JPEG", *_frame_size(path, data))
-        case "WebP" if webp:
+        case "WebP":
             header = read_webp(path, data)
             return _check_sides(path, "WebP", header.width, header.height)
-    taken = "no JPEG, PNG or WebP" if webp else "neither a JPEG nor a PNG"
-    raise invalid(path, f"{len(data)} bytes that are {taken}")
+    raise invalid(path, f"{len(data)} bytes that are no JPEG, PNG or WebP")
 
 
 def _check_sides(path: str, kind: ImageKind, width: int, height: int) -> tuple[int, int]:

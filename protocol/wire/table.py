@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, get_type_hints
 
 import attrs
 
-from ..values.behaviour import NEWEST
+from ..values import behaviour
 from ..values.errors import ErrorCode, FieldError, LocalProtocolError
 from .codec import KEY_SHOWN, Value, dump_frame, invalid
 from .field import Columns, Field, Put, as_it_is
@@ -122,11 +122,7 @@ class Shape:
         self.rows = rows
         self.closed = closed
         self.known = dict(known or {})
-        read = [row for row in rows if row.is_read]
-        self._plans = tuple(
-            self._plan([row for row in read if row.since <= number < row.until])
-            for number in range(NEWEST + 1)
-        )
+        self._plans = dict[int, tuple[tuple[Row, ...], frozenset[str]]]()
         written = [row for row in rows if not isinstance(row, Rule) and row.is_said]
         self.written = tuple(sorted(written, key=lambda row: row.rank))
         plain = [row for row in self.written if isinstance(row, Field) and row.is_plain]
@@ -138,11 +134,15 @@ class Shape:
         self._values = _values_of(tuple(row.attribute for row in plain))
         self._others = tuple(row.putter() for row in self.written if not row.is_as_it_is)
 
-    def _plan(self, rows: list[Row]) -> tuple[tuple[Row, ...], frozenset[str]]:
-        return tuple(rows), frozenset([*self.known, *(name for row in rows for name in row.names)])
-
     def _plan_for(self, context: Context) -> tuple[tuple[Row, ...], frozenset[str]]:
-        return self._plans[min(context.behaviour, NEWEST)]
+        """The rows that a session's behaviour reads, and the names that it knows."""
+        number = min(context.behaviour, behaviour.NEWEST)
+        found = self._plans.get(number)
+        if found is None:
+            rows = tuple(row for row in self.rows if row.is_read and row.since <= number)
+            names = (name for row in rows for name in row.names)
+            found = self._plans[number] = rows, frozenset([*self.known, *names])
+        return found
 
     def rows_for(self, context: Context) -> tuple[Row, ...]:
         """List the rows that are read in a context."""

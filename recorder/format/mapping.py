@@ -14,8 +14,8 @@ sent frame verbatim (`tx`), others with bytes replaced by length and blake2b-128
 | `chunk` | `ChunkDone` |
 | `event`, `effect` | all others |
 
-A field added later (`protocol.values.digest.added`) is omitted at its default: old records stay the
-same.
+Records have names of their own (`protocol.values.record_names`). A field that has its default is
+left out.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from typing import Any, Final, TypeVar, get_args
 import attrs
 from cattrs import Converter
 from cattrs.errors import CattrsError
-from cattrs.gen import make_dict_unstructure_fn, override
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import SNAPSHOT
-from protocol.values.digest import ADDED, digest
+from protocol.values.digest import digest
 from protocol.values.errors import ErrorCode
+from protocol.values.record_names import RECORD_FIELDS, RECORD_NAMES
 from protocol.values.utf8 import Frame, Utf8Text
 
 from .records import Fields, Value
@@ -63,14 +64,17 @@ EVENT_KINDS: Final = frozenset(
     {"rx", "prepare", "unit", "finalize", "rollback", "turn", "chunk", "event"}
 )
 EFFECT_KINDS: Final = frozenset({"tx", "effect"})
-EVENTS: Final[Mapping[str, type[ev.Event]]] = {cls.__name__: cls for cls in get_args(ev.Event)}
-EFFECTS: Final[Mapping[str, type[ef.Effect]]] = {cls.__name__: cls for cls in get_args(ef.Effect)}
+EVENTS: Final[Mapping[str, type[ev.Event]]] = {RECORD_NAMES[it]: it for it in get_args(ev.Event)}
+EFFECTS: Final[Mapping[str, type[ef.Effect]]] = {RECORD_NAMES[it]: it for it in get_args(ef.Effect)}
+"""The classes by their names in records."""
 
 
 MACHINE_SCHEMA: Final = 1
 """Version of a log's events and effects, as in its head; a newer log is not comparable here."""
 SCHEMA: Final[Mapping[str, int]] = {"machine": MACHINE_SCHEMA, "snapshot": SNAPSHOT}
 """The schema versions in the head of a new log."""
+_EVENT_CLASSES: Final = frozenset(EVENTS.values())
+_AT_NS: Final = frozenset({"at_ns"})
 HASHES_KEPT: Final = 3
 """Of the pictures that wait for their unit; a fourth is hashed twice."""
 HASHED_BYTES_MAX: Final = 256 << 10
@@ -82,10 +86,10 @@ class MappingError(ValueError):
 
 
 def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
-    """Return the kind and plain fields of an event's record; `type` is its class, no `at_ns`."""
-    fields = _plain(event)
-    del fields["at_ns"]
-    return KINDS.get(type(event), "event"), {"type": type(event).__name__, **fields}
+    """Return the kind of an event's record, and its plain fields with `type`, without `at_ns`."""
+    cls, fields = type(event), _plain(event)
+    fields["type"] = RECORD_NAMES[cls]
+    return KINDS.get(cls, "event"), fields
 
 
 class Hashes:
@@ -122,12 +126,13 @@ def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str,
     if hashes is not None and isinstance(effect, ef.DecodeMedia) and effect.kind == "jpeg":
         hash_of = hashes.keep
     fields = {name: _hashed(value, hash_of) for name, value in _plain(effect).items()}
-    return "effect", {"type": type(effect).__name__, **fields}
+    fields["type"] = RECORD_NAMES[type(effect)]
+    return "effect", fields
 
 
 def whole_effect(effect: ef.Effect) -> dict[str, Value]:
     """Return the plain fields of an effect with its bytes, for a process that performs it."""
-    return {"type": type(effect).__name__, **_plain(effect)}
+    return {"type": RECORD_NAMES[type(effect)], **_plain(effect)}
 
 
 def event_of(fields: Fields, at_ns: int) -> ev.Event:
@@ -207,25 +212,39 @@ def _frame(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} where a frame is due")
 
 
-def _has_added(cls: type) -> bool:
-    return attrs.has(cls) and any(ADDED in field.metadata for field in attrs.fields(cls))
+def _is_named(cls: Any) -> bool:
+    return cls in RECORD_FIELDS
 
 
-def _without_defaults(cls: type[attrs.AttrsInstance], converter: Converter) -> Any:
-    """Write an instance without later-added fields at their defaults."""
-    leave_out = {
-        field.name: override(omit_if_default=True)
-        for field in attrs.fields(cls)
-        if ADDED in field.metadata
+def _names(cls: type[attrs.AttrsInstance], *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The names of a class's attributes in records, as overrides for cattrs; `but` these names."""
+    return {
+        field.name: override(rename=name, omit=name in but or None)
+        for field, name in RECORD_FIELDS[cls]
     }
-    return make_dict_unstructure_fn(cls, converter, **leave_out)  # type: ignore[arg-type]
 
 
 def _make_converter() -> Converter:
-    converter = Converter(forbid_extra_keys=True, detailed_validation=False)
-    converter.register_unstructure_hook_factory(
-        _has_added, lambda cls: _without_defaults(cls, converter)
-    )
+    converter = Converter(forbid_extra_keys=True, detailed_validation=False, omit_if_default=True)
+
+    def write(cls: Any) -> Any:
+        """Write an instance; an event without its time, which its record has anyway."""
+        but = _AT_NS if cls in _EVENT_CLASSES else frozenset[str]()
+        return make_dict_unstructure_fn(
+            cls, converter, _cattrs_omit_if_default=True, **_names(cls, but=but)
+        )
+
+    def read(cls: Any) -> Any:
+        return make_dict_structure_fn(
+            cls,
+            converter,
+            _cattrs_forbid_extra_keys=True,
+            _cattrs_detailed_validation=False,
+            **_names(cls),
+        )
+
+    converter.register_unstructure_hook_factory(_is_named, write)
+    converter.register_structure_hook_factory(_is_named, read)
     for kind in (int, str, bytes, bool, float):
         converter.register_structure_hook(kind, _strictly(kind))
     converter.register_structure_hook_func(lambda kind: kind == tuple[int, ...], _ints)

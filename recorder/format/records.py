@@ -36,7 +36,7 @@ Fields: TypeAlias = Mapping[str, Value]
 
 RECORD_VERSIONS: Final[Mapping[str, int]] = {
     "session": 1,
-    "rx": 2,
+    "rx": 1,
     "tx": 1,
     "event": 1,
     "effect": 1,

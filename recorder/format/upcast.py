@@ -2,9 +2,9 @@
 
 Rules: logs are never rewritten when a kind's version (`RECORD_VERSIONS`) rises: records are upcast
 on reading, one version at a time, blobs resolved. Newer versions and unknown kinds are refused. An
-added field needs no upcast: it has a default (`protocol.values.digest.added`). If a field changes
-its meaning or is removed, a conversion is entered in `UPCASTS`. An `rx` record of version 2 has the
-same fields as before: it may name a part of a blob.
+added field needs no upcast: it has a default, and is left out while it has it
+(`protocol.values.record_names`). If a field changes its meaning or is removed, a conversion is
+entered in `UPCASTS`. All records have version 1 yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .records import RECORD_VERSIONS, Fields
 Upcast: TypeAlias = Callable[[Fields], Fields]
 """Converts fields to the next version; may raise `FormatError`."""
 
-UPCASTS: Final[Mapping[str, Mapping[int, Upcast]]] = {"rx": {1: lambda fields: fields}}
+UPCASTS: Final[Mapping[str, Mapping[int, Upcast]]] = {}
 """The conversion to the next version, by kind and version."""
 
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import attrs
 
-from protocol.values.digest import derive_id, session_id_of
+from protocol.values.digest import derive_id
 
 from ..format.errors import FormatError, RecorderError
 from ..format.expansion import Expansion
@@ -175,10 +175,8 @@ def _with_head(known: Summary, fields: Fields) -> Summary:
 
 
 def session_id_in(head: Fields) -> str | None:
-    """Return the session id in a head's fields; in old logs it derives from the recording id."""
-    recording_id = _text(head.get("recording_id"))
-    derived = None if recording_id is None else session_id_of(recording_id)
-    return _text(head.get("session_id")) or derived
+    """Return the session id in a head's fields, if it is a short text."""
+    return _text(head.get("session_id"))
 
 
 def _text(value: Value) -> str | None:

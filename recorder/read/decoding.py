@@ -27,8 +27,8 @@ Resolve: TypeAlias = Callable[[int], "StoredRecord"]
 Charge: TypeAlias = Callable[[int], None]
 """Charges the length of a blob before it is unpacked, or raises `FormatError`."""
 
-PARTS_VERSION: Final = 2
-"""Of a kind of record that may name a part of a blob."""
+PARTED_KIND: Final = "rx"
+"""The kind of record that may name a part of a blob."""
 PART_VALUES: Final = 4
 """Its entry in the blob table, `[seq, index, start, length]`."""
 _KEYS: Final = frozenset({"at_ns", "blobs", "fields", "kind", "seq", "version"})
@@ -100,8 +100,8 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
     except RecorderError as error:
         raise FormatError(str(error)) from error
     table = _check_table(found["blobs"])
-    if version < PARTS_VERSION and any(len(entry) == PART_VALUES for entry in table):
-        raise FormatError(f"{kind} record of version {version} names a part of a blob")
+    if kind != PARTED_KIND and any(len(entry) == PART_VALUES for entry in table):
+        raise FormatError(f"{kind} record names a part of a blob")
     starts = _find_blobs(table, area)
     return StoredRecord(record=record, version=version, table=table, area=area, starts=starts)
 

@@ -33,7 +33,7 @@ from runtime.telemetry.unit_meter import UnitMeter
 
 from ..export.moments import Moment, Words
 from ..export.timeline import Timeline
-from ..shared.fields import below, typed
+from ..shared.fields import typed
 from ..shared.redacted import removed_in
 from ..story.exchanges import Exchange
 from ..story.reading import Passage, SessionStory
@@ -131,7 +131,7 @@ class Gathering:
         if record.kind in EVENT_KINDS:
             self._talked_ns = record.at_ns
         if passage.effect == "DetectSpeech":
-            at, rate_hz = (typed(record.fields, name, int) for name in ("at", "rate_hz"))
+            at, rate_hz = (typed(record.fields, name, int) for name in ("at_samples", "rate_hz"))
             if at is not None and rate_hz:
                 silence_ms = typed(record.fields, "silence_ms", int)
                 self._talk.user.searched(record.at_ns, at, rate_hz, silence_ms)
@@ -143,9 +143,7 @@ class Gathering:
             case ev.SpeechStarted() | ev.SpeechStopped():
                 self._talk.user.found(passage.event)
             case ev.UnitDone(result=result):
-                opening = below(story.opening, "config")
-                free = typed(opening, "force_listen_count", int) or 0
-                self._units.decided(result, story.exchanges.current, free)
+                self._units.decided(result, story.exchanges.current, story.forced_units)
             case ev.ChunkDone(at_ns=at_ns, result=result) if result.text:
                 heard_ns = story.dictated.heard_ns
                 if heard_ns:  # else the dialect's sound is not placed

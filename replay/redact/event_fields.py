@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 import attrs
 
 from protocol.values import events as ev
-from protocol.values.behaviour import LINE_BREAKS
 from protocol.values.messages import QueuePlace
 from protocol.values.model import Costs, Cut, Finalized, Opened, UnitResult
+from protocol.values.record_names import RECORD_FIELDS
 from protocol.values.tools import ToolCall
 from protocol.values.transcript import ChunkResult
 from protocol.values.turn import Prefill, TurnChunk, TurnResult
@@ -81,9 +81,10 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.SessionLimits: {
         **_plain("session_s", "init_wait_s", "cleanup_wait_s", "context_tokens", "idle_s"),
         **_plain("sliding_windows", "can_rollback", "close_on_recording_failure"),
-        **_plain("pause_s", "call_wait_s", "models", "sound_bytes"),
+        **_plain("pause_s", "watchdog_s", "models", "audio_bytes"),
         **_plain(
-            *("rebuild_wait_s", "rebuild_units", "can_repeat", "can_speak", "can_see"),
+            *("rebuild_wait_s", "rebuild_units", "can_repeat_turn", "can_force_speak"),
+            "has_vision",
             *("detach_s", "resume_s", "transcriber", "barge_in"),
         ),
     },
@@ -106,7 +107,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         )
     },
     ev.Forked: {**_plain("at_ns", "resume_hash", "recording_notice"), "limits": Apart.BELOW},
-    ev.PeerGone: _plain("at_ns", "code"),
+    ev.PeerGone: _plain("at_ns", "close_code"),
     ev.PeerAttached: _plain("at_ns", "after", "resume_hash"),
     ev.TicketMoved: {"at_ns": NOTHING, "place": Apart.BELOW},
     QueuePlace: _plain("position", "estimated_wait_s", "ticket_id", "queue_length"),
@@ -117,7 +118,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.BackendOpenFailed: _plain("at_ns", "lease", "context_full", "is_lost"),
     ev.MediaDecoded: {
         **_plain("at_ns", "media"),
-        **dict.fromkeys(("pcm", "pictures", "stacked"), Apart.MEDIA),
+        **dict.fromkeys(("pcm", "images", "stacked_images"), Apart.MEDIA),
     },
     ev.MediaRejected: _plain("at_ns", "media", "reason"),
     **dict.fromkeys((ev.SpeechStarted, ev.SpeechStopped), _plain("at_ns", "at_ms")),
@@ -161,7 +162,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.TurnDone: {"at_ns": NOTHING, "result": Apart.BELOW},
     TurnResult: {
         **_plain("index", "reason", "generated_tokens", "kv_length", "cut"),
-        "calls": Apart.BELOW,
+        "tool_calls": Apart.BELOW,
         **dict.fromkeys(("logits_hash", "margin"), Apart.TRACE),
         "costs": Apart.BELOW,
         "codec_ids": _CODES,
@@ -193,7 +194,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.TimerFired: _plain("at_ns", "name", "generation"),
     ev.DrainBegan: _plain("at_ns", "wait_s"),
 }
-"""By class and field; `MediaRejected.reason` is the server's text, without content."""
+"""By class and name in records; `MediaRejected.reason` is the server's text, without content."""
 
 
 @attrs.define(kw_only=True)
@@ -212,7 +213,7 @@ class EventEditor:
         if isinstance(event, ev.ConnectionOpened):
             is_transcription = event.mode == "transcription"
             self.frames.is_pcm16 = is_transcription or event.endpoint in ev.PIECES
-            self.frames.has_line_breaks = is_transcription and event.behaviour >= LINE_BREAKS
+            self.frames.has_line_breaks = is_transcription
             self.frames.known_words |= frozenset(event.limits.models)
         if isinstance(event, ev.FrameReceived):
             frame = self.frames.edit(event.frame, event.at_ns)
@@ -236,8 +237,8 @@ class EventEditor:
 
     def _edit(self, value: Any, at_ns: int) -> Any:
         changes: dict[str, object] = {}
-        for field in attrs.fields(type(value)):
-            rule = FIELDS[type(value)][field.name]
+        for field, name in RECORD_FIELDS[type(value)]:
+            rule = FIELDS[type(value)][name]
             old = getattr(value, field.name)
             new = self._edit_field(rule, old, at_ns)
             if new is not old:

@@ -19,6 +19,7 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.record_names import record_name
 from recorder.format.compression import Compressor
 from recorder.format.mapping import SCHEMA, Hashes, event_record
 from recorder.format.records import Fields, Record
@@ -57,7 +58,7 @@ class Remaker:
         try:
             self.session, effects = advance(self.session, event)
         except Exception as error:  # also a bug of the machine: no log is made
-            name = type(event).__name__
+            name = record_name(event)
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise RemakeError(f"event {self.events}, {name}: {why}") from error
         self.events += 1

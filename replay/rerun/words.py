@@ -8,6 +8,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.record_names import record_name
 from protocol.values.utf8 import Shortened
 from recorder.format.mapping import effect_record, event_record
 from recorder.format.records import Fields, Record, Value
@@ -40,7 +41,7 @@ def describe(record: Record) -> str:
 def show_effect(effect: ef.Effect) -> str:
     """Write an effect in a line."""
     kind, fields = effect_record(effect)
-    return f"{kind} {type(effect).__name__} {show(_without_type(fields))}"
+    return f"{kind} {record_name(effect)} {show(_without_type(fields))}"
 
 
 def cause_of(step: Step) -> Cause:
@@ -48,7 +49,7 @@ def cause_of(step: Step) -> Cause:
     _, fields = event_record(step.event)
     return Cause(
         seq=step.record.seq,
-        kind=type(step.event).__name__,
+        kind=record_name(step.event),
         summary=show(_without_type(fields)),
     )
 

@@ -43,7 +43,7 @@ class Dictated:
         self._pieces.append(_Piece(utterance, self._samples, end_ns))
 
     def write(self, chunk: object) -> None:
-        """Take a chunk that the model is given, as in `RunChunk`."""
+        """Take a chunk that the model is given, as in `StartChunk`."""
         if not isinstance(chunk, Mapping):
             return
         utterance, index = chunk.get("utterance"), chunk.get("index")

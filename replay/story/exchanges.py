@@ -38,7 +38,7 @@ OUTPUTS: Final = frozenset({"pcm", "decided_ids", "fed_ids", "codec_ids", "final
 _BEGINNINGS: Final[Mapping[object, ExchangeKind]] = {
     "StartUnit": "unit",
     "StartTurn": "turn",
-    "RunChunk": "chunk",
+    "StartChunk": "chunk",
 }
 """By an exchange's first effect, whose field named by the kind holds the question."""
 

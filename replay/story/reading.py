@@ -18,9 +18,8 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import PLAYBACK
 from protocol.values.messages import ErrorReport
-from protocol.values.model import Opened
+from protocol.values.model import DuplexConfig, Opened
 from protocol.values.requests import Played
 from protocol.values.state import State
 from protocol.wire.dialects.shared import PLAYBACK_ACK
@@ -108,6 +107,13 @@ class SessionStory:
     def session(self) -> Session | None:
         """The machine; None before its first event, and if it is not stepped."""
         return None if self._replayer is None else self._replayer.session
+
+    @property
+    def forced_units(self) -> int:
+        """Units at the start that had to listen; 0 before the model is opened."""
+        config = below(self.opening, "config")
+        default = DuplexConfig().force_listen_count if self.opening else 0
+        return default if (it := typed(config, "force_listen_count", int)) is None else it
 
     @property
     def is_in_step(self) -> bool:
@@ -199,7 +205,7 @@ class SessionStory:
     def _take_playback(self, record: Record, frame: str) -> None:
         is_refused = self.session is not None and self.session.state is not State.ACTIVE
         told = self.wire.request(frame)
-        if isinstance(told, Played) and self.wire.context.behaves(PLAYBACK) and not is_refused:
+        if isinstance(told, Played) and not is_refused:
             spoken = self._spoken_ms + spoken_ms(self.exchanges.current)
             playback = Playback(
                 at_ns=record.at_ns,
@@ -311,7 +317,7 @@ class SessionStory:
                 self.opening = below(fields, "opening")
             case "Release" if not self._is_over:
                 self.absences.release(is_moving=self._is_moving)
-            case "RunChunk":
+            case "StartChunk":
                 self.dictated.write(fields.get("chunk"))
             case "StartFinalize":
                 self.exchanges.withhold(fields)

@@ -23,7 +23,7 @@ from recorder.read.scan import Damage
 from runtime.measures.limits import NEAR_TIE_LOGITS
 
 from ..eval.gather import Gathering
-from ..shared.fields import below, typed
+from ..shared.fields import typed
 from ..story.inspect import Inspector
 from ..story.inspection import to_json
 from ..story.reading import Passage
@@ -108,7 +108,7 @@ class Narrator(Inspector):
             "findings": [plain(attrs.asdict(finding)) for finding in found],
             "talk": talk_of(facts),
             "measures": measures_of(facts),
-            "forced_units": typed(below(self.opening, "config"), "force_listen_count", int) or 0,
+            "forced_units": self.forced_units,
             "near_tie_logits": NEAR_TIE_LOGITS,
             "verdict": self._verdict() if replayed else None,
             "compared": None
@@ -225,7 +225,7 @@ class Narrator(Inspector):
                 media, kind = fields.get("media"), fields.get("kind")
                 if isinstance(media, int) and isinstance(kind, str):
                     self._kinds[media] = kind
-            case "Interrupt" | "CutTurn":
+            case "InterruptUnit" | "InterruptTurn":
                 self._mark("interrupt", record, {"index": fields.get("index")})
 
     def _place(self, unit: int, seq: int, arrived_ns: int | None = None) -> None:

@@ -26,6 +26,7 @@ from protocol.values.events import Forked
 from protocol.values.limits import INPUT_ID_CHARS_MAX, MS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.model import SAMPLE16_BYTES
+from protocol.values.record_names import RECORD_NAMES
 from protocol.values.requests import AppendSound, Request
 from protocol.values.sound import Coding
 from protocol.values.utf8 import Frame
@@ -81,7 +82,7 @@ class Sideband:
         if isinstance(item, Damage) or self.is_over:
             return []
         frame, is_new = item.fields.get("frame"), item.seq >= self._from_seq
-        if item.fields.get("type") == Forked.__name__:
+        if item.fields.get("type") == RECORD_NAMES[Forked]:
             self._session, self._past = None, []  # what was told until here was told to another
         if item.kind == "fin":
             self.is_over = True

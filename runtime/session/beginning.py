@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import attrs
 
+from protocol.values import behaviour
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.digest import session_id_of
 from protocol.values.errors import ErrorCode
 from protocol.values.limits import (
@@ -103,7 +103,7 @@ def first_event(
         recording="on" if is_recorded else "off",
         endpoint=arrival.endpoint,
         label=arrival.label,
-        behaviour=NEWEST,
+        behaviour=behaviour.NEWEST,
         quiet=arrival.quiet,
         must_record=(settings.record_always or arrival.must_record) and is_recorded,
         recording_notice=settings.recording_notice or "",

@@ -21,6 +21,7 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import ErrorCode, LocalProtocolError
+from protocol.values.record_names import RECORD_NAMES
 from protocol.values.state import State
 from recorder.format.errors import RecorderError
 from recorder.format.mapping import (
@@ -137,13 +138,13 @@ def _find_cut(reader: LogReader, at: int | None) -> _Cut:
     found, event_seq, kv_length = None, 0, 0
     for record in _records(reader):
         if record.kind == "effect":
-            index = record.fields.get("index")
-            if record.fields.get("type") == ef.StartFinalize.__name__ and isinstance(index, int):
+            index, name = record.fields.get("index"), record.fields.get("type")
+            if name == RECORD_NAMES[ef.StartFinalize] and isinstance(index, int):
                 found = _Cut(unit=index + 1, seq=event_seq, kv_length=kv_length)
         elif record.kind in EVENT_KINDS:
             event_seq = record.seq
             result = record.fields.get("result")
-            if isinstance(result, dict) and isinstance(length := result.get("kv_length"), int):
+            if isinstance(result, dict) and isinstance(length := result.get("kv_length", 0), int):
                 kv_length = length
             if record.kind == "prepare" and found is None:
                 found = _Cut(unit=0, seq=event_seq, kv_length=0)

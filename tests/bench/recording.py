@@ -34,7 +34,6 @@ from rich.table import Table
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.model import (
     Costs,
     Finalized,
@@ -115,7 +114,6 @@ class Talker:
             mode="video",
             seed=identity.seed,
             limits=limits,
-            behaviour=NEWEST,
             recording="on",
         )
         self._journal.append_event(opened)

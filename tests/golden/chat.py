@@ -117,8 +117,8 @@ async def torn_picture(server: World) -> None:
 
 
 async def is_drained(server: World) -> None:
-    """The server is shut down amid an answer."""
-    peer = await server.activate_chat()
+    """The server is shut down amid an answer, and its client asked to be warned."""
+    peer = await server.activate_chat(notices=True)
     peer.send(ask("tell me all"))
     await peer.heard("text", 2)
     server.server.begin_drain(3)

@@ -5,12 +5,8 @@
 written again: if it no longer replays, the machine has changed its mind about the past, and either
 that is a bug or the log needs a new version and an upcast.
 
-Logs named `before-...` were recorded by the server as it was before it had what they are named for,
-with the same scenes; they cannot be made again, and show that old recordings still replay.
-
-`golden_scenes`, `golden_chat` and `golden_transcription` hold what is played, `golden_damage` what
-happens to some of the logs afterwards: those are kept as they are found after a crash or on a
-rotten disk.
+The other modules here hold what is played, and `damage` what happens to some of the logs
+afterwards: those are kept as they are found after a crash or on a rotten disk.
 """
 
 from __future__ import annotations
@@ -31,12 +27,12 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from runtime.model.backends.scripted import ScriptedBackend
-from tests.golden.behaviour import BEHAVIOUR_SCENES
 from tests.golden.chat import CHAT_SCENES
 from tests.golden.damage import HARMS
 from tests.golden.forking import FORKING_SCENES
 from tests.golden.moving import MOVING_SCENES
 from tests.golden.openai import OPENAI_SCENES
+from tests.golden.openings import OPENING_SCENES
 from tests.golden.resuming import RESUMING_SCENES
 from tests.golden.scenes import DUPLEX_SCENES
 from tests.golden.stage import Scene, eventful
@@ -56,7 +52,7 @@ SCENES: dict[str, Scene] = {
     **DUPLEX_SCENES,
     **CHAT_SCENES,
     **TRANSCRIPTION_SCENES,
-    **BEHAVIOUR_SCENES,
+    **OPENING_SCENES,
     **STATE_SCENES,
     **MOVING_SCENES,
     **RESUMING_SCENES,

@@ -278,8 +278,8 @@ async def is_refused(server: World) -> None:
 
 
 async def is_drained(server: World) -> None:
-    """The server is shut down: a warning first, then the end."""
-    peer = await server.activate("audio")
+    """The server is shut down: a warning first, as the client asked for, then the end."""
+    peer = await server.activate("audio", notices=True)
     await talk(peer, 1)
     server.server.begin_drain(5)
     await talk(peer, 2)

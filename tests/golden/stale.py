@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import attrs
+
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -58,10 +60,26 @@ def leased_as_it_leaves(events: Iterable[ev.Event]) -> Iterator[ev.Event]:
             yield event
 
 
+def refused_before_the_next(events: Iterable[ev.Event]) -> Iterator[ev.Event]:
+    """A picture is refused while the next one is being decoded, which then comes too late."""
+    late: ev.MediaDecoded | None = None
+    has_refused = False
+    for event in events:
+        if isinstance(event, ev.MediaDecoded) and late is None and not has_refused:
+            late = event
+            continue
+        yield event
+        if isinstance(event, ev.MediaRejected) and not has_refused:
+            has_refused = True
+            if late is not None:
+                yield attrs.evolve(late, at_ns=event.at_ns)
+
+
 CHANGES: dict[str, tuple[str, Change]] = {
     "realtime-late": ("realtime-states", with_late_words),
     "chat-late": ("chat-states", with_late_words),
     "transcription-late": ("transcription-states", with_late_words),
+    "chat-picture-late": ("chat-torn-picture", refused_before_the_next),
     "realtime-leased-late": ("realtime-queue-left", leased_as_it_leaves),
 }
 """Each such log: of which other it is made, and how."""

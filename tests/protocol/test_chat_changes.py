@@ -1,4 +1,4 @@
-"""What behaviour 1 changed in a chat, beside what older recordings hold."""
+"""A chat: its session's prompt, the notice that the server goes away, the end of its sound."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
-from tests.sessions.chatting import PCM, Run, active, answer, base64, question
+from tests.sessions.chatting import PCM, Run, active, answer, question
 
 
 def test_a_prompt_of_the_session_is_that_of_turns_without_one() -> None:
@@ -31,24 +30,16 @@ def test_a_prompt_of_the_session_is_that_of_turns_without_one() -> None:
     assert [message.content[0].text for message in second] == ["Be long.", "hello"]
 
 
-def test_a_prompt_of_an_older_recording_is_refused() -> None:
-    """Else its refusal replays as a session that is set up."""
-    run = Run(behaviour=0)
-    run.step(ev.Admitted)
-    run.say({"type": "session.init", "payload": {"system_prompt": "Be brief."}})
-    assert run.kinds[-1] == "error"
-
-
 @pytest.mark.parametrize(
-    ("payload", "behaviour", "is_told"),
-    [({}, NEWEST, False), ({"notices": True}, NEWEST, True), ({}, 0, True)],
-    ids=["did not ask", "asked for notices", "an older recording"],
+    ("payload", "is_told"),
+    [({}, False), ({"notices": True}, True)],
+    ids=["did not ask", "asked for notices"],
 )
 def test_only_who_asked_for_notices_is_told_that_the_server_goes_away(
-    payload: dict[str, Any], behaviour: int, *, is_told: bool
+    payload: dict[str, Any], *, is_told: bool
 ) -> None:
     """A client that does not know the event gives up on it."""
-    run = Run(behaviour=behaviour)
+    run = Run()
     run.step(ev.Admitted)
     run.say({"type": "session.init", "payload": payload})
     run.ask(question())
@@ -58,23 +49,9 @@ def test_only_who_asked_for_notices_is_told_that_the_server_goes_away(
     assert not run.session.is_finished
 
 
-def test_an_older_recording_has_the_last_of_the_sound_in_done() -> None:
-    """Else it replays with a frame more."""
-    run = Run("chat", behaviour=0)
-    run.step(ev.Admitted)
-    run.say(question(tts={"enabled": True}))
+def test_the_last_of_the_sound_goes_in_a_delta() -> None:
+    """A client that plays the deltas would miss the end of the answer."""
+    run = active()
+    run.ask(question(tts={"enabled": True}))
     answer(run, 0, "Good ", "day", pcm=PCM)
-    assert run.kinds == ["prefill_done", "chunk", "chunk", "done"]
-    assert run.sent[-1]["audio_data"] == base64(PCM)
-
-
-def test_the_last_of_the_sound_is_the_same_bytes_in_realtime() -> None:
-    """There it always went in a delta."""
-    sent = []
-    for behaviour in (0, NEWEST):
-        run = active(behaviour)
-        run.ask(question(tts={"enabled": True}))
-        answer(run, 0, "Good ", "day", pcm=PCM)
-        sent.append(run.sent[2:])  # the session is told otherwise set up
-    assert sent[0] == sent[1]
     assert run.kinds[-2:] == ["audio", "response.done"]

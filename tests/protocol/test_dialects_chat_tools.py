@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import pytest
 
-from protocol.values.behaviour import TOOLS
 from protocol.values.errors import FieldError
 from protocol.values.limits import CHAT_TEXT_CHARS_MAX, TOOL_CHARS_MAX, TOOL_DEPTH_MAX, TOOLS_MAX
-from protocol.values.requests import Ask, ChatMessage, Request, TextPart
+from protocol.values.requests import ChatMessage, Request, TextPart
 from protocol.values.tools import CALLS_MAX, Tool, ToolCall, ToolResult
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME
@@ -214,26 +212,6 @@ def test_a_bad_tool_is_explained_in_both_dialects(
 ) -> None:
     """A client's author would have to guess what is wrong."""
     explained_in_both(fields, code, text)
-
-
-def test_sessions_from_before_know_no_tools() -> None:
-    """Recordings from before would not replay: they ignored tools, and refused the role."""
-    old = attrs.evolve(CHAT, behaviour=TOOLS - 1)
-    body = {"messages": HELLO, "tools": 7, "tool_choice": 7}
-    taken = LEGACY_CHAT.parse(Request.INIT, body, old)
-    assert isinstance(taken, Ask)
-    assert taken.ignored == ("$.tools", "$.tool_choice")
-    for message, text in (
-        (RESULT, "$.messages[1].role: a string of 4 characters, allowed is system, user, assista"),
-        ({"role": "assistant"}, "$.messages[1].content: required field is missing"),
-        (
-            {"role": "assistant", "content": ""},
-            "$.messages[1].role: assistant, the last message is a",
-        ),
-    ):
-        with pytest.raises(FieldError) as caught:
-            LEGACY_CHAT.parse(Request.INIT, talk(message), old)
-        assert caught.value.message.startswith(text)
 
 
 def test_an_init_has_no_tools() -> None:

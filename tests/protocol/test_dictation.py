@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.limits import NS_PER_S
 from protocol.values.transcript import Chunk
 from protocol.wire.codec import parse_frame
@@ -32,7 +31,6 @@ OPENED: Final = ev.ConnectionOpened(
     mode="transcription",
     seed=1,
     limits=attrs.evolve(LIMITS, sound_bytes=20 * SECOND_BYTES),
-    behaviour=NEWEST,
     recording="off",
     endpoint="openai",
 )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import simplejpeg
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import DROPPED_MEDIA, NEWEST
 from protocol.values.limits import UNITS_PENDING_MAX
 from protocol.values.model import Opened
 from tests.protocol.test_early import Waiting, said
@@ -17,9 +15,9 @@ from tests.sessions.in_memory import append_frame, base64, init_frame
 JPEG = base64(bytes(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))))
 
 
-def active(behaviour: int = NEWEST) -> Waiting:
+def active() -> Waiting:
     """A session that takes sound and pictures."""
-    client = Waiting("realtime", mode="video", behaviour=behaviour)
+    client = Waiting("realtime", mode="video")
     client.step(ev.SlotLeased, lease=1, slot=0)
     client.say(init_frame())
     client.step(ev.BackendOpened, lease=1, opened=Opened(prompt_length=40))
@@ -56,13 +54,3 @@ def test_only_what_is_not_decoded_yet_is_cancelled() -> None:
     late = client.step(ev.MediaRejected, media=0, reason="it is damaged")
     assert said(late) == []  # It was on its way; its unit is gone, and the client was told.
     assert client.session._core.undecided_media == set(range(2, 2 * UNITS_PENDING_MAX + 2))
-
-
-@pytest.mark.parametrize("behaviour", range(DROPPED_MEDIA))
-def test_an_older_session_keeps_its_course(behaviour: int) -> None:
-    """Recordings of before would not replay."""
-    client = active(behaviour)
-    done = shown(client, UNITS_PENDING_MAX + 1)
-    assert any(isinstance(it, ef.DropUnit) for it in done)
-    assert not any(isinstance(it, ef.CancelDecode) for it in done)
-    assert 0 in client.session._core.undecided_media

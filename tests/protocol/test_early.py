@@ -9,7 +9,6 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import EARLY_INIT, NEWEST
 from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
 from protocol.wire.codec import parse_frame
@@ -27,16 +26,13 @@ PLACE = QueuePlace(position=1, estimated_wait_s=20, ticket_id="ticket_1", queue_
 class Waiting:
     """A session in the queue; what it says and asks for is kept."""
 
-    def __init__(
-        self, endpoint: ev.Endpoint, *, mode: Mode = "audio", behaviour: int = NEWEST
-    ) -> None:
+    def __init__(self, endpoint: ev.Endpoint, *, mode: Mode = "audio") -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",
             created_ms=1,
             mode=mode,
             seed=1,
             limits=LIMITS,
-            behaviour=behaviour,
             recording="off",
             endpoint=endpoint,
             label="omni_1",
@@ -138,20 +134,6 @@ def test_it_goes_with_the_session() -> None:
     waiting.step(ev.PeerGone)
     assert waiting.session.early_bytes is None
     assert waiting.session._core.early is None
-
-
-@pytest.mark.parametrize("dialect", OPENINGS)
-def test_a_session_of_old_refuses_it_in_the_words_of_old(dialect: str) -> None:
-    """Recordings made before it was kept no longer replay."""
-    endpoint, opening = OPENINGS[dialect]
-    waiting = Waiting(endpoint, behaviour=EARLY_INIT - 1)
-    [error] = waiting.say(opening)
-    assert "not_ready" in str(error)
-    assert "init event in state QUEUED" in str(error)
-    assert not any(
-        isinstance(effect, ef.OpenBackend)
-        for effect in waiting.step(ev.SlotLeased, lease=1, slot=0)
-    )
 
 
 def test_the_state_names_what_is_kept() -> None:

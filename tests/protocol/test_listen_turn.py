@@ -7,7 +7,6 @@ from typing import Any
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import LISTEN_TURN, NEWEST
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
 from tests.sessions.in_memory import append_frame, init_frame
@@ -19,14 +18,13 @@ LISTENS, SPEAKS, ENDS = (True, False), (False, False), (False, True)
 class Talk:
     """A session whose model does as it is told; what it says is kept."""
 
-    def __init__(self, behaviour: int = NEWEST, *, opening: str = "") -> None:
+    def __init__(self, *, opening: str = "") -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",
             created_ms=1,
             mode="audio",
             seed=1,
             limits=LIMITS,
-            behaviour=behaviour,
             recording="off",
         )
         self.session, _ = Session.open(opened)
@@ -78,8 +76,3 @@ def test_a_listen_names_the_turn_that_it_ends() -> None:
 def test_a_turn_right_after_another_is_not_ended_twice() -> None:
     """A listen names the last turn, not the one before it."""
     assert Talk().turns(ENDS, SPEAKS, LISTENS, LISTENS) == [0, 1, 1, 2]
-
-
-def test_an_older_recordings_listen_names_none() -> None:
-    """Else each of them replays with other bytes."""
-    assert "response_id" not in Talk(LISTEN_TURN - 1).unit(*LISTENS)

@@ -16,7 +16,6 @@ from pybase64 import b64encode_as_string as base64
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import LOCKSTEP, NEWEST
 from protocol.values.limits import UNIT_FRAMES_MAX
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
@@ -29,14 +28,13 @@ PROMPT_LENGTH = 40
 class Call:
     """A session of 002 whose model answers when it is told to."""
 
-    def __init__(self, *, behaviour: int = NEWEST, deferred: bool = True) -> None:
+    def __init__(self, *, deferred: bool = True) -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",
             created_ms=1,
             mode="video",
             seed=1,
             limits=LIMITS,
-            behaviour=behaviour,
             recording="off",
             endpoint="duplex",
             label="omni_1",
@@ -195,15 +193,6 @@ def test_each_chunk_has_its_results_in_order(does: list[int | str], deferred: bo
     lockstep = call.session._core.lockstep
     assert lockstep is not None
     assert not lockstep.units
-
-
-def test_a_session_of_old_has_no_pending_results() -> None:
-    """Recordings made before there were any no longer replay."""
-    call = Call(behaviour=LOCKSTEP - 1)
-    call.chunk(4_000)
-    assert call.results == []
-    call.chunk(3_999)
-    assert "at least 4000 are needed" in call.errors[0]["error"]
 
 
 @pytest.mark.parametrize("way", ["with sound", "alone"])

@@ -10,7 +10,6 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST, OPENAI_ENDS, SAYS_WHERE
 from protocol.values.errors import FieldError
 from protocol.values.modes import Mode
 from protocol.values.state import State
@@ -37,14 +36,13 @@ UPDATE: Final = json.dumps(
 class Client:
     """A session on `/v1/realtime`, and what it says and asks for."""
 
-    def __init__(self, mode: Mode, *, behaviour: int = NEWEST, is_served: bool = False) -> None:
+    def __init__(self, mode: Mode, *, is_served: bool = False) -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",
             created_ms=1,
             mode=mode,
             seed=1,
             limits=LIMITS,
-            behaviour=behaviour,
             recording="off",
         )
         self.session, effects = Session.open(opened)
@@ -148,13 +146,6 @@ def test_a_session_that_is_under_way_goes_on() -> None:
     assert client.session.state is State.ACTIVE
 
 
-@pytest.mark.parametrize("mode", ["video", "audio"])
-def test_a_session_of_old_takes_it_as_of_old(mode: Mode) -> None:
-    """Recordings made before it was refused no longer replay."""
-    client = Client(mode, behaviour=OPENAI_ENDS - 1, is_served=True)
-    assert any(isinstance(effect, ef.OpenBackend) for effect in client.say(UPDATE))
-
-
 # -- the handshake --------------------------------------------------------------------------------
 
 FOREIGN: Final = [
@@ -241,19 +232,11 @@ def test_a_mode_in_the_address_is_enough() -> None:
     assert route("/v1/realtime", query, MODES, default="video").mode == "audio"
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "text"),
-    [
-        (SAYS_WHERE - 1, "there are no transcriptions"),
-        (SAYS_WHERE, "transcription is for ?intent=transcription"),
-    ],
-)
-def test_a_transcription_at_the_wrong_address_is_told_the_right_one(
-    behaviour: int, text: str
-) -> None:
-    """A client of the API thinks that nothing here transcribes; an old recording says so."""
+def test_a_transcription_at_the_wrong_address_is_told_the_right_one() -> None:
+    """A client of the API thinks that nothing here transcribes."""
     body = {"type": "session.update", "session": {"type": "transcription"}}
-    context = Context(mode="audio", behaviour=behaviour)
+    context = Context(mode="audio")
     with pytest.raises(FieldError) as raised:
         OPENAI.parse(OPENAI.classify(body), body, context)
-    assert raised.value.message == f"$.session.type: {text}"
+    expected = "$.session.type: transcription is for ?intent=transcription"
+    assert raised.value.message == expected

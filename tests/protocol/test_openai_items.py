@@ -13,7 +13,6 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.limits import (
     INSTRUCTIONS_CHARS_MAX,
     ITEM_CHARS_MAX,
@@ -37,7 +36,6 @@ OPENED: Final = ev.ConnectionOpened(
     limits=attrs.evolve(
         LIMITS, session_s=3600, context_tokens=1 << 20, models=("m",), detach_s=30, resume_s=600
     ),
-    behaviour=NEWEST,
     recording="on",
     resume_hash="0" * 64,
     endpoint="openai",

@@ -11,7 +11,6 @@ import simplejpeg
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.values.behaviour import ITEM_PICTURES, NEWEST
 from protocol.values.errors import FieldError
 from protocol.values.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX
 from protocol.values.openai import CreateItem
@@ -37,19 +36,19 @@ def item_of(*urls: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": content}
 
 
-def read(url: str, behaviour: int = NEWEST) -> bytes:
-    """Read an item of one picture as a session of some behaviour does."""
-    context = Context(mode="audio", behaviour=behaviour)
+def read(url: str) -> bytes:
+    """Read an item of one picture."""
+    context = Context(mode="audio")
     made = OPENAI.parse(Request.CREATE_ITEM, {"item": item_of(url)}, context)
     assert isinstance(made, CreateItem)
     (picture,) = made.item.pictures
     return picture
 
 
-def refusal(url: str, behaviour: int = NEWEST) -> str:
+def refusal(url: str) -> str:
     """Read a picture that is refused."""
     with pytest.raises(FieldError) as caught:
-        read(url, behaviour)
+        read(url)
     assert caught.value.code == "invalid_payload"
     return caught.value.message.removeprefix("$.item.content[0].image_url: ")
 
@@ -69,7 +68,7 @@ def test_a_picture_survives_the_wire(kind: str) -> None:
     """Clients could not show the screenshots that they make."""
     data = PICTURES[kind]
     assert read(HEADS[kind] + base64(data)) == data
-    context = Context(mode="audio", behaviour=NEWEST)
+    context = Context(mode="audio")
     message = OPENAI.parse(
         Request.CREATE_ITEM, {"item": item_of(HEADS[kind] + base64(data))}, context
     )
@@ -107,16 +106,6 @@ def test_other_kinds_are_refused_by_name(url: str) -> None:
     """A client would wait for an answer to a picture that the server does not fetch."""
     expected = "only a JPEG, PNG or WebP is taken here: data:image/jpeg;base64,..."
     assert refusal(url) == expected
-
-
-@pytest.mark.parametrize("kind", ["PNG", "WebP"])
-def test_an_old_recording_refuses_it_in_its_own_words(kind: str) -> None:
-    """A session that was recorded before would replay otherwise."""
-    url = HEADS[kind] + base64(PICTURES[kind])
-    expected = "only a JPEG is taken here: data:image/jpeg;base64,..."
-    assert refusal(url, ITEM_PICTURES - 1) == expected
-    url = HEADS["JPEG"] + base64(PICTURES["JPEG"])
-    assert read(url, ITEM_PICTURES - 1) == PICTURES["JPEG"]
 
 
 def damaged() -> st.SearchStrategy[bytes]:

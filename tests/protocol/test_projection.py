@@ -18,7 +18,6 @@ from protocol.machine.client import ClientConnection
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.messages import Closed, Delta, Listen, Response, ServerMessage, Speech
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.values.requests import Append, Ask, ChatMessage, CloseRequest, Init, TextPart
@@ -55,7 +54,6 @@ class Both:
             mode=mode,
             seed=1,
             limits=LIMITS,
-            behaviour=NEWEST,
             recording="off",
             endpoint=endpoint,
             label="omni_1",

@@ -31,7 +31,6 @@ from protocol.machine.session import Session
 from protocol.machine.unit_loop import Phase, UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.errors import CLOSE_NORMAL, ErrorCode, LocalProtocolError
 from protocol.values.messages import QueuePlace
 from protocol.values.model import Cut, Finalized, Opened, UnitResult
@@ -106,7 +105,6 @@ class SessionMachine(RuleBasedStateMachine):
             created_ms=1,
             mode="audio",
             seed=1,
-            behaviour=NEWEST,
             recording="on",
             resume_hash="0" * 64 if resumes else "",
             limits=attrs.evolve(

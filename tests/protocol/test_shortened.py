@@ -20,7 +20,6 @@ from protocol.machine.reception import KEPT_CHARS, SHORTENED_BYTES_MIN
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST, SHORT_REFUSALS
 from protocol.values.effects import Effect
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX, FRAMES_MAX
 from protocol.values.model import Opened
@@ -145,7 +144,7 @@ SESSIONS: Final[dict[str, tuple[Mode, ev.Endpoint, tuple[ev.Event, ...]]]] = {
 }
 
 
-def begun(name: str, behaviour: int = NEWEST) -> Session:
+def begun(name: str) -> Session:
     """Make a session that stands somewhere."""
     mode, endpoint, events = SESSIONS[name]
     opened = ev.ConnectionOpened(
@@ -156,7 +155,6 @@ def begun(name: str, behaviour: int = NEWEST) -> Session:
         limits=LIMITS,
         recording="off",
         endpoint=endpoint,
-        behaviour=behaviour,
     )
     session, _ = Session.open(opened)
     for event in events:
@@ -247,15 +245,13 @@ def test_it_says_what_the_frame_was() -> None:
     assert kept.shortened.blake2b == whole
 
 
-def test_what_is_taken_or_short_or_of_an_old_recording_is_kept_whole() -> None:
+def test_what_is_taken_or_short_is_kept_whole() -> None:
     """What the model heard would be gone from the recording."""
     taken = json.dumps({"type": "session.init", "payload": {"system_prompt": PADDING}})
     assert begun("connected").shortened(heard(taken)).shortened is None
     assert begun("queued").shortened(heard(taken)).shortened is None, "it is taken later"
     short = json.dumps({"type": "input.append", "padding": "x" * (SHORTENED_BYTES_MIN - 45)})
     assert begun("chat").shortened(heard(short)).shortened is None
-    large = heard(json.dumps({"type": "input.append", "padding": PADDING}))
-    assert begun("chat", SHORT_REFUSALS - 1).shortened(large) is large
 
 
 def test_a_shortened_frame_is_never_taken() -> None:

@@ -205,7 +205,8 @@ def test_the_documented_keys_are_the_keys() -> None:
         for session in sessions(path):
             snapshot: Any = session.snapshot()
             found |= {*snapshot, *snapshot["own"], *snapshot["loop"], *snapshot["queue"]}
-            found |= {*snapshot["timers"], *(snapshot["init"] or {}), *snapshot.get("move", {})}
+            found |= {*snapshot["timers"], *(snapshot["init"] or {}), *snapshot["migration"]}
+            found |= {*snapshot["peer"]}
     assert documented == (found | {"undecided", "voices"}) - {"key"}
 
 

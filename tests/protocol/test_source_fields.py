@@ -51,15 +51,15 @@ PAGE: dict[str, Any] = {
 """In the shape of a message of the source's chat page, spoken."""
 
 
-def chat(behaviour: int = 1, **fields: object) -> Any:
+def chat(**fields: object) -> Any:
     """Parse a request of 004."""
     body = {"messages": [{"role": "user", "content": "Hello!"}], **fields}
-    return LEGACY_CHAT.parse(Request.INIT, body, Context(mode="chat", behaviour=behaviour))
+    return LEGACY_CHAT.parse(Request.INIT, body, Context(mode="chat"))
 
 
-def duplex(config: dict[str, object], behaviour: int = 1) -> list[Any]:
+def duplex(config: dict[str, object]) -> list[Any]:
     """Parse a duplex session's settings in the three dialects that have them."""
-    context = Context(mode="video", behaviour=behaviour)
+    context = Context(mode="video")
     init = {"type": "session.init", "payload": {"config": config}}
     update = {"type": "session.update", "session": {"instructions": "", "voice_config": config}}
     prepare = {"type": "prepare", "system_prompt": "", "config": config}
@@ -160,17 +160,6 @@ def test_only_the_wanted_part_of_the_voice_is_used() -> None:
     assert turn.speech == SpeechConfig(voice_pcm=VOICE[: 1500 * 16 * SAMPLE_BYTES])
 
 
-def test_a_turn_of_an_older_recording_is_read_as_it_was() -> None:
-    """Else a refusal of old replays as an answer."""
-    with pytest.raises(FieldError) as caught:
-        chat(0, generation={"do_sample": True})
-    assert caught.value.message == (
-        "$.generation.do_sample: unknown field, known are "
-        "length_penalty, max_new_tokens, repetition_penalty, temperature, top_k, top_p"
-    )
-    assert chat(0, use_tts_template=True).ignored == ("$.use_tts_template",)
-
-
 DUPLEX_TAKEN: list[tuple[dict[str, object], DuplexConfig]] = [
     (
         {
@@ -215,16 +204,6 @@ def test_settings_of_a_duplex_session_are_refused_by_name(
     with pytest.raises(FieldError) as caught:
         duplex(config)
     assert text in caught.value.message
-
-
-def test_an_older_recordings_settings_are_read_as_they_were() -> None:
-    """Else what was ignored or refused then is honoured in a replay."""
-    with pytest.raises(FieldError) as caught:
-        duplex({"decode_mode": "greedy"}, 0)
-    assert "decode_mode: unknown field" in caught.value.message
-    update = duplex({"length_penalty": 1.5}, 0)[2]
-    assert update.config == DuplexConfig()
-    assert update.ignored == ("$.session.voice_config",)
 
 
 def test_settings_are_written_as_voice_config() -> None:

@@ -119,7 +119,7 @@ def frames(draw: st.DrawFn, dialect: Dialect) -> str:
 
 def contexts() -> st.SearchStrategy[Context]:
     modes: tuple[Mode, ...] = ("audio", "video")
-    return st.builds(Context, mode=st.sampled_from(modes), behaviour=st.integers(0, 60))
+    return st.builds(Context, mode=st.sampled_from(modes))
 
 
 @given(st.data(), st.sampled_from(DIALECTS), contexts())

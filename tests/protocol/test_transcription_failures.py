@@ -11,9 +11,6 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import COMMIT_BEGINS_ANEW, HINTS_REFUSED, LINE_BREAKS, NO_MODEL_TOLD
-from protocol.values.state import State
-from tests.sessions.in_memory import base64
 from tests.sessions.transcribing import SECOND, Talk, done_of, ready
 
 CODES: Final = pytest.mark.parametrize(
@@ -94,38 +91,3 @@ def test_discarded_sound_takes_no_room() -> None:
     talk.step(ev.ChunkFailed, utterance=0, index=0)
     assert talk.append(SECOND * 4) == []
     assert talk.append(SECOND * 4)[0]["code"] == "buffer_full"
-
-
-# -- sessions of old ------------------------------------------------------------------------------
-
-
-def test_in_a_session_of_old_the_final_commit_ends_what_failed() -> None:
-    """Recordings made before another commit began a new utterance no longer replay."""
-    talk = ready(behaviour=COMMIT_BEGINS_ANEW - 1)
-    talk.append(SECOND * 3)
-    talk.commit()
-    fail(talk, context_full=True)
-    for _ in range(9):
-        assert talk.append(SECOND * 4) == []
-    assert talk.due(ef.RunChunk) == []
-    assert talk.commit(final=True) == []
-    talk.append(SECOND)
-    talk.commit(final=True)
-    assert done_of(talk.hear_out())["text"] == "1.0 1.1!"
-
-
-def test_a_session_of_old_takes_hints_and_refuses_line_breaks() -> None:
-    """Recordings made before it was otherwise no longer replay."""
-    talk = Talk(behaviour=min(HINTS_REFUSED, LINE_BREAKS) - 1)
-    assert talk.say({"type": "session.update", "model": "tiny", "language": "de"}) == []
-    assert talk.stands_in(State.ACTIVE)
-    frame = {"type": "input_audio_buffer.append", "audio": base64(SECOND) + "\n"}
-    assert talk.code(frame) == "invalid_audio"
-
-
-def test_a_session_of_old_says_that_it_lasted_too_long() -> None:
-    """Recordings of clients that chose no model no longer replay."""
-    talk = Talk(behaviour=NO_MODEL_TOLD - 1)
-    timer = next(it for it in talk.due(ef.SetTimer) if it.name == "init")
-    (body,) = talk.step(ev.TimerFired, name="init", generation=timer.generation)
-    assert body["error"] == "the session is over: it has lasted as long as a session may"

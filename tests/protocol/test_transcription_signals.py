@@ -8,7 +8,6 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST, TWO_SIGNALS
 from tests.sessions.transcribing import SECOND, Talk
 
 COMMIT = {"type": "input_audio_buffer.commit"}
@@ -16,9 +15,9 @@ CREATE = {"type": "response.create"}
 BOTH = {"type": "input_audio_buffer.commit", "final": True}
 
 
-def ready(behaviour: int = NEWEST) -> Talk:
+def ready() -> Talk:
     """A session whose client knows the second set of names."""
-    talk = Talk(behaviour=behaviour)
+    talk = Talk()
     assert talk.say({"type": "session.create", "model": "tiny"}) == []
     return talk
 
@@ -100,11 +99,3 @@ def test_after_a_failure_each_turn_has_its_answer(signals: tuple[dict[str, Any],
         for signal in signals:
             talk.say(signal)
         assert [text for text in texts(talk.frames + talk.hear_out()) if text]
-
-
-def test_an_older_recordings_commit_asks_and_does_not_end() -> None:
-    """Else what was heard then is left waiting in a replay."""
-    talk = ready(TWO_SIGNALS - 1)
-    talk.append(SECOND)
-    talk.say(COMMIT)
-    assert len(talk.due(ef.RunChunk)) == 1

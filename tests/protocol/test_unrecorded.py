@@ -10,7 +10,6 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST, RECORD_ASKED
 from protocol.values.modes import Mode
 from recorder.format.mapping import effect_record, event_of, event_record
 
@@ -42,7 +41,6 @@ def begun(mode: Mode, endpoint: ev.Endpoint, **opened: Any) -> Session:
                 "endpoint": endpoint,
                 "seed": 1,
                 "limits": LIMITS,
-                "behaviour": NEWEST,
                 "recording": "on",
                 **opened,
             }
@@ -87,9 +85,7 @@ def test_a_message_that_has_to_wait_is_heeded_at_once(body: dict[str, Any]) -> N
     assert ef.ForgetRecording() not in session.step(ev.SlotLeased(at_ns=1, lease=1, slot=0))
 
 
-@pytest.mark.parametrize(
-    "opened", [{"must_record": True}, {"behaviour": RECORD_ASKED - 1}, {"recording": "off"}]
-)
+@pytest.mark.parametrize("opened", [{"must_record": True}, {"recording": "off"}])
 def test_who_must_be_recorded_is(opened: dict[str, Any]) -> None:
     """An operator's duty would depend on a client's mistake."""
     mode, endpoint, body = REFUSED["an init"]

@@ -152,21 +152,21 @@ def test_the_golden_log_has_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "blobs"),
+    ("kind", "blobs"),
     [
-        (1, [[0, 3, 3], [5, 0, 0, 3]]),
-        (2, [[0, 3, 3], [5, 0, 1, 3]]),
-        (2, [[0, 3, 3], [5, 0, 4, 0]]),
-        (2, [[0, 3, 3], [5, 1, 0, 3]]),
-        (2, [[0, 3, 3], [6, 0, 0, 3]]),
-        (2, [[0, 3, 3], [5, 0, -1, 2]]),
-        (2, [[0, 3, 3], [5, 0, 0]]),
-        (2, [[0, 3, 3], [5, 0, 0, 3, 0]]),
+        ("event", [[0, 3, 3], [5, 0, 0, 3]]),
+        ("rx", [[0, 3, 3], [5, 0, 1, 3]]),
+        ("rx", [[0, 3, 3], [5, 0, 4, 0]]),
+        ("rx", [[0, 3, 3], [5, 1, 0, 3]]),
+        ("rx", [[0, 3, 3], [6, 0, 0, 3]]),
+        ("rx", [[0, 3, 3], [5, 0, -1, 2]]),
+        ("rx", [[0, 3, 3], [5, 0, 0]]),
+        ("rx", [[0, 3, 3], [5, 0, 0, 3, 0]]),
     ],
 )
-def test_what_is_no_part_is_refused(version: int, blobs: list[list[int]]) -> None:
+def test_what_is_no_part_is_refused(kind: str, blobs: list[list[int]]) -> None:
     """A forged log would show bytes that its writer never had."""
-    data = forged("rx", 5, {"frame": {"$blob": 1}}, blobs=blobs, area=b"abc", version=version)
+    data = forged(kind, 5, {"frame": {"$blob": 1}}, blobs=blobs, area=b"abc")
     ((header, area),) = split_records(data, 1)
 
     def read_it() -> None:

@@ -19,7 +19,9 @@ import pytest
 import zstandard
 
 from recorder.format import seektable
+from recorder.format.encoding import RecordEncoder
 from recorder.format.format import HEADER_BYTES
+from recorder.format.memory import REMEMBERED_BYTES, BlobMemory
 from recorder.format.records import Record
 from recorder.format.seektable import BlockSizes
 from recorder.keep.store import Store
@@ -27,7 +29,6 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import BytesSource, Damage, Scanner
 from recorder.read.verify import verify
 from recorder.write.writer import Recorder, RecorderPolicy
-from tests.golden.logs import FOLDER
 from tests.golden.logs import record as record_scene
 from tests.golden.scenes import DUPLEX_SCENES
 from tests.recorder.test_listing import summary_of
@@ -243,12 +244,17 @@ def test_jumping_past_damage() -> None:
                 assert found == [item for item in expected if item.seq >= seq]
 
 
-def test_blobs_of_earlier_blocks_are_found_after_a_jump() -> None:
+def test_blobs_of_earlier_blocks_are_found_after_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that names what an earlier one holds could not be read alone."""
-    path = FOLDER / "v1-before-chat-realtime-audio.session.zst"
-    expected = items(path.read_bytes())
-    with LogReader(path) as reader:
-        for seq in range(0, len(expected), 7):
+    steps = [[record("mark", 1 + seq, sound=pcm(300, seed=seq % 3))] for seq in range(9)]
+    apart = make_log(steps)
+    memory = BlobMemory(REMEMBERED_BYTES)
+    monkeypatch.setattr(RecordEncoder, "forget", lambda it: setattr(it, "_memory", memory))
+    log = make_log(steps)
+    assert len(log) < len(apart), "each sound is stored once"
+    expected = items(log)
+    with LogReader(log) as reader:
+        for seq in range(len(expected)):
             assert list(reader.at(seq)) == expected[seq:]
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import pytest
 from click.testing import CliRunner
 
+from protocol.machine.core import Core
 from protocol.machine.session import Session
+from protocol.values import behaviour
 from protocol.values.behaviour import NEWEST
-from protocol.values.errors import LocalProtocolError
+from protocol.values.errors import ErrorCode, LocalProtocolError
 from protocol.values.events import ConnectionOpened
 from recorder.format.mapping import MACHINE_SCHEMA
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.cli import replay_command
+from replay.rerun import logic
 from replay.rerun.folder import replay_log
 from replay.rerun.logic import HERE
-from tests.golden.logs import FOLDER
+from tests.golden.logs import FOLDER, SCENES
+from tests.golden.logs import record as record_scene
 from tests.replay.test_logs import write_log
 from tests.runtime.session.test_journal import OPENED
 
@@ -64,7 +70,7 @@ def test_a_divergence_names_both_sides(tmp_path: Path) -> None:
     """Whoever reads of a divergence cannot tell whose behaviour it is."""
     head, opened, *rest = records_of(OLD)
     software = changed(head, software={"antiphon": "0.0.7"})
-    path = write_log(tmp_path, [software, changed(opened, behaviour=NEWEST), *rest])
+    path = write_log(tmp_path, [software, changed(opened, seed=7), *rest])
     told = CliRunner().invoke(replay_command, [str(path), "--json"])
     assert told.exit_code == 1
     body = json.loads(told.output)
@@ -75,8 +81,8 @@ def test_a_divergence_names_both_sides(tmp_path: Path) -> None:
     assert f"replayed by antiphon {HERE.software}" in text
 
 
-def test_a_session_of_old_names_its_behaviour() -> None:
-    """A log without a number is not behaviour 0."""
+def test_a_log_without_a_number_has_behaviour_0() -> None:
+    """Its attribute is left out, as any that has its default."""
     report = replay_log(OLD).logic
     assert report is not None
     assert report.recorded_by.behaviour == 0
@@ -88,3 +94,52 @@ def test_the_machine_refuses_a_behaviour_that_it_does_not_know() -> None:
     newer: ConnectionOpened = attrs.evolve(OPENED, behaviour=NEWEST + 1)
     with pytest.raises(LocalProtocolError, match=f"known are 0 to {NEWEST}"):
         Session.open(newer)
+
+
+# -- a change, planted ----------------------------------------------------------------------------
+
+LOUDER: Final = NEWEST + 1
+"""What a change of `protocol.values.behaviour` would be."""
+
+
+@contextmanager
+def changed_product() -> Iterator[None]:
+    """Be a later version, whose errors end with an exclamation mark since `LOUDER`."""
+    complain = Core.complain
+
+    def louder(core: Core, code: ErrorCode, message: str) -> None:
+        complain(core, code, f"{message}!" if core.behaves(LOUDER) else message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(behaviour, "NEWEST", LOUDER)
+        patch.setattr(logic, "HERE", attrs.evolve(HERE, behaviour=LOUDER))
+        patch.setattr(Core, "complain", louder)
+        yield
+
+
+def errors_in(path: Path) -> list[str]:
+    """Read the errors that were sent."""
+    bodies = [json.loads(str(it.fields["frame"])) for it in records_of(path) if it.kind == "tx"]
+    return [body["error"]["message"] for body in bodies if body["type"] == "error"]
+
+
+def test_old_logs_take_the_old_branch_and_new_sessions_the_new_one(tmp_path: Path) -> None:
+    """A change could not be made without losing the recordings of yesterday."""
+    old = FOLDER / "v1-realtime-mistakes.session.zst"
+    with changed_product():
+        new = record_scene(SCENES["realtime-mistakes"], tmp_path)
+        assert replay_log(old).result == "identical"
+        assert replay_log(new).result == "identical"
+    assert [f"{message}!" for message in errors_in(old)] == errors_in(new) != []
+    assert replay_log(new).result == "not_comparable"
+    found = [it.fields.get("behaviour", 0) for it in (records_of(old)[1], records_of(new)[1])]
+    assert found == [NEWEST, LOUDER]
+
+
+def test_a_change_without_a_number_is_noticed() -> None:
+    """Golden logs would be no use."""
+    with changed_product(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Core, "behaves", lambda _core, _change: True)
+        outcome = replay_log(FOLDER / "v1-realtime-mistakes.session.zst")
+    assert outcome.divergence is not None
+    assert outcome.divergence.record == "tx Send"

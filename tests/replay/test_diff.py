@@ -112,7 +112,7 @@ def test_one_unit_that_differs(
 ) -> None:
     """One would be told of a consequence and not of what came first, or of another unit."""
     records = echo_records()
-    spoken = next(index for index, made in results(records).items() if made["pcm"])
+    spoken = next(index for index, made in results(records).items() if made.get("pcm"))
     report = diff(records, changed(records, spoken, **fields))
     assert report.first is not None
     assert (report.first.what, report.first.index) == ("unit", spoken)
@@ -146,7 +146,7 @@ def test_logits_are_told_and_never_count() -> None:
 def test_sound_is_measured() -> None:
     """Rounding could not be told from another utterance."""
     records = echo_records()
-    spoken, made = next(item for item in results(records).items() if item[1]["pcm"])
+    spoken, made = next(item for item in results(records).items() if item[1].get("pcm"))
     almost = bytearray(made["pcm"])
     almost[0] ^= 1
     first = diff(records, changed(records, spoken, pcm=bytes(almost))).first
@@ -231,7 +231,8 @@ def test_how_a_turn_came_is_compared(
     place = next(
         at
         for at, it in enumerate(records)
-        if it.fields.get("type") == kind and (kind != "TurnProgress" or it.fields["chunk"]["text"])  # type: ignore[call-overload,index]
+        if it.fields.get("type") == kind
+        and (kind != "TurnProgress" or it.fields["chunk"].get("text"))  # type: ignore[call-overload,index]
     )
     report = diff(records, edited(records, place, name, **fields))
     assert report.first is not None

@@ -164,7 +164,7 @@ def full_replay(log: Path, model: DuplexModel, **options: Any) -> FullReport:
 
 def test_a_model_comes_to_where_it_was(model: DuplexModel, spoken: Path, tmp_path: Path) -> None:
     """What the model says in a fork would come from another state than the recorded one."""
-    said = [made["index"] for made in results(spoken) if made["text"]]
+    said = [made["index"] for made in results(spoken) if made.get("text")]
     assert said
     path, forked = fork(spoken, Change(at=said[0]), model, tmp_path)
     assert events(path) == events(spoken)
@@ -183,7 +183,7 @@ def test_a_model_hears_another_question(model: DuplexModel, spoken: Path, tmp_pa
 
 def test_a_model_is_held_to_what_it_said(model: DuplexModel, spoken: Path, tmp_path: Path) -> None:
     """With another prompt and seed, it would have said something else before, and gone on there."""
-    last = max(made["index"] for made in results(spoken) if made["text"])
+    last = max(made["index"] for made in results(spoken) if made.get("text"))
     change = Change(at=last + 1, seed=12345, settings={"temperature": 1.5, "top_k": 500})
     path, forked = fork(spoken, change, model, tmp_path)
     assert [made["decided_ids"] for made in results(path, last + 1)] == [

@@ -21,7 +21,6 @@ from protocol.machine.session import Session
 from protocol.machine.unit_loop import Phase
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.errors import ErrorCode
 from protocol.values.messages import QueuePlace
 from protocol.values.model import Costs, Cut, Finalized, Opened, UnitResult
@@ -54,7 +53,6 @@ OPENED: Final = ev.ConnectionOpened(
     mode="video",
     seed=7,
     limits=LIMITS,
-    behaviour=NEWEST,
     recording="on",
 )
 
@@ -398,7 +396,7 @@ def test_the_busy_scene_has_it_all() -> None:
     """The other tests of replay would pass on a session in which nothing happens."""
     records = busy_scene().records
     names = {record.fields.get("type", record.kind) for record in records}
-    assert names >= {"StartUnit", "Interrupt", "Rollback", "DropUnit", "DecodeMedia", "Send"}
+    assert names >= {"StartUnit", "InterruptUnit", "Rollback", "DropUnit", "DecodeMedia", "Send"}
     assert names >= {"UnitFailed", "FinalizeDone", "Release", "state", "session", "fin"}
     assert [record.seq for record in records] == list(range(len(records)))
 

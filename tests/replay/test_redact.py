@@ -25,6 +25,7 @@ from protocol.values.digest import digest
 from protocol.values.events import Endpoint
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.values.modes import Mode
+from protocol.values.record_names import RECORD_FIELDS
 from protocol.values.turn import Prefill, TurnChunk, TurnResult
 from protocol.values.utf8 import Utf8Text
 from recorder.format.records import Record
@@ -407,13 +408,13 @@ def classes_in_events() -> set[type]:
 
 def test_every_field_of_every_event_is_classified() -> None:
     """A field that is added to an event would carry what was said into redacted logs."""
-    known = {cls: {field.name for field in attrs.fields(cls)} for cls in classes_in_events()}
+    known = {cls: {name for _, name in RECORD_FIELDS[cls]} for cls in classes_in_events()}
     assert {cls: set(fields) for cls, fields in FIELDS.items()} == known
     for cls, fields in FIELDS.items():
         below = {name for name, rule in fields.items() if rule is Apart.BELOW}
         nested = {
-            field.name
-            for field in attrs.fields(cls)
+            name
+            for field, name in RECORD_FIELDS[cls]
             for kind in (field.type, *get_args(field.type))
             if isinstance(kind, type) and kind in FIELDS
         }

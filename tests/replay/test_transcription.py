@@ -181,14 +181,14 @@ def test_answers_are_fitted_to_their_questions() -> None:
     assert asked.fit(failed) == attrs.evolve(failed, utterance=5, index=0)
 
 
-def test_a_log_without_the_new_fields_is_as_it_was() -> None:
-    """Old logs name fields that they never had, and no longer replay."""
+def test_what_a_session_has_no_use_for_is_left_out() -> None:
+    """Each log of a conversation would name the limits of a transcription."""
     (opened,) = [
         it for it in read(LOGS / "v1-realtime-video.session.zst") if is_of(it, "ConnectionOpened")
     ]
     limits = opened.fields["limits"]
     assert isinstance(limits, dict)
-    assert not {"models", "sound_bytes"} & limits.keys()
+    assert not {"models", "audio_bytes"} & limits.keys()
 
 
 def is_of(record: Record, name: str) -> bool:

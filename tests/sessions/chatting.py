@@ -10,7 +10,6 @@ from pybase64 import b64encode_as_string as base64
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.turn import Prefill, TurnChunk, TurnResult
 
 LIMITS = ev.SessionLimits(session_s=0, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
@@ -19,7 +18,7 @@ OTHER_RATE = {"type": "audio", "data": SOUND, "sample_rate": 8000}
 """A content that has to be decoded outside."""
 
 
-def opened(endpoint: ev.Endpoint = "realtime", behaviour: int = NEWEST) -> ev.ConnectionOpened:
+def opened(endpoint: ev.Endpoint = "realtime") -> ev.ConnectionOpened:
     """A chat's first event."""
     return ev.ConnectionOpened(
         recording_id="rec-1",
@@ -27,7 +26,6 @@ def opened(endpoint: ev.Endpoint = "realtime", behaviour: int = NEWEST) -> ev.Co
         mode="chat",
         seed=7,
         limits=LIMITS,
-        behaviour=behaviour,
         recording="on",
         endpoint=endpoint,
     )
@@ -42,11 +40,11 @@ def question(*contents: dict[str, Any], **fields: Any) -> dict[str, Any]:
 class Run:
     """A session fed by hand; what it sends is kept, parsed."""
 
-    def __init__(self, endpoint: ev.Endpoint = "realtime", behaviour: int = NEWEST) -> None:
+    def __init__(self, endpoint: ev.Endpoint = "realtime") -> None:
         self.now_ns = 0
         self.sent: list[dict[str, Any]] = []
         self.effects: list[ef.Effect] = []
-        self.session, effects = Session.open(opened(endpoint, behaviour))
+        self.session, effects = Session.open(opened(endpoint))
         self._keep(effects)
 
     def step(self, kind: type[Any], **fields: Any) -> list[ef.Effect]:
@@ -78,9 +76,9 @@ class Run:
         return list(effects)
 
 
-def active(behaviour: int = NEWEST) -> Run:
+def active() -> Run:
     """A chat that waits for its first question."""
-    run = Run(behaviour=behaviour)
+    run = Run()
     run.step(ev.Admitted)
     run.say({"type": "session.init", "payload": {}})
     return run

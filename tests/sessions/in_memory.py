@@ -330,11 +330,11 @@ class World:
         await peer.heard("session.created")
         return peer
 
-    async def activate_chat(self, *, resumable: bool = False) -> Peer:
+    async def activate_chat(self, *, resumable: bool = False, **payload: object) -> Peer:
         """Open a chat and bring it to ACTIVE."""
         peer = self.connect("chat", resumable=resumable)
         await peer.heard("session.queue_done")
-        peer.send('{"type": "session.init", "payload": {}}')
+        peer.send(json.dumps({"type": "session.init", "payload": payload}))
         await peer.heard("session.created")
         return peer
 

@@ -11,7 +11,6 @@ from protocol.machine.client import ClientConnection
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ServerMessage
 from protocol.values.requests import ChooseModel
@@ -38,7 +37,6 @@ class Talk:
         limits: ev.SessionLimits = LIMITS,
         *,
         is_leased: bool = True,
-        behaviour: int = NEWEST,
     ) -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",
@@ -46,7 +44,6 @@ class Talk:
             mode="transcription",
             seed=7,
             limits=limits,
-            behaviour=behaviour,
             recording="off",
         )
         self.client = ClientConnection("transcription", "transcription")
@@ -141,9 +138,9 @@ def result(chunk: Any, text: str) -> ChunkResult:
     )
 
 
-def ready(*, behaviour: int = NEWEST) -> Talk:
+def ready() -> Talk:
     """A transcription whose model is chosen."""
-    talk = Talk(behaviour=behaviour)
+    talk = Talk()
     talk.choose()
     return talk
 

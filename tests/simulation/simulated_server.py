@@ -14,6 +14,7 @@ replays.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import repeat
@@ -205,7 +206,10 @@ class Simulation:
 
     def open_log(self, path: Path) -> LogReader:
         """Open a log that is written still."""
-        return LogReader(bytes(self._disk.files[path.name]))
+        found = self._disk.files.get(path.name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "the disk has no such file", path.name)
+        return LogReader(bytes(found))
 
     def steady_units(self) -> dict[int, list[str]]:
         """What clients that do not interrupt were told in each unit, where none was dropped."""

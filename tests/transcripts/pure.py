@@ -21,7 +21,6 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
@@ -358,7 +357,6 @@ class PurePlayer:
                 transcriber=settings.transcriber or "" if to.mode in ("audio", "video") else "",
                 **self._model_limits(to),
             ),
-            behaviour=NEWEST,
             recording="on" if self.server.records else "off",
             endpoint=to.endpoint,
             label=to.label,

@@ -3,7 +3,7 @@
 - Every setting is honoured or refused; in `generation`, `tts` and `image` an unknown key is
   refused, so that an ineffective setting is noticed. Elsewhere it is ignored and counted.
 - Settings that only the source's request schema has are honoured if the model can, and else refused
-  with the reason; the default is always accepted (`SOURCE_FIELDS`).
+  with the reason; the default is always accepted.
 - The conversation begins with at most one system message and ends with the user's, or with results
   of tools (`chat_tools`).
 - Bounds hold for the whole conversation: text, images with their pixels, seconds of sound, videos.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ...values.behaviour import SOURCE_FIELDS, TOOLS
 from ...values.limits import (
     AUDIO_SUM_S_MAX,
     CHAT_TEXT_CHARS_MAX,
@@ -60,7 +59,7 @@ from ..kinds import (
     text,
 )
 from ..media import audio_s, check_image, read_audio
-from ..nested import either, items, one, variants
+from ..nested import either, items, variants
 from ..reading import Reading
 from ..table import Object, Row, Rule, Table
 from ..wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
@@ -136,29 +135,24 @@ def _write_content(content: tuple[Part, ...]) -> object:
 _CONTENT: Final = either(
     Kind(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}), _PARTS, _write_content
 )
-_BEFORE_TOOLS: Final = Table(
-    ChatMessage,
-    Field("role", choice(("system", "user", "assistant"))),
-    Field("content", _CONTENT, holds=SAID),
-)
 _MESSAGE: Final = messages_of(_CONTENT, _WORDS)
 
 
 def _check_conversation(at: Reading) -> None:
     path, messages = f"{at.path}.messages", at.values["messages"]
-    _check_order(path, messages, has_tools=at.context.behaves(TOOLS))
+    _check_order(path, messages)
     check_answered(path, messages)
     _check_sums(path, messages, chars_of(at.values.get("tools", ()), messages))
 
 
-def _check_order(path: str, messages: tuple[ChatMessage, ...], *, has_tools: bool) -> None:
+def _check_order(path: str, messages: tuple[ChatMessage, ...]) -> None:
     for index, message in enumerate(messages):
         if message.role == "system" and index > 0:
             raise invalid(f"{path}[{index}].role", "system, allowed is that in the first message")
     last = len(messages) - 1
     if messages[last].role not in ("user", "tool"):
-        whose = "a user's or a tool's" if has_tools else "a user's"
-        raise invalid(f"{path}[{last}].role", f"{messages[last].role}, the last message is {whose}")
+        found = f"{messages[last].role}, the last message is a user's or a tool's"
+        raise invalid(f"{path}[{last}].role", found)
 
 
 def _check_sums(path: str, messages: tuple[ChatMessage, ...], of_tools: int) -> None:
@@ -214,7 +208,6 @@ _GENERATION: Final[tuple[Row, ...]] = (
         "max_inp_length",
         integer(8192, 8192),
         "a conversation is never cut, and refused where it does not fit",
-        since=SOURCE_FIELDS,
     ),
     Field(
         "do_sample",
@@ -222,10 +215,9 @@ _GENERATION: Final[tuple[Row, ...]] = (
         True,
         attr="^do_sample",
         is_written=False,
-        since=SOURCE_FIELDS,
         doc="False takes the most likely token, as a `temperature` of 0 does.",
     ),
-    setting("min_new_tokens", integer(0, 8192), 0, since=SOURCE_FIELDS),
+    setting("min_new_tokens", integer(0, 8192), 0),
     Rule(_greedy),
 )
 _TTS: Final[tuple[Row, ...]] = (
@@ -240,16 +232,14 @@ _TTS: Final[tuple[Row, ...]] = (
         None,
         attr=DROPPED,
         holds=SAID,
-        since=SOURCE_FIELDS,
     ),
-    Object("sampling", _SAMPLING, closed=True, since=SOURCE_FIELDS),
+    Object("sampling", _SAMPLING, closed=True),
     Field(
         "ref_audio_max_ms",
         integer(VOICE_MS_MIN, VOICE_MS_MAX),
         None,
         attr="voice_ms_max",
         omit=True,
-        since=SOURCE_FIELDS,
     ),
 )
 
@@ -285,13 +275,7 @@ def ask_rows(*, speaks: bool) -> tuple[Row, ...]:
             when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
             rank=1,
         ),
-        Field(
-            "messages",
-            items(one(_BEFORE_TOOLS), MESSAGES_MAX, 1),
-            until=TOOLS,
-            is_written=False,
-        ),
-        Field("messages", items(_MESSAGE, MESSAGES_MAX, 1), since=TOOLS),
+        Field("messages", items(_MESSAGE, MESSAGES_MAX, 1)),
         *TOOL_ROWS,
         Rule(_check_conversation),
         Field("streaming", FLAG, True),
@@ -307,6 +291,5 @@ def ask_rows(*, speaks: bool) -> tuple[Row, ...]:
             attr="tts_template",
             omit=True,
             rank=2,
-            since=SOURCE_FIELDS,
         ),
     )

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import orjson
 
-from ...values.behaviour import TOOLS
 from ...values.limits import CALL_ID_CHARS_MAX, TOOL_CHARS_MAX, TOOL_DEPTH_MAX, TOOLS_MAX
 from ...values.requests import ChatMessage, Part
 from ...values.tools import CALLS_MAX, TOOL_NAME, Tool, ToolCall, ToolResult
@@ -116,8 +115,8 @@ _CHOICE: Final = because(
     choice(("auto", "none")), "the model cannot be made to call a tool, or one of them"
 )
 TOOL_ROWS: Final[tuple[Row, ...]] = (
-    Field("tools", items(variants("type", _TOOL), TOOLS_MAX), (), omit=True, rank=3, since=TOOLS),
-    Field("tool_choice", _CHOICE, "auto", omit=True, rank=3, since=TOOLS),
+    Field("tools", items(variants("type", _TOOL), TOOLS_MAX), (), omit=True, rank=3),
+    Field("tool_choice", _CHOICE, "auto", omit=True, rank=3),
 )
 """The tools of a turn."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ...values.behaviour import SOURCE_FIELDS
 from ...values.errors import LocalProtocolError
 from ...values.limits import APPEND_SAMPLES_MIN
 from ...values.messages import Closed, Created, EndReason, Listen, Speech
@@ -51,7 +50,7 @@ _UPDATE: Final = Table(
     Object(
         "session",
         (
-            config("voice_config", rank=1, since=SOURCE_FIELDS),
+            config("voice_config", rank=1),
             Field("max_slice_nums", SLICES, 1),
             Field("instructions", PROMPT, rank=-1),
             Field("ref_audio", VOICE, None, omit=True, rank=10),

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import attrs
 
-from ...values.behaviour import NOTICES, RECORD_ASKED
 from ...values.limits import FRAMES_MAX, INPUT_ID_CHARS_MAX, INSTRUCTIONS_CHARS_MAX, SLICES_MAX
 from ..codec import Value, invalid
 from ..field import DROPPED, Field
@@ -45,11 +44,10 @@ RECORD: Final = Field(
     True,
     omit=True,
     rank=9,
-    since=RECORD_ASKED,
 )
 """Whether the session may be recorded."""
 ASKED: Final[tuple[Row, ...]] = (
-    Field("notices", FLAG, False, omit=True, rank=9, since=NOTICES),
+    Field("notices", FLAG, False, omit=True, rank=9),
     RECORD,
 )
 """A client's wishes for the server in addition to its settings."""

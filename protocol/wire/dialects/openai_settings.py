@@ -6,7 +6,6 @@ from typing import Final
 
 import attrs
 
-from ...values.behaviour import SAYS_WHERE
 from ...values.errors import ErrorCode
 from ...values.limits import MS_PER_S
 from ...values.openai import (
@@ -172,17 +171,9 @@ CONFIGURE: Final = Table(
         (
             Field(
                 "type",
-                only(_TYPES, "realtime", "there are no transcriptions"),
-                attr=DROPPED,
-                is_written=False,
-                until=SAYS_WHERE,
-            ),
-            Field(
-                "type",
                 only(_TYPES, "realtime", "transcription is for ?intent=transcription"),
                 attr=DROPPED,
                 get=lambda _: "realtime",
-                since=SAYS_WHERE,
                 doc="Must be realtime here; transcription has an address of its own.",
             ),
             Field("model", TEXT, None, attr=DROPPED, doc="Ignored: the address names the model."),

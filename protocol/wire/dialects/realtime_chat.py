@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import attrs
 
-from ...values.behaviour import CHAT_PROMPT, TOOLS
 from ...values.limits import TOOLS_MAX
 from ...values.messages import Delta, Prefilled, Response
 from ...values.requests import Ask, Init, Request
@@ -31,9 +30,9 @@ STOP_REASONS: Final[tuple[StopReason, ...]] = ("turn_end", "length", "interrupte
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _nothing(name: str, **more: Any) -> Field:
+def _nothing(name: str) -> Field:
     """Make the row of a text that must be empty, as clients fill in unwanted fields."""
-    return Field(name, because(text(0), _OF_TURNS), None, attr=DROPPED, **more)
+    return Field(name, because(text(0), _OF_TURNS), None, attr=DROPPED)
 
 
 def _no_tools(value: Value, _: Reading) -> None:
@@ -52,10 +51,7 @@ _INIT: Final = Table(
                 "",
                 attr="instructions",
                 also=("instructions",),
-                since=CHAT_PROMPT,
             ),
-            _nothing("system_prompt", until=CHAT_PROMPT),
-            _nothing("instructions", until=CHAT_PROMPT),
             Object("voice", (_nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64"))),
             Object("config", (), closed=f"not allowed: {_OF_TURNS}"),
             Field(
@@ -63,7 +59,6 @@ _INIT: Final = Table(
                 Kind(read=_no_tools, schema={"type": "array", "const": []}),
                 None,
                 attr=DROPPED,
-                since=TOOLS,
                 doc="Must be empty here.",
             ),
             *ASKED,

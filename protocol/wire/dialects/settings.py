@@ -11,7 +11,6 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from ...values.behaviour import SOURCE_FIELDS
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ..codec import invalid
 from ..field import Field
@@ -67,19 +66,15 @@ CONFIG: Final[tuple[Row, ...]] = (
         "sampling",
         attr="^decode_mode",
         is_written=False,
-        since=SOURCE_FIELDS,
         doc="`greedy` takes the most likely token, as a `temperature` of 0 does.",
     ),
-    one_value("text_repetition_penalty", number(1.05, 1.05), _REPETITION, since=SOURCE_FIELDS),
-    one_value("text_repetition_window_size", integer(512, 512), _REPETITION, since=SOURCE_FIELDS),
-    one_value(
-        "listen_top_k", integer(0, 0), "listening is sampled as any token is", since=SOURCE_FIELDS
-    ),
+    one_value("text_repetition_penalty", number(1.05, 1.05), _REPETITION),
+    one_value("text_repetition_window_size", integer(512, 512), _REPETITION),
+    one_value("listen_top_k", integer(0, 0), "listening is sampled as any token is"),
     one_value(
         "tts_temperature",
         number(0.8, 0.8),
         "the sampling of speech is not a setting",
-        since=SOURCE_FIELDS,
     ),
     Rule(_greedy),
 )

@@ -25,7 +25,6 @@ from typing import Any, Final
 
 import attrs
 
-from ...values.behaviour import HINTS_REFUSED, TWO_SIGNALS
 from ...values.errors import LIVE_ERRORS, ErrorCode, FieldError
 from ...values.messages import (
     Closed,
@@ -90,7 +89,7 @@ def _hint(name: str, why: str, holds: Holds | None = None) -> Field:
             raise invalid(value.path, why) from None
 
     kind = Kind(read=read, schema=choice(("",)).schema, holds=holds)
-    return Field(name, kind, "", attr=DROPPED, since=HINTS_REFUSED)
+    return Field(name, kind, "", attr=DROPPED)
 
 
 def _choice(kind: str) -> Table:
@@ -202,7 +201,7 @@ class Transcription(Dialect):
             return super().parse(request, body, context)
         is_create = body.get("type") == RESPONSE_CREATE
         commit: Commit = (_CREATE if is_create else _COMMIT).parse(body, context)
-        if is_create or not (self._asks_apart and context.behaves(TWO_SIGNALS)):
+        if is_create or not self._asks_apart:
             return commit
         return attrs.evolve(commit, final=True, begins=commit.final)
 

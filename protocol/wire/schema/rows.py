@@ -131,7 +131,7 @@ def _asked(
 def newest(rows: Iterable[Row]) -> Iterator[Field | Object]:
     """List the fields of a session that begins now."""
     for row in rows:
-        if isinstance(row, Field | Object) and row.is_known:
+        if isinstance(row, Field | Object):
             yield row
 
 

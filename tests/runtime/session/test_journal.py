@@ -11,7 +11,6 @@ import attrs
 import pytest
 
 from protocol.machine.session import Session
-from protocol.values.behaviour import NEWEST
 from protocol.values.effects import Close, Effect, LeaveQueue, Send
 from protocol.values.events import ConnectionOpened, FrameReceived, SessionLimits
 from recorder.format.errors import LogFailed
@@ -184,7 +183,6 @@ OPENED = ConnectionOpened(
     mode="video",
     seed=1,
     limits=SessionLimits(session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=100),
-    behaviour=NEWEST,
     recording="off",
 )
 

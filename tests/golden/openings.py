@@ -1,4 +1,4 @@
-"""Scenes of golden logs that show what behaviours 1 and 2 changed (`protocol.values.behaviour`)."""
+"""Scenes of golden logs of a session's opening: sent early, in lockstep, refused, or named."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def names_itself(
     return play
 
 
-BEHAVIOUR_SCENES: dict[str, Scene] = {
+OPENING_SCENES: dict[str, Scene] = {
     name: Scene(play=play, backend={"script": brief, **backend})
     for name, play, backend in (
         ("realtime-early", comes_early, ONE_SLOT),
