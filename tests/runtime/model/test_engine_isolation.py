@@ -28,8 +28,9 @@ from runtime.model.backends.minicpmo.work import Steps, Work, alone
 from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
 from tests.models import random_model
 from tests.models.random_model import FEW_UNITS, SLIDING, facts, picture, sound
+from tests.project.sampling import sample
 
-EXAMPLES = 100 if settings.get_current_profile_name() == "soak" else 4
+EXAMPLES = sample(100, 3)
 UNITS = 20
 SLOTS = 8
 MS = 1_000_000
