@@ -31,7 +31,7 @@ from tests.models.random_model import FEW_UNITS, SLIDING, facts, picture, sound
 from tests.project.sampling import sample
 
 EXAMPLES = sample(100, 3)
-UNITS = 20
+UNITS = sample(20, 12)
 SLOTS = 8
 MS = 1_000_000
 BROKEN = picture(0)[:200]
@@ -40,7 +40,7 @@ Diary = list[tuple[object, ...]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuplexModel]:
-    """A model whose encoder and windows start over often enough for twenty units."""
+    """A model whose encoder and windows start over often enough for twelve units."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window, "CONTEXT_UNITS", 4)
         patch.setattr(window, "BASIC_HIGH", 260)
@@ -311,7 +311,7 @@ def tenants(draw: st.DrawFn, units: int) -> Tenant:
 
 @st.composite
 def companies(draw: st.DrawFn, size: int) -> list[tuple[int, int, list[Tenant]]]:
-    """A session of twenty units in the first place, and its neighbours, in any slots."""
+    """A session of `UNITS` in the first place, and its neighbours, in any slots."""
     slots = draw(st.permutations(range(SLOTS)))[:size]
     out = [(slots[0], draw(st.integers(0, 50)), [draw(tenants(UNITS))])]
     for slot in slots[1:]:
