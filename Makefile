@@ -16,6 +16,23 @@ INSTALLED := $(VENV)/.installed
 WITH_RAY := $(VENV)/.installed-ray
 EVIDENCE := docs/evidence
 
+# Tests that try a few cases in `make test` (tests/project/sampling.py), and all of them in `make soak`.
+SAMPLED := \
+	tests/replay/test_assess.py \
+	tests/replay/test_assess_planted.py \
+	tests/replay/test_eval.py \
+	tests/replay/test_forced.py \
+	tests/replay/test_generated.py \
+	tests/runtime/model/test_engine_chat.py \
+	tests/runtime/model/test_engine_isolation.py \
+	tests/runtime/model/test_engine_memory.py \
+	tests/runtime/model/test_minicpmo.py \
+	tests/runtime/model/test_minicpmo_shortlist.py \
+	tests/runtime/model/test_minicpmo_steps.py \
+	tests/runtime/model/test_rebuild.py \
+	tests/runtime/model/test_rebuild_engine.py \
+	tests/runtime/model/test_tiny_scores.py
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test lint bench docs docs-pictures dist soak
@@ -94,6 +111,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)
 	@$(BIN)/python -m pytest $(PYTEST_WORKERS) -m soak
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis
+	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m 'not hypothesis' $(SAMPLED)
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'

@@ -28,11 +28,12 @@ from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
 from tests.generated.clients import DirectBackend, append_pcm
+from tests.project.sampling import sample
 from tests.replay.test_cli import call
 from tests.replay.test_full import Echo, quick, record_session
 from tests.sessions.in_memory import base64, close_frame, on_virtual_time, world
 
-VOICES = (1, 2, 3)
+VOICES = sample((1, 2, 3), (1, 2))
 UNITS = 10
 
 
@@ -129,6 +130,12 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.glob("*.zst"))
 
 
+@pytest.fixture(scope="module")
+def half() -> DuplexModel:
+    """The embedded model in half precision."""
+    return DuplexModel.load(tiny_path(), slots=1, dtype=torch.bfloat16)
+
+
 def spoilt(spoil: Callable[[torch.Tensor], None]) -> DuplexModel:
     """The embedded model with other weights in its language model."""
     model = DuplexModel.load(tiny_path(), slots=1)
@@ -168,9 +175,8 @@ def test_the_same_model_decides_the_same(logs: list[Path]) -> None:
     assert not any(report.decisions_changed for report in reports)
 
 
-def test_rounding_is_told_from_a_regression(logs: list[Path]) -> None:
+def test_rounding_is_told_from_a_regression(logs: list[Path], half: DuplexModel) -> None:
     """A model engineer could not tell a port to half precision from a broken one."""
-    half = DuplexModel.load(tiny_path(), slots=1, dtype=torch.bfloat16)
     numbers = torch.Generator().manual_seed(0)
     broken = spoilt(lambda weights: weights.mul_(1 + torch.randn(weights.shape, generator=numbers)))
     found = {"half": Counter[str](), "broken": Counter[str]()}
@@ -181,9 +187,10 @@ def test_rounding_is_told_from_a_regression(logs: list[Path]) -> None:
     assert found["broken"]["otherwise"] > 4 * found["broken"]["near"]
 
 
-def test_the_command_tells_it(logs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_tells_it(
+    logs: list[Path], half: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A script or a reader could not see how near a decision was."""
-    half = DuplexModel.load(tiny_path(), slots=1, dtype=torch.bfloat16)
     monkeypatch.setattr(environment, "load_backend", lambda *_, **__: EngineBackend(half))
     flags = ("--full", "--teacher-forced", "--model", "tiny")
     assert call(cli.replay_command, *logs, *flags).exit_code == 3

@@ -23,6 +23,7 @@ from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak, Work
 from runtime.model.engine.backend import EngineBackend, EngineTurn
 from tests.models import random_model
 from tests.models.random_model import opening, picture, sound, unit
+from tests.project.sampling import sample
 from tests.runtime.model.test_engine import FakeModel
 from tests.runtime.model.test_minicpmo_chat import ask, everything, facts, said, short_speech, wiped  # noqa: F401
 
@@ -229,17 +230,20 @@ SPOKEN: Final = {"max_new_tokens": 14, "seed": 3}
 """Ten tokens are spoken amid the answer, the rest behind its last token."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "at", "cut"),
-    [
-        (Speak, 1, 10),  # the first code of all
-        (Speak, 60, 10),  # behind seconds of speech that were told
-        (Vocode, 1, 10),
-        (Vocode, 3, 10),
-        (Speak, 110, 14),  # behind the last token
-        (Vocode, 6, 14),
-    ],
-)
+FEW_CUTS: Final[list[tuple[type[Work], int, int]]] = [
+    (Speak, 60, 10),  # behind seconds of speech that were told
+    (Vocode, 3, 10),
+    (Speak, 110, 14),  # behind the last token
+    (Vocode, 6, 14),
+]
+CUTS: Final[list[tuple[type[Work], int, int]]] = [
+    (Speak, 1, 10),  # the first code of all
+    (Vocode, 1, 10),
+    *FEW_CUTS,
+]
+
+
+@pytest.mark.parametrize(("kind", "at", "cut"), sample(CUTS, FEW_CUTS))
 async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(  # noqa: PLR0917
     model: DuplexModel,
     alone: Alone,

@@ -28,9 +28,10 @@ from runtime.model.backends.minicpmo.work import Steps, Work, alone
 from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
 from tests.models import random_model
 from tests.models.random_model import FEW_UNITS, SLIDING, facts, picture, sound
+from tests.project.sampling import sample
 
-EXAMPLES = 100 if settings.get_current_profile_name() == "soak" else 4
-UNITS = 20
+EXAMPLES = sample(100, 3)
+UNITS = sample(20, 12)
 SLOTS = 8
 MS = 1_000_000
 BROKEN = picture(0)[:200]
@@ -39,7 +40,7 @@ Diary = list[tuple[object, ...]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuplexModel]:
-    """A model whose encoder and windows start over often enough for twenty units."""
+    """A model whose encoder and windows start over often enough for twelve units."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window, "CONTEXT_UNITS", 4)
         patch.setattr(window, "BASIC_HIGH", 260)
@@ -310,7 +311,7 @@ def tenants(draw: st.DrawFn, units: int) -> Tenant:
 
 @st.composite
 def companies(draw: st.DrawFn, size: int) -> list[tuple[int, int, list[Tenant]]]:
-    """A session of twenty units in the first place, and its neighbours, in any slots."""
+    """A session of `UNITS` in the first place, and its neighbours, in any slots."""
     slots = draw(st.permutations(range(SLOTS)))[:size]
     out = [(slots[0], draw(st.integers(0, 50)), [draw(tenants(UNITS))])]
     for slot in slots[1:]:

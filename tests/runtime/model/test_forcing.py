@@ -58,6 +58,12 @@ def record(model: DuplexModel, what: Opening, cuts: dict[int, Cut]) -> list[Unit
     return results
 
 
+@pytest.fixture(scope="module")
+def plain(model: DuplexModel) -> list[UnitResult]:
+    """A session of which no unit is cut; not to be changed."""
+    return record(model, opening(SEED), {})
+
+
 def run_forced(
     model: DuplexModel, what: Opening, recorded: Sequence[UnitResult]
 ) -> list[ForcedResult]:
@@ -85,9 +91,11 @@ def test_forced_to_its_own_decisions_it_is_itself(model: DuplexModel, cuts: dict
     assert all(one.choices == () for one in made)
 
 
-def test_forced_to_others_decisions_it_hears_and_says_what_they_did(model: DuplexModel) -> None:
+def test_forced_to_others_decisions_it_hears_and_says_what_they_did(
+    model: DuplexModel, plain: list[UnitResult]
+) -> None:
     """After one other token, each later unit would be judged on input that was never recorded."""
-    recorded = record(model, opening(SEED), {})
+    recorded = plain
     own = record(model, opening(OTHER), {})
     assert own[-1].logits_hash != recorded[-1].logits_hash
     made = run_forced(model, opening(OTHER), recorded)
@@ -113,9 +121,11 @@ def test_without_chance_only_the_logits_tell(model: DuplexModel) -> None:
     assert all(choice.margin is None or choice.margin >= 0 for choice in choices)
 
 
-def test_behind_the_recorded_ids_it_decides_by_itself(model: DuplexModel) -> None:
+def test_behind_the_recorded_ids_it_decides_by_itself(
+    model: DuplexModel, plain: list[UnitResult]
+) -> None:
     """A model whose units are longer than they were would stop with an error."""
-    recorded = record(model, opening(SEED), {})
+    recorded = [*plain]
     spoken = next(result for result in recorded if len(result.decided_ids) > 3)
     short = attrs.evolve(spoken, decided_ids=spoken.decided_ids[:2])
     recorded[spoken.index] = short
@@ -123,29 +133,27 @@ def test_behind_the_recorded_ids_it_decides_by_itself(model: DuplexModel) -> Non
     assert made[spoken.index].result.decided_ids == spoken.decided_ids
 
 
-def test_ids_that_are_none_fail_as_a_call(model: DuplexModel) -> None:
+def test_ids_that_are_none_fail_as_a_call(model: DuplexModel, plain: list[UnitResult]) -> None:
     """A log that somebody has changed would break the model for the sessions beside."""
-    recorded = record(model, opening(SEED), {})
     for ids in ((10**9,), (-7,)):
-        broken = [attrs.evolve(recorded[0], decided_ids=ids), *recorded[1:]]
+        broken = attrs.evolve(plain[0], decided_ids=ids)
         session = model.session(opening(SEED), slot=0)
         alone(session.open(), model.compute)
-        steps = session.forced_unit(units()[0], None, Forced.of(broken[0]))
+        steps = session.forced_unit(units()[0], None, Forced.of(broken))
         with pytest.raises(BackendError, match="unit 0 failed"):
             alone(steps, model.compute)
         session.release()
-    assert [facts(one) for one in record(model, opening(SEED), {})] == [*map(facts, recorded)]
+    assert [facts(one) for one in record(model, opening(SEED), {})] == [*map(facts, plain)]
 
 
 @pytest.mark.anyio
-async def test_an_engine_forces_too(model: DuplexModel) -> None:
+async def test_an_engine_forces_too(model: DuplexModel, plain: list[UnitResult]) -> None:
     """A served model could not be replayed forced."""
-    recorded = record(model, opening(SEED), {})
     backend = EngineBackend(model)
     session = await backend.open(opening(SEED), slot=0)
     assert isinstance(session, Forces)
-    made = await session.run_forced(units()[0], Forced.of(recorded[0]))
-    assert (facts(made.result), made.choices) == (facts(recorded[0]), ())
+    made = await session.run_forced(units()[0], Forced.of(plain[0]))
+    assert (facts(made.result), made.choices) == (facts(plain[0]), ())
     await session.release()
 
 

@@ -17,6 +17,8 @@ def test_all_stages_but_the_longest_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first minutes with a GPU would go into mending the script that is to use them."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # Threads that wait for each other cost most.
+    monkeypatch.setattr("tests.gpu.agreement.UNITS", 3)
     words = ["--device", "cpu", "--slots", "2", "--sessions", "1", "--seconds", "1"]
     words += ["--only", "agreement,served", "--load", "listening omni", "--due", "together"]
     monkeypatch.setattr(sys, "argv", ["gpu", *words, "--out", str(tmp_path)])

@@ -33,13 +33,32 @@ def noise(width: int) -> list[Tensor]:
     return list(0.2 * rows[:, None])
 
 
-@pytest.mark.parametrize("means", [ON_CPU, STEPPED], ids=["cpu", "stepped"])
-@pytest.mark.parametrize("start", [0, 20, 8192 - COUNT])
-def test_known_rows_have_the_bits_of_rows_one_by_one(means: Means, start: int) -> None:
-    """A session would go on otherwise after it was rebuilt."""
+@pytest.fixture(scope="module", params=[ON_CPU, STEPPED], ids=["cpu", "stepped"])
+def pair(request: pytest.FixtureRequest) -> tuple[Machine, Machine]:
+    """Two machines of one model."""
+    torch.set_num_threads(1)  # As `DuplexModel.load` does: threads that wait cost most.
     parts = load_parts(load_config(TINY / "config.json"), TINY)
     with flash_on_cpu(), torch.inference_mode():
-        machines = [Machine(parts, None, 2, means=means) for _ in range(2)]
+        one, other = (Machine(parts, None, 2, means=request.param) for _ in range(2))
+    return one, other
+
+
+@pytest.fixture
+def machines(pair: tuple[Machine, Machine]) -> tuple[Machine, Machine]:
+    """The same, empty."""
+    with torch.inference_mode():
+        for machine in pair:
+            for slot in range(2):
+                machine.clear(slot)
+    return pair
+
+
+@pytest.mark.parametrize("start", [0, 20, 8192 - COUNT])
+def test_known_rows_have_the_bits_of_rows_one_by_one(
+    machines: tuple[Machine, Machine], start: int
+) -> None:
+    """A session would go on otherwise after it was rebuilt."""
+    with flash_on_cpu(), torch.inference_mode():
         feeds = [Feed(slot=1, start=start + at, rows=rows) for at, rows in enumerate(noise(192))]
         begin = min(start, 4096 - COUNT)
         speaks = [Speak(slot=1, start=begin + at, rows=rows) for at, rows in enumerate(noise(128))]

@@ -38,12 +38,13 @@ from runtime.model.backends.streams import SamplingParams
 from tests.bench.tiny.staging import known_phrases, play, stage_phrase
 from tests.models import random_model
 from tests.models.random_model import answer, opening
+from tests.project.sampling import sample
 from tests.runtime.model.test_forcing import record, run_forced
 from tests.runtime.model.test_minicpmo_chat import TINY, ask, facts, said
 
 HELDOUT = Path(__file__).parents[3] / "fixtures" / "speech" / "heldout"
 SIZES = (40, 5000)
-EXAMPLES = 400
+EXAMPLES = sample(400, 120)
 """What matters lies at the meeting of logits, settings and draws."""
 RARE = 0.02
 """Choices of a model for which a shortlist may not do."""

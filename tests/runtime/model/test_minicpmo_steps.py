@@ -6,8 +6,9 @@ rows by themselves.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.steps import NUMBERS_MAX, Network, Step, Stepper, batches
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
 from tests.bench.tiny.staging import known_phrases, stage_phrase
-from tests.gpu.steps import measure
+from tests.gpu.steps import Bench, measure
 from tests.models.flash import flash_on_cpu, forward, unread
+from tests.project.sampling import sample
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 HELDOUT = FIXTURES / "speech" / "heldout"
@@ -108,7 +110,7 @@ def test_the_largest_step_holds_everyone(slots: int) -> None:
     count=st.integers(1, 12),
     starts=st.dictionaries(st.integers(0, 3), st.integers(0, 20), min_size=1),
 )
-@settings(max_examples=80, suppress_health_check=[HealthCheck.differing_executors])
+@settings(max_examples=sample(80, 30), suppress_health_check=[HealthCheck.differing_executors])
 def test_all_rows_at_once_see_what_each_sees_by_itself(
     window: int | None, causal: bool, groups: int, count: int, starts: dict[int, int]
 ) -> None:
@@ -344,14 +346,14 @@ def test_a_released_slot_is_empty(machines: tuple[Machine, Machine]) -> None:
     assert stepping.llm.keys[:, 0].any()
 
 
-def play(model: DuplexModel) -> list[UnitResult]:
-    """A phrase, its answer and its sound, unit by unit."""
+def play(model: DuplexModel, units: int | None = None) -> list[UnitResult]:
+    """A phrase, its answer and its sound, unit by unit, or the first units of it."""
     item = next(it for it in known_phrases(HELDOUT) if it.phrase == "tell me a joke")
     pcm, _ = stage_phrase(HELDOUT, item, 0)
     opening = Opening(instructions="Be brief.", voice=Voice(), config=DuplexConfig(), seed=1)
     session = model.open(opening)
     results = []
-    for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES)):
+    for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES)[:units]):
         unit = Unit(index=index, pcm=second.astype("<f4").tobytes())
         results.append(session.run_unit(unit))
         session.finalize(index, interrupted=False)
@@ -369,8 +371,12 @@ def test_a_session_says_the_same(model: DuplexModel, stepping: DuplexModel) -> N
         assert np.array_equal(*sounds)
 
 
-def test_what_is_run_first_on_a_gpu_runs(model: DuplexModel) -> None:
+def test_what_is_run_first_on_a_gpu_runs(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first minutes with a GPU would go into mending the script that is to use them."""
+    clock = Bench.clock
+    monkeypatch.setattr(Bench, "clock", lambda *args: clock(*args[:3], count=1))
     found: dict[str, object] = {}
     machine = Machine(model.machine.parts, None, SLOTS, means=MEANS)
     measure(machine, lambda name, value: found.update({name: value}))
@@ -452,17 +458,29 @@ EXACT = Means(is_flash=True, sizes=lambda *_: (ROWS_MIN,), is_alone=True)
 """As on a GPU that is to be exact. Steps are wide enough that on a CPU a row's bits are its own."""
 
 
-def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None:
+@pytest.fixture(scope="module")
+def exact(model: DuplexModel) -> Callable[[int], Machine]:
+    """Makes an exact machine of so many slots, once: it tries its steps for seconds."""
+
+    @functools.cache
+    def make(slots: int) -> Machine:
+        machine = Machine(model.machine.parts, model.machine.vocoder, slots, means=EXACT)
+        assert not machine.llm.keys.any()  # What was tried is gone.
+        assert machine.llm._written == [0] * slots
+        return machine
+
+    return make
+
+
+def test_an_exact_machine_gives_each_session_its_own(exact: Callable[[int], Machine]) -> None:
     """A replay alone would find other bytes than were recorded in company."""
-    machine = Machine(model.machine.parts, None, SLOTS, means=EXACT)
+    machine = exact(SLOTS)
     assert machine.is_exact
     assert machine.attention == (
         "flash; tokens by torch in steps of 1 x 16, 2 x 16, 11 x 16, 77 x 16; "
         "codes by torch in steps of 1 x 16, 10 x 16, 20 x 16; sound in steps of 50 x 16"
     )
     assert machine.batch == "1 rows at least, but for steps one session at a time"
-    assert not machine.llm.keys.any()  # What was tried is gone.
-    assert machine.llm._written == [0] * SLOTS
     for count in (1, 2, UNIT_ROWS, 5, 80):
         works = [
             Feed(slot=slot, start=9 * slot, rows=noise(count, 192, seed=slot + count))
@@ -476,14 +494,18 @@ def test_an_exact_machine_gives_each_session_its_own(model: DuplexModel) -> None
     hears = [Hearing(mel=noise(80, 104, seed=slot), slot=slot, units=1) for slot in range(SLOTS)]
     for hear, heard in zip(hears, machine.compute(hears), strict=True):
         assert torch.equal(machine.compute([hear])[0], heard)
+    for slot in range(SLOTS):
+        machine.clear(slot)
 
 
-def test_a_session_is_the_same_with_fewer_slots(model: DuplexModel) -> None:
+def test_a_session_is_the_same_with_fewer_slots(
+    model: DuplexModel, exact: Callable[[int], Machine]
+) -> None:
     """A replay, which has one slot, would find other bytes than the server made."""
-    parts, vocoder, played = model.machine.parts, model.machine.vocoder, []
-    for slots in (SLOTS, 1):
-        machine = Machine(parts, vocoder, slots, means=EXACT)
-        played.append(play(DuplexModel.of(machine, model.tokens, {})))
+    played = [
+        play(DuplexModel.of(exact(slots), model.tokens, {}), sample(None, 5))
+        for slots in (SLOTS, 1)
+    ]
     for one, other in zip(*played, strict=True):
         assert (one.logits_hash, one.codec_ids) == (other.logits_hash, other.codec_ids)
         assert one.pcm == other.pcm
@@ -522,10 +544,11 @@ def test_where_steps_are_not_exact_each_session_has_its_own(
     assert "steps of tokens by torch are not exact for several sessions" in caplog.text
 
 
-def test_it_is_found_out_in_a_replay_too(model: DuplexModel) -> None:
+def test_it_is_found_out_in_a_replay_too(
+    model: DuplexModel, exact: Callable[[int], Machine]
+) -> None:
     """It has one slot, and would take steps that the server did not."""
-    machine = Machine(model.machine.parts, None, 1, means=EXACT)
-    places = steps_of(machine)._spread(UNIT_ROWS, ROWS_MIN)
+    places = steps_of(exact(1))._spread(UNIT_ROWS, ROWS_MIN)
     assert len({place.start for place in places}) == len(places) == ROWS_MIN
     unlike = decoder_unlike(model, "its neighbours", slots=1)
     assert unlike.steps is not None

@@ -32,6 +32,7 @@ from runtime.model.backends.minicpmo.work import Steps, alone
 from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
 from tests.models import random_model
 from tests.models.random_model import FEW_UNITS, SLIDING, facts, opening, picture, unit
+from tests.project.sampling import sample
 from tests.runtime.model.test_engine_isolation import (
     MS,
     RARELY,
@@ -44,12 +45,17 @@ from tests.runtime.model.test_engine_isolation import (
     tenants,
 )
 
-EXAMPLES = 100 if settings.get_current_profile_name() == "soak" else 12
+EXAMPLES = sample(100, 4)
 UNITS = 14
 SLOTS = 4
 SEED = 3
 LONG = 36
 """Units: more than two calls of a rebuild."""
+LOSSES = sample(tuple(range(1, LONG, 3)), (4, 13, 16, 34))
+"""Units after which the long session is lost; the last needs more than two calls of a rebuild."""
+WINDOWS = ("off", "basic", "context")
+FEW_WINDOWS = sample(WINDOWS, WINDOWS[1:])
+"""Those that slide."""
 
 
 @attrs.frozen(kw_only=True)
@@ -252,7 +258,7 @@ def test_a_fast_rebuild_differs_by_rounding(
 # -- one session, lost after each of its units ---------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["off", "basic", "context"])
+@pytest.fixture(scope="module", params=FEW_WINDOWS)
 def recorded(
     request: pytest.FixtureRequest, models: tuple[DuplexModel, DuplexModel]
 ) -> tuple[Opening, list[Done]]:
@@ -285,7 +291,7 @@ def test_wherever_a_session_is_lost_it_goes_on(
     """After some slide, turn or start of the encoder, a rebuilt session would be another one."""
     (_, other), (what, done) = models, recorded
     muted = voiced = 0
-    for count in range(1, LONG, 3):
+    for count in LOSSES:
         past = past_of(done[:count])
         muted += any(one.result.codec_ids and not one.is_voiced for one in past)
         voiced += any(one.result.codec_ids and one.is_voiced for one in past)
@@ -333,6 +339,7 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+@pytest.mark.parametrize("recorded", sample(WINDOWS, ("context",)), indirect=True)
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_past_is_refused(

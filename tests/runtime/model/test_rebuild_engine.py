@@ -8,7 +8,7 @@ among other sessions, which change the batches, and must change nothing else.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
@@ -49,11 +49,14 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step, default_script
 from runtime.model.engine.backend import EngineBackend
 from tests.models.random_model import facts, picture
+from tests.project.sampling import sample
 from tests.runtime.model.test_engine import WAIT_S, Ask, FakeModel, FakeSession, enter
 from tests.runtime.model.test_minicpmo_chat import ask, everything, said
 
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny"
 UNITS = 22
+COUNTS = sample((3, 11, 18), (11, 18))
+"""Units after which a session is lost; the last takes more than one call of a rebuild."""
 SPEECH = load_speech()
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +69,7 @@ def tinies() -> tuple[DuplexModel, DuplexModel]:
 
 
 Pair = tuple[Backend, Backend]
+Ran = list[tuple[Unit, UnitResult, Finalized]]
 
 
 def at_once(unit: Unit, seed: int) -> Step:
@@ -98,9 +102,7 @@ CUTS = {9: Cut(stage="llm", step=2), 12: Cut(stage="tts", step=5)}
 """Reached where the unit speaks; a script has only the first stage."""
 
 
-async def run(
-    session: BackendSession, first: int, end: int
-) -> list[tuple[Unit, UnitResult, Finalized]]:
+async def run(session: BackendSession, first: int, end: int) -> Ran:
     """Run and finalize units; those that were cut are interrupted."""
     out = []
     for index in range(first, end):
@@ -109,6 +111,25 @@ async def run(
         made = await session.finalize(index, interrupted=result.cut is not None)
         out.append((each, result, attrs.evolve(made, cost_us=0)))
     return out
+
+
+NeverLost = Callable[[Backend], Awaitable[Ran]]
+
+
+@pytest.fixture(scope="module")
+def never_lost() -> NeverLost:
+    """Runs the whole session on a backend, once for each model."""
+    known: dict[str, Ran] = {}
+
+    async def run_once(backend: Backend) -> Ran:
+        name = backend.info.name
+        if name not in known:
+            session = await backend.open(opening(5), slot=0)
+            known[name] = await run(session, 0, UNITS)
+            await session.release()
+        return known[name]
+
+    return run_once
 
 
 def past_of(done: Sequence[tuple[Unit, UnitResult, Finalized]]) -> list[PastUnit]:
@@ -164,12 +185,12 @@ def compared(done: Sequence[tuple[Unit, UnitResult, Finalized]]) -> list[tuple[o
     return [(*facts(result), made) for _, result, made in done]
 
 
-@pytest.mark.parametrize("count", [3, 11, 18])
-async def test_a_session_goes_on_on_another_worker(pair: Pair, count: int) -> None:
+@pytest.mark.parametrize("count", COUNTS)
+async def test_a_session_goes_on_on_another_worker(
+    pair: Pair, never_lost: NeverLost, count: int
+) -> None:
     """A caller would hear that a worker was lost."""
-    session = await pair[0].open(opening(5), slot=0)
-    unbroken = await run(session, 0, UNITS)
-    await session.release()
+    unbroken = await never_lost(pair[0])
     assert sum(bool(result.codec_ids) for _, result, _ in unbroken) >= 3
     async with neighbours(pair[1]):
         again = await rebuilt(pair[1], past_of(unbroken[:count]), exact=True)
@@ -178,11 +199,9 @@ async def test_a_session_goes_on_on_another_worker(pair: Pair, count: int) -> No
     assert compared(rest) == compared(unbroken[count:])
 
 
-async def test_a_fast_rebuild_goes_on(pair: Pair) -> None:
+async def test_a_fast_rebuild_goes_on(pair: Pair, never_lost: NeverLost) -> None:
     """A session that takes too long to rebuild exactly would be lost."""
-    session = await pair[0].open(opening(5), slot=0)
-    unbroken = await run(session, 0, UNITS)
-    await session.release()
+    unbroken = await never_lost(pair[0])
     again = await rebuilt(pair[1], past_of(unbroken[:18]), exact=False)
     rest = await run(again, 18, UNITS)
     await again.release()
@@ -204,23 +223,21 @@ def damaged(one: PastUnit) -> list[PastUnit]:
     ]
 
 
-async def test_a_damaged_past_is_refused(pair: Pair) -> None:
+async def test_a_damaged_past_is_refused(pair: Pair, never_lost: NeverLost) -> None:
     """A caller would go on in a session that is not theirs."""
-    session = await pair[0].open(opening(5), slot=0)
-    past = past_of(await run(session, 0, 8))
-    await session.release()
+    past = past_of((await never_lost(pair[0]))[:8])
     for place in (0, 7):
         for one in damaged(past[place]):
             with pytest.raises(BackendError, match=f"unit {place}\\b"):
                 await rebuilt(pair[1], [*past[:place], one, *past[place + 1 :]], exact=True)
 
 
-async def test_speech_that_was_left_out_is_missed(tinies: tuple[DuplexModel, DuplexModel]) -> None:
+async def test_speech_that_was_left_out_is_missed(
+    tinies: tuple[DuplexModel, DuplexModel], never_lost: NeverLost
+) -> None:
     """A turn would go on in another voice, without an error."""
     first, other = map(EngineBackend, tinies)
-    session = await first.open(opening(5), slot=0)
-    done = await run(session, 0, UNITS)
-    await session.release()
+    done = await never_lost(first)
     at = next(at for at in range(2, UNITS) if past_of(done[:at])[-1].result.codec_ids)
     past = [attrs.evolve(one, is_voiced=False) for one in past_of(done[:at])]
     again = await rebuilt(other, past, exact=True)
@@ -229,12 +246,12 @@ async def test_speech_that_was_left_out_is_missed(tinies: tuple[DuplexModel, Dup
     await again.release()
 
 
-async def test_the_bounds_of_a_call(tinies: tuple[DuplexModel, DuplexModel]) -> None:
+async def test_the_bounds_of_a_call(
+    tinies: tuple[DuplexModel, DuplexModel], never_lost: NeverLost
+) -> None:
     """Hours of sound could be handed over at once, or units in any order."""
     first, other = map(EngineBackend, tinies)
-    session = await first.open(opening(5), slot=0)
-    past = past_of(await run(session, 0, 2))
-    await session.release()
+    past = past_of((await never_lost(first))[:2])
     again = await other.open(opening(5), slot=1)
     for count in (0, PAST_UNITS_MAX + 1):
         with pytest.raises(LocalProtocolError):
