@@ -18,11 +18,18 @@ EVIDENCE := docs/evidence
 
 # Tests that try a few cases in `make test` (tests/project/sampling.py), and all of them in `make soak`.
 SAMPLED := \
+	tests/recorder/test_compact.py \
 	tests/replay/test_assess.py \
 	tests/replay/test_assess_planted.py \
 	tests/replay/test_eval.py \
+	tests/replay/test_export.py \
 	tests/replay/test_forced.py \
 	tests/replay/test_generated.py \
+	tests/replay/test_placing.py \
+	tests/replay/test_redact.py \
+	tests/replay/test_remake.py \
+	tests/replay/test_view.py \
+	tests/replay/test_view_words.py \
 	tests/runtime/model/test_engine_chat.py \
 	tests/runtime/model/test_engine_isolation.py \
 	tests/runtime/model/test_engine_memory.py \

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,11 +39,12 @@ from tests.golden.stale import CHANGES, changed
 from tests.golden.states import STATE_SCENES
 from tests.golden.tools import TOOL_SCENES
 from tests.golden.transcription import TRANSCRIPTION_SCENES
+from tests.project.sampling import sample
 from tests.sessions.in_memory import on_virtual_time, world
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "logs"
 LOGS = sorted(FOLDER.glob(f"*{SUFFIX}"))
-SAMPLE = LOGS if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else LOGS[::3]
+SAMPLE = sample(LOGS, LOGS[::3])
 """For tests that would find the same in most of them; sorted by name, so all dialects are there."""
 HASHES = Path(__file__).with_name("hashes.json")
 """A log that changes, or goes, is caught by it: a change of behaviour gets a number instead."""

@@ -1,7 +1,7 @@
 """Full counts in `make soak`, and few in `make test`: one test body for both.
 
 A test whose cases are many and alike takes `sample(all of them, a few)`; a test that repeats, for
-seconds, what another one shows is marked `soak_only`. `make soak` runs the files that use them, by
+seconds, what another one shows has the mark `soak`. `make soak` runs the files that use them, by
 name, under the soak profile of Hypothesis.
 """
 
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-import pytest
 from hypothesis import settings
 
 Cases = TypeVar("Cases")
 
 IS_SOAK: Final = settings.get_current_profile_name() == "soak"
-soak_only = pytest.mark.skipif(not IS_SOAK, reason="runs in make soak")
 
 
 def sample(every: Cases, few: Cases) -> Cases:

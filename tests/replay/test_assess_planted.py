@@ -14,7 +14,7 @@ from replay.eval.evaluate import Evaluation, sum_up
 from replay.eval.paired import Baseline, verdict_of
 from replay.eval.table import MEASURES
 from runtime.model.engine.backend import EngineBackend
-from tests.project.sampling import sample, soak_only
+from tests.project.sampling import sample
 from tests.replay.assessed import PLANTED, record_talks, run_on, tiny
 
 SESSIONS = sample(12, 8)
@@ -91,7 +91,7 @@ def test_a_planted_change_is_found(
         assert verdict_of(MEASURES[measure], one)
 
 
-@soak_only  # `test_assess.py` compares `tiny` with itself, on fewer sessions.
+@pytest.mark.soak  # `test_assess.py` compares `tiny` with itself, on fewer sessions.
 @pytest.mark.parametrize("mode", ["open", "forced"])
 def test_no_change_is_found_where_there_is_none(judged: Judge, mode: Mode) -> None:
     """Each build would fail."""
@@ -109,7 +109,7 @@ def test_only_what_was_changed_differs(judged: Judge) -> None:
     assert done.summary["sound_otherwise"].value == 1
 
 
-@soak_only  # `test_forced.py` tells half precision from a regression.
+@pytest.mark.soak  # `test_forced.py` tells half precision from a regression.
 def test_half_precision_changes_no_decision(judged: Judge) -> None:
     """A port to another format could not be told from a model that decides otherwise."""
     done = judged("forced", "half precision")

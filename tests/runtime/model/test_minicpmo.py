@@ -21,7 +21,6 @@ from runtime.model.backends.minicpmo.vocoder import Sounding
 from runtime.model.backends.minicpmo.work import Speak, Work
 from tests.models import random_model
 from tests.models.random_model import Open, facts, opening, picture, sound, unit
-from tests.project.sampling import soak_only
 
 ROOT = Path(__file__).parents[3]
 FRAME_BYTES = 960 * 4
@@ -103,7 +102,7 @@ def digest(model: DuplexModel) -> str:
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
-@soak_only  # `test_generated.py` has another process replay a session of `tiny`.
+@pytest.mark.soak  # `test_generated.py` has another process replay a session of `tiny`.
 def test_another_process_gives_the_same_bytes(model: DuplexModel, tmp_path: Path) -> None:
     """A recording could not be replayed on another day."""
     code = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r})\n"
