@@ -46,7 +46,7 @@ from ..session.beginning import VERSION, Parent, model_names
 from ..session.forking import ForkRefused
 from ..session.server import NO_SESSION, Server
 from ..settings.settings import Settings
-from ..slots.place import workers_wanted
+from ..slots.workers import workers_wanted
 from ..telemetry.setup import Sight, make_sight
 from ..telemetry.watching import ServerStatus
 from .attaching import NO_SESSION as NOT_ATTACHED
