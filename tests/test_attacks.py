@@ -22,7 +22,7 @@ from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.net.counters import Counters
 from runtime.net.http import HEADERS_MAX
 from runtime.net.listener import Address, WebSocketRequest
-from runtime.session.beginning import Arrival
+from runtime.session.setup import Arrival
 from runtime.settings.bounds import HANDSHAKE_S
 from runtime.settings.settings import Settings
 from tests.network.transport import (

@@ -20,7 +20,7 @@ from recorder.keep.marks import Mark
 from recorder.keep.summary import State, Summary
 from replay.rerun.outcome import EXIT_CODES
 from runtime.api import recordings
-from runtime.slots.place import WorkerStatus
+from runtime.slots.workers import WorkerStatus
 from runtime.telemetry.watching import SessionStatus
 
 from .staging import ROOT

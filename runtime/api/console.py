@@ -32,8 +32,8 @@ from protocol.wire.schema.wire import describe
 
 from ..access.middleware import principal_of
 from ..net.http import json_response
-from ..session.beginning import VERSION, model_names
 from ..session.server import Server
+from ..session.setup import VERSION, model_names
 from ..settings.settings import Settings
 from .files import InMemory, send_file
 from .pages import HEADERS, TYPES

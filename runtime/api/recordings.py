@@ -55,7 +55,7 @@ from ..access.gate import require_admin
 from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..net.http import json_response
-from ..session.beginning import VERSION
+from ..session.setup import VERSION
 from .elsewhere import NotHere
 from .files import InMemory, LogFile, send_file
 from .listed import around, page_json

@@ -32,8 +32,7 @@ from ..model.backends.base import BackendError
 from ..net.http import json_response
 from ..session.server import Server
 from ..settings.values import TEXT_CHARS_MAX
-from ..slots.agreement import WorkersDifferError
-from ..slots.place import UnknownWorkerError, WorkerStatus
+from ..slots.workers import UnknownWorkerError, WorkersDifferError, WorkerStatus
 from .bodies import read_body, read_text
 
 BODY_BYTES_MAX: Final = 16 * 1024

@@ -36,13 +36,13 @@ from ..model.backends.base import (
 )
 from .address import WorkerAddress
 from .address import connect as connect_to
-from .errors import LinkError, LinkRefused
+from .frames import LinkError, LinkRefused
 from .hello import Wire, greet_worker
 from .limits import HELLO_WAIT_S, TEXT_CHARS_MAX
 from .link import Link
 from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Proceed, Rebuild, Speaks, Why
 
-Done = TypeVar("Done")
+Done = TypeVar("Done", bound=ev.Event)
 Made = TypeVar("Made", bound="WorkerBackend")
 
 Request = Ask | Proceed | Rebuild
@@ -151,8 +151,8 @@ class WorkerBackend:
         """Open a session; the worker may hold it on another slot of its own."""
         session = self._session(slot)
         effect = ef.OpenBackend(lease=session, opening=opening)
-        done = await self.ask(Ask(call=self.number(), session=session, slot=slot, effect=effect))
-        opened = self.expect(done, ev.BackendOpened).opened
+        message = Ask(call=self.number(), session=session, slot=slot, effect=effect)
+        opened = (await self.ask(message, ev.BackendOpened)).opened
         return WorkerSession(backend=self, session=session, opened=opened)
 
     async def chat(self, turn: Turn, *, slot: int) -> WorkerTurn:
@@ -160,8 +160,8 @@ class WorkerBackend:
         require_tools(self.info, turn)
         session = self._session(slot)
         effect = ef.StartTurn(lease=session, turn=turn)
-        done = await self.ask(Ask(call=self.number(), session=session, slot=slot, effect=effect))
-        self.expect(done, ev.SlotLeased)
+        message = Ask(call=self.number(), session=session, slot=slot, effect=effect)
+        await self.ask(message, ev.SlotLeased)
         return WorkerTurn(backend=self, session=session, index=turn.index)
 
     async def transcribe(self, *, slot: int) -> WorkerTranscript:
@@ -176,9 +176,21 @@ class WorkerBackend:
         return next(self._numbers)
 
     async def ask(
-        self, message: Request, emit: Callable[[TurnChunk], None] | None = None
-    ) -> ev.Event:
-        """Send a request and wait for its answer; raises the error that the worker reports."""
+        self,
+        message: Request,
+        kind: type[Done],
+        index: int | None = None,
+        emit: Callable[[TurnChunk], None] | None = None,
+    ) -> Done:
+        """Begin a call and wait until it is done; raises the error that the worker reports.
+
+        A worker whose answer is not the one that was asked for is lost.
+
+        Args:
+            kind: of the event that is the answer.
+            index: of the unit, turn or chunk that the answer must be about.
+            emit: takes the pieces of a turn.
+        """
         self.tell(message)
         call = self._calls[message.call] = _Call(emit=emit)
         try:
@@ -186,11 +198,15 @@ class WorkerBackend:
         finally:
             if self._calls.pop(message.call, None) is not None:
                 self._cancel(message)
-        if isinstance(call.came, Failed):
-            raise self._failure(call.came)
-        if call.came is None:
+        came = call.came
+        if isinstance(came, Failed):
+            raise self._failure(came)
+        if came is None:
             raise self._gone()
-        return call.came
+        if not isinstance(came, kind) or (index is not None and _index_of(came) != index):
+            self._link.lose(f"it broke the protocol: a {type(came).__name__} is no answer here")
+            raise self._gone()
+        return came
 
     def tell(self, message: Message) -> None:
         """Send a message without an answer; `BackendError` if it cannot be sent."""
@@ -200,16 +216,6 @@ class WorkerBackend:
             raise self._gone() from None
         except RecordInvalid as error:
             raise BackendRefused(f"too large for one message: {error}") from error
-
-    def expect(self, event: ev.Event, kind: type[Done], index: int | None = None) -> Done:
-        """Check that an answer is what was asked for; if not, the worker is lost.
-
-        `index`: of the unit, turn or chunk that it must be about.
-        """
-        if not isinstance(event, kind) or (index is not None and _index_of(event) != index):
-            self._link.lose(f"it broke the protocol: a {type(event).__name__} is no answer here")
-            raise self._gone()
-        return event
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -286,12 +292,11 @@ class _Held:
     async def release(self) -> None:
         """Free everything at the worker."""
         with suppress(BackendGone):
-            done = await self._ask(ef.Release(lease=self.session))
-            self.backend.expect(done, ev.BackendReleased)
+            await self.backend.ask(self._asked(ef.Release(lease=self.session)), ev.BackendReleased)
 
-    async def _ask(self, effect: ef.Effect) -> ev.Event:
+    def _asked(self, effect: ef.Effect, *, slot: int = 0, cut: Cut | None = None) -> Ask:
         call = self.backend.number()
-        return await self.backend.ask(Ask(call=call, session=self.session, effect=effect))
+        return Ask(call=call, session=self.session, effect=effect, slot=slot, cut=cut)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -299,44 +304,38 @@ class WorkerSession(_Held):
     """One session on a worker."""
 
     opened: Opened
-    _running: Ask | None = None
+    _running: tuple[int, int] | None = None
 
     async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Run one unit."""
-        effect = ef.StartUnit(unit=unit)
-        asked = Ask(call=self.backend.number(), session=self.session, effect=effect, cut=cut)
-        self._running = asked
+        asked = self._asked(ef.StartUnit(unit=unit), cut=cut)
+        self._running = unit.index, asked.call
         try:
-            done = await self.backend.ask(asked)
+            return (await self.backend.ask(asked, ev.UnitDone, unit.index)).result
         finally:
             self._running = None
-        return self.backend.expect(done, ev.UnitDone, unit.index).result
 
     def interrupt(self, index: int) -> None:
         """Cut unit `index`; the message overtakes all others."""
-        running = self._running
-        if running is None or not isinstance(running.effect, ef.StartUnit):
-            return
-        if running.effect.unit.index == index:
-            effect = ef.Interrupt(index=index)
+        if self._running is not None and self._running[0] == index:
+            effect, call = ef.Interrupt(index=index), self._running[1]
             with suppress(BackendGone):
-                self.backend.tell(Ask(call=running.call, session=self.session, effect=effect))
+                self.backend.tell(Ask(call=call, session=self.session, effect=effect))
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
-        done = await self._ask(ef.StartFinalize(index=index, interrupted=interrupted))
-        return self.backend.expect(done, ev.FinalizeDone, index).finalized
+        asked = self._asked(ef.StartFinalize(index=index, interrupted=interrupted))
+        return (await self.backend.ask(asked, ev.FinalizeDone, index)).finalized
 
     async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
         """Feed past units again; `BackendError` too if the worker's model cannot."""
         call = self.backend.number()
         asked = Rebuild(call=call, session=self.session, exact=exact, past=tuple(past))
-        return self.backend.expect(await self.backend.ask(asked), ev.FinalizeDone).finalized
+        return (await self.backend.ask(asked, ev.FinalizeDone)).finalized
 
     async def rollback(self, index: int) -> None:
         """Undo the failed unit."""
-        done = await self._ask(ef.Rollback(index=index))
-        self.backend.expect(done, ev.RollbackDone, index)
+        await self.backend.ask(self._asked(ef.Rollback(index=index)), ev.RollbackDone, index)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -347,9 +346,8 @@ class WorkerTurn(_Held):
 
     async def prefill(self) -> Prefill:
         """Feed the conversation."""
-        call = self.backend.number()
-        done = await self.backend.ask(Proceed(call=call, session=self.session, step="prefill"))
-        return self.backend.expect(done, ev.TurnPrefilled, self.index).prefill
+        asked = Proceed(call=self.backend.number(), session=self.session, step="prefill")
+        return (await self.backend.ask(asked, ev.TurnPrefilled, self.index)).prefill
 
     async def generate(
         self, emit: Callable[[TurnChunk], None], cut: int | None = None
@@ -357,8 +355,7 @@ class WorkerTurn(_Held):
         """Answer the turn."""
         call = self.backend.number()
         asked = Proceed(call=call, session=self.session, step="generate", cut=cut)
-        done = await self.backend.ask(asked, emit)
-        return self.backend.expect(done, ev.TurnDone, self.index).result
+        return (await self.backend.ask(asked, ev.TurnDone, self.index, emit)).result
 
     def interrupt(self) -> None:
         """Cut the turn; the message overtakes all others."""
@@ -377,12 +374,8 @@ class WorkerTranscript(_Held):
     async def run_chunk(self, chunk: Chunk) -> ChunkResult:
         """Transcribe a second of an utterance."""
         self._is_asked = True
-        effect = ef.RunChunk(lease=self.session, chunk=chunk)
-        call = self.backend.number()
-        done = await self.backend.ask(
-            Ask(call=call, session=self.session, slot=self.slot, effect=effect)
-        )
-        return self.backend.expect(done, ev.ChunkDone, chunk.index).result
+        asked = self._asked(ef.RunChunk(lease=self.session, chunk=chunk), slot=self.slot)
+        return (await self.backend.ask(asked, ev.ChunkDone, chunk.index)).result
 
     async def release(self) -> None:
         """Free everything at the worker, if it began."""

@@ -17,7 +17,6 @@ from typing import Final
 
 from recorder.format.format import Piece
 
-from .errors import LinkError
 from .limits import (
     FRAME_BYTES_MAX,
     OUTBOX_BYTES_MAX,
@@ -30,10 +29,20 @@ URGENT: Final = 0
 """The stream of what must overtake: heartbeats, interrupts."""
 _HEAD: Final = struct.Struct("<II")
 _LAST: Final = 1 << 31
-
-
 Frame = bytearray | memoryview
 """The bytes of a frame that came; never empty."""
+
+
+class LinkError(Exception):
+    """The other end broke the protocol, or left; the text says how, in one line."""
+
+
+class LinkRefused(LinkError):  # noqa: N818 - names say what happened
+    """One end refuses the other: a wrong token, another version; a retry changes nothing."""
+
+
+class LinkLeft(LinkError):  # noqa: N818 - names say what happened
+    """The other end left in the middle of the greeting, as a health check does."""
 
 
 class Outbox:

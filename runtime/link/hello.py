@@ -32,8 +32,7 @@ from recorder.format.mapping import MappingError, plain_of, value_of
 
 from ..model.backends.base import BackendInfo
 from ..settings.values import shown
-from .errors import LinkError, LinkLeft, LinkRefused
-from .frames import URGENT, Frame, Inbox, Outbox
+from .frames import URGENT, Frame, Inbox, LinkError, LinkLeft, LinkRefused, Outbox
 from .limits import FRAME_BYTES_MAX, HELLO_BYTES_MAX, READ_BYTES
 
 LINK_VERSION: Final = (1, 0)

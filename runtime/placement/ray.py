@@ -35,8 +35,7 @@ from ..model.backends.base import BackendError, BackendGone
 from ..settings.extras import install
 from ..settings.settings import Settings
 from ..settings.values import shown
-from ..slots.place import NewPlace, Place
-from ..slots.workers import RETRY_S, RETRY_S_MAX, Workers
+from ..slots.workers import RETRY_S, RETRY_S_MAX, NewPlace, Place, Workers
 from .isolated import model_options
 from .ray_cluster import Cluster, RayCluster
 from .ray_driver import TLS_AUTHORITY, uses_tls

@@ -20,7 +20,7 @@ from ..link.backend import WorkerBackend, connect
 from ..link.hello import read_token
 from ..model.backends.base import BackendGone, BackendRefused
 from ..settings.settings import Settings
-from ..slots.place import NewPlace
+from ..slots.workers import NewPlace
 
 START_WAIT_S: Final = 600.0
 """A large model from a cold disk takes minutes; the server is not ready meanwhile."""

@@ -25,7 +25,7 @@ async def come_back(server: Server, websocket: WebSocket, to: Route, owner: str)
     """Let a client go on with its session, or close with 1008 and the reason."""
     asked = await _asked(websocket)
     if isinstance(asked, ComeBack):
-        refusal = await server.come_back(websocket, to.resume, to.mode, owner, asked)
+        refusal = await server.resume(websocket, to.resume, to.mode, owner, asked)
     else:
         refusal = asked
     if refusal:

@@ -42,11 +42,11 @@ from ..net.counters import Counters
 from ..net.http import error_body, make_app
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket, WebSocketClosed
-from ..session.beginning import VERSION, Parent, model_names
 from ..session.forking import ForkRefused
 from ..session.server import NO_SESSION, Server
+from ..session.setup import VERSION, Parent, model_names
 from ..settings.settings import Settings
-from ..slots.place import workers_wanted
+from ..slots.workers import workers_wanted
 from ..telemetry.setup import Sight, make_sight
 from ..telemetry.watching import ServerStatus
 from .attaching import NO_SESSION as NOT_ATTACHED
@@ -160,7 +160,7 @@ class Gateway:
 
         def end_revoked() -> None:
             if self.server is not None:
-                self.server.room.end_revoked()
+                self.server.end_revoked()
 
         await self._gate.watch(end_revoked)
 

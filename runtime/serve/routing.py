@@ -47,7 +47,7 @@ from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
 from ..access.credentials import OPENAI_SUBPROTOCOL
-from ..session.beginning import Arrival
+from ..session.setup import Arrival
 
 REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"

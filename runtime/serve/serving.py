@@ -34,11 +34,10 @@ from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
 from ..placement.placement import Load, Placement, Scales, placement_of
-from ..session.calls import RELEASE_WAIT_S
-from ..session.ears import EARS, Ears
 from ..session.identity import SystemIdentities
+from ..session.model_calls import RELEASE_WAIT_S
 from ..session.server import Server
-from ..session.transcriber import Transcriber
+from ..session.speech_input import ENERGY_ONLY, SpeechInput, Transcriber
 from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
 from ..telemetry.setup import TracesMissingError
@@ -84,7 +83,7 @@ async def run(
     failure: CannotServeError | None = None
     gateway: Gateway | None = None
     placement: Placement | None = None
-    ears = EARS
+    ears = ENERGY_ONLY
     try:
         settings, logs_ending_max = allow_open_files(settings)
         gateway = _gateway(settings, counters, recorder, load_viewer, voices=voices, remote=remote)
@@ -112,7 +111,7 @@ async def run(
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
             make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
-            make = partial(make, recorder=recorder, ears=ears)
+            make = partial(make, recorder=recorder, speech_input=ears)
             gateway.server = await _make(make, settings)
             tasks.start_soon(gateway.server.refresh_estimates)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
@@ -128,9 +127,9 @@ async def run(
     return end.cut_by
 
 
-async def _ears(settings: Settings, load: Load, workers: Workers) -> Ears:
+async def _ears(settings: Settings, load: Load, workers: Workers) -> SpeechInput:
     """Load what hears users in addition to the model."""
-    return Ears(await _judge(settings), await _transcriber(settings, load, workers))
+    return SpeechInput(await _judge(settings), await _transcriber(settings, load, workers))
 
 
 async def _transcriber(settings: Settings, load: Load, workers: Workers) -> Transcriber | None:
@@ -165,7 +164,7 @@ async def _make(make: Callable[..., Server], settings: Settings) -> Server:
     """Make the server, and go on with the sessions of the one before; clients wait meanwhile."""
     server = make(identities=SystemIdentities())
     with _needing(OSError, what="cannot read the recordings: "):
-        sessions = await server.take_up() if settings.resumable else 0
+        sessions = await server.recover() if settings.resumable else 0
     if sessions:
         _logger.warning("%d sessions of the server before go on", sessions)
     return server

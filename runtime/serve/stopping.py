@@ -20,8 +20,8 @@ from anyio.abc import TaskGroup
 
 from ..model.backends.base import DeviceLost
 from ..net.connection import CLOSE_FLUSH_S, Ready
-from ..session.calls import RELEASE_WAIT_S
 from ..session.journal import FIN_WAIT_S, ready_now
+from ..session.model_calls import RELEASE_WAIT_S
 from ..session.server import Server
 from ..settings.settings import Settings
 

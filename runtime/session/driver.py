@@ -7,51 +7,58 @@
   decoder is too far behind, and a bounded time for the recorder.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
   `Close` wait for the log's write(2), in the writer task.
+- An effect goes to the part that performs it, and none of them waits: the client's connection
+  (`Peer`), the slot and the model (`ModelCalls`), timers, media decodes, speech detection.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
+import attrs
+from anyio.abc import TaskGroup
 
 from protocol.machine.session import Session
+from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART, ErrorCode
+from protocol.values.digest import session_id_of
+from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
+from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
 from recorder.format.records import Fields
 from recorder.format.steps import fin_fields
 from recorder.read.past import Past
 
+from ..media.decoder import decode_at_once
 from ..media.fair import Client
 from ..media.speech_detector import SpeechDetector
-from ..net.connection import Connection
-from ..slots.admission import Admission
-from ..telemetry.watching import Watcher
-from . import rebuilding
-from .calls import Calls, Inbox
-from .decodes import DecodeMedia, Decodes
-from .ears import EARS, Ears
-from .entry import Entry
-from .event_queue import EventQueue
+from ..media.values import Decoded, MediaError
+from ..net.connection import Connection, Ready
+from ..telemetry.watching import SessionStatus, Watcher
+from .crash_recovery import RecoveredSession
 from .journal import Journal, MarkRefused, OpenLog, ready_now
-from .lane import LARGE_BYTES_MIN, Lane
+from .model_calls import Inbox, ModelCalls
 from .peer import Peer, Tokens
-from .performing import Performer
-from .stepping import Stepper
-from .taking_up import TakenUp
+from .rate_limiter import LARGE_BYTES_MIN, RateLimiter
+from .speech_input import SpeechInput
 from .timers import Timers
-from .transcriber import writer_of
 
 T = TypeVar("T")
 
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest append, or a turn's frame that is larger; above it the reader pauses."""
+DECODE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Video frames in the decoder, one append's worth; above it the reader pauses."""
+
+DecodeMedia = Callable[[ef.DecodeMedia, Client], Awaitable[Decoded]]
+"""Decodes a client's media, or raises `MediaError`."""
 
 
 class Driver:
@@ -60,18 +67,19 @@ class Driver:
     Args:
         opened: the session's first event, at 0 ns.
         open_log: opens its log; None where it is not recorded.
-        make_calls: makes the session's `Calls` around its inbox.
+        make_calls: makes the session's `ModelCalls` around its inbox.
         decode_media: `MediaDecoder.decode`, off the event loop.
         clock_ns: monotonic nanoseconds.
-        lane: for the server's large messages.
-        admit: refuses a connection without a slot, with its code, where there is no room.
+        limiter: for the server's large messages.
         has_room: whether there is room for so many more early bytes.
         owner: the name of the session's key; empty where the server has no keys.
         token: the client's first right to come back; empty: it did not ask for it.
-        refusal: the code with which it is refused a slot; None: it may have one.
         watcher: sees events and effects; None for none.
-        taken: a session that another server began, or a fork; None for a new one.
-        ears: hear the user in addition to the model.
+        recovered: a session that another server began, or a fork; None for a new one.
+        speech_input: hears the user in addition to the model.
+
+    Attributes:
+        close: the code and reason with which the session closed, or will.
     """
 
     def __init__(
@@ -79,69 +87,54 @@ class Driver:
         opened: ev.ConnectionOpened,
         *,
         open_log: OpenLog | None,
-        admission: Admission,
-        make_calls: Callable[[Inbox], Calls],
+        make_calls: Callable[[Inbox], ModelCalls],
         decode_media: DecodeMedia,
         clock_ns: Callable[[], int],
-        lane: Lane,
-        admit: Callable[[], ErrorCode | None] = lambda: None,
-        has_room: Callable[[int], bool] = lambda _: True,
-        owner: str = "",
-        token: str = "",
-        refusal: ErrorCode | None = None,
-        watcher: Watcher | None = None,
-        taken: TakenUp | None = None,
-        ears: Ears = EARS,
+        limiter: RateLimiter,
+        has_room: Callable[[int], bool],
+        owner: str,
+        token: str,
+        watcher: Watcher | None,
+        recovered: RecoveredSession | None,
+        speech_input: SpeechInput,
     ) -> None:
-        self._opened = opened
-        self._taken = taken
         self.recording_id: Final = opened.recording_id
         self.mode: Final = opened.mode
-        self._has_room = has_room
-        self._clock_ns = clock_ns
-        self._lane = lane
         self.owner: Final = owner
-        self.first_frame: Final = 0 if taken is None else taken.first_frame
+        self.session: Session | None = None
+        self.first_frame = 0
+        self.is_suspended = False
+        self.close = (CLOSE_NORMAL, "")
+        self._opened, self._recovered = opened, recovered
+        self._has_room, self._clock_ns, self._limiter = has_room, clock_ns, limiter
         self._watcher = watcher
-        self._began_ns = clock_ns() - (taken.at_ns + taken.away_ns if taken else 0)
+        self._began_ns = clock_ns()
         self._events = EventQueue()
         self._recording_lost = False
         self._failure: Exception | None = None
         self._context: Context
-        self._stepper: Stepper
+        self._tasks: TaskGroup
         self._relief = anyio.Event()
-        self.session: Session | None = taken.session if taken else None
-        self.away_ns = self.now_ns() if taken and taken.begun is None else None
-        self.is_suspended = False
-        before = {} if taken is None else taken.journal()
-        self._journal = Journal(open_log, self._recording_failed, **before)
-        self.peer = Peer(token, self._journal.again, None if taken is None else taken.known_tokens)
+        log_so_far: dict[str, Any] = {}
+        tokens, units_dropped = None, 0
+        if recovered is not None:
+            self.session, self.first_frame = recovered.session, recovered.first_frame
+            self.close = recovered.outstanding.close
+            self._began_ns -= recovered.at_ns + recovered.away_ns
+            log_so_far, tokens = recovered.log_so_far, recovered.known_tokens
+            units_dropped = recovered.session.counts["units_dropped"]
+        self.away_ns = self.now_ns() if recovered and recovered.fork is None else None
+        self._journal = Journal(open_log, self._recording_failed, **log_so_far)
+        self.peer = Peer(token, self._journal.again, tokens)
         client = Client(is_live=opened.mode != "chat", owner=owner)
-        self._decodes = Decodes(
+        self._decodes = MediaDecodes(
             decode=decode_media, client=client, inbox=self, on_done=self._relieve
         )
-        calls = make_calls(self)
-        entry = Entry(
-            admission=admission,
-            inbox=self,
-            on_leased=calls.hold,
-            admit=admit,
-            owner=owner,
-            refusal=refusal,
-        )
-        dropped = taken.session.counts["units_dropped"] if taken else 0
-        self._performer = Performer(
-            close=taken.outstanding.close if taken else (CLOSE_NORMAL, ""),
-            events=self._events,
-            peer=self.peer,
-            entry=entry,
-            calls=calls,
-            decodes=self._decodes,
-            detector=SpeechDetector(ears.make_judge),
-            timers=Timers(self),
-            writer=writer_of(ears.transcriber, opened, self, dropped),
-        )
-        for event in () if taken is None else taken.losses(self.now_ns()):
+        self._calls = make_calls(self)
+        self._detector = SpeechDetector(speech_input.make_judge)
+        self._timers = Timers(self)
+        self._transcript = speech_input.transcript_writer(opened, self, units_dropped)
+        for event in () if recovered is None else recovered.losses(self.now_ns()):
             self.post(event)
 
     @property
@@ -150,9 +143,10 @@ class Driver:
         return self.session is not None and self.session.is_resumable
 
     @property
-    def close(self) -> tuple[int, str]:
-        """The code and reason with which it closed, or will."""
-        return self._performer.close
+    def is_open_chat(self) -> bool:
+        """Whether it is a chat that goes on: connected, with a slot for its turns only."""
+        is_over = self.session is not None and self.session.state is State.CLOSED
+        return self.mode == "chat" and not is_over
 
     @property
     def tokens(self) -> Tokens:
@@ -163,6 +157,30 @@ class Driver:
     def frames_sent(self) -> int:
         """The number of frames that the session has sent; more may follow at once."""
         return 0 if self.session is None else self.session.counts["frames_sent"]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits: all that it was given is stepped and performed."""
+        return self._events.is_idle
+
+    def status(self, kv_tokens: int) -> SessionStatus:
+        """What it shows of itself; `kv_tokens`: its tokens in the model's cache."""
+        session = self.session
+        counts = {} if session is None else session.counts
+        return SessionStatus(
+            recording_id=self.recording_id,
+            session_id=session_id_of(self.recording_id),
+            owner=self.owner,
+            mode=self.mode,
+            dialect=None if session is None else session.dialect_name,
+            state=State.QUEUED if session is None else session.state,
+            age_s=self.now_ns() / NS_PER_S,
+            units=counts.get("units", 0),
+            chunks=counts.get("chunks", 0),
+            dropped_units=counts.get("units_dropped", 0),
+            kv_tokens=kv_tokens,
+            connection="connected" if session is None else session.connection,
+        )
 
     async def mark(self, fields: Fields) -> tuple[int, int]:
         """Write a mark into the log; the session does not see it.
@@ -178,28 +196,7 @@ class Driver:
         at_ns = self._next_ns()
         return await self._journal.append_mark(at_ns, fields), at_ns
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it waits: all that it was given is stepped and performed."""
-        return self._events.is_idle
-
-    def post(self, event: ev.Event) -> None:
-        """As `Inbox`; from the event loop only."""
-        self._events.post(event)
-
-    def bring(self, event: ev.Event) -> None:
-        """As `Inbox`."""
-        if self._events.is_idle:
-            self._context.run(self._at_once, self._stepper.step, event)
-        else:
-            self._events.post(event)
-
-    @asynccontextmanager
-    async def past(self) -> AsyncIterator[Past]:
-        """As `Inbox`."""
-        path, next_seq = await self._journal.written()
-        with await rebuilding.in_thread(lambda: rebuilding.open_log(path)) as reader:
-            yield Past(reader, until_seq=next_seq)
+    # -- the inbox ------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
         """As `Inbox`."""
@@ -210,10 +207,27 @@ class Driver:
         first_ns = self._events.first_ns
         return self.now_ns() if first_ns is None else first_ns
 
-    def come_back(self, connection: Connection, *, used: str, token: str, after: int) -> None:
+    def post(self, event: ev.Event) -> None:
+        """As `Inbox`; from the event loop only."""
+        self._events.post(event)
+
+    def bring(self, event: ev.Event) -> None:
+        """As `Inbox`."""
+        if self._events.is_idle:
+            self._context.run(self._at_once, self._step, event)
+        else:
+            self._events.post(event)
+
+    def past(self) -> AbstractAsyncContextManager[Past]:
+        """As `Inbox`."""
+        return self._journal.past()
+
+    # -- the client -----------------------------------------------------------------------------
+
+    def resume(self, connection: Connection, *, used: str, token: str, after: int) -> None:
         """Go on with the client on a new connection; `used` is its token, `token` the next one."""
         self.away_ns = None
-        resume_hash = self.peer.come_back(connection, used=used, token=token)
+        resume_hash = self.peer.resume(connection, used=used, token=token)
         self.post(ev.PeerAttached(at_ns=self.now_ns(), after=after, resume_hash=resume_hash))
 
     def peer_gone(self, number: int, code: int) -> None:
@@ -246,7 +260,7 @@ class Driver:
         """
         if number != self.peer.number:
             return anyio.sleep_forever()  # another connection has taken its place
-        self.peer.heard()
+        self.peer.received()
         first = frames[0]
         if first is not None and len(first) > LARGE_BYTES_MIN:
             return self._large_frame_received(first)
@@ -254,12 +268,23 @@ class Driver:
         return self._wait_for_room() if self._is_behind or self._journal.is_behind else None
 
     async def _large_frame_received(self, frame: Frame) -> None:
-        await self._lane.enter(len(frame or b""))
+        await self._limiter.wait(len(frame or b""))
         if self._journal.is_flooded_by(frame):
             self.post(ev.Flooded(at_ns=self.now_ns()))
             await anyio.sleep_forever()  # the session ends, and the connection with it
         self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
         await self._wait_for_room()
+
+    def _bring_frames(self, frames: Sequence[Frame]) -> None:
+        """Bring frames, as `bring` would one after the other."""
+        while frames:
+            at_ns = self.now_ns()
+            if not self._events.is_idle:
+                for frame in frames:
+                    self._events.post(ev.FrameReceived(at_ns=at_ns, frame=frame))
+                return
+            taken = self._context.run(self._at_once, self._take_frames, at_ns, frames)
+            frames = frames[taken or len(frames) :]
 
     @property
     def _is_behind(self) -> bool:
@@ -282,11 +307,59 @@ class Driver:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    async def _next_event(self) -> ev.Event | None:
+    async def run(self, connection: Connection | None) -> None:
+        """Run the session until it is CLOSED and its slot is back, then finish the log.
+
+        After a cancellation or a bug of ours too, the slot is given back (B5). `connection` is the
+        client's connection; None for a session that another server began.
+        """
+        if connection is not None:
+            self.peer.first(connection)
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._tasks.start_soon(self._timers.run)
+                if self._transcript is not None:
+                    self._tasks.start_soon(self._transcript.run)
+                await self._run_session()
+                self._tasks.cancel_scope.cancel()
+        finally:
+            self._calls.give_up()
+            if self._watcher is not None:
+                self._watcher.over(None if self.session is None else self.session.end_reason)
+            if self.is_suspended:
+                self._journal.leave()
+                self.peer.hang_up(CLOSE_RESTART)
+            await self._journal.finish(self.now_ns(), fin_fields(self.session, "broken_off"))
+
+    async def _run_session(self) -> None:
+        self._context = copy_context()
+        session = self._begin() if self._recovered is None else self._go_on(self._recovered)
+        while not session.is_finished:
+            event = await self._next_event(session)
+            if event is not None:
+                self._step(event)
+            elif self.is_suspended:
+                return
+        await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
+
+    def _begin(self) -> Session:
+        self._journal.append_event(self._opened)
+        self.session, effects = Session.open(self._opened)
+        self._record_and_perform(self.session, self._opened, effects)
+        return self.session
+
+    def _go_on(self, recovered: RecoveredSession) -> Session:
+        """Go on where a log ends: without a slot and model calls, and but for a fork a client."""
+        at_ns = self._next_ns()
+        effects = recovered.go_on(self._journal, at_ns, self._watcher)
+        self._perform(effects, ready_now, at_ns)
+        self._recovered = None
+        return recovered.session
+
+    async def _next_event(self, session: Session) -> ev.Event | None:
         """Wait for an event; None when the session is suspended or finished."""
-        assert self.session is not None
         while self._recording_lost or self.is_suspended or not self._events:
-            if self.is_suspended or self.session.is_finished:
+            if self.is_suspended or session.is_finished:
                 return None
             if self._recording_lost:
                 self._recording_lost = False
@@ -302,92 +375,253 @@ class Driver:
             self._relief.set()  # The reader wakes only after the frame's step.
         return event
 
-    def _bring_frames(self, frames: Sequence[Frame]) -> None:
-        """Bring frames, as `bring` would one after the other."""
-        while frames:
-            at_ns = self.now_ns()
-            if not self._events.is_idle:
-                for frame in frames:
-                    self._events.post(ev.FrameReceived(at_ns=at_ns, frame=frame))
-                return
-            taken = self._context.run(self._at_once, self._stepper.take, at_ns, frames)
-            frames = frames[taken or len(frames) :]
-
     def _at_once(self, take: Callable[..., T], *arguments: object) -> T | None:
         """Take something in the task that brings it, and step what this brings.
 
         The driver's task sleeps. What fails here is raised there.
         """
-        result = None
+        result, session = None, self.session
+        assert session is not None
         self._events.begin_emptying()
         try:
             result = take(*arguments)
-            while self._events and not self._stepper.session.is_finished:
-                self._stepper.step(self._events.take())
+            while self._events and not session.is_finished:
+                self._step(self._events.take())
         except Exception as error:
             self._failure = error
         self._events.end_emptying()
-        if self._failure is not None or self._stepper.session.is_finished:
+        if self._failure is not None or session.is_finished:
             self._events.wake()
         return result
 
-    async def run(self, connection: Connection | None) -> None:
-        """Run the session until it is CLOSED and its slot is back, then finish the log.
+    # -- a step ---------------------------------------------------------------------------------
 
-        After a cancellation or a bug of ours too, the slot is given back (B5). `connection` is the
-        client's connection; None for a session that another server began.
+    def _take_frames(self, at_ns: int, frames: Sequence[Frame]) -> int:
+        """Take a client's first message, or, if they bring sound that is only kept, several.
+
+        `frames`: messages that came together. Returns the number of those taken.
         """
-        if connection is not None:
-            self.peer.first(connection)
+        session = self.session
+        assert session is not None
+        messages = session.foresee(frames)
+        events = [
+            ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 1]
+        ]
+        if not messages:
+            self._step(events[0])
+            return 1
+        self._journal.append_event(*events)
+        session.keep(at_ns, messages)
+        if self._watcher is not None:
+            self._watcher.heard(events, messages, session)
+        return len(events)
+
+    def _step(self, event: ev.Event) -> None:
+        """Append an event, step it, append its effects, and perform them."""
+        session = self.session
+        assert session is not None
+        if isinstance(event, ev.FrameReceived):
+            if session.early_bytes == 0 and not self._has_room(len(event.frame or b"")):
+                event = attrs.evolve(event, has_room=False)
+            event = session.shortened(event)
+        self._journal.append_event(event)
+        self._record_and_perform(session, event, session.step(event))
+
+    def _record_and_perform(
+        self, session: Session, event: ev.Event, effects: tuple[ef.Effect, ...]
+    ) -> None:
+        for effect in effects:
+            if isinstance(effect, ef.ForgetRecording):
+                self._journal.forget()
+        ready = self._journal.append_effects(session, event, effects)
+        self._perform(effects, ready, event.at_ns)
+        if session.state is State.CLOSED:
+            self._calls.stop_trying()
+            self._decodes.cancel_all()
+        if self._watcher is not None:
+            self._watcher.saw(event, effects, session)
+
+    def _perform(self, effects: Iterable[ef.Effect], ready: Ready, now_ns: int) -> None:
+        """Perform the effects of a step at `now_ns`; frames and closes are sent after `ready`."""
+        for effect in effects:
+            if self._transcript is not None:
+                self._transcript.saw(effect)
+            match effect:
+                case ef.Send():
+                    self.peer.send(effect.frame, ready)
+                case ef.Attach():
+                    self.peer.greet(effect, ready)
+                case ef.Close():
+                    self.close = (effect.code, effect.reason)
+                    self.peer.close(effect.code, effect.reason, ready)
+                case ef.DecodeMedia():
+                    self._decodes.start(effect, self._tasks)
+                case ef.CancelDecode():
+                    self._decodes.cancel(effect.media)
+                case ef.DetectSpeech():
+                    self._events.put_first(self._detector.detect(effect, now_ns))
+                case ef.SetTimer():
+                    self._timers.set(effect)
+                case ef.CancelTimer():
+                    self._timers.cancel(effect)
+                case ef.DropUnit() | ef.ForgetRecording():
+                    pass  # a watcher counts it; it is done before anything is said
+                case _:
+                    self._calls.perform(effect)
+
+
+class EventQueue:
+    """The events that wait to be stepped, and the wait of the driver's task for them.
+
+    Those that were posted are behind those that the last step has found. `frame_bytes`: the bytes
+    of the client's messages in it.
+    """
+
+    def __init__(self) -> None:
+        self.frame_bytes = 0
+        self._posted: deque[ev.Event] = deque()
+        self._found: deque[ev.Event] = deque()
+        self._arrival = anyio.Event()
+        self._is_waited_for = False
+        self._is_emptied = False
+
+    def __bool__(self) -> bool:
+        return bool(self._posted or self._found)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the driver's task waits, and nothing has woken it."""
+        return self._is_waited_for and not self._is_emptied and not self._arrival.is_set()
+
+    @property
+    def first_ns(self) -> int | None:
+        """When the first posted event came; None without one."""
+        return self._posted[0].at_ns if self._posted else None
+
+    @property
+    def has_more_than_a_frame(self) -> bool:
+        """Whether a client's message is next, and something behind it."""
+        is_frame = not self._found and isinstance(self._posted[0], ev.FrameReceived)
+        return is_frame and len(self._posted) > 1
+
+    def post(self, event: ev.Event) -> None:
+        """Add an event, and wake the driver's task; from the event loop only."""
+        if isinstance(event, ev.FrameReceived):
+            self.frame_bytes += len(event.frame or b"")
+        self._posted.append(event)
+        if not self._is_emptied:
+            self._arrival.set()
+
+    def put_first(self, found: Iterable[ev.Event]) -> None:
+        """Add what a step has found, before all that were posted."""
+        self._found.extend(found)
+
+    def take(self) -> ev.Event:
+        """Take the next event; there is one."""
+        event = self._found.popleft() if self._found else self._posted.popleft()
+        if isinstance(event, ev.FrameReceived):
+            self.frame_bytes -= len(event.frame or b"")
+        return event
+
+    async def wait(self) -> None:
+        """Wait, in the driver's task, until an event is posted or `wake` is called."""
+        self._arrival = anyio.Event()
+        self._is_waited_for = True
         try:
-            async with anyio.create_task_group() as tasks:
-                self._performer.begin(tasks)
-                await self._run_session()
-                tasks.cancel_scope.cancel()
+            await self._arrival.wait()
         finally:
-            self._give_up_slot()
-            if self._watcher is not None:
-                self._watcher.over(None if self.session is None else self.session.end_reason)
-            if self.is_suspended:
-                self._journal.leave()
-                self.peer.hang_up(CLOSE_RESTART)
-            await self._journal.finish(self.now_ns(), fin_fields(self.session, "broken_off"))
+            self._is_waited_for = False
 
-    def _give_up_slot(self) -> None:
-        self._performer.give_up_slot()
+    def wake(self) -> None:
+        """Let the driver's task look around."""
+        self._arrival.set()
 
-    async def _run_session(self) -> None:
-        self._context = copy_context()
-        session = self._begin() if self._taken is None else self._go_on(self._taken)
-        while not session.is_finished:
-            event = await self._next_event()
-            if event is not None:
-                self._stepper.step(event)
-            elif self.is_suspended:
-                return
-        await self._journal.finish(self.now_ns(), fin_fields(session, session.end_reason))
+    def begin_emptying(self) -> None:
+        """Let the driver's task sleep on: who posts now takes it from here again."""
+        self._is_emptied = True
 
-    def _begin(self) -> Session:
-        self._journal.append_event(self._opened)
-        self.session, effects = Session.open(self._opened)
-        self._stepper = self._step_by(self.session)
-        self._stepper.perform(self._opened, effects)
-        return self.session
+    def end_emptying(self) -> None:
+        """Wake the driver's task for what is left."""
+        self._is_emptied = False
+        if self:
+            self._arrival.set()
 
-    def _go_on(self, taken: TakenUp) -> Session:
-        """Go on where a log ends: without a slot and model calls, and but for a fork a client."""
-        self._stepper = self._step_by(taken.session)
-        at_ns = self._next_ns()
-        for effect in taken.go_on(self._journal, at_ns, self._watcher):
-            self._performer.perform(effect, ready_now, at_ns)
-        self._taken = None
-        return taken.session
 
-    def _step_by(self, session: Session) -> Stepper:
-        return Stepper(
-            session=session,
-            journal=self._journal,
-            performer=self._performer,
-            watcher=self._watcher,
-            has_room=self._has_room,
+@attrs.define(eq=False, kw_only=True)
+class MediaDecodes:
+    """The media decodes of one session: `DecodeMedia` -> `MediaDecoded` | `MediaRejected`.
+
+    A cancelled one posts nothing. Small pictures are checked at once, in the event loop; `decode`
+    does the others off it. `client` is the session, as the decoder knows it; `on_done` is called
+    when a decode has ended.
+    """
+
+    _decode: DecodeMedia
+    _client: Client
+    _inbox: Inbox
+    _on_done: Callable[[], None]
+    _scopes: dict[int, anyio.CancelScope] = attrs.field(factory=dict, init=False)
+    _bytes: int = attrs.field(default=0, init=False)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the reader must pause until decodes end."""
+        return self._bytes > DECODE_BYTES_MAX
+
+    def start(self, effect: ef.DecodeMedia, tasks: TaskGroup) -> None:
+        """Decode media in a task; never blocks."""
+        try:
+            made = decode_at_once(effect)
+        except MediaError as error:
+            self._reject(effect, error)
+            return
+        if made is not None:
+            self._take(effect, made)
+            return
+        scope = self._scopes[effect.media] = anyio.CancelScope()
+        # A turn's media does not pause the reader: during a turn only a close can follow.
+        held_bytes = len(effect.data) if self._client.is_live else 0
+        self._bytes += held_bytes
+        tasks.start_soon(self._run, effect, scope, held_bytes)
+
+    def cancel(self, media: int) -> None:
+        """Cancel a decode unless it is done; nothing is posted for it."""
+        scope = self._scopes.pop(media, None)
+        if scope is not None:  # else it is decoded, and its event waits in the inbox
+            scope.cancel()
+
+    def cancel_all(self) -> None:
+        """Cancel all decodes: the session is over, and other sessions wait for the decoder."""
+        for scope in self._scopes.values():
+            scope.cancel()
+
+    async def _run(self, effect: ef.DecodeMedia, scope: anyio.CancelScope, held_bytes: int) -> None:
+        try:
+            with scope:
+                made = await self._decode(effect, self._client)
+                if not scope.cancel_called:
+                    self._take(effect, made)
+        except MediaError as error:
+            if not scope.cancel_called:
+                self._reject(effect, error)
+        finally:
+            self._scopes.pop(effect.media, None)
+            self._bytes -= held_bytes
+            self._on_done()
+
+    def _take(self, effect: ef.DecodeMedia, made: Decoded) -> None:
+        self._inbox.bring(
+            ev.MediaDecoded(
+                at_ns=self._inbox.now_ns(),
+                media=effect.media,
+                pcm=made.pcm,
+                pictures=made.pictures,
+                stacked=made.stacked,
+            )
+        )
+
+    def _reject(self, effect: ef.DecodeMedia, error: MediaError) -> None:
+        reason = str(error)
+        self._inbox.post(
+            ev.MediaRejected(at_ns=self._inbox.now_ns(), media=effect.media, reason=reason)
         )

@@ -1,9 +1,9 @@
-"""A session that begins from the past of a recorded one: its log is written, then it is taken up.
+"""A session that begins from the past of a recorded one: its log is written, then it goes on.
 
 The recording's events up to a unit are stepped again under a new name, and `Forked` after them, so
 the new log is whole by itself: it replays, is redacted and deleted like any other, and does not
-need its parent. What follows is what follows a restart (`taking_up`): a driver goes on with it, and
-the model is rebuilt from the log. So a fork may be refused only before its log is there.
+need its parent. What follows is what follows a restart (`crash_recovery`): a driver goes on with
+it, and the model is rebuilt from the log. So a fork may be refused only before its log is there.
 
 Everything here works in a thread, on logs of any content.
 """
@@ -39,10 +39,10 @@ from recorder.read.reader import LogReader
 from recorder.write.logfile import LogFile
 
 from ..model.backends.base import BackendInfo
-from .again import Places
-from .beginning import Parent
+from .crash_recovery import ForkStart, RecoveredSession
+from .journal import FrameIndex
 from .peer import NO_TOKEN
-from .taking_up import Begun, TakenUp
+from .setup import Parent
 
 _logger = logging.getLogger("antiphon.session")
 AT_ONCE: Final = 2
@@ -80,7 +80,7 @@ class _Cut:
 
 def write_fork(
     parent: Parent, opened: ev.ConnectionOpened, head: Fields, info: BackendInfo, file: LogFile
-) -> TakenUp:
+) -> RecoveredSession:
     """Write a fork's log up to its beginning.
 
     Args:
@@ -167,17 +167,17 @@ class _Copy:
         self._parent, self._cut, self._opened = parent, cut, opened
         self._head, self._file = head, file
         self._session: Session | None = None
-        self._places, self._hashes = Places(), Hashes()
+        self._frame_index, self._hashes = FrameIndex(), Hashes()
         self._rest = deque[tuple[str, Fields]]()
-        self._begun: Begun | None = None
+        self._start: ForkStart | None = None
         self._next_seq = self._at_ns = 0
 
-    def write(self, reader: LogReader) -> TakenUp:
+    def write(self, reader: LogReader) -> RecoveredSession:
         """Write the log; return the session that goes on with it."""
         for _ in self._file.write(self._all(reader)):
             pass
         assert self._session is not None
-        return TakenUp(
+        return RecoveredSession(
             path=self._file.path,
             opened=self._session.opened,
             session=self._session,
@@ -185,10 +185,10 @@ class _Copy:
             away_ns=0,
             at_ns=self._at_ns,
             next_seq=self._next_seq,
-            places=self._places,
+            frame_index=self._frame_index,
             first_frame=self._session.counts["frames_sent"],
             file=self._file,
-            begun=self._begun,
+            fork=self._start,
         )
 
     def _all(self, reader: LogReader) -> Iterator[Record]:
@@ -251,12 +251,12 @@ class _Copy:
         else:
             effects = self._session.step(event)
         if isinstance(event, ev.Forked):
-            self._begun = Begun(event, effects)
+            self._start = ForkStart(event, effects)
         made = step_records(self._session, event, effects, self._hashes)
         self._rest = deque(made)
         for kind, fields in (event_record(event), *made):
             if kind == "tx":
-                self._places.note(fields, self._next_seq)
+                self._frame_index.note(fields, self._next_seq)
             yield self._number(kind, fields)
 
     def _number(self, kind: str, fields: Fields) -> Record:

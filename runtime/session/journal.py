@@ -13,31 +13,36 @@
 - A log is given up where the disk hangs: for `WRITE_WAIT_S` no log was written while a client
   waited for this one. A failed log takes no more: the session decides (`RecordingFailed`).
 - A log that its client does not want is removed (`forget`) before the next frame is sent.
+- The log is also read while it is written: the frames that a client has not heard (`again`), and
+  the session's past (`past`). Reading and stepping a log is done in a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import anyio
+import anyio.to_thread
 
 from protocol.machine.session import Session
 from protocol.values.effects import Attach, Close, Effect, Send
 from protocol.values.events import Event
 from protocol.values.utf8 import Frame
-from recorder.format.errors import LogFailed, LogFull, RecorderError
+from recorder.format.errors import LogDamaged, LogFailed, LogFull, RecorderError
 from recorder.format.mapping import KINDS, Hashes, event_record
 from recorder.format.records import Fields, Record
 from recorder.format.steps import step_records
+from recorder.read.past import Past
+from recorder.read.reader import LogReader
+from recorder.read.scan import Damage
 from recorder.write.log import SessionLog
 
 from ..net.connection import Ready
-from .again import Places, frames_of
-from .lane import LARGE_BYTES_MIN
+from .rate_limiter import LARGE_BYTES_MIN
 
 RECORDER_STALL_S: Final = 2.0
 """The longest pause of reading while the recorder is behind: a close must be seen (B6)."""
@@ -58,16 +63,24 @@ MARKS_MAX: Final = 100
 MARK_WAIT_S: Final = 10.0
 """A longer write means that the disk hangs; the client is told so."""
 
+BATCH_CHARS: Final = 1024 * 1024
+"""Frames that are read at once: some seconds of speech."""
+
+EVERY: Final = 16
+"""One frame of so many is found at once; those between are read over."""
+
 _AWAITED: Final = (Send, Attach, Close)
 """The effects that a peer sees: the log has them first."""
 
+T = TypeVar("T")
 OnFailed = Callable[[LogFailed], None]
 OpenLog = Callable[[OnFailed], SessionLog]
 """Opens a session's log; the callback is called when it fails."""
-
-
 MarkRefusal = Literal["over", "not_recorded", "too_many", "behind"]
 """`over`: the session has ended or not begun; `behind`: the recorder is, or its disk hangs."""
+
+open_log = LogReader
+"""Opens a log for reading; a simulated disk has its own."""
 
 
 class MarkRefused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
@@ -82,6 +95,11 @@ async def ready_now() -> None:
     """Return at once: there is no log."""
 
 
+async def in_thread(work: Callable[[], T]) -> T:
+    """Read or step a log off the event loop."""
+    return await anyio.to_thread.run_sync(work)
+
+
 class Journal:
     """Numbers a session's records for its log or none; `on_failure` is called once at most."""
 
@@ -92,16 +110,16 @@ class Journal:
         *,
         next_seq: int = 1,
         marks: int = 0,
-        places: Places | None = None,
+        frame_index: FrameIndex | None = None,
     ) -> None:
-        """`next_seq`, `marks` and `places` are those of a log that goes on."""
+        """`next_seq`, `marks` and `frame_index` are those of a log that goes on."""
         self._on_failure = on_failure
         self._seq = next_seq
         self._has_waited = False
         self._is_hung = False
         self._marks = marks
         self._hashes = Hashes()
-        self._places = places or Places()
+        self._frame_index = frame_index or FrameIndex()
         self._log: SessionLog | None = None
         self._begun: SessionLog | None = None
         self._removed: Ready = ready_now
@@ -130,22 +148,22 @@ class Journal:
         urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
         if session.is_resumable:
-            self._note_places(recorded)
+            self._note_frames(recorded)
         self._append(event.at_ns, recorded, urgent=urgent)
         if self._log is None or not urgent:
             return ready_now
         return partial(self._written, self._log, self._seq - 1)
 
-    def _note_places(self, recorded: Sequence[tuple[str, Fields]]) -> None:
+    def _note_frames(self, recorded: Sequence[tuple[str, Fields]]) -> None:
         for seq, (kind, fields) in enumerate(recorded, self._seq):
             if kind == KINDS[Send]:
-                self._places.note(fields, seq)
+                self._frame_index.note(fields, seq)
 
     def go_on(
         self, step_ns: int, rest: Sequence[tuple[str, Fields]], at_ns: int, mark: Fields
     ) -> None:
         """Append what the log lacks of its last step, and a mark, where another server goes on."""
-        self._note_places(rest)
+        self._note_frames(rest)
         self._append(step_ns, rest, urgent=True)
         self._append(at_ns, [("mark", mark)], urgent=True)
 
@@ -214,13 +232,20 @@ class Journal:
             raise log.failure
         return log.path, seq
 
+    @asynccontextmanager
+    async def past(self) -> AsyncIterator[Past]:
+        """The session's past; `LogFailed` or `Unreadable` without a sound log."""
+        path, next_seq = await self.written()
+        with await in_thread(lambda: open_log(path)) as reader:
+            yield Past(reader, until_seq=next_seq)
+
     async def again(self, first: int, until: int) -> AsyncGenerator[str]:
         """Give the frames from one ordinal up to another, as they were sent; errors: `frames_of`.
 
         `LogFailed`: there is no log, or it failed.
         """
         path, _ = await self.written()
-        from_seq = self._places.before(first)
+        from_seq = self._frame_index.before(first)
         async with aclosing(frames_of(path, from_seq=from_seq, first=first, until=until)) as frames:
             async for frame in frames:
                 yield frame
@@ -292,3 +317,54 @@ class Journal:
             return
         with anyio.move_on_after(FIN_WAIT_S, shield=True), suppress(RecorderError):
             await log.finish(fields, at_ns=at_ns)
+
+
+class FrameIndex:
+    """Where frames stand in the log: the `seq` of every sixteenth."""
+
+    def __init__(self) -> None:
+        self._seqs: list[int] = []
+
+    def note(self, fields: Fields, seq: int) -> None:
+        """Take the place of a frame's record; they come in order."""
+        ordinal = fields["ordinal"]
+        assert isinstance(ordinal, int)
+        if ordinal % EVERY == 0:
+            self._seqs.append(seq)
+
+    def before(self, ordinal: int) -> int:
+        """A place at or before that of a frame."""
+        return self._seqs[ordinal // EVERY] if self._seqs else 0
+
+
+async def frames_of(path: Path, *, from_seq: int, first: int, until: int) -> AsyncGenerator[str]:
+    """Give the frames of these ordinals, `until` excluded, in order.
+
+    `LogDamaged` if one is missing; `Unreadable` and `OSError` if there is no log.
+    """
+    with await in_thread(lambda: open_log(path)) as reader:
+        items = reader.at(from_seq)
+        while first < until:
+            frames = await in_thread(partial(_take, items, first, until))
+            for frame in frames:
+                yield frame
+            first += len(frames)
+
+
+def _take(items: Iterator[Record | Damage], first: int, until: int) -> list[str]:
+    """Read the next frames, about `BATCH_CHARS` and one at least."""
+    taken, size = list[str](), 0
+    for item in items:
+        if isinstance(item, Damage):
+            break
+        ordinal = item.fields.get("ordinal") if item.kind == KINDS[Send] else None
+        if not isinstance(ordinal, int) or ordinal < first:
+            continue
+        if ordinal != first + len(taken):
+            break
+        frame = str(item.fields["frame"])
+        taken.append(frame)
+        size += len(frame)
+        if size >= BATCH_CHARS or first + len(taken) == until:
+            return taken
+    raise LogDamaged(f"frame {first + len(taken)} is not in the log")

@@ -4,26 +4,34 @@ A token is a client's right to come back to its session, once: each connection i
 another one. The one before stays right until the client's first message, for the greeting may be
 lost too. The log has only hashes of tokens: it puts a word for the token into the greeting, and the
 token takes that word's place behind the log.
+
+A client that was away when its session ended gets the last frames when it comes again (`Ended`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+import anyio
 import attrs
 
 from protocol.machine.resuming import TOKEN
+from protocol.machine.session import Session
 from protocol.values.effects import Attach
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
-from protocol.values.resuming import Replaced
-from protocol.wire.dialects.resuming import REPLACED
+from protocol.values.limits import NS_PER_S
+from protocol.values.modes import Mode
+from protocol.values.resuming import ComeBack, Replaced, Resumable
+from protocol.wire.dialects.resuming import REPLACED, RESUMABLE
 
 from ..net.connection import Connection, Ready
-from .journal import ready_now
+from ..net.websocket import WebSocket
+from .journal import frames_of, ready_now
 
 NO_TOKEN: Final = "0" * 64
 """In a fork's log, in place of the hash of a token of its parent's client: no token has it."""
@@ -95,15 +103,15 @@ class Peer:
         if self._first:
             self._arrivals.append(_Arrival(connection, self._first))
 
-    def come_back(self, connection: Connection, *, used: str, token: str) -> str:
+    def resume(self, connection: Connection, *, used: str, token: str) -> str:
         """Take a new connection of a client with a right token; returns the next token's hash.
 
-        It hears the session from `greet` on.
+        It gets the session from `greet` on.
         """
         self._arrivals.append(_Arrival(connection, token))
         return self.tokens.give(token, used=used)
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Note that the client has its greeting: it sends on the new connection."""
         self.tokens.forget_old()
 
@@ -120,7 +128,7 @@ class Peer:
     def hang_up(self, code: int = CLOSE_INTERNAL_ERROR) -> None:
         """Close the connections that the session left open: it broke, or ended before a greeting.
 
-        A client that came too late for a greeting hears the end when it comes again.
+        A client that came too late for a greeting gets the end when it comes again.
         """
         for arrival in self._arrivals:
             arrival.connection.close(code, "", ready_now)
@@ -136,3 +144,99 @@ class Peer:
         self._connection.send(effect.frame.replace(TOKEN, arrival.token), ready)
         if effect.after + 1 < effect.before:
             self._connection.send_again(self._again(effect.after + 1, effect.before))
+
+
+ENDED_MAX: Final = 1024
+"""Each is some hashes and a path."""
+
+
+@attrs.frozen(kw_only=True)
+class Ended:
+    """A session that is over.
+
+    Attributes:
+        first_frame: the first that was sent to its client.
+        frames_sent: of which a client may miss the last.
+        frames_received: messages that its client sent.
+        close: code and reason with which its connection was closed, or would have been.
+        resume_s: for how long a client may ask for it.
+        ended_ns: when, on the server's clock.
+    """
+
+    recording_id: str
+    mode: Mode
+    owner: str
+    tokens: Tokens
+    path: Path
+    first_frame: int = 0
+    frames_sent: int
+    frames_received: int
+    close: tuple[int, str]
+    resume_s: int
+    ended_ns: int
+
+    @classmethod
+    def of(cls, session: Session, **kept: Any) -> Ended:
+        """What is kept of a session; `kept`: the attributes that its machine does not have."""
+        return cls(
+            recording_id=session.opened.recording_id,
+            mode=session.opened.mode,
+            frames_sent=session.counts["frames_sent"],
+            frames_received=session.frames_received,
+            **kept,
+        )
+
+    async def send_rest(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
+        """Send the frames that the client has not heard, and close with 1000: it is over.
+
+        Raises an `ExceptionGroup` of what `frames_of` raises, with the connection broken.
+        """
+        connection = Connection(
+            websocket,
+            on_frames=lambda *_: anyio.sleep_forever(),
+            on_gone=lambda _: None,
+            on_send_failed=lambda: None,
+            stall_s=stall_s,
+        )
+        after = asked.last_seq
+        greeting = Resumable(
+            recording_id=self.recording_id,
+            token=asked.token,  # it stays right: there is nothing to take over any more
+            expires_in_s=self.resume_s,
+            next_seq=after + 1,
+            ack=self.frames_received,
+        )
+        connection.send(RESUMABLE.encode(greeting), ready_now)
+        if after + 1 < self.frames_sent:
+            frames = frames_of(self.path, from_seq=0, first=after + 1, until=self.frames_sent)
+            connection.send_again(frames)
+        # Its own code may be one to come back from, and there is nothing more to hear.
+        connection.close(CLOSE_NORMAL, self.close[1], ready_now)
+        await connection.run()
+
+
+class EndedSessions:
+    """The sessions that ended in the last `keep_s` seconds, the newest `ENDED_MAX` of them."""
+
+    def __init__(self, keep_s: int) -> None:
+        self._keep_ns = keep_s * NS_PER_S
+        self._ended = OrderedDict[str, Ended]()
+
+    def add(self, ended: Ended) -> None:
+        """Keep a session that has ended now."""
+        self._ended[ended.recording_id] = ended
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def discard(self, recording_id: str) -> None:
+        """Keep a session no longer: its frames cannot be read."""
+        self._ended.pop(recording_id, None)
+
+    def get(self, recording_id: str, now_ns: int) -> Ended | None:
+        """The session of this name; None if it ended too long ago, or is not known."""
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if now_ns - oldest.ended_ns < self._keep_ns:
+                break
+            del self._ended[oldest.recording_id]
+        return self._ended.get(recording_id)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import attrs
 from anyio.abc import TaskGroup
 
+from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.errors import REFUSALS, ErrorCode
 from protocol.values.messages import EndReason
@@ -24,36 +27,46 @@ from protocol.values.resuming import ComeBack
 from recorder.format.errors import RecorderError
 from recorder.format.records import Fields
 from recorder.keep.store import Store
+from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 
 from ..model.backends.base import Backend, DeviceLost
 from ..net.connection import Connection
 from ..net.websocket import WebSocket
+from ..settings.bounds import MIB
 from ..settings.settings import Settings
 from ..slots.admission import Admission, Refused
 from ..slots.pool import PoolCounts
 from ..slots.workers import Workers
 from ..telemetry.logs import bound_session
 from ..telemetry.watching import SessionStatus, Telemetry
-from .beginning import Arrival, first_event
-from .calls import Calls
-from .decodes import DecodeMedia
-from .driver import Driver
-from .ears import EARS, Ears
-from .ended import Ended, EndedSessions
-from .forking import ForkRefused
+from . import journal
+from .crash_recovery import RecoveredSession, recover_sessions
+from .driver import DecodeMedia, Driver
+from .forking import AT_ONCE, WAITING_MAX, ForkRefused, unsupported, write_fork
 from .identity import Identities, Identity
-from .journal import MarkRefused, OpenLog
-from .lane import Lane
-from .room import Room
-from .session_logs import SessionLogs
-from .status import status_of
-from .taking_up import TakenUp, begin_in_turn
+from .journal import MarkRefused, OnFailed, OpenLog
+from .model_calls import ModelCalls
+from .peer import Ended, EndedSessions
+from .rate_limiter import RateLimiter
+from .setup import Arrival, first_event, log_head
+from .speech_input import ENERGY_ONLY, SpeechInput
 
 REFRESH_S: Final = 3.0
 """Between two estimates; a session tells its client at most every 3 s."""
 
+EARLY_SUM_BYTES_MAX: Final = 128 * MIB
+"""Opening messages kept while clients wait for a slot: fifty with 30 s of reference audio; half of
+the budget of large messages."""
+EARLY_BYTES_UNCOUNTED: Final = 64 * 1024
+"""An opening message without voices is always kept: a queue of a thousand takes 64 MB."""
+RECOVER_S: Final = 5.0
+"""A recovered session that cannot ask for a slot by then keeps the others from theirs no longer."""
+LOOK_S: Final = 0.01
+"""Between two looks at whether they have asked."""
+
 _logger = logging.getLogger("antiphon.server")
+_CANNOT: Final = "this server does not bring models back to a past"
 NO_SESSION: Final = "there is no such session, or this is not its token"
 AHEAD: Final = "last_seq is ahead of the session"
 
@@ -73,7 +86,7 @@ class Server:
         recorder: writes the logs; None records nothing.
         telemetry: sees every session; None for none.
         has_key: whether there is still a key of this name.
-        ears: hear users in addition to the model.
+        speech_input: hears users in addition to the model.
     """
 
     def __init__(
@@ -87,7 +100,7 @@ class Server:
         decode_media: DecodeMedia,
         telemetry: Telemetry | None = None,
         has_key: Callable[[str], bool] = lambda _: True,
-        ears: Ears = EARS,
+        speech_input: SpeechInput = ENERGY_ONLY,
     ) -> None:
         self._settings = settings
         self.workers = backend if isinstance(backend, Workers) else Workers((backend,))
@@ -97,7 +110,7 @@ class Server:
         self._decode_media = decode_media
         self._telemetry = telemetry
         self._has_key = has_key
-        self._ears = ears
+        self._speech_input = speech_input
         self._pool = self.workers.pool
         self.admission = Admission(
             self._pool,
@@ -108,9 +121,8 @@ class Server:
             more_to_come=lambda: self.workers.more_to_come,
         )
         self._drivers: dict[Driver, None] = {}
-        self._nobody_left = anyio.Event()
-        self.room = Room(self._drivers, self.admission, settings, has_key)
-        self._lane = Lane()
+        self._all_ended = anyio.Event()
+        self._limiter = RateLimiter()
         self._ended = EndedSessions(settings.resume_s)
 
     @property
@@ -124,8 +136,11 @@ class Server:
         return self._pool.counts
 
     def roster(self, kv_tokens: Callable[[str], int]) -> tuple[SessionStatus, ...]:
-        """The running sessions, oldest first; `kv_tokens` as in `status_of`."""
-        return tuple(status_of(driver, kv_tokens) for driver in self._drivers)
+        """The running sessions, oldest first.
+
+        `kv_tokens` gives tokens in the model's cache, by recording id.
+        """
+        return tuple(driver.status(kv_tokens(driver.recording_id)) for driver in self._drivers)
 
     def running(self, recording_id: str) -> Driver | None:
         """The running session of this name."""
@@ -206,7 +221,7 @@ class Server:
             del self._drivers[driver]
             self._keep_ended(driver)
             if not self._drivers:
-                self._nobody_left.set()
+                self._all_ended.set()
 
     def _connect(self, websocket: WebSocket, driver: Driver) -> tuple[int, Connection]:
         """Make the client's next connection, and number it."""
@@ -233,21 +248,27 @@ class Server:
             driver.send_failed(number)
         finally:
             on_left()
-            self.room.end_revoked()
-            self.room.let_the_oldest_end()
+            self.end_revoked()
+            self._end_longest_away()
 
     def _keep_ended(self, driver: Driver) -> None:
         """Let a client that was away hear how its session ended."""
         session, folder = driver.session, self._settings.record_to
         if session is None or not session.is_resumable or folder is None or driver.is_suspended:
             return
-        path = Store(folder).path(driver.recording_id)
-        ended = partial(Ended.of, session, owner=driver.owner, close=driver.close, path=path)
-        ended = partial(ended, first_frame=driver.first_frame)
-        resume_s = self._settings.resume_s
-        self._ended.add(ended(tokens=driver.peer.tokens, resume_s=resume_s, ended_ns=now_ns()))
+        ended = Ended.of(
+            session,
+            owner=driver.owner,
+            tokens=driver.tokens,
+            path=Store(folder).path(driver.recording_id),
+            first_frame=driver.first_frame,
+            close=driver.close,
+            resume_s=self._settings.resume_s,
+            ended_ns=now_ns(),
+        )
+        self._ended.add(ended)
 
-    async def come_back(
+    async def resume(
         self, websocket: WebSocket, recording_id: str, mode: Mode, owner: str, asked: ComeBack
     ) -> str:
         """Go on with a session on another connection, until that is closed.
@@ -266,14 +287,14 @@ class Server:
         if isinstance(it, Ended):
             try:
                 with bound_session(recording_id):
-                    await it.tell(websocket, asked, self._settings.stall_s)
+                    await it.send_rest(websocket, asked, self._settings.stall_s)
             except* (RecorderError, OSError):  # removed since, or its recording failed
                 self._ended.discard(recording_id)
             return ""
         token = self._identities.token()
         number, connection = self._connect(websocket, it)
         with bound_session(recording_id):
-            it.come_back(connection, used=asked.token, token=token, after=asked.last_seq)
+            it.resume(connection, used=asked.token, token=token, after=asked.last_seq)
             await self._visit(it, number, connection, lambda: None)
         return ""
 
@@ -289,9 +310,9 @@ class Server:
             log = self._logs.of_new(opened, arrival.owner)
             return self._driver(opened, log, arrival.owner, token=token, refusal=arrival.refusal)
         self._refuse_where_full(arrival)  # before all the work for it
-        taken = await self._logs.fork(arrival, opened)
-        log = self._logs.of_taken(taken)
-        return self._driver(taken.opened, log, arrival.owner, token=token, taken=taken)
+        fork = await self._logs.fork(arrival, opened)
+        log = self._logs.of_recovered(fork)
+        return self._driver(fork.opened, log, arrival.owner, token=token, recovered=fork)
 
     def _refuse_where_full(self, arrival: Arrival) -> None:
         try:
@@ -310,53 +331,97 @@ class Server:
         *,
         token: str = "",
         refusal: ErrorCode | None = None,
-        taken: TakenUp | None = None,
+        recovered: RecoveredSession | None = None,
     ) -> Driver:
         settings, info, sight = self._settings, self.workers.info, self._telemetry
-        watcher = None if sight is None else sight.watch(opened, owner)
+        exactly = settings.rebuild == "exact"
         return Driver(
             opened,
             open_log=open_log,
-            admission=self.admission,
-            make_calls=lambda inbox: Calls(
+            make_calls=lambda inbox: ModelCalls(
                 workers=self.workers,
                 admission=self.admission,
                 inbox=inbox,
                 tasks=self.tasks,
-                rebuilds_exactly=settings.rebuild == "exact"
-                or (settings.rebuild == "auto" and info.deterministic),
+                rebuilds_exactly=exactly or (settings.rebuild == "auto" and info.deterministic),
+                admit=self._refuse_chat,
+                owner=owner,
+                refusal=refusal,
             ),
             decode_media=self._decode_media,
             clock_ns=now_ns,
-            lane=self._lane,
-            admit=self.room.for_chat,
-            has_room=self.room.for_frame,
+            limiter=self._limiter,
+            has_room=self._has_room,
             owner=owner,
             token=token,
-            refusal=refusal,
-            watcher=watcher,
-            taken=taken,
-            ears=self._ears,
+            watcher=None if sight is None else sight.watch(opened, owner),
+            recovered=recovered,
+            speech_input=self._speech_input,
         )
+
+    # -- sessions without a slot, or without a client -------------------------------------------
+
+    def _has_room(self, frame_bytes: int) -> bool:
+        """Whether a frame that comes early may be kept with the others."""
+        if frame_bytes <= EARLY_BYTES_UNCOUNTED:
+            return True
+        sessions = (driver.session for driver in self._drivers)
+        kept = sum(session.early_bytes or 0 for session in sessions if session is not None)
+        return kept + frame_bytes <= EARLY_SUM_BYTES_MAX
+
+    def _refuse_chat(self) -> ErrorCode | None:
+        """Why a new chat, already among the drivers, has no room; None if it has."""
+        if self.admission.state != "open":
+            return ErrorCode.SERVICE_UNAVAILABLE
+        if len(self._drivers) <= self._settings.chats_max:
+            return None
+        is_full = sum(driver.is_open_chat for driver in self._drivers) > self._settings.chats_max
+        return ErrorCode.QUEUE_FULL if is_full else None
+
+    def _end_longest_away(self) -> None:
+        """Keep no more sessions without a connection than may be kept."""
+        waiting = self._without_client()
+        excess = len(waiting) - self._settings.detached_max
+        if excess > 0:
+            for driver in sorted(waiting, key=lambda it: it.now_ns() - (it.away_ns or 0))[-excess:]:
+                driver.wait_no_longer()
+
+    def end_revoked(self) -> None:
+        """End sessions that wait for a client whose key was removed."""
+        for driver in self._without_client():
+            if not self._has_key(driver.owner):
+                driver.wait_no_longer()
+
+    def _without_client(self) -> list[Driver]:
+        return [it for it in self._drivers if it.away_ns is not None and it.is_resumable]
 
     # -- the life of the server -----------------------------------------------------------------
 
-    async def take_up(self) -> int:
+    async def recover(self) -> int:
         """Go on with the sessions that a server before this one left; returns their number.
 
-        Clients of those that are over hear how they ended. `OSError`: the folder cannot be read.
+        Conversations have asked for a slot before any begins that waited for its first one: it
+        would take the slot of a conversation. Clients of sessions that are over get the rest.
+        `OSError`: the folder cannot be read.
         """
         found = await self._logs.left()
-        for taken in found:
-            if taken.file is None:
-                self._ended.add(taken.ended(self._settings.resume_s, now_ns()))
-        sessions = await begin_in_turn(found, self._host_again)
-        self.room.end_revoked()
-        return sessions
+        for recovered in found:
+            if recovered.file is None:
+                self._ended.add(recovered.ended(self._settings.resume_s, now_ns()))
+        left = [recovered for recovered in found if recovered.file is not None]
+        begun = [self._host_again(it) for it in left if it.outstanding.goes_first]
+        with anyio.move_on_after(RECOVER_S):
+            while not all(it.is_idle for it in begun):  # noqa: ASYNC110 - once, before any client
+                await anyio.sleep(LOOK_S)
+        for recovered in left:
+            if not recovered.outstanding.goes_first:
+                self._host_again(recovered)
+        self.end_revoked()
+        return len(left)
 
-    def _host_again(self, taken: TakenUp) -> Driver:
-        log = self._logs.of_taken(taken)
-        driver = self._driver(taken.opened, log, taken.owner, taken=taken)
+    def _host_again(self, recovered: RecoveredSession) -> Driver:
+        log = self._logs.of_recovered(recovered)
+        driver = self._driver(recovered.opened, log, recovered.owner, recovered=recovered)
         self._drivers[driver] = None
         self.tasks.start_soon(self._host, driver)
         return driver
@@ -396,5 +461,99 @@ class Server:
     async def wait_until_empty(self) -> None:
         """Wait until no session is left; late ones are refused and leave."""
         while self._drivers:
-            self._nobody_left = anyio.Event()
-            await self._nobody_left.wait()
+            self._all_ended = anyio.Event()
+            await self._all_ended.wait()
+
+
+class SessionLogs:
+    """Makes and finds logs; `recorder` writes them, None records nothing."""
+
+    def __init__(self, settings: Settings, recorder: Recorder | None, workers: Workers) -> None:
+        self._settings = settings
+        self._folder = settings.record_to
+        self.recorder = recorder if self._folder is not None else None
+        self._workers = workers
+        self._forking = anyio.Semaphore(AT_ONCE)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether sessions are recorded."""
+        return self.recorder is not None
+
+    def of_new(self, opened: ev.ConnectionOpened, owner: str) -> OpenLog | None:
+        """How the log of a new session is opened; None where it is not recorded."""
+        return None if self.recorder is None else partial(self._open, opened, owner)
+
+    def _open(self, opened: ev.ConnectionOpened, owner: str, on_failure: OnFailed) -> SessionLog:
+        assert self.recorder is not None
+        fields = log_head(self._settings, self._workers.info, opened, owner)
+        path = self._store.path(opened.recording_id)
+        return self.recorder.open(path, fields, at_ns=0, on_failure=on_failure)
+
+    def of_recovered(self, recovered: RecoveredSession) -> OpenLog:
+        """How the log of a session goes on."""
+        assert self.recorder is not None
+        assert recovered.file is not None
+        return partial(self.recorder.go_on, recovered.file, recovered.next_seq)
+
+    async def fork(self, arrival: Arrival, opened: ev.ConnectionOpened) -> RecoveredSession:
+        """Write the log of a fork, whose client would have begun a session by `opened`.
+
+        `ForkRefused`: it is not possible, by the recording, the request or the server.
+        """
+        assert arrival.parent is not None
+        if self.recorder is None or not opened.limits.rebuild_wait_s:
+            raise ForkRefused(ErrorCode.UNSUPPORTED, _CANNOT)
+        if self._forking.statistics().tasks_waiting >= WAITING_MAX:
+            raise ForkRefused(ErrorCode.QUEUE_FULL, REFUSALS[ErrorCode.QUEUE_FULL])
+        head = log_head(self._settings, self._workers.info, opened, arrival.owner)
+        file = self.recorder.file(self._store.path(opened.recording_id))
+        write = partial(write_fork, arrival.parent, opened, head, self._workers.info, file)
+        try:
+            async with self._forking:
+                fork = await journal.in_thread(write)
+        except FileNotFoundError:
+            raise unsupported("it was removed") from None
+        except OSError as error:
+            text = f"the fork cannot be recorded: {error.strerror}"
+            raise ForkRefused(ErrorCode.SERVICE_UNAVAILABLE, text) from error
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # a thread is waited for even then
+        except BaseException:
+            with suppress(OSError):
+                file.remove()
+            raise
+        fork.owner = arrival.owner
+        return fork
+
+    async def left(self) -> list[RecoveredSession]:
+        """The sessions that a server before this one left; `OSError`: its folder is gone."""
+        if self._folder is None or self.recorder is None:
+            return []
+        look = partial(
+            recover_sessions,
+            self._folder,
+            self.recorder,
+            fingerprint=self._workers.info.fingerprint,
+            resume_s=self._settings.resume_s,
+            sessions_max=self._settings.detached_max,
+        )
+        return await journal.in_thread(look)
+
+    async def forget(self, session: Session, *, is_fork: bool) -> None:
+        """Remove the log of a refused session, unless its client had sent content before.
+
+        And of a fork that was never set up: it is only a copy.
+        """
+        counts = session.counts
+        has_content = not is_fork and (counts["appends"] or counts.get("turns"))
+        if self.recorder is None or has_content or self._settings.record_refused:
+            return
+        path = self._store.path(session.opened.recording_id)
+        with suppress(OSError):  # it failed, or retention removed it first
+            await anyio.to_thread.run_sync(path.unlink)
+
+    @property
+    def _store(self) -> Store:
+        assert self._folder is not None
+        return Store(self._folder)

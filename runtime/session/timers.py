@@ -13,7 +13,7 @@ import anyio
 from protocol.values import effects as ef
 from protocol.values import events as ev
 
-from .calls import Inbox
+from .model_calls import Inbox
 
 ROUNDING_NS: Final = 1_000
 """The event loop's clock is a float: a sleep may seem to end this much too early."""

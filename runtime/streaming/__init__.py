@@ -17,8 +17,7 @@ from protocol.values.turn import Picture, Sound, Text
 from ..model.backends.base import BackendError, BackendGone, BackendRefused
 from ..model.backends.streams import FinishReason, ParameterError, SamplingParams, TokenIds
 from ..slots.admission import Refused
-from .outputs import StreamingRequest
-from .service import Streaming
+from .service import Streaming, StreamingRequest
 from .values import Prompt, StreamingInput, StreamingOutput
 
 __all__ = (

@@ -17,23 +17,36 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
 import attrs
+import numpy as np
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from protocol.values.errors import LocalProtocolError
+from protocol.values.errors import ErrorCode, LocalProtocolError
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import SAMPLE_BYTES, UNIT_BYTES
+from protocol.values.modes import Mode
+from protocol.values.turn import Sound
 
 from ..model.backends.base import BackendError, BackendGone, BackendRefused, ContextFull
-from ..model.backends.streams import Anchoring, AnchorSession, Sampled, SamplingParams, Streams
+from ..model.backends.streams import (
+    Anchoring,
+    AnchorSession,
+    Part,
+    Sampled,
+    SamplingParams,
+    Streams,
+)
 from ..model.engine.pace import Pace
+from ..slots.admission import Admission, Refused
 from ..slots.pool import Lease
-from .slots import Slots
-from .sound import Recut
+from ..slots.workers import Workers
 from .values import StreamingInput, StreamingOutput
 
 CHUNKS_WAITING_MAX: Final = 8
@@ -330,3 +343,113 @@ def _loop_caller() -> Callable[[Callable[[], None]], object]:
     caller: Callable[[Callable[[], None]], object]
     caller = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon  # asyncio's, trio's
     return caller
+
+
+def _now_ns() -> int:
+    return int(anyio.current_time() * NS_PER_S)
+
+
+class Slots:
+    """The slots of some workers; without an `admission` it makes its own, their only user.
+
+    Requests queue as sessions do: a server's admission on the same workers is the one queue, so
+    neither kind overtakes the other.
+    """
+
+    def __init__(self, workers: Workers, admission: Admission | None, mode: Mode) -> None:
+        numbers = count()
+        self.workers, self._mode = workers, mode
+        self._admission = admission or Admission(
+            workers.pool,
+            clock_ns=_now_ns,
+            new_ticket_id=lambda: f"ticket_{next(numbers):012x}",
+            more_to_come=lambda: workers.more_to_come,
+        )
+
+    async def lease(self) -> Lease:
+        """Wait for a slot; a cancelled wait holds none.
+
+        `Refused`: there is no slot and no place in the queue, or no slot will come any more;
+        `BackendRefused`: an operator removed the request from the queue.
+        """
+        told = anyio.Event()
+        leases, errors = list[Lease](), list[Exception]()
+
+        def leased(lease: Lease) -> None:
+            leases.append(lease)
+            told.set()
+
+        def refused(code: ErrorCode) -> None:
+            errors.append(Refused(code))
+            told.set()
+
+        def cancelled() -> None:
+            errors.append(BackendRefused("an operator took the request out of the queue"))
+            told.set()
+
+        ticket = self._admission.enter(
+            self._mode,
+            on_leased=leased,
+            on_moved=lambda _: None,
+            on_cancelled=cancelled,
+            on_refused=refused,
+        )
+        try:
+            await told.wait()
+        except BaseException:
+            self._admission.leave(ticket)
+            for lease in leases:
+                self.give_back(lease)
+            raise
+        for error in errors:
+            raise error
+        return leases[0]
+
+    def give_back(self, lease: Lease, *, condemned: bool = False) -> None:
+        """Free a clean slot; `condemned`: its worker hangs or is lost."""
+        self._admission.release(lease, condemned=condemned)
+
+
+@attrs.define
+class Recut:
+    """The sound of one request, cut again into whole seconds for the model.
+
+    `left` is the rest: float32 LE, less than a second. It waits for the next sound; before other
+    input, or at the end, it is padded with silence.
+    """
+
+    left: bytes = b""
+
+    def cut(self, prompt: Sequence[Part]) -> tuple[Part, ...]:
+        """Re-cut sound to whole seconds; `BackendRefused` names a part that is invalid sound."""
+        return tuple(piece for place, part in enumerate(prompt) for piece in self._cut(place, part))
+
+    def rest(self) -> tuple[Part, ...]:
+        """Take the rest, padded with silence; empty if there is none."""
+        left, self.left = self.left, b""
+        return (Sound(pcm=left.ljust(UNIT_BYTES, b"\0")),) if left else ()
+
+    def _cut(self, place: int, part: Part) -> Iterator[Part]:
+        if not isinstance(part, Sound):
+            yield from self.rest()
+            yield part
+            return
+        _check(place, part.pcm)
+        pcm = self.left + part.pcm
+        whole = len(pcm) - len(pcm) % UNIT_BYTES
+        self.left = pcm[whole:]
+        if whole:
+            yield Sound(pcm=pcm[:whole])
+
+
+def _check(place: int, pcm: bytes) -> None:
+    """Refuse invalid sound while its place is known."""
+    if not pcm:
+        raise BackendRefused(f"prompt[{place}].pcm has no samples")
+    if len(pcm) % SAMPLE_BYTES:
+        raise BackendRefused(
+            f"prompt[{place}].pcm has {len(pcm) / SAMPLE_BYTES:g} samples: float32 has "
+            f"{SAMPLE_BYTES} bytes each"
+        )
+    if not np.isfinite(np.frombuffer(pcm, "<f4")).all():
+        raise BackendRefused(f"prompt[{place}].pcm: a sample is not finite")

@@ -27,7 +27,7 @@ from ..model.models import (
 from ..net.tls import Certificate, CertificateError
 from ..settings.bounds import DEVICES, DTYPES
 from ..telemetry.logs import configure
-from .serving import Worker
+from .worker import Worker
 
 SOCKET_MODE: Final = 0o600
 """Only the worker's own user can connect; a Unix socket has no other lock."""

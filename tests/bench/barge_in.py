@@ -31,7 +31,7 @@ import soxr
 from runtime.media.silero import SileroJudge
 from runtime.media.speech_detector import EnergyJudge, Judge
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.session.ears import Ears
+from runtime.session.speech_input import SpeechInput
 from tests.project.evidence import add_out
 from tests.sessions.in_memory import Peer, base64, on_virtual_time, talkative, world
 
@@ -160,7 +160,7 @@ def interrupt(
 
     async def body() -> None:
         async with world(ScriptedBackend(talkative)) as server:
-            server.server._ears = Ears(make_judge)
+            server.server._speech_input = SpeechInput(make_judge)
             peer = server.connect("audio", endpoint="openai", label="scripted")
             await peer.heard("session.created")
             found.append(await converse(peer, whole))

@@ -32,7 +32,7 @@ from runtime.link.backend import connect
 from runtime.model.backends.base import Backend, BackendSession
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step, tone
 from runtime.model.models import load_backend
-from runtime.worker.serving import Worker
+from runtime.worker.worker import Worker
 
 MODELS: Final = ("scripted", "tiny")
 INTERRUPTS: Final = 100

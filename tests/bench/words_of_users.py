@@ -24,7 +24,7 @@ from protocol.values import events as ev
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, Unit
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.models import load_backend
-from runtime.session.transcriber import Transcriber, Writer
+from runtime.session.speech_input import Transcriber, TranscriptWriter
 from tests.bench.tiny.score_transcripts import Written, transcribe, word_error
 from tests.bench.tiny.staging import Pcm, known_phrases, pause_of, read_speech, room
 from tests.project.evidence import add_out
@@ -58,7 +58,7 @@ class Inbox:
 async def written(transcriber: Transcriber, sound: Pcm) -> str:
     """Write a session's sound down."""
     inbox = Inbox()
-    writer = Writer(transcriber, 0, inbox)
+    writer = TranscriptWriter(transcriber, 0, inbox)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(writer.run)
         for index, second in enumerate(sound.reshape(-1, UNIT_SAMPLES)):

@@ -40,9 +40,9 @@ from runtime.model.backends.scripted import Step as ModelStep
 from runtime.model.backends.scripted_tone import tone
 from runtime.net.websocket import WebSocket, WebSocketClosed, deliver_received
 from runtime.serve.routing import Route, route
-from runtime.session.beginning import Arrival
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
+from runtime.session.setup import Arrival
 from runtime.settings.settings import Settings
 from runtime.telemetry.setup import make_sight
 from runtime.telemetry.watching import ServerStatus

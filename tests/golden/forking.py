@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 
-from runtime.session.beginning import Parent
+from runtime.session.setup import Parent
 from tests.golden.moving import moving
 from tests.golden.openai import LOUD, QUIET, say, speak
 from tests.golden.stage import ONE_SLOT, Scene, brief, part, picture, talk

@@ -21,7 +21,7 @@ from runtime.link.address import WorkerAddress, read_address
 from runtime.link.backend import connect
 from runtime.model.backends.base import Backend, BackendGone, BackendSession, Rebuilds
 from runtime.model.models import load_backend
-from runtime.session.opening import try_to_open
+from runtime.session.model_calls import try_to_open
 from tests.sessions.in_memory import pcm
 
 pytestmark = pytest.mark.anyio

@@ -23,7 +23,7 @@ from runtime.link.address import connect as connect_to
 from runtime.link.backend import WorkerBackend, connect
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Step, default_script
-from runtime.worker.serving import Worker
+from runtime.worker.worker import Worker
 
 QUICKLY = 0.001
 """Seconds of a call: a real clock runs while sockets are waited for."""

@@ -38,10 +38,10 @@ from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
 from runtime.net.intake import TOGETHER_BYTES_MAX
 from runtime.net.websocket import OnMessages, WebSocketClosed
-from runtime.session import rebuilding
-from runtime.session.beginning import Arrival, Parent
+from runtime.session import journal
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
+from runtime.session.setup import Arrival, Parent
 from runtime.settings.settings import Settings
 from runtime.slots.workers import Load, Workers
 
@@ -313,7 +313,7 @@ class World:
         asked = ComeBack(token=token, last_seq=last_seq)
 
         async def visit() -> None:
-            refusal = await self.server.come_back(peer.server_end, recording_id, mode, "", asked)
+            refusal = await self.server.resume(peer.server_end, recording_id, mode, "", asked)
             if refusal:
                 await peer.close(1008, refusal)
 
@@ -383,7 +383,7 @@ async def world(
         recorder = Recorder(disk=disk, clock=clock, inline=not threaded)
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         if not threaded:
-            stack.enter_context(patch.object(rebuilding, "in_thread", here))
+            stack.enter_context(patch.object(journal, "in_thread", here))
         server = Server(
             Settings(model="scripted", record_to=record_to, **settings),
             Workers((backend, *(() if beside is None else (beside(),))), load=load),

@@ -28,10 +28,10 @@ from protocol.values.messages import Listen, QueuePlace, QueueUpdate, Speech
 from protocol.values.model import PastUnit
 from protocol.values.state import State
 from runtime.net.connection import Ready
-from runtime.session import rebuilding
-from runtime.session.calls import Calls, ModelEffect
+from runtime.session import model_calls
 from runtime.session.driver import Driver
 from runtime.session.journal import Journal
+from runtime.session.model_calls import ModelCalls, ModelEffect, SlotLease
 from runtime.session.peer import Peer, Tokens, hash_of
 from runtime.slots.admission import Admission
 from runtime.slots.pool import Lease
@@ -59,17 +59,17 @@ def _put(stack: ExitStack, owner: Any, name: str, instead: Any) -> None:
 def _release_before_cleanup(stack: ExitStack) -> None:
     """The slot goes back to the pool while the model still holds the session (B5)."""
 
-    async def clean_later(self: Calls, tenure: Any) -> bool:
+    async def clean_later(self: ModelCalls, lease: SlotLease) -> bool:
         async def clean() -> None:
-            await tenure.settle()
+            await lease.settle()
             if held is not None:
                 await held.release()
 
-        held = tenure.held or tenure.turn
+        held = lease.model.held
         self._tasks.start_soon(clean)
         return True
 
-    _put(stack, Calls, "_clean_up", clean_later)
+    _put(stack, ModelCalls, "_clean_up", clean_later)
 
 
 def _barrier_open_on_failed_finalize(stack: ExitStack) -> None:
@@ -90,7 +90,7 @@ def _barrier_open_on_failed_finalize(stack: ExitStack) -> None:
 
 def _leak_without_queue_done(stack: ExitStack) -> None:
     """Who goes before the slot is used takes it along (B5)."""
-    real, real_give_up = Core.lose_peer, Driver._give_up_slot
+    real, real_give_up = Core.lose_peer, ModelCalls.give_up
 
     def lose_peer(self: Core) -> None:
         unused = self.state is State.CONNECTED and self.lease is not None
@@ -99,31 +99,33 @@ def _leak_without_queue_done(stack: ExitStack) -> None:
             self.effects = [one for one in self.effects if not isinstance(one, ef.Release)]
             self.lease, self.releasing = None, False
 
-    def give_up_slot(self: Driver) -> None:
-        if self.session is None or self.session.end_reason != "peer_gone":
+    def give_up(self: ModelCalls) -> None:
+        driver = self._inbox
+        assert isinstance(driver, Driver)
+        if driver.session is None or driver.session.end_reason != "peer_gone":
             real_give_up(self)
 
     _put(stack, Core, "lose_peer", lose_peer)
-    _put(stack, Driver, "_give_up_slot", give_up_slot)
+    _put(stack, ModelCalls, "give_up", give_up)
 
 
 def _config_of_the_last(stack: ExitStack) -> None:
     """A slot keeps the settings of the session that it was opened for before (B8)."""
-    real, kept = Calls.perform, {}
+    real, kept = ModelCalls.perform, {}
 
-    def open_it(self: Calls, effect: ModelEffect) -> None:
-        lease = self.lease
-        assert lease is not None
+    def open_it(self: ModelCalls, effect: ModelEffect) -> None:
         if not isinstance(effect, ef.OpenBackend):
             real(self, effect)
             return
+        lease = self.lease
+        assert lease is not None
         config = effect.opening.config
         before = kept.setdefault((lease.worker, lease.slot), config)
         kept[lease.worker, lease.slot] = config
         opening = attrs.evolve(effect.opening, config=before)
         real(self, attrs.evolve(effect, opening=opening))
 
-    _put(stack, Calls, "perform", open_it)
+    _put(stack, ModelCalls, "perform", open_it)
 
 
 def _update_after_closed(stack: ExitStack) -> None:
@@ -169,27 +171,27 @@ def _modes_apart(stack: ExitStack) -> None:
 
 def _lease_by_slot(stack: ExitStack) -> None:
     """A slot is taken back by its number, be its lease an old one; and it is given back twice."""
-    real, real_release = Admission.release, Calls._release
+    real, real_release = Admission.release, ModelCalls._release
 
     def release(self: Admission, lease: Lease, *, condemned: bool = False) -> None:
         for other in tuple(self._held):
             if (other.worker, other.slot) == (lease.worker, lease.slot):
                 real(self, other, condemned=condemned)
 
-    async def release_twice(self: Calls, tenure: Any, condemn: bool) -> None:
-        await real_release(self, tenure, condemn)
+    async def release_twice(self: ModelCalls, lease: SlotLease, condemn: bool) -> None:
+        await real_release(self, lease, condemn)
         await anyio.sleep(0.3)
-        self._admission.release(tenure.lease)
+        self._admission.release(lease.lease)
 
     _put(stack, Admission, "release", release)
-    _put(stack, Calls, "_release", release_twice)
+    _put(stack, ModelCalls, "_release", release_twice)
 
 
 def _answers_of_a_neighbour(stack: ExitStack) -> None:
     """A unit runs on the sound of the session before it (B8)."""
-    real, last = Calls.perform, []
+    real, last = ModelCalls.perform, []
 
-    def start_unit(self: Calls, effect: ModelEffect) -> None:
+    def start_unit(self: ModelCalls, effect: ModelEffect) -> None:
         if not isinstance(effect, ef.StartUnit):
             real(self, effect)
             return
@@ -197,7 +199,7 @@ def _answers_of_a_neighbour(stack: ExitStack) -> None:
         unit = attrs.evolve(effect.unit, pcm=last[-2] if len(last) > 40 else effect.unit.pcm)
         real(self, attrs.evolve(effect, unit=unit))
 
-    _put(stack, Calls, "perform", start_unit)
+    _put(stack, ModelCalls, "perform", start_unit)
 
 
 def _no_limit(stack: ExitStack) -> None:
@@ -257,23 +259,23 @@ def _said_again(stack: ExitStack) -> None:
 
 def _past_reversed(stack: ExitStack) -> None:
     """Past units are fed from the last to the first."""
-    real = rebuilding._take
+    real = model_calls._take
 
     def take(units: Iterator[PastUnit]) -> list[PastUnit]:
         return real(units)[::-1]
 
-    _put(stack, rebuilding, "_take", take)
+    _put(stack, model_calls, "_take", take)
 
 
 def _past_without_its_end(stack: ExitStack) -> None:
     """The last past unit is not fed."""
-    real = rebuilding._take
+    real = model_calls._take
 
     def take(units: Iterator[PastUnit]) -> list[PastUnit]:
         taken = real(units)
         return taken[:-1] if len(taken) > 1 else taken
 
-    _put(stack, rebuilding, "_take", take)
+    _put(stack, model_calls, "_take", take)
 
 
 def _log_of_another(stack: ExitStack) -> None:
@@ -289,17 +291,17 @@ def _log_of_another(stack: ExitStack) -> None:
 
 def _leased_after_loss(stack: ExitStack) -> None:
     """The slot of a session that was lost is lent at once, and its release is not waited for."""
-    real, real_lost = Admission.release, Calls._lost
+    real, real_lost = Admission.release, ModelCalls._lost
 
-    def lost(self: Calls, tenure: Any) -> None:
-        real_lost(self, tenure)
-        self._admission.release(tenure.lease)
+    def lost(self: ModelCalls, lease: SlotLease) -> None:
+        real_lost(self, lease)
+        self._admission.release(lease.lease)
 
     def release(self: Admission, lease: Lease, *, condemned: bool = False) -> None:
         if lease in self._held:
             real(self, lease, condemned=condemned)
 
-    _put(stack, Calls, "_lost", lost)
+    _put(stack, ModelCalls, "_lost", lost)
     _put(stack, Admission, "release", release)
 
 

@@ -39,11 +39,11 @@ from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
-from runtime.session import rebuilding
-from runtime.session.beginning import Arrival
-from runtime.session.ears import EARS, Ears
+from runtime.session import journal
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
+from runtime.session.setup import Arrival
+from runtime.session.speech_input import ENERGY_ONLY, SpeechInput
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, RETRY_S_MAX, Workers
 from tests.sessions.in_memory import on_virtual_time
@@ -158,8 +158,8 @@ def _run(plan: Plan) -> Simulation:
     with (
         same_order_every_time(),
         loud_logs(simulation.rules),
-        patch.object(rebuilding, "in_thread", _in_thread),
-        patch.object(rebuilding, "open_log", simulation.open_log),
+        patch.object(journal, "in_thread", _in_thread),
+        patch.object(journal, "open_log", simulation.open_log),
     ):
         try:
             on_virtual_time(simulation.run, seed=plan.seed)
@@ -251,7 +251,7 @@ class Simulation:
                 identities=CountedIdentities(),
                 decode_media=decode,
                 telemetry=self.rules,
-                ears=Ears(Babble) if plan.settings.get("barge_in") else EARS,
+                speech_input=SpeechInput(Babble) if plan.settings.get("barge_in") else ENERGY_ONLY,
             )
             tasks.start_soon(self._server.refresh_estimates)
             tasks.start_soon(self._server.replace_workers)
@@ -408,7 +408,7 @@ class Simulation:
     async def _handle_again(
         self, plan: ClientPlan, link: Link, recording_id: str, asked: ComeBack
     ) -> None:
-        come_back = self._server.come_back
+        come_back = self._server.resume
         refusal = await come_back(link, recording_id, plan.mode, str(plan.number), asked)
         if refusal:
             self.rules.seen["refused to resume"] += 1

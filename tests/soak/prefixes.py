@@ -243,7 +243,7 @@ def cut(log: Path, folder: Path, size: int) -> Path:
 async def left_alone(log: Path) -> str:
     """Go on with a log whose client stays away; returns what was wrong, or nothing."""
     async with world(record_to=log.parent, resumable=True, decode_s=DECODE_S) as server:
-        if await server.server.take_up() != 1:
+        if await server.server.recover() != 1:
             return "it was not taken up"
         with anyio.move_on_after(ALONE_S) as scope:
             await server.quiet()
@@ -261,7 +261,7 @@ def _unlike(log: Path) -> str:
 async def killed(log: Path, peers: Sequence[Peer], whole: Path, life: Life) -> str:
     """Go on with a session's log and its client; returns what was wrong, or nothing."""
     async with world(record_to=log.parent, resumable=True, decode_s=DECODE_S) as server:
-        if await server.server.take_up() != 1:
+        if await server.server.recover() != 1:
             return "it was not taken up"
         before, again = await _go_on(server, peers, log, life)
     if not again.events:

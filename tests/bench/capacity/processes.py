@@ -21,7 +21,7 @@ from anyio.abc import ByteStream, SocketAttribute
 from runtime.net.listener import Address
 from runtime.net.tls import Certificate
 from runtime.serve.serving import run
-from runtime.worker.serving import Worker
+from runtime.worker.worker import Worker
 from tests.bench.gateway.meter import Meter
 from tests.bench.gateway.servers import _UNBOUND as UNBOUND
 from tests.bench.gateway.servers import HOST, _load

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.link import frames, limits
-from runtime.link.errors import LinkError
-from runtime.link.frames import URGENT, Inbox, Outbox
+from runtime.link.frames import URGENT, Inbox, LinkError, Outbox
 
 LAST = 1 << 31
 STREAMS = st.integers(0, 5)

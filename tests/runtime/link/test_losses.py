@@ -19,11 +19,11 @@ from runtime.link import frames, hello, link
 from runtime.link import messages as ms
 from runtime.link.address import TcpAddress, UnixAddress, WorkerAddress, read_address
 from runtime.link.backend import WorkerBackend, connect
-from runtime.link.errors import LinkError, LinkRefused
+from runtime.link.frames import LinkError, LinkRefused
 from runtime.link.hello import Wire, greet_gateway, greet_worker
 from runtime.model.backends.base import BackendError, BackendGone, BackendRefused
 from runtime.model.backends.scripted import Call, ScriptedBackend, ScriptedSession, Step
-from runtime.worker import gateway
+from runtime.worker import worker as worker_
 from tests.network.linked import Pair, dial, listen, quick, until, worker_of
 
 pytestmark = pytest.mark.anyio
@@ -285,7 +285,7 @@ async def test_sessions_of_a_lost_gateway_are_cut_and_released() -> None:
 
 async def test_a_call_that_hangs_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot would be lost for good, and one by one all of them."""
-    monkeypatch.setattr(gateway, "CALL_WAIT_S", 0.05)
+    monkeypatch.setattr(worker_, "CALL_WAIT_S", 0.05)
     served = ScriptedBackend(script=lambda *_: Step(fault="hang"))
     async with worker_of(served) as pair:
         backend, other = await pair.connect(), await pair.connect()
@@ -367,8 +367,8 @@ async def test_a_gateway_that_hangs_is_lost() -> None:
 
 async def test_connections_that_do_not_greet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would take every descriptor of the worker."""
-    monkeypatch.setattr("runtime.worker.serving.LINKS_MAX", 2)
-    monkeypatch.setattr("runtime.worker.serving.HELLO_WAIT_S", 0.1)
+    monkeypatch.setattr("runtime.worker.worker.LINKS_MAX", 2)
+    monkeypatch.setattr("runtime.worker.worker.HELLO_WAIT_S", 0.1)
     async with worker_of(ScriptedBackend()) as pair:
         silent = [await dial(pair.address) for _ in range(2)]
         with pytest.raises(BackendGone, match="it left during the greeting"):

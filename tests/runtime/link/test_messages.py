@@ -36,7 +36,7 @@ from protocol.values.turn import (
 )
 from protocol.values.turn import Message as Said
 from runtime.link import messages
-from runtime.link.errors import LinkError
+from runtime.link.frames import LinkError
 from runtime.link.messages import (
     SETUP,
     Answer,

@@ -22,8 +22,7 @@ from runtime.streaming import (
     StreamingOutput,
     StreamingRequest,
 )
-from runtime.streaming.request import Request
-from runtime.streaming.slots import Slots
+from runtime.streaming.request import Request, Slots
 from tests.sessions.streaming import EXAMPLE, WAIT_S, Chunks, Gate, given_chunks, params, read
 
 pytestmark = pytest.mark.anyio

@@ -24,8 +24,8 @@ from runtime.net.connection import CLOSE_FLUSH_S
 from runtime.serve.serve_command import EXIT_WAIT_S
 from runtime.serve.serving import LAST_WAIT_S
 from runtime.serve.stopping import CUT_OFF_S, End, shut_down, shutdown_wait_s
-from runtime.session.calls import RELEASE_WAIT_S
 from runtime.session.journal import FIN_WAIT_S
+from runtime.session.model_calls import RELEASE_WAIT_S
 from runtime.settings.settings import Settings
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import request

@@ -20,7 +20,7 @@ from recorder.write.log import SessionLog
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
-from runtime.session.lane import LARGE_BYTES_MIN
+from runtime.session.rate_limiter import LARGE_BYTES_MIN
 from tests.sessions.in_memory import (
     append_frame,
     base64,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import runtime.session.room
+import runtime.session.server
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.sessions.in_memory import Peer, World, init_frame, on_virtual_time, world
 
@@ -27,8 +27,8 @@ async def queued(server: World) -> Peer:
 
 def test_they_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of a thousand with voices takes the server's memory."""
-    monkeypatch.setattr(runtime.session.room, "EARLY_SUM_BYTES_MAX", 2 * SIZE)
-    monkeypatch.setattr(runtime.session.room, "EARLY_BYTES_UNCOUNTED", 0)
+    monkeypatch.setattr(runtime.session.server, "EARLY_SUM_BYTES_MAX", 2 * SIZE)
+    monkeypatch.setattr(runtime.session.server, "EARLY_BYTES_UNCOUNTED", 0)
     assert len(opening()) == SIZE
 
     async def body() -> None:
@@ -54,7 +54,7 @@ def test_they_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_small_ones_are_kept_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """One client with voices keeps all others without from waiting in peace."""
-    monkeypatch.setattr(runtime.session.room, "EARLY_SUM_BYTES_MAX", 0)
+    monkeypatch.setattr(runtime.session.server, "EARLY_SUM_BYTES_MAX", 0)
 
     async def body() -> None:
         async with world(ScriptedBackend(slots=1)) as server:

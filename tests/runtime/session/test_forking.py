@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
-from runtime.session import rebuilding
-from runtime.session.beginning import Arrival
+from runtime.session import journal
 from runtime.session.forking import AT_ONCE, WAITING_MAX, ForkRefused
+from runtime.session.setup import Arrival
 from tests.golden.forking import begin, log_of
 from tests.sessions.in_memory import Peer, on_virtual_time, world
 
@@ -31,7 +31,7 @@ def test_forks_that_wait_to_be_written_are_bounded(
     async def body() -> None:
         async with world(record_to=tmp_path) as server:
             parent = log_of(server, await begin(server, model="scripted"), 0)
-            monkeypatch.setattr(rebuilding, "in_thread", slowly)
+            monkeypatch.setattr(journal, "in_thread", slowly)
 
             arrival = Arrival(mode="audio", endpoint="live", parent=parent)
 
@@ -68,7 +68,7 @@ def test_a_fork_that_is_cut_off_while_it_is_written_leaves_no_log(
                     tasks.cancel_scope.cancel()
                     return work()
 
-                monkeypatch.setattr(rebuilding, "in_thread", at_the_end)
+                monkeypatch.setattr(journal, "in_thread", at_the_end)
                 tasks.start_soon(server.server.handle, Peer("audio").server_end, arrival)
 
     on_virtual_time(body)

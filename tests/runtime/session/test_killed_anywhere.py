@@ -13,8 +13,8 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from runtime.session.crash_recovery import Outstanding, RecoveredSession
 from runtime.session.journal import Journal
-from runtime.session.taking_up import Outstanding, TakenUp
 from tests.soak.prefixes import LIVES, kill_everywhere
 
 STEP = 3
@@ -48,14 +48,14 @@ def _media_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lease_kept(patch: pytest.MonkeyPatch) -> None:
-    def losses(self: TakenUp, now_ns: int) -> Iterator[ev.Event]:
+    def losses(self: RecoveredSession, now_ns: int) -> Iterator[ev.Event]:
         yield ev.PeerGone(at_ns=now_ns, code=1012)
 
-    patch.setattr(TakenUp, "losses", losses)
+    patch.setattr(RecoveredSession, "losses", losses)
 
 
 def _tokens_of_the_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TakenUp, "_follow_tokens", lambda self, event: None)
+    patch.setattr(RecoveredSession, "_follow_tokens", lambda self, event: None)
 
 
 def _rest_of_a_step_is_late(patch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.values.model import PAST_UNITS_MAX, UNIT_BYTES, PastUnit, Unit, UnitResult
-from runtime.session.rebuilding import BATCH_BYTES, _take
+from runtime.session.model_calls import BATCH_BYTES, _take
 
 PICTURE = bytes(4 * 1024 * 1024)
 

@@ -33,7 +33,7 @@ def test_a_session_without_its_client_ends_with_its_key(tmp_path: Path, away_s: 
             peer.vanish()
             await anyio.sleep(away_s)
             keys.clear()
-            server.server.room.end_revoked()
+            server.server.end_revoked()
             await anyio.sleep(0.1)
             assert server.server.sessions == 1
             assert not other.is_over
@@ -53,7 +53,7 @@ def test_a_session_whose_key_is_gone_ends_with_its_connection(tmp_path: Path) ->
         async with world(record_to=tmp_path, has_key=keys.__contains__) as server:
             peer = await server.activate("audio", resumable=True)
             keys.clear()
-            server.server.room.end_revoked()
+            server.server.end_revoked()
             await anyio.sleep(5)
             assert not peer.is_over
             peer.vanish()

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
-from runtime.slots.admission import Admission, Refused
-from runtime.slots.estimates import (
+from runtime.slots.admission import (
     SESSION_S_ASSUMED,
     SESSIONS_AVERAGED,
     TURN_S_ASSUMED,
+    Admission,
     Durations,
+    Refused,
     waits_ns,
 )
 from runtime.slots.pool import Lease, Pool

@@ -13,9 +13,15 @@ import pytest
 from protocol.values.errors import LocalProtocolError
 from runtime.model.backends.base import BackendGone
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.slots.agreement import WorkersDifferError
-from runtime.slots.place import NewPlace, UnknownWorkerError, WorkerStatus, workers_wanted
-from runtime.slots.workers import WORKERS_MAX, Workers
+from runtime.slots.workers import (
+    WORKERS_MAX,
+    NewPlace,
+    UnknownWorkerError,
+    Workers,
+    WorkersDifferError,
+    WorkerStatus,
+    workers_wanted,
+)
 from tests.runtime.slots.test_mortal_workers import MortalBackend
 from tests.runtime.slots.test_workers import Shed, condemn, lend
 from tests.sessions.in_memory import on_virtual_time

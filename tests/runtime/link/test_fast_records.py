@@ -15,8 +15,18 @@ from protocol.values import events as ev
 from protocol.values.model import UnitResult
 from recorder.format.errors import RecordInvalid
 from runtime.link import messages
-from runtime.link.messages import SETUP, Answer, Ask, Message, Receiver, Sender, stream_of
-from runtime.link.quick import HEADER_BYTES_MAX, read_record, write_record
+from runtime.link.messages import (
+    HEADER_BYTES_MAX,
+    SETUP,
+    Answer,
+    Ask,
+    Message,
+    Receiver,
+    Sender,
+    read_record,
+    stream_of,
+    write_record,
+)
 from tests.sessions.in_memory import pcm
 
 from .test_messages import MESSAGES, UNIT, joined

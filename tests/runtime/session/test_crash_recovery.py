@@ -17,7 +17,7 @@ from recorder.read.verify import verify
 from recorder.write.writer import Recorder
 from replay.story.inspect import inspect
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.session.taking_up import take_up
+from runtime.session.crash_recovery import recover_sessions
 from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
 
 UNITS = 6
@@ -52,7 +52,7 @@ def cut(path: Path, folder: Path, size: int) -> Path:
 async def taken_up(log: Path) -> int:
     """How many sessions of a log's folder another server goes on with."""
     async with world(record_to=log.parent, resumable=True) as server:
-        found = await server.server.take_up()
+        found = await server.server.recover()
         await anyio.sleep(0.1)
     return found
 
@@ -80,7 +80,7 @@ def test_a_log_is_left_alone_that_cannot_be_gone_on_with(tmp_path: Path) -> None
         assert await taken_up(old) == 0
         with Recorder(inline=True) as recorder:
             other = {"fingerprint": {"model": "another"}, "resume_s": 600, "sessions_max": 9}
-            assert take_up(log("other").parent, recorder, **other) == []  # type: ignore[arg-type]
+            assert recover_sessions(log("other").parent, recorder, **other) == []  # type: ignore[arg-type]
 
     (tmp_path / "whole").mkdir()
     on_virtual_time(body)
@@ -93,7 +93,7 @@ def test_two_servers_do_not_go_on_with_one_session(tmp_path: Path) -> None:
         _, path = await whole_life(tmp_path / "whole")
         log = cut(path, tmp_path / "log", path.stat().st_size // 2)
         async with world(record_to=log.parent, resumable=True) as first:
-            assert await first.server.take_up() == 1
+            assert await first.server.recover() == 1
             assert await taken_up(log) == 0
             await anyio.sleep(0.1)
         assert verify(log).state == "open"
@@ -120,7 +120,7 @@ def test_a_server_that_is_stopped_leaves_its_sessions_to_the_next(tmp_path: Path
             await other.over()
         log = Store(tmp_path).path(peer.way_back[0])
         async with world(record_to=tmp_path, resumable=True) as server:
-            assert await server.server.take_up() == 1
+            assert await server.server.recover() == 1
             again = server.come_back(*peer.way_back)
             again.send(append_frame(), close_frame())
             await again.over()
@@ -150,7 +150,7 @@ def test_a_conversation_gets_its_slot_before_those_who_waited(tmp_path: Path) ->
             for each in (peer, *waiting):
                 await each.over()
         async with world(ScriptedBackend(slots=1), record_to=after, resumable=True) as server:
-            assert await server.server.take_up() == 5
+            assert await server.server.recover() == 5
             again = server.come_back(*peer.way_back)
             again.send(append_frame())
             await again.heard("response.output.delta")

@@ -1,15 +1,17 @@
-"""What users say, written down by a second model: `UserTranscribed`.
+"""What hears users in addition to the model: a detector of speech, and a second model.
 
-A session's seconds are transcribed as its model gets them, one after the other, on a slot of the
-transcriber. An utterance begins with the second before the one in which speech is found, and ends
-with the one in which it stops. It is background work: a session never waits for it, and seconds
-that come faster than they are written down are left out.
+What users say is written down by the second model, the transcriber (`UserTranscribed`). A session's
+seconds are transcribed as its model gets them, one after the other, on a slot of the transcriber.
+An utterance begins with the second before the one in which speech is found, and ends with the one
+in which it stops. It is background work: a session never waits for it, and seconds that come faster
+than they are written down are left out.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import anyio
@@ -22,9 +24,9 @@ from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.transcript import Chunk
 from protocol.wire.rates import to_pcm16
 
-from ..media.speech_detector import SpeechDetector
+from ..media.speech_detector import EnergyJudge, Judge, SpeechDetector
 from ..model.backends.base import Backend, BackendError, Closes, Transcribes, TranscriptSession
-from .calls import Inbox
+from .model_calls import Inbox
 
 SECONDS_WAITING_MAX: Final = 8
 """Of one session: more is older than what its user remembers."""
@@ -78,15 +80,7 @@ class Transcriber:
             _logger.error("slot %d of the transcriber %s is lost", slot, self.name)
 
 
-def writer_of(
-    owner: Transcriber | None, opened: ev.ConnectionOpened, inbox: Inbox, dropped: int
-) -> Writer | None:
-    """Make a session's writer, if its first event says that it has one."""
-    has_one = owner is not None and opened.limits.transcriber
-    return Writer(owner, opened.seed, inbox, dropped) if owner and has_one else None
-
-
-class Writer:
+class TranscriptWriter:
     """Writes down what one session's user says; `run` in a task of the session.
 
     `dropped` of its seconds were lost on another server.
@@ -186,3 +180,28 @@ def _asked(second: Second, *, is_speech: bool) -> ef.DetectSpeech:
         silence_ms=SPEECH_SILENCE_MS,
         is_speech=is_speech,
     )
+
+
+@attrs.frozen
+class SpeechInput:
+    """What hears a session's user in addition to the model; what it finds comes as events.
+
+    Attributes:
+        make_judge: makes what finds the user's speech.
+        transcriber: writes down what the user says; None: it is not written down.
+    """
+
+    make_judge: Callable[[], Judge] = EnergyJudge
+    transcriber: Transcriber | None = None
+
+    def transcript_writer(
+        self, opened: ev.ConnectionOpened, inbox: Inbox, dropped: int
+    ) -> TranscriptWriter | None:
+        """Make a session's writer, if its first event says that it has one."""
+        if self.transcriber is None or not opened.limits.transcriber:
+            return None
+        return TranscriptWriter(self.transcriber, opened.seed, inbox, dropped)
+
+
+ENERGY_ONLY: Final = SpeechInput()
+"""Of a server that was given no other: speech is found by its energy, nothing is written down."""

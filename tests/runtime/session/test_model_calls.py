@@ -34,8 +34,7 @@ from runtime.model.backends.base import (
     ContextFull,
 )
 from runtime.model.backends.scripted import Call, ScriptedBackend
-from runtime.session.calls import RELEASE_WAIT_S, Calls
-from runtime.session.opening import OPEN_S_MAX
+from runtime.session.model_calls import OPEN_S_MAX, RELEASE_WAIT_S, ModelCalls
 from runtime.slots.admission import Admission
 from runtime.slots.pool import Lease
 from runtime.slots.workers import Workers
@@ -137,7 +136,9 @@ class Desk:
             clock_ns=lambda: int(anyio.current_time() * 1e9),
             new_ticket_id=lambda: "ticket_000000000000",
         )
-        self.calls = Calls(workers=self.workers, admission=self.admission, inbox=self, tasks=tasks)
+        self.calls = ModelCalls(
+            workers=self.workers, admission=self.admission, inbox=self, tasks=tasks
+        )
 
     def now_ns(self) -> int:
         return 0

@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import anyio
 import attrs
 
 from protocol.machine.session import Session
@@ -38,25 +37,11 @@ from recorder.write.logfile import LogFile
 from recorder.write.writer import Recorder
 
 from ..telemetry.watching import Watcher
-from .again import Places
-from .ended import Ended
-from .journal import Journal
-from .peer import NO_TOKEN, Tokens
+from .journal import FrameIndex, Journal
+from .peer import NO_TOKEN, Ended, Tokens
 
 _logger = logging.getLogger("antiphon.session")
 _TX: Final = "tx"
-BEGIN_S: Final = 5.0
-"""One that cannot ask for a slot by then keeps the others from theirs no longer."""
-LOOK_S: Final = 0.01
-
-
-class Begins(Protocol):
-    """What steps a session that was taken up; `is_idle`: all that it lost is stepped."""
-
-    @property
-    def is_idle(self) -> bool:
-        """As above."""
-        ...
 
 
 class Outstanding:
@@ -134,7 +119,7 @@ class Outstanding:
 
 
 @attrs.frozen
-class Begun:
+class ForkStart:
     """The beginning of a fork; its log has the effects, which are to be performed."""
 
     event: ev.Forked
@@ -142,7 +127,7 @@ class Begun:
 
 
 @attrs.define(eq=False, kw_only=True)
-class TakenUp:
+class RecoveredSession:
     """A session read from its log.
 
     Attributes:
@@ -152,12 +137,12 @@ class TakenUp:
         away_ns: how long nothing was written to it, by the wall clock.
         next_seq, marks: of the log.
         token_hashes: of its client's tokens, the last first.
-        places: of its frames.
+        frame_index: of its frames.
         rest: records of the last step that are not in the log.
         outstanding: what is to be done again.
         file: the log, cut after its last whole block; None for a session that is over.
         first_frame: the first that is its client's; those before it are copies.
-        begun: of a fork, whose client is here and which lost nothing; None for others.
+        fork: of a fork, whose client is here and which lost nothing; None for others.
     """
 
     path: Path
@@ -169,12 +154,12 @@ class TakenUp:
     next_seq: int = 0
     marks: int = 0
     token_hashes: list[str] = attrs.Factory(list)
-    places: Places = attrs.Factory(Places)
+    frame_index: FrameIndex = attrs.Factory(FrameIndex)
     rest: deque[tuple[str, Fields]] = attrs.Factory(deque)
     outstanding: Outstanding = attrs.Factory(Outstanding)
     file: LogFile | None = None
     first_frame: int = 0
-    begun: Begun | None = None
+    fork: ForkStart | None = None
     is_over: bool = False
     _hashes: Hashes = attrs.Factory(Hashes)
 
@@ -185,7 +170,7 @@ class TakenUp:
         its workers does.
         """
         session, lease = self.session, self.outstanding.lease
-        if self.begun is not None:
+        if self.fork is not None:
             return
         if session.connection == "connected":
             yield ev.PeerGone(at_ns=now_ns, code=CLOSE_RESTART)
@@ -213,21 +198,21 @@ class TakenUp:
     @property
     def known_tokens(self) -> Tokens | None:
         """The tokens of its client; None for a client that has got none yet."""
-        return Tokens(self.token_hashes) if self.begun is None else None
+        return Tokens(self.token_hashes) if self.fork is None else None
 
-    def journal(self) -> dict[str, Any]:
+    @property
+    def log_so_far(self) -> dict[str, Any]:
         """Where its journal goes on."""
-        next_seq = self.next_seq
-        return {"next_seq": next_seq, "marks": self.marks, "places": self.places}
+        return {"next_seq": self.next_seq, "marks": self.marks, "frame_index": self.frame_index}
 
     def go_on(self, journal: Journal, at_ns: int, watcher: Watcher | None) -> Iterator[ef.Effect]:
         """Write what its log lacks, which is nothing of a fork; return what is to be performed."""
-        if self.begun is None:
+        if self.fork is None:
             journal.go_on(self.at_ns, tuple(self.rest), at_ns, RESTARTED)
             return self.outstanding.effects()
         if watcher is not None:
-            watcher.saw(self.begun.event, self.begun.effects, self.session)
-        return iter(self.begun.effects)
+            watcher.saw(self.fork.event, self.fork.effects, self.session)
+        return iter(self.fork.effects)
 
     def stepped(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         """Take a step of the machine."""
@@ -261,7 +246,7 @@ class TakenUp:
         if not is_same or (kind in (_TX, "state") and fields != record.fields):
             raise LogDamaged(f"record {record.seq} is not what its session does")
         if kind == _TX:
-            self.places.note(record.fields, record.seq)
+            self.frame_index.note(record.fields, record.seq)
 
     def _follow_tokens(self, event: ev.Event) -> None:
         """Follow what `Tokens` does: those before the last stay right until the client is heard."""
@@ -274,24 +259,9 @@ class TakenUp:
                 del self.token_hashes[1:]
 
 
-async def begin_in_turn(found: Sequence[TakenUp], begin: Callable[[TakenUp], Begins]) -> int:
-    """Begin the sessions that are not over; returns their number.
-
-    Conversations have asked for a slot before any begins that waited for its first one: it would
-    take the slot of a conversation.
-    """
-    left = [taken for taken in found if taken.file is not None]
-    begun = [begin(taken) for taken in left if taken.outstanding.goes_first]
-    with anyio.move_on_after(BEGIN_S):
-        while not all(it.is_idle for it in begun):  # noqa: ASYNC110 - once, before any client
-            await anyio.sleep(LOOK_S)
-    for taken in left:
-        if not taken.outstanding.goes_first:
-            begin(taken)
-    return len(left)
-
-
-def read_session(path: Path, away_ns: int, fingerprint: Mapping[str, Value]) -> TakenUp | None:
+def read_session(
+    path: Path, away_ns: int, fingerprint: Mapping[str, Value]
+) -> RecoveredSession | None:
     """Step a log to its end; None if its session cannot be resumed.
 
     Raises:
@@ -311,75 +281,71 @@ def read_session(path: Path, away_ns: int, fingerprint: Mapping[str, Value]) -> 
     if head.fields["fingerprint"] != dict(fingerprint):
         raise LogDamaged("its model was another one")
     session, effects = Session.open(opened)
-    owner = _text(_fields(head.fields.get("config")).get("owner"))
-    taken = TakenUp(path=path, opened=opened, session=session, owner=owner, away_ns=away_ns)
-    taken.token_hashes = [opened.resume_hash]
-    taken.next_seq = first.seq + 1
-    taken.stepped(opened, effects)
+    config = head.fields.get("config")
+    owner = config.get("owner") if isinstance(config, dict) else None
+    owner = owner if isinstance(owner, str) else ""
+    recovered = RecoveredSession(
+        path=path, opened=opened, session=session, owner=owner, away_ns=away_ns
+    )
+    recovered.token_hashes = [opened.resume_hash]
+    recovered.next_seq = first.seq + 1
+    recovered.stepped(opened, effects)
     for record in records:
-        taken.take(record)
-    taken.opened = session.opened
-    is_begun = taken.token_hashes[:1] != [NO_TOKEN]  # else it is a fork that was not written whole
-    return taken if session.is_resumable and is_begun else None
+        recovered.take(record)
+    recovered.opened = session.opened
+    is_whole = recovered.token_hashes[:1] != [NO_TOKEN]  # else a fork was not written to its end
+    return recovered if session.is_resumable and is_whole else None
 
 
-def _fields(value: Value) -> Mapping[str, Value]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: Value) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def take_up(
+def recover_sessions(
     folder: Path,
     recorder: Recorder,
     *,
     fingerprint: Mapping[str, Value],
     resume_s: int,
     sessions_max: int,
-) -> list[TakenUp]:
+) -> list[RecoveredSession]:
     """Read the sessions of a folder that a client may come back to, the last used first.
 
     A log that has a writer is left alone, also by the next server on this folder; so is one that
     cannot be gone on with, which the server's log says. Of those that are over, clients hear the
     end. `OSError`: the folder cannot be read.
     """
-    found = list[TakenUp]()
+    found = list[RecoveredSession]()
     for info in Store(folder).logs():
         away_ns = max(0, time.time_ns() - info.modified_ns)
         if away_ns > resume_s * NS_PER_S or len(found) == sessions_max:
             break
         try:
-            taken = _take_up_one(recorder, info.path, away_ns, fingerprint)
+            recovered = _recover(recorder, info.path, away_ns, fingerprint)
         except BlockingIOError:
             continue  # another server writes it
         except Exception as error:  # whatever is in a log, it must not keep a server from starting
             text = "recording %s cannot be gone on with: %s: %s"
             _logger.warning(text, info.recording_id, type(error).__name__, error)
             continue
-        if taken is not None:
-            found.append(taken)
+        if recovered is not None:
+            found.append(recovered)
     return found
 
 
-def _take_up_one(
+def _recover(
     recorder: Recorder, path: Path, away_ns: int, fingerprint: Mapping[str, Value]
-) -> TakenUp | None:
+) -> RecoveredSession | None:
     file = recorder.reopen(path)
     try:
-        taken = read_session(path, away_ns, fingerprint)
-        if taken is not None and not taken.is_over:
+        recovered = read_session(path, away_ns, fingerprint)
+        if recovered is not None and not recovered.is_over:
             end = end_of(path)
-            if end.next_seq != taken.next_seq:
+            if end.next_seq != recovered.next_seq:
                 raise LogDamaged(f"it ends with record {end.next_seq - 1}")
             file.go_on(end)
-            if taken.session.state is State.CLOSED:
-                taken.outstanding.forget_decodes()
-            taken.file = file
-            return taken
+            if recovered.session.state is State.CLOSED:
+                recovered.outstanding.forget_decodes()
+            recovered.file = file
+            return recovered
     except BaseException:
         file.close()
         raise
     file.close()
-    return taken
+    return recovered

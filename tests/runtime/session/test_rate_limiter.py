@@ -1,10 +1,10 @@
-"""The lane of large messages, on virtual time."""
+"""The limiter of large messages, on virtual time."""
 
 from __future__ import annotations
 
 import anyio
 
-from runtime.session.lane import BYTES_PER_S_MAX, LARGE_BYTES_MIN, Lane
+from runtime.session.rate_limiter import BYTES_PER_S_MAX, LARGE_BYTES_MIN, RateLimiter
 from tests.sessions.in_memory import on_virtual_time
 
 MESSAGE = BYTES_PER_S_MAX // 2
@@ -15,11 +15,11 @@ def test_large_messages_pass_at_the_rate_and_in_turn() -> None:
     """Clients that send 20 MB over and over would keep the event loop from all others."""
 
     async def body() -> None:
-        lane, passed = Lane(), list[tuple[float, int]]()
+        limiter, passed = RateLimiter(), list[tuple[float, int]]()
 
         async def client(number: int) -> None:
             for _ in range(3):
-                await lane.enter(MESSAGE)
+                await limiter.wait(MESSAGE)
                 passed.append((anyio.current_time(), number))
 
         began_s = anyio.current_time()
@@ -37,26 +37,26 @@ def test_realtime_messages_never_wait() -> None:
     """Calls would stutter behind another client's video."""
 
     async def body() -> None:
-        lane = Lane()
-        await lane.enter(10 * BYTES_PER_S_MAX)
+        limiter = RateLimiter()
+        await limiter.wait(10 * BYTES_PER_S_MAX)
         began_s = anyio.current_time()
-        await lane.enter(LARGE_BYTES_MIN)
-        await lane.enter(0)
+        await limiter.wait(LARGE_BYTES_MIN)
+        await limiter.wait(0)
         assert anyio.current_time() == began_s
 
     on_virtual_time(body)
 
 
 def test_who_leaves_while_it_waits_holds_nobody_up() -> None:
-    """A client that is gone would keep the lane for ever."""
+    """A client that is gone would keep the limiter for ever."""
 
     async def body() -> None:
-        lane = Lane()
-        await lane.enter(MESSAGE)
+        limiter = RateLimiter()
+        await limiter.wait(MESSAGE)
         began_s = anyio.current_time()
         with anyio.move_on_after(0.1):
-            await lane.enter(MESSAGE)
-        await lane.enter(MESSAGE)
+            await limiter.wait(MESSAGE)
+        await limiter.wait(MESSAGE)
         assert anyio.current_time() - began_s == 0.5
 
     on_virtual_time(body)

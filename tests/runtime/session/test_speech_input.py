@@ -15,7 +15,12 @@ from protocol.values import events as ev
 from protocol.values.model import UNIT_SAMPLES, Unit
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_hearing import Heard
-from runtime.session.transcriber import SECONDS_WAITING_MAX, UTTERANCE_S_MAX, Transcriber, Writer
+from runtime.session.speech_input import (
+    SECONDS_WAITING_MAX,
+    UTTERANCE_S_MAX,
+    Transcriber,
+    TranscriptWriter,
+)
 from tests.sessions.in_memory import on_virtual_time
 
 QUIET = np.zeros(UNIT_SAMPLES, "<f4").tobytes()
@@ -63,7 +68,7 @@ def write(
     inbox, model = Inbox(), backend or ScriptedBackend()
 
     async def body() -> None:
-        writer = Writer(Transcriber(model), 7, inbox, dropped)
+        writer = TranscriptWriter(Transcriber(model), 7, inbox, dropped)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(writer.run)
             for effect in effects:
@@ -159,7 +164,7 @@ def test_no_slot_is_free() -> None:
 
     async def body() -> None:
         transcriber, inboxes = Transcriber(ScriptedBackend(slots=1)), [Inbox(), Inbox()]
-        writers = [Writer(transcriber, 1, inbox) for inbox in inboxes]
+        writers = [TranscriptWriter(transcriber, 1, inbox) for inbox in inboxes]
         async with anyio.create_task_group() as tasks:
             for writer in writers:
                 tasks.start_soon(writer.run)

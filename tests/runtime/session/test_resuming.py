@@ -20,8 +20,7 @@ from replay.rerun.logic import replay
 from replay.story.inspect import inspect
 from runtime.client.patience import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.session.ended import Ended
-from runtime.session.peer import Tokens, hash_of
+from runtime.session.peer import Ended, Tokens, hash_of
 from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
 
 
@@ -486,7 +485,7 @@ def test_a_session_that_broke_is_over_for_a_client_that_comes_late() -> None:
             ended_ns=0,
         )
         peer = Peer("chat")
-        await ended.tell(peer.server_end, ComeBack(token="right", last_seq=0), stall_s=10)
+        await ended.send_rest(peer.server_end, ComeBack(token="right", last_seq=0), stall_s=10)
         assert peer.kinds == ["session.resumable"]
         assert peer.closed == (CLOSE_NORMAL, "backend_error")
         assert CLOSE_NORMAL not in PASSING_CLOSE_CODES

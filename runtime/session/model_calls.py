@@ -1,0 +1,578 @@
+"""The slot and the model calls of one session: an effect begins each, its outcome is an event.
+
+    Admit -> Admitted | AdmissionRefused
+    EnterQueue -> TicketMoved..., then SlotLeased | TicketCancelled | AdmissionRefused
+    LeaveQueue -> TicketLeft, unless a slot was leased just before
+    OpenBackend -> BackendOpened | BackendOpenFailed
+    StartUnit -> UnitDone | UnitFailed          StartFinalize -> FinalizeDone | FinalizeFailed
+    Rollback -> RollbackDone | RollbackFailed   Release -> BackendReleased
+    StartTurn -> TurnPrefilled, TurnProgress..., TurnDone | TurnFailed
+    RunChunk -> ChunkDone | ChunkFailed         (the first opens the transcription)
+    Rebuild -> Rebuilt | RebuildFailed          (opens the model again)
+    any of them -> BackendLost, where the backend is gone
+
+- A call belongs to its lease. After the release its outcome is neither posted nor awaited: the
+  session may hold another lease by then.
+- The machine never asks for two calls at once (B1, B4), so one task makes all calls of a lease in
+  turn. It runs in the server's nursery: a hung call must not keep its session from ending. An
+  exception other than `BackendError` is a bug of the backend: it ends that session, not the server.
+- The calls of a condemned lease are cancelled, so that they do not keep a hung backend alive. A
+  call in a thread goes on; its result is released or forgotten.
+- Only opening is retried, a few times and briefly: a remote may restart, or still free its last
+  session. A refusal is final, and so is a backend that fails slowly: a client and a slot wait.
+- A rebuild (B11) reads and steps the log in a thread, some units at a time, so that a long past
+  takes little memory. Recorded units are forced; the chunks of an open utterance are transcribed
+  again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.errors import ErrorCode
+from protocol.values.messages import QueuePlace
+from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit
+from recorder.format.errors import RecorderError
+from recorder.read.past import Past
+
+from ..link.calls import HeldModel
+from ..model.backends.base import (
+    OPEN_PAUSE_S,
+    OPEN_TRIES,
+    Backend,
+    BackendError,
+    BackendGone,
+    BackendRefused,
+    BackendSession,
+    ContextFull,
+    Rebuilds,
+)
+from ..slots.admission import Admission, Refused, Ticket
+from ..slots.pool import Lease
+from ..slots.workers import Workers
+from ..telemetry.logs import name_unit
+from . import journal
+
+RELEASE_WAIT_S: Final = 10.0
+"""A longer release hangs: its slot is condemned (B4)."""
+OPEN_S_MAX: Final = 5.0
+"""No retry so long after the first try began."""
+BATCH_BYTES: Final = 32 * 1024 * 1024
+"""Sound and pictures that are handed to the model at once; a unit may have 64 MiB of pictures."""
+
+_logger = logging.getLogger("antiphon.session")
+
+SlotEffect = ef.Admit | ef.EnterQueue | ef.LeaveQueue | ef.Interrupt | ef.CutTurn | ef.Release
+"""The effects that are performed at once."""
+CallEffect = (
+    ef.OpenBackend
+    | ef.StartUnit
+    | ef.StartFinalize
+    | ef.Rollback
+    | ef.StartTurn
+    | ef.RunChunk
+    | ef.Rebuild
+)
+"""The effects that are calls of the model, made in turn."""
+ModelEffect = SlotEffect | CallEffect
+
+
+class Inbox(Protocol):
+    """A session's queue of events."""
+
+    def now_ns(self) -> int:
+        """The session's clock: nanoseconds since it was opened."""
+        ...
+
+    def post(self, event: ev.Event) -> None:
+        """Add an event of this moment; never blocks."""
+        ...
+
+    def bring(self, event: ev.Event) -> None:
+        """Step an event of this moment in the calling task, if nothing else waits; else post it.
+
+        For a task of the event's own: the effects are performed before it returns.
+        """
+        ...
+
+    def past(self) -> AbstractAsyncContextManager[Past]:
+        """The session's past, from its log; `LogFailed` or `Unreadable` without a sound one."""
+        ...
+
+
+@attrs.define(eq=False, kw_only=True)
+class SlotLease:
+    """One lease, from its `SlotLeased` to its `BackendReleased`, and the task that makes its calls.
+
+    Attributes:
+        model: what the backend holds on the slot.
+        is_cut: the turn is not wanted any more, whether it began or not.
+        is_lost: the backend reported that it is gone.
+        is_over: set when opening must not be retried.
+        asked: the calls to be made, the one in flight first; None: the release of the model.
+    """
+
+    lease: Lease
+    model: HeldModel
+    is_cut: bool = False
+    is_lost: bool = False
+    is_releasing: bool = False
+    is_over: anyio.Event = attrs.Factory(anyio.Event)
+    asked: deque[CallEffect | None] = attrs.Factory(deque)
+    wakeup: anyio.Event = attrs.Factory(anyio.Event)
+    settled: anyio.Event = attrs.Factory(anyio.Event)
+    scope: anyio.CancelScope | None = None
+
+    async def settle(self) -> None:
+        """Wait until no call is in flight."""
+        while self.asked:
+            self.settled = anyio.Event()
+            await self.settled.wait()
+
+    def cancel(self) -> None:
+        """End the task that makes the calls; the next call begins another."""
+        if self.scope is not None:
+            self.scope.cancel()
+        self.scope = None
+
+
+@attrs.define(eq=False, kw_only=True)
+class ModelCalls:
+    """Leases one session's slots, makes its model calls and posts their outcomes.
+
+    Attributes:
+        tasks: the server's nursery for model calls.
+        admit: refuses a session without a slot, with its code, where there is no room.
+        owner: the name of the session's key; empty where the server has no keys.
+        refusal: the code with which it is refused a slot; None: it may have one.
+    """
+
+    _workers: Workers
+    _admission: Admission
+    _inbox: Inbox
+    _tasks: TaskGroup
+    _rebuilds_exactly: bool = True
+    _admit: Callable[[], ErrorCode | None] = lambda: None
+    _owner: str = ""
+    _refusal: ErrorCode | None = None
+    _ticket: Ticket | None = attrs.field(default=None, init=False)
+    _lease: SlotLease | None = attrs.field(default=None, init=False)
+
+    @property
+    def lease(self) -> Lease | None:
+        """The slot in use; None before `SlotLeased` and after the release."""
+        return None if self._lease is None else self._lease.lease
+
+    def perform(self, effect: ModelEffect) -> None:
+        """Make a call, cut the one in flight at once, or ask for a slot or give it back."""
+        match effect:
+            case ef.Interrupt():
+                if self._lease is not None:
+                    self._lease.model.cut(effect.index)
+            case ef.CutTurn():
+                self._cut_turn()
+            case ef.Admit():
+                refused = self._refusal or self._admit()
+                if refused is None:
+                    self._inbox.post(ev.Admitted(at_ns=self._inbox.now_ns()))
+                else:
+                    self._refuse(refused)
+            case ef.EnterQueue():
+                self._enter_queue(effect)
+            case ef.LeaveQueue():
+                if self._ticket is not None and self._admission.leave(self._ticket):
+                    self._inbox.post(ev.TicketLeft(at_ns=self._inbox.now_ns()))
+            case ef.Release():
+                if self._lease is not None:
+                    self._release_slot(self._lease, condemn=effect.condemn)
+                else:  # it was that of a server that is gone
+                    at_ns = self._inbox.now_ns()
+                    self._inbox.post(ev.BackendReleased(at_ns=at_ns, lease=effect.lease))
+            case _:
+                assert self._lease is not None
+                self._ask(self._lease, effect)
+
+    def give_up(self) -> None:
+        """Leave the queue and post nothing, or cut the call in flight and give the slot back."""
+        if self._ticket is not None:
+            self._admission.leave(self._ticket)
+        if self._lease is not None:
+            self._cut_turn()
+            self._release_slot(self._lease, condemn=False)
+
+    def stop_trying(self) -> None:
+        """The session is over: do not retry an opening."""
+        if self._lease is not None:
+            self._lease.is_over.set()
+
+    # -- the slot -------------------------------------------------------------------------------
+
+    def _enter_queue(self, effect: ef.EnterQueue) -> None:
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+            return
+        try:
+            self._ticket = self._admission.enter(
+                effect.mode,
+                ahead=effect.ahead,
+                owner=self._owner,
+                on_leased=self.hold,
+                on_moved=self._move,
+                on_cancelled=self._cancelled,
+                on_refused=self._refuse,
+            )
+        except Refused as refused:
+            self._refuse(refused.code)
+
+    def _refuse(self, code: ErrorCode) -> None:
+        self._inbox.post(ev.AdmissionRefused(at_ns=self._inbox.now_ns(), code=code))
+
+    def _move(self, place: QueuePlace) -> None:
+        self._inbox.post(ev.TicketMoved(at_ns=self._inbox.now_ns(), place=place))
+
+    def _cancelled(self) -> None:
+        self._inbox.post(ev.TicketCancelled(at_ns=self._inbox.now_ns()))
+
+    def hold(self, lease: Lease) -> None:
+        """Take the slot that was leased to the session."""
+        assert self._lease is None, "a slot is given back before the next is leased"
+        now_ns, number = self._inbox.now_ns, lease.generation
+        backend = self._workers.backend_of(lease)
+        model = HeldModel(backend=backend, slot=lease.slot, now_ns=now_ns)
+        self._lease = SlotLease(lease=lease, model=model)
+        self._inbox.post(ev.SlotLeased(at_ns=now_ns(), lease=number, slot=lease.slot))
+        self._workers.hold(
+            lease, lambda: self._inbox.post(ev.LeaseRevoked(at_ns=now_ns(), lease=number))
+        )
+
+    def _release_slot(self, lease: SlotLease, *, condemn: bool) -> None:
+        """Give the slot back once it is clean; a second call does nothing (B5).
+
+        `condemn` means that its call hangs, so it will never be clean. Otherwise a call in flight
+        is awaited for at most `RELEASE_WAIT_S` (B4).
+        """
+        if not lease.is_releasing:
+            lease.is_releasing = True
+            lease.is_over.set()
+            self._tasks.start_soon(self._release, lease, condemn)
+
+    async def _release(self, lease: SlotLease, condemn: bool) -> None:
+        clean = False
+        try:
+            if not condemn:
+                with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+                    clean = await self._clean_up(lease)
+        finally:  # B5: the slot always returns, even if only to be condemned
+            slot, lost = lease.lease, lease.is_lost and self._workers.can_replace
+            if not clean:
+                text = "slot %d of worker %d is condemned: its call hangs or broke"
+                _logger.error(text, slot.slot, slot.worker)
+            self._lease = None
+            self._workers.let_go(slot)
+            lease.cancel()
+            self._admission.release(slot, condemned=lost or not clean)
+            at_ns = self._inbox.now_ns()
+            self._inbox.post(ev.BackendReleased(at_ns=at_ns, lease=slot.generation))
+
+    async def _clean_up(self, lease: SlotLease) -> bool:
+        """Wait for the call in flight, then release the backend's session in a task of its own.
+
+        True if it is released: a thread that hangs in the release has no bound.
+        """
+        await lease.settle()
+        if lease.model.held is not None:
+            lease.cancel()
+            self._ask(lease, None, shield=True)  # A server that is cut off would cancel it.
+            await lease.settle()
+        return lease.model.held is None
+
+    # -- the calls ------------------------------------------------------------------------------
+
+    def _ask(self, lease: SlotLease, effect: CallEffect | None, *, shield: bool = False) -> None:
+        """Make a call after those that were asked for before.
+
+        With `shield`, and as the task's first call, a server's shutdown does not cancel it.
+        """
+        lease.asked.append(effect)
+        lease.wakeup.set()
+        if lease.scope is None:
+            lease.scope = anyio.CancelScope(shield=shield)
+            self._tasks.start_soon(self._make_calls, lease, lease.scope)
+
+    async def _make_calls(self, lease: SlotLease, scope: anyio.CancelScope) -> None:
+        with scope:
+            while True:
+                while not lease.asked:
+                    lease.wakeup = anyio.Event()
+                    await lease.wakeup.wait()
+                effect = lease.asked[0]
+                name, call = _CALLS[type(effect)]
+                unit = effect.unit if isinstance(effect, ef.StartUnit) else effect
+                name_unit(getattr(unit, "index", None))
+                try:
+                    if call is None:
+                        assert isinstance(effect, ef.StartUnit | ef.StartFinalize)
+                        self._bring(lease, await lease.model.call(effect))
+                    else:
+                        await call(self, lease, effect)
+                except BackendGone as error:
+                    _logger.warning("the worker is gone in %s: %s", name, error)
+                    lease.is_lost = True
+                    self._lost(lease)
+                except Exception as error:
+                    if not isinstance(error, BackendError) or not self._failed(
+                        lease, effect, error
+                    ):
+                        _logger.exception("the backend broke in %s", name)
+                        self._lost(lease)
+                finally:
+                    lease.asked.popleft()
+                    if not lease.asked:
+                        lease.settled.set()
+
+    def _cut_turn(self) -> None:
+        """Cut the answer in flight at once, or as soon as it starts."""
+        if self._lease is not None:
+            self._lease.is_cut = True
+            self._lease.model.cut()
+
+    def _lost(self, lease: SlotLease) -> None:
+        at_ns = self._inbox.now_ns()
+        self._tell(lease, ev.BackendLost(at_ns=at_ns, lease=lease.lease.generation))
+
+    def _failed(self, lease: SlotLease, effect: object, error: BackendError) -> bool:
+        """Post the event of a call that failed; False for one that has none."""
+        at_ns, context_full = self._inbox.now_ns(), error.context_full
+        event: ev.Event
+        match effect:
+            case ef.StartUnit():
+                index = effect.unit.index
+                name = f"unit {index}"
+                event = ev.UnitFailed(at_ns=at_ns, index=index, context_full=context_full)
+            case ef.StartFinalize():
+                name = f"finalize of unit {effect.index}"
+                event = ev.FinalizeFailed(at_ns=at_ns, index=effect.index)
+            case ef.Rollback():
+                name = f"rollback of unit {effect.index}"
+                event = ev.RollbackFailed(at_ns=at_ns, index=effect.index)
+            case ef.StartTurn():
+                index = effect.turn.index
+                name = f"turn {index}"
+                is_refused = isinstance(error, BackendRefused) and lease.model.turn is None
+                refused = str(error) if is_refused else ""
+                event = ev.TurnFailed(
+                    at_ns=at_ns, index=index, context_full=context_full, refused=refused
+                )
+            case ef.RunChunk():
+                utterance, index = effect.chunk.utterance, effect.chunk.index
+                name = f"chunk {utterance}.{index}"
+                event = ev.ChunkFailed(
+                    at_ns=at_ns, utterance=utterance, index=index, context_full=context_full
+                )
+            case ef.Rebuild():
+                name, event = "rebuild", ev.RebuildFailed(at_ns=at_ns, lease=effect.lease)
+            case _:
+                return False
+        level = logging.INFO if lease.is_cut else logging.WARNING
+        _logger.log(level, "%s failed: %s", name, error)
+        self._tell(lease, event)
+        return True
+
+    def _bring(self, lease: SlotLease, event: ev.Event) -> None:
+        """Tell what a call came to, and have it stepped at once."""
+        if self._lease is lease:
+            self._inbox.bring(event)
+        else:
+            self._tell(lease, event)
+
+    def _tell(self, lease: SlotLease, event: ev.Event) -> None:
+        if self._lease is lease:
+            self._inbox.post(event)
+        else:
+            late = type(event).__name__
+            _logger.info("a late %s of lease %d", late, lease.lease.generation)
+
+    async def _open(self, lease: SlotLease, effect: ef.OpenBackend) -> None:
+        model, number = lease.model, lease.lease.generation
+        event: ev.Event
+        try:
+            model.opened = await try_to_open(
+                model.backend, effect.opening, model.slot, lease.is_over
+            )
+        except BackendError as error:
+            lease.is_lost = isinstance(error, BackendGone)
+            event = ev.BackendOpenFailed(
+                at_ns=self._inbox.now_ns(),
+                lease=number,
+                context_full=error.context_full,
+                is_lost=lease.is_lost,
+            )
+        else:
+            opened = model.opened.opened
+            if await self._is_late(lease):
+                return
+            event = ev.BackendOpened(at_ns=self._inbox.now_ns(), lease=number, opened=opened)
+        self._tell(lease, event)
+
+    async def _roll_back(self, lease: SlotLease, effect: ef.Rollback) -> None:
+        self._tell(lease, await lease.model.call(effect))
+
+    async def _run_turn(self, lease: SlotLease, effect: ef.StartTurn) -> None:
+        await lease.model.begin(effect)
+        if await self._is_late(lease):
+            return
+        if lease.is_cut:
+            lease.model.cut()
+        self._tell(lease, await lease.model.prefill())
+        self._tell(lease, await lease.model.generate(partial(self._tell, lease)))
+
+    async def _run_chunk(self, lease: SlotLease, effect: ef.RunChunk) -> None:
+        if lease.model.transcript is None:
+            await lease.model.begin(effect)
+            if await self._is_late(lease):
+                return
+        self._bring(lease, await lease.model.call(effect))
+
+    async def _rebuild(self, lease: SlotLease, effect: ef.Rebuild) -> None:
+        began_ns = self._inbox.now_ns()
+        try:
+            async with self._workers.rebuilds_of(lease.lease), self._inbox.past() as past:
+                steps, batches = await bring_back(lease, past, exact=self._rebuilds_exactly)
+        except (RecorderError, OSError) as error:
+            raise BackendError(f"the log cannot be read: {error}") from error
+        now_ns = self._inbox.now_ns()
+        rebuilt = ev.Rebuilt(
+            at_ns=now_ns,
+            lease=effect.lease,
+            steps=steps,
+            batches=batches,
+            cost_us=(now_ns - began_ns) // 1000,
+        )
+        self._tell(lease, rebuilt)
+
+    async def _release_model(self, lease: SlotLease, _: None) -> None:
+        await lease.model.release()
+
+    async def _is_late(self, lease: SlotLease) -> bool:
+        """Release what was opened after its lease was condemned."""
+        if self._lease is lease:
+            return False
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            await lease.model.release()
+        return True
+
+
+_CALLS: Final[
+    Mapping[type, tuple[str, Callable[[ModelCalls, SlotLease, Any], Awaitable[None]] | None]]
+] = {
+    ef.OpenBackend: ("_open", ModelCalls._open),
+    ef.StartUnit: ("_run_unit", None),
+    ef.StartFinalize: ("_finalize", None),
+    ef.Rollback: ("_roll_back", ModelCalls._roll_back),
+    ef.StartTurn: ("_run_turn", ModelCalls._run_turn),
+    ef.RunChunk: ("_run_chunk", ModelCalls._run_chunk),
+    ef.Rebuild: ("_rebuild", ModelCalls._rebuild),
+    type(None): ("release", ModelCalls._release_model),
+}
+"""Each call: its name in the server's log, and what makes it; None: `HeldModel.call`."""
+
+
+async def try_to_open(
+    backend: Backend, opening: Opening, slot: int, is_over: anyio.Event
+) -> BackendSession:
+    """Open a session; retry while that may help until `is_over`; raises the last `BackendError`."""
+    began_s, tries = anyio.current_time(), 0
+    while True:
+        try:
+            return await backend.open(opening, slot=slot)
+        except BackendError as error:
+            tries += 1
+            _logger.warning("opening on slot %d failed (try %d): %s", slot, tries, error)
+            waited_s = anyio.current_time() - began_s
+            is_final = isinstance(error, ContextFull | BackendRefused)
+            if is_final or tries == OPEN_TRIES or waited_s >= OPEN_S_MAX:
+                raise
+            with anyio.move_on_after(OPEN_PAUSE_S * 2 ** (tries - 1)):
+                await is_over.wait()
+            if is_over.is_set():
+                raise
+
+
+# -- rebuilding -----------------------------------------------------------------------------------
+
+
+async def bring_back(lease: SlotLease, past: Past, *, exact: bool) -> tuple[int, tuple[int, ...]]:
+    """Open the model, or its transcription, and feed it the past.
+
+    Returns:
+        The number of units or chunks fed, and the units of each long prefill (none: exact).
+
+    Raises:
+        BackendError: the model cannot, found another result than the recorded one, or the session
+            ended meanwhile; or the log is damaged.
+        BackendGone: the worker is lost.
+    """
+    units, batches = past.units(), list[int]()
+    while batch := await journal.in_thread(partial(_take, units)):
+        _check_wanted(lease)
+        opened = lease.model.opened or await _open_again(lease, past)
+        if not isinstance(opened, Rebuilds):
+            raise BackendError("the model cannot be brought to a past")
+        await opened.rebuild(batch, exact=exact)
+        batches.append(len(batch))
+    if past.is_damaged:
+        raise BackendError("the log has a gap")
+    if past.chunks:
+        await _hear_again(lease, past)
+        return len(past.chunks), ()
+    if lease.model.opened is None:
+        await _open_again(lease, past)
+    return sum(batches), () if exact else tuple(batches)
+
+
+def _take(units: Iterator[PastUnit]) -> list[PastUnit]:
+    """Take the next units, `PAST_UNITS_MAX` and about `BATCH_BYTES` at most; none at the end."""
+    batch, size = list[PastUnit](), 0
+    for past in islice(units, PAST_UNITS_MAX):
+        batch.append(past)
+        size += len(past.unit.pcm) + sum(map(len, past.unit.frames))
+        if size >= BATCH_BYTES:
+            break
+    return batch
+
+
+def _check_wanted(lease: SlotLease) -> None:
+    if lease.is_over.is_set():
+        raise BackendError("the session is over")
+
+
+async def _open_again(lease: SlotLease, past: Past) -> object:
+    if past.opening is None:
+        raise BackendError("the log holds no opening of the model")
+    model = lease.model
+    model.opened = await try_to_open(model.backend, past.opening, model.slot, lease.is_over)
+    return model.opened
+
+
+async def _hear_again(lease: SlotLease, past: Past) -> None:
+    model, first = lease.model, past.chunks[0][0]
+    await model.begin(ef.RunChunk(lease=lease.lease.generation, chunk=first))
+    for chunk, recorded in past.chunks:
+        _check_wanted(lease)
+        assert model.transcript is not None
+        result = await model.transcript.run_chunk(chunk)
+        if result.token_ids != recorded.token_ids and model.backend.info.deterministic:
+            text = f"chunk {chunk.index} of utterance {chunk.utterance} came out otherwise"
+            raise BackendError(text)
