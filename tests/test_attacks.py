@@ -19,8 +19,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.values.limits import FRAME_BYTES_MAX
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.net.counters import Counters
 from runtime.net.http import HEADERS_MAX
+from runtime.net.limits import Counters
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.session.beginning import Arrival
 from runtime.settings.bounds import HANDSHAKE_S

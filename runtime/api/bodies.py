@@ -1,4 +1,4 @@
-"""A request's body, bounded in bytes; `transport.bodies` bounds its time."""
+"""A request's body, bounded in bytes; `http.bounded` bounds its time."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ from ..api.views import LoadViewer
 from ..api.voices import Voices
 from ..api.workers import WorkersApi
 from ..media.voices import VoiceLibrary
-from ..net.counters import Counters
 from ..net.http import error_body, make_app
+from ..net.limits import Counters
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket, WebSocketClosed
 from ..session.beginning import VERSION, Parent, model_names

@@ -29,7 +29,7 @@ from ..media.voices import VoiceLibrary
 from ..model.backends.base import Backend, BackendError, Remote
 from ..model.models import load_backend, require_deterministic
 from ..net import listener
-from ..net.counters import Counters
+from ..net.limits import Counters
 from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError

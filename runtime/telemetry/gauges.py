@@ -16,7 +16,7 @@ from protocol.values.state import State
 from recorder.keep.retention import Cause, RetentionStatistics
 
 from ..access.denials import Reason
-from ..net.counters import Counters, Drop, Refusal
+from ..net.limits import Counters, Drop, Refusal
 from ..slots.workers import WorkersStatistics
 from .catalogue import Metric
 from .watching import ServerStatus

@@ -12,7 +12,7 @@ import attrs
 
 from protocol.values.modes import OF_MODE
 
-from ..net.counters import Counters
+from ..net.limits import Counters
 from ..slots.admission import RunningTask
 from ..slots.pool import PoolCounts
 from .watching import ServerStatus, SessionStatus

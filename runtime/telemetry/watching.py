@@ -21,7 +21,7 @@ from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
 
 from ..access.denials import Reason
-from ..net.counters import Counters
+from ..net.limits import Counters
 from ..slots.admission import RunningTask
 from ..slots.pool import PoolCounts
 from ..slots.workers import WorkersStatistics

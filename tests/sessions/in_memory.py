@@ -36,8 +36,7 @@ from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
-from runtime.net.intake import TOGETHER_BYTES_MAX
-from runtime.net.websocket import OnMessages, WebSocketClosed
+from runtime.net.websocket import TOGETHER_BYTES_MAX, OnMessages, WebSocketClosed
 from runtime.session import rebuilding
 from runtime.session.beginning import Arrival, Parent
 from runtime.session.identity import CountedIdentities

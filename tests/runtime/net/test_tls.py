@@ -15,7 +15,7 @@ import trio_websocket
 import trustme
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.net.counters import Counters
+from runtime.net.limits import Counters
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.tls import RELOAD_S, Certificate, CertificateError
 from runtime.net.websocket import WebSocketClosed

@@ -23,7 +23,7 @@ from protocol.values.digest import session_id_of
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
-from runtime.net.counters import Counters
+from runtime.net.limits import Counters
 from runtime.slots.pool import PoolCounts
 from runtime.slots.workers import WorkersStatistics
 from runtime.telemetry import catalogue, gauges, reference

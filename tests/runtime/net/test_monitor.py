@@ -13,13 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.net.budget import LARGE_WAIT_S
-from runtime.net.counters import Counters
 from runtime.net.http import make_app
-from runtime.net.keeper import LATE_S, LEAVE_S, Line
-from runtime.net.limits import LARGE_MESSAGE_BYTES
+from runtime.net.limits import BURST_S, LARGE_MESSAGE_BYTES, LARGE_WAIT_S, Counters
 from runtime.net.listener import WebSocketRequest
-from runtime.net.rates import BURST_S
+from runtime.net.monitor import LATE_S, LEAVE_S, WatchedConnection
 from runtime.net.websocket import WebSocketClosed, WebSocketStalled
 from tests.network.transport import (
     CLOSE,
@@ -323,7 +320,7 @@ async def test_a_slow_large_message_does_not_keep_others_out_for_ever(
     """One client that trickles a video would stop all others' for as long as it likes."""
     play, counters = Listens(), Counters()
     allowed = limits(ping_s=0)
-    monkeypatch.setattr("runtime.net.keeper.RECEIVING_BYTES_MAX", 1)
+    monkeypatch.setattr("runtime.net.monitor.RECEIVING_BYTES_MAX", 1)
     frame = raw_frame(TEXT, b"x" * (LARGE_MESSAGE_BYTES + 500_000))
     async with (
         serving(play, allowed=allowed, counters=counters) as address,
@@ -361,7 +358,10 @@ async def test_an_open_connection_keeps_no_room_of_messages_that_were_read() -> 
 async def test_who_has_left_is_not_looked_at_any_more() -> None:
     """Each client that ever came would cost memory, and time twice a second."""
     counters = Counters()
-    before = {id(it) for it in gc.get_objects() if type(it) is Line}  # of tests that failed
+    # Those of tests that failed are left out.
+    before = {
+        id(it) for it in gc.get_objects() if type(it) is WatchedConnection
+    }  # of tests that failed
     async with serving(counters=counters) as address:
         for _ in range(3):
             async with raw_client(address) as raw:
@@ -372,7 +372,7 @@ async def test_who_has_left_is_not_looked_at_any_more() -> None:
         await wait_all_tasks_blocked(SETTLE_S)
         assert (counters.connections, counters.websockets) == (0, 0)
         gc.collect()
-        assert not {id(it) for it in gc.get_objects() if type(it) is Line} - before
+        assert not {id(it) for it in gc.get_objects() if type(it) is WatchedConnection} - before
 
 
 def test_what_is_counted_can_be_shown() -> None:

@@ -1,4 +1,4 @@
-"""Watches all connections of a listener each `LOOK_S`: drops bad ones, and pings.
+"""Watches all connections of a listener each `CHECK_S`: drops bad ones, and pings.
 
 - `stalled`: bytes wait for the peer, and for `stall_s` it has taken none, by its machine's
   acknowledgements: a slow but steady client may take its time. An HTTP answer is kept in memory
@@ -20,17 +20,15 @@ import attrs
 import trio
 
 from ..settings.settings import Settings
-from .budget import Budget, Share
-from .counters import Counters
-from .limits import RECEIVING_BYTES_MAX
+from .limits import RECEIVING_BYTES_MAX, Budget, Counters, Share
 from .link import Link
 from .memory import HEAP_SPARE_BYTES, give_back
 
-LOOK_S: Final = 0.5
+CHECK_S: Final = 0.5
 """A client is dropped close to its limit; 500 of them cost a millisecond."""
 LATE_S: Final = 1.5
 """Two missed looks: the event loop was held up."""
-LATE_LOOKS_MAX: Final = 4
+LATE_CHECKS_MAX: Final = 4
 """In a row: a loop that is always late must still drop connections."""
 HTTP_BYTES_PER_S_MIN: Final = 16 * 1024
 """A bad mobile network; a slower download is cut, and can be resumed in ranges."""
@@ -42,7 +40,7 @@ PING: Final = b"\x89\x00"
 
 
 @attrs.define(kw_only=True, eq=False)
-class Line:
+class WatchedConnection:
     """A connection under watch; without `share` it is HTTP: not pinged, and may be silent."""
 
     link: Link
@@ -51,35 +49,35 @@ class Line:
     _taken: int = 0
     _taken_at_s: float = 0.0
     _signs: tuple[int, int] = (-1, 0)
-    _heard_at_s: float = 0.0
+    _received_at_s: float = 0.0
     _ping_at_s: float = 0.0
     _left_at_s: float | None = None
     _held: tuple[float, int] | None = None
 
     def start(self, now_s: float, settings: Settings) -> None:
         """Begin at the present time."""
-        self._taken_at_s = self._heard_at_s = now_s
+        self._taken_at_s = self._received_at_s = now_s
         self._ping_at_s = now_s + settings.ping_s
 
     def look(self, now_s: float, settings: Settings, *, judges: bool) -> None:
         """Check its progress since the last look; drop it if there is none."""
-        self._look_at_sending(now_s, settings.stall_s, judges=judges)
+        self._check_sending(now_s, settings.stall_s, judges=judges)
         if self.share is None:
-            self._look_at_pace(now_s, settings.stall_s, judges=judges)
+            self._check_pace(now_s, settings.stall_s, judges=judges)
         else:
-            self._look_at_hearing(now_s, settings, judges=judges)
-            self._look_at_leaving(now_s)
+            self._check_receiving(now_s, settings, judges=judges)
+            self._check_leaving(now_s)
 
-    def _look_at_sending(self, now_s: float, stall_s: float, *, judges: bool) -> None:
+    def _check_sending(self, now_s: float, stall_s: float, *, judges: bool) -> None:
         is_owed, taken = self.link.tcp.progress()
         # Less than before: the kernel has counted a send, and we have not yet.
         if not is_owed or taken > self._taken:
             self._taken = taken
             self._taken_at_s = now_s
-        elif judges and now_s - self._taken_at_s >= stall_s - LOOK_S:
+        elif judges and now_s - self._taken_at_s >= stall_s - CHECK_S:
             self.link.drop("stalled")
 
-    def _look_at_pace(self, now_s: float, stall_s: float, *, judges: bool) -> None:
+    def _check_pace(self, now_s: float, stall_s: float, *, judges: bool) -> None:
         """Drop a peer that takes an HTTP answer below the least rate, after a while."""
         if not self.link.is_sending:
             self._held = None
@@ -90,16 +88,16 @@ class Line:
         if judges and taken - before < due:
             self.link.drop("stalled")
 
-    def _look_at_hearing(self, now_s: float, settings: Settings, *, judges: bool) -> None:
+    def _check_receiving(self, now_s: float, settings: Settings, *, judges: bool) -> None:
         tcp = self.link.tcp
-        signs = tcp.signs_of_life
+        signs = tcp.received_marker
         if signs != self._signs or not tcp.is_reading:
             self._signs = signs
-            self._heard_at_s = now_s
-        elif judges and settings.ping_s and now_s - self._heard_at_s >= settings.pong_wait_s:
+            self._received_at_s = now_s
+        elif judges and settings.ping_s and now_s - self._received_at_s >= settings.pong_wait_s:
             self.link.drop("silent")
 
-    def _look_at_leaving(self, now_s: float) -> None:
+    def _check_leaving(self, now_s: float) -> None:
         if not self.link.is_held or not self.link.tcp.peer_has_left():
             return
         if self._left_at_s is None:
@@ -124,24 +122,24 @@ class Line:
                 await self.link.send_all(PING)
 
 
-class Keeper:
+class ConnectionMonitor:
     """Watches the connections of one listener, and holds their shared state."""
 
     def __init__(self, settings: Settings, counters: Counters) -> None:
         self.settings = settings
         self.counters = counters
         self.budget = Budget(RECEIVING_BYTES_MAX, counters)
-        self._lines: dict[Line, None] = {}
+        self._connections: dict[WatchedConnection, None] = {}
         self._height_bytes = 0
 
-    def add(self, line: Line) -> None:
+    def add(self, watched: WatchedConnection) -> None:
         """Watch a connection from now on."""
-        line.start(trio.current_time(), self.settings)
-        self._lines[line] = None
+        watched.start(trio.current_time(), self.settings)
+        self._connections[watched] = None
 
-    def discard(self, line: Line) -> None:
+    def discard(self, watched: WatchedConnection) -> None:
         """Stop watching; safe to repeat."""
-        self._lines.pop(line, None)
+        self._connections.pop(watched, None)
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -149,20 +147,20 @@ class Keeper:
         giving = trio.CapacityLimiter(1)  # its own: other threads may hang on a disk
         async with trio.open_nursery() as pings:
             while True:
-                await trio.sleep(LOOK_S)
+                await trio.sleep(CHECK_S)
                 now_s = trio.current_time()
                 late_looks = late_looks + 1 if now_s - before_s > LATE_S else 0
                 before_s = now_s
-                judges = not 0 < late_looks <= LATE_LOOKS_MAX
-                for line in list(self._lines):
-                    line.look(now_s, self.settings, judges=judges)
-                    if line.is_due(now_s, self.settings.ping_s):
-                        pings.start_soon(line.ping)
-                self._look_at_messages(now_s)
-                if self._has_fallen():
+                judges = not 0 < late_looks <= LATE_CHECKS_MAX
+                for watched in list(self._connections):
+                    watched.look(now_s, self.settings, judges=judges)
+                    if watched.is_due(now_s, self.settings.ping_s):
+                        pings.start_soon(watched.ping)
+                self._check_messages(now_s)
+                if self._memory_has_fallen():
                     pings.start_soon(partial(trio.to_thread.run_sync, give_back, limiter=giving))
 
-    def _has_fallen(self) -> bool:
+    def _memory_has_fallen(self) -> bool:
         """Whether messages took much memory since the last time, and take little now."""
         bytes_now = self.counters.receiving_bytes
         self._height_bytes = max(self._height_bytes, bytes_now)
@@ -171,8 +169,8 @@ class Keeper:
         self._height_bytes = bytes_now
         return True
 
-    def _look_at_messages(self, now_s: float) -> None:
+    def _check_messages(self, now_s: float) -> None:
         laggards = self.budget.laggards(now_s)
-        for line in list(self._lines) if laggards else ():
-            if line.share in laggards:
-                line.link.drop("slow")
+        for watched in list(self._connections) if laggards else ():
+            if watched.share in laggards:
+                watched.link.drop("slow")
