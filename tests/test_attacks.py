@@ -23,8 +23,7 @@ from runtime.net.http import HEADERS_MAX
 from runtime.net.limits import Counters
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.session.beginning import Arrival
-from runtime.settings.bounds import HANDSHAKE_S
-from runtime.settings.settings import Settings
+from runtime.settings.settings import HANDSHAKE_S, Settings
 from tests.network.transport import (
     CLOSE,
     CONTINUATION,

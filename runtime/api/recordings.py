@@ -26,6 +26,7 @@ Files are read in threads. A list is made again only after ten times as long as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
@@ -45,7 +46,7 @@ from protocol.values.modes import MODES
 from recorder.format.format import SUFFIX
 from recorder.keep.forgetting import WITH_STORE_NAME
 from recorder.keep.index import Index
-from recorder.keep.listing import Listing, Wanted
+from recorder.keep.listing import Listing, Wanted, page_of
 from recorder.keep.marks import marks_path, read_marks
 from recorder.keep.remote import RemoteStore, StoredLog, logs_of
 from recorder.keep.store import LogInfo, Logs, Store
@@ -56,14 +57,18 @@ from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.beginning import VERSION
-from .elsewhere import NotHere
 from .files import InMemory, LogFile, send_file
-from .listed import around, page_json
-from .parameters import check_names, read_choice, read_number, wrong
-from .places import Places
-from .streaming import Stream
+from .requests import (
+    ConcurrencyLimit,
+    NotHere,
+    Stream,
+    check_names,
+    in_thread,
+    read_choice,
+    read_number,
+    wrong,
+)
 from .tail import Telling, tell
-from .threads import in_thread
 from .views import (
     LoadViewer,
     ViewName,
@@ -74,6 +79,37 @@ from .views import (
     make_without,
     marks_told,
 )
+
+
+def page_json(
+    summaries: Sequence[Summary],
+    principal: Key,
+    wanted: Wanted,
+    *,
+    limit: int,
+    after: str | None,
+) -> dict[str, object]:
+    """A page of the recordings that a key may see; `ValueError`: `after` is no page's end."""
+    seen = [it for it in summaries if principal.may_see(it.owner)]
+    page, following = page_of(seen, wanted, limit=limit, after=after)
+    return {"recordings": [attrs.asdict(it) for it in page], "next": following}
+
+
+def around(summaries: Sequence[Summary], principal: Key, summary: Summary, direction: str) -> str:
+    """Find the readable recording before or after another in time, of those that a key may see."""
+    own = (-summary.listed_ms, summary.recording_id)
+    seen = [
+        (-it.listed_ms, it.recording_id)
+        for it in summaries
+        if principal.may_see(it.owner) and it.state != "unreadable"
+    ]
+    is_next = direction == "next"
+    places = [place for place in seen if (place < own if is_next else place > own)]
+    if not places:
+        text = f"there is no session {'after' if is_next else 'before'} this one"
+        raise HTTPException(HTTPStatus.NOT_FOUND, text)
+    return (max(places) if is_next else min(places))[1]
+
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
@@ -138,8 +174,8 @@ class Recordings:
         self._is_listing = anyio.Lock()
         self._asking = anyio.CapacityLimiter(ASKING_MAX)
         self._naming = anyio.CapacityLimiter(NAMING_MAX)
-        self._tails = Places(TAILS_MAX, TAILS_PER_KEY_MAX)
-        self._stored = Places(STORED_MAX, STORED_PER_KEY_MAX)
+        self._tails = ConcurrencyLimit(TAILS_MAX, TAILS_PER_KEY_MAX)
+        self._stored = ConcurrencyLimit(STORED_MAX, STORED_PER_KEY_MAX)
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""

@@ -30,7 +30,7 @@ from recorder.keep.summary import State
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 
-from .streaming import Write
+from .requests import Write
 
 P = TypeVar("P", bound=Sized)
 """A piece of what is sent: bytes or text."""

@@ -18,7 +18,7 @@ from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
 
 from ..media.audio import AudioFileError
-from ..settings.bounds import DEFAULT_PORT
+from ..settings.settings import DEFAULT_PORT
 from .errors import AddressError
 from .resuming import Reconnected, Reconnecting
 from .session import endpoint

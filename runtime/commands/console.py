@@ -16,7 +16,7 @@ import click
 
 from ..client.background import background
 from ..client.terminal import UnusableError
-from ..settings.bounds import RECORDINGS
+from ..settings.settings import RECORDINGS
 from .server_process import model_option, served
 
 PORT: Final = 8006

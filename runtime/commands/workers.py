@@ -1,6 +1,6 @@
 """`antiphon workers`: list the workers of a running server, drain one, or add one.
 
-It asks the server over HTTP (`runtime.api.workers`), with a key of the scope `admin` where the
+It asks the server over HTTP (`runtime.api.routes`), with a key of the scope `admin` where the
 server has keys.
 """
 

@@ -27,14 +27,14 @@ from anyio.abc import TaskGroup
 
 from protocol.values.errors import LocalProtocolError
 
-from ..access.hosts import read_authority
+from ..access.origins import read_authority
 from ..link.address import read_address
 from ..link.backend import WorkerBackend, connect
 from ..link.hello import read_token
 from ..model.backends.base import BackendError, BackendGone
+from ..settings.declaration import shown
 from ..settings.extras import install
 from ..settings.settings import Settings
-from ..settings.values import shown
 from ..slots.place import NewPlace, Place
 from ..slots.workers import RETRY_S, RETRY_S_MAX, Workers
 from .isolated import model_options

@@ -19,7 +19,7 @@ import attrs
 from anyio.abc import Process, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from ..access.hosts import read_authority
+from ..access.origins import read_authority
 from ..model.backends.base import BackendGone, BackendRefused
 from .isolated import Words
 

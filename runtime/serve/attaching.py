@@ -29,11 +29,10 @@ from recorder.read.places import next_seq
 
 from ..access.gate import Admitted
 from ..access.keys import Key
-from ..api.places import Places
 from ..api.recordings import Recordings
+from ..api.requests import ConcurrencyLimit, in_thread
 from ..api.sideband import Sideband, refused
 from ..api.tail import Tail, follow
-from ..api.threads import in_thread
 from ..net.connection import Connection
 from ..net.http import body_of
 from ..net.listener import WebSocketRequest
@@ -59,7 +58,7 @@ class Attaching:
         self._server = server
         self._recordings = recordings
         self._stall_s = stall_s
-        self._places = Places(ATTACHED_MAX, ATTACHED_PER_KEY_MAX)
+        self._places = ConcurrencyLimit(ATTACHED_MAX, ATTACHED_PER_KEY_MAX)
         self._attached = 0
         self._all_left = anyio.Event()
 

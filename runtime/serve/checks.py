@@ -14,17 +14,16 @@ from urllib.parse import unquote, urlsplit
 
 from recorder.keep.remote import RemoteStore, StoreError
 
-from ..access.hosts import is_loopback
-from ..access.keyfile import KeyFileError, read_key_file
-from ..access.origins import read_origins
+from ..access.keys import KeyFileError, read_key_file
+from ..access.origins import is_loopback, read_origins
 from ..link.address import read_address
 from ..link.hello import read_token
 from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import ModelUnknownError, check_model
 from ..placement.placement import PLACEMENTS, offer
+from ..settings.declaration import shown
 from ..settings.settings import Settings
 from ..settings.sources import ConfigError
-from ..settings.values import shown
 from .gateways import read_gateway
 
 _OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype")

@@ -27,16 +27,14 @@ from recorder.write.writer import Recorder
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
-from ..api.console import ADDRESS as CONSOLE
-from ..api.console import Console
-from ..api.elsewhere import NotHere
 from ..api.marks import Marks
-from ..api.pages import Pages, is_public
+from ..api.pages import ADDRESS as CONSOLE
+from ..api.pages import Console, Pages, is_public
 from ..api.recordings import NO_RECORDING, Recordings
-from ..api.routes import Api
+from ..api.requests import NotHere
+from ..api.routes import Api, WorkersApi
 from ..api.views import LoadViewer
 from ..api.voices import Voices
-from ..api.workers import WorkersApi
 from ..media.voices import VoiceLibrary
 from ..net.http import error_body, make_app
 from ..net.limits import Counters

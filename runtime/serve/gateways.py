@@ -26,10 +26,8 @@ from starlette.types import Receive, Scope, Send
 
 from recorder.format.format import is_recording_id
 
-from ..access.hosts import PORT_OF, read_origin
-from ..api.bodies import read_body
-from ..api.elsewhere import NotHere
-from ..api.streaming import Stream, Write
+from ..access.origins import PORT_OF, read_origin
+from ..api.requests import NotHere, Stream, Write, read_body
 from ..net.http import error_body, http_error, json_response
 from ..net.listener import WebSocketRequest
 from ..net.upstream import (
@@ -41,8 +39,8 @@ from ..net.upstream import (
     UpstreamRequest,
     ask,
 )
+from ..settings.declaration import shown
 from ..settings.settings import Settings
-from ..settings.values import shown
 
 RELAYED: Final = "antiphon-relayed"
 """The header of a request that comes from another gateway. A client that sends it gains nothing."""

@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import click
 
-from ..access.hosts import is_loopback
+from ..access.origins import is_loopback
 from ..net.listener import Address
-from ..settings.options import SettingsCommand, given, settings_options
-from ..settings.printing import to_toml
 from ..settings.settings import Settings
-from ..settings.sources import CONFIG_VARIABLE, ConfigError, Effective, read
+from ..settings.sources import (
+    CONFIG_VARIABLE,
+    ConfigError,
+    Effective,
+    SettingsCommand,
+    given,
+    read,
+    settings_options,
+    to_toml,
+)
 from ..telemetry.logs import configure
 from .checks import check, warnings
 
@@ -161,7 +168,7 @@ def _exit_soon(cut_by: signal.Signals | None) -> None:
 
 def _whereabouts(settings: Settings, bound: Sequence[Address]) -> tuple[str, ...]:
     """The console, other pages, the status, the folder of recordings, and who can reach it."""
-    from ..api.console import ADDRESS
+    from ..api.pages import ADDRESS
 
     scheme = "http" if settings.tls_cert is None else "https"
     own = bound[0]

@@ -21,7 +21,7 @@ import attrs
 from recorder.keep.remote import RemoteStore
 from recorder.write.writer import Recorder, RecorderPolicy
 
-from ..access.keyfile import KeyFileError
+from ..access.keys import KeyFileError
 from ..api.views import LoadViewer
 from ..media.decoder import MediaDecoder
 from ..media.speech_detector import EnergyJudge, Judge

@@ -10,8 +10,7 @@ import attrs
 from protocol.values.errors import ErrorCode
 from protocol.values.state import State
 
-from ..settings.bounds import MIB
-from ..settings.settings import Settings
+from ..settings.settings import MIB, Settings
 from ..slots.admission import Admission
 from .driver import Driver
 

@@ -24,7 +24,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
 
-from ..settings.bounds import QUEUE_MAX
+from ..settings.settings import QUEUE_MAX
 from .estimates import Durations, waits_ns
 from .pool import Lease, Pool
 

@@ -15,7 +15,7 @@ from protocol.values.modes import Mode
 from protocol.values.state import State
 from recorder.keep.retention import Cause, RetentionStatistics
 
-from ..access.denials import Reason
+from ..access.gate import Reason
 from ..net.limits import Counters, Drop, Refusal
 from ..slots.workers import WorkersStatistics
 from .catalogue import Metric

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -20,11 +20,13 @@ from protocol.values.requests import ClientMessage
 from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
 
-from ..access.denials import Reason
 from ..net.limits import Counters
 from ..slots.admission import RunningTask
 from ..slots.pool import PoolCounts
 from ..slots.workers import WorkersStatistics
+
+if TYPE_CHECKING:  # it loads the server's HTTP, which tools for recordings do without
+    from ..access.gate import Reason
 
 
 class Shown(Protocol):

@@ -20,7 +20,7 @@ from ...model.models import (
     slots_that_fit,
     tiny_path,
 )
-from ...settings.bounds import DEVICES, DTYPES
+from ...settings.settings import DEVICES, DTYPES
 from .. import interrupts
 from .engine import (
     MODES,

@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ...settings.bounds import DEVICES, DTYPES
+from ...settings.settings import DEVICES, DTYPES
 from .examination import Diagnosis, Question, examine
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}

@@ -21,7 +21,7 @@ from runtime.net.limits import (
     Share,
     origin_of,
 )
-from runtime.settings.bounds import (
+from runtime.settings.settings import (
     BYTES_PER_S_MAX,
     CONNECTIONS_PER_ADDRESS_MAX,
     CONNECTIONS_PER_ADDRESS_PER_S_MAX,
