@@ -51,8 +51,7 @@ from ..slots.admission import TicketStatus
 from ..slots.agreement import WorkersDifferError
 from ..slots.place import UnknownWorkerError, WorkerStatus
 from ..telemetry.metrics import Metrics
-from ..telemetry.status import session_json, status_json
-from ..telemetry.watching import ServerStatus, SessionStatus
+from ..telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
 from .requests import NotHere, read_body, read_text
 
 # -- workers ---------------------------------------------------------------------------------------

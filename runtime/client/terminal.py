@@ -17,7 +17,7 @@ from protocol.values.errors import FieldError
 from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
 
-from ..media.audio import AudioFileError
+from ..media.sound import AudioFileError
 from ..settings.settings import DEFAULT_PORT
 from .errors import AddressError
 from .resuming import Reconnected, Reconnecting

@@ -26,7 +26,7 @@ from protocol.values.modes import Mode
 from .. import SOURCE_TREE
 from ..client.background import background
 from ..client.terminal import UnusableError, echo_json, json_option
-from ..media.audio import AudioFileError, write_wav
+from ..media.sound import AudioFileError, write_wav
 from .server_process import RUN, model_option, served
 from .talk.command import read_frame, read_speech
 from .talk.session import Plan, talk

@@ -33,7 +33,7 @@ from ..client.errors import ClientError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
 from ..client.transcription import TranscriptionSession
-from ..media.audio import read_wav
+from ..media.sound import read_wav
 from .interrupts import run
 
 UTTERANCE_S_MAX: Final = 300

@@ -15,8 +15,7 @@ from anyio.abc import TaskGroup
 from protocol.values import effects as ef
 from protocol.values import events as ev
 
-from ..media.decoder import decode_at_once
-from ..media.fair import Client
+from ..media.decoder import Client, decode_at_once
 from ..media.values import Decoded, MediaError
 from .calls import Inbox
 

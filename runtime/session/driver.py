@@ -28,7 +28,7 @@ from recorder.format.records import Fields
 from recorder.format.steps import fin_fields
 from recorder.read.past import Past
 
-from ..media.fair import Client
+from ..media.decoder import Client
 from ..media.speech_detector import SpeechDetector
 from ..net.connection import Connection
 from ..slots.admission import Admission

@@ -64,7 +64,7 @@ from runtime.commands.bench.material import (
     tell,
 )
 from runtime.commands.server_process import served
-from runtime.media.audio import read_wav
+from runtime.media.sound import read_wav
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.transcript import Transcript

@@ -32,8 +32,7 @@ from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.state import Course
 from protocol.values.utf8 import frame_bytes
 from recorder.write.writer import Recorder
-from runtime.media.decoder import MediaDecoder
-from runtime.media.fair import Client
+from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded
 from runtime.model.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
 from runtime.model.backends.scripted import Step as ModelStep

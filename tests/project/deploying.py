@@ -18,7 +18,7 @@ from runtime.cli import main
 from runtime.link.address import TcpAddress, read_address
 from runtime.link.hello import read_token
 from runtime.net.tls import Certificate
-from runtime.serve.checks import check
+from runtime.serve.serve_command import check
 from runtime.settings.settings import Settings
 from runtime.settings.sources import given, read
 from tests.test_deploy import DEPLOY, STEPS, shown

@@ -30,8 +30,7 @@ from protocol.values.resuming import ComeBack
 from recorder.keep.store import LogInfo, Store
 from recorder.write.disk import Disk
 from recorder.write.writer import Recorder
-from runtime.media.decoder import MediaDecoder
-from runtime.media.fair import Client
+from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step

@@ -27,7 +27,7 @@ from rich.table import Table
 from protocol.values.model import INPUT_RATE_HZ
 
 from ... import SOURCE_TREE
-from ...media.audio import read_wav
+from ...media.sound import read_wav
 
 FIXTURES: Final = SOURCE_TREE / "fixtures" / "speech"
 SYNTHETIC_S: Final = 12

@@ -26,7 +26,7 @@ from protocol.wire.media import check_image, check_video, read_audio, read_refer
 from ...client import terminal
 from ...client.errors import ClientError
 from ...client.sdk import Dialect
-from ...media.audio import AudioFileError, read_wav
+from ...media.sound import AudioFileError, read_wav
 from .conversation import Asking, Chat, JsonAnswer, TextAnswer
 
 PROMPT: Final = "> "

@@ -22,7 +22,7 @@ from ...client import terminal
 from ...client.chat import message
 from ...client.resuming import Reconnected, Reconnecting
 from ...client.sdk import Dialect, connect
-from ...media.audio import write_wav
+from ...media.sound import write_wav
 from ..interrupts import run
 
 RETRIES: Final = 0

@@ -26,7 +26,7 @@ from protocol.wire.media import check_frame
 
 from ...client import terminal
 from ...client.background import background
-from ...media.audio import AudioFileError, read_wav, write_wav
+from ...media.sound import AudioFileError, read_wav, write_wav
 from ..interrupts import run
 from .devices import Aloud, Devices
 from .session import Observer, Plan, cut_units, talk

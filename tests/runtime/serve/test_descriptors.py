@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recorder.keep.store import Store
 from runtime.commands.server_process import RUN
 from runtime.net.limits import ConnectionLimiter, Counters
-from runtime.serve.descriptors import LOGS_ENDING_MAX, OTHER_FILES, allow
+from runtime.serve.serving import LOGS_ENDING_MAX, OTHER_FILES, allow
 from tests.live.servers import live_server
 from tests.network.transport import limits
 from tests.soak.server import handshake

@@ -17,8 +17,7 @@ from runtime.client.websocket import open_socket
 from runtime.model.backends.base import Backend, DeviceLost
 from runtime.model.backends.scripted import ScriptedBackend, Step
 from runtime.net.listener import Address
-from runtime.serve.serving import CannotServeError, _reload, run
-from runtime.serve.stopping import End
+from runtime.serve.serving import CannotServeError, End, _reload, run
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, Workers

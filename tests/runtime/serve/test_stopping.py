@@ -22,8 +22,7 @@ from recorder.read.reader import LogReader
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.net.connection import CLOSE_FLUSH_S
 from runtime.serve.serve_command import EXIT_WAIT_S
-from runtime.serve.serving import LAST_WAIT_S
-from runtime.serve.stopping import CUT_OFF_S, End, shut_down, shutdown_wait_s
+from runtime.serve.serving import CUT_OFF_S, LAST_WAIT_S, End, shut_down, shutdown_wait_s
 from runtime.session.calls import RELEASE_WAIT_S
 from runtime.session.journal import FIN_WAIT_S
 from runtime.settings.settings import Settings

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from runtime.cli import main
 from runtime.model.backends.minicpmo import token2wav
-from runtime.serve.checks import check, warnings
+from runtime.serve.serve_command import check, warnings
 from runtime.settings.declaration import (
     PREFIX,
     TEXT_CHARS_MAX,

@@ -10,8 +10,7 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import events as ev
 from runtime.telemetry import catalogue as c
-from runtime.telemetry.later import BYTES_MAX, STEPS_MAX, Later
-from runtime.telemetry.metrics import Metrics
+from runtime.telemetry.metrics import BYTES_MAX, STEPS_MAX, Later, Metrics
 from tests.sessions.chatting import opened, question
 from tests.sessions.telemetry import Figures
 

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 
 from protocol.values.model import Unit
 from runtime.model.backends.scripted import ScriptedBackend, Step
-from runtime.telemetry.hub import Hub
 from runtime.telemetry.logs import (
     FIELDS_MAX,
     TEXT_CHARS_MAX,
     Format,
+    Stories,
     bound_session,
     configure,
     name_unit,
     printable,
 )
 from runtime.telemetry.metrics import Metrics
-from runtime.telemetry.story import Stories
+from runtime.telemetry.setup import Hub
 from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time
 from tests.sessions.telemetry import Figures, watched
 from tests.simulation.test_simulation_chat import prepare_frame

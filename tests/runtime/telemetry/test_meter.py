@@ -23,7 +23,7 @@ from protocol.wire.dialects.opening import OPENING
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.model.backends.scripted_chat import Answer
 from runtime.telemetry.catalogue import BROKEN_OFF
-from runtime.telemetry.meter import ERROR_BEGINS, error_code
+from runtime.telemetry.meters import ERROR_BEGINS, error_code
 from runtime.telemetry.metrics import Metrics
 from tests.generated.clients import (
     IDENTITIES_A_WORLD,

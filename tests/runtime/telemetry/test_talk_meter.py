@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from runtime.telemetry import catalogue as c
+from runtime.telemetry.meters import values_of
 from runtime.telemetry.metrics import Metrics
-from runtime.telemetry.talk_meter import values_of
 from tests.replay.evaluated import facts_in, scores_in
 from tests.replay.exported import LOGS
 from tests.sessions.telemetry import is_whole, meter_log
