@@ -28,11 +28,11 @@ from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDon
 from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
-from ..client.background import background
 from ..client.errors import ClientError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
 from ..client.transcription import TranscriptionSession
+from ..client.websocket import background
 from ..media.sound import read_wav
 from .interrupts import run
 

@@ -52,7 +52,7 @@ from runtime.client.errors import ClientError, SessionClosedError
 from runtime.client.sdk import transcribe
 from runtime.client.transcription import TranscriptionSession
 from runtime.commands import interrupts
-from runtime.commands.bench.material import (
+from runtime.commands.bench_engine import (
     FIXTURES,
     MS,
     BenchError,

@@ -21,8 +21,7 @@ from protocol.values.messages import Response
 from protocol.values.turn import ChatConfig
 from runtime.cli import main
 from runtime.client.terminal import UnusableError
-from runtime.commands.chat.command import read_media
-from runtime.commands.chat.conversation import Asking, Chat, JsonAnswer, TextAnswer
+from runtime.commands.chat import Asking, Chat, JsonAnswer, TextAnswer, read_media
 from runtime.commands.server_process import RUN
 from tests.live.servers import live_server
 from tests.network.peers import (

@@ -21,10 +21,8 @@ from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from runtime.cli import main
-from runtime.commands.talk.devices import HEARD_S_MAX, MISSING, Aloud, Devices
-from runtime.commands.talk.session import Plan, talk
-from runtime.commands.talk.tally import Tally
-from runtime.commands.talk.view import LineView
+from runtime.commands.talk import HEARD_S_MAX, MISSING, Aloud, Devices, LineView
+from runtime.commands.talk_session import Plan, Tally, talk
 from tests.live.servers import live_server
 
 SPEED = 4
@@ -156,7 +154,7 @@ def test_a_missing_library_is_said(
     def load(_: str) -> ModuleType:
         raise raises
 
-    monkeypatch.setattr("runtime.commands.talk.devices.import_module", load)
+    monkeypatch.setattr("runtime.commands.talk.import_module", load)
     result = CliRunner().invoke(main, ["talk", "--mic"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr

@@ -1,4 +1,4 @@
-"""Whether a model would be served here; everything is checked, nothing is loaded.
+"""`antiphon doctor`: whether a model would be served here; nothing is loaded.
 
 `examine` follows `load_backend`: the folder, its config, the headers of its weights, the tokenizer,
 the vocoder, the device, the memory. It goes on after a problem, and skips checks that need an
@@ -8,21 +8,32 @@ earlier result.
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
+import click
+import orjson
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
-from ...model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
-from ...net.memory import importing
+from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
+from ..net.memory import importing
+from ..settings.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
     import torch
 
-    from ...model.backends.minicpmo.config import ModelConfig
-    from ...model.backends.minicpmo.plan import MemoryPlan
+    from ..model.backends.minicpmo.config import ModelConfig
+    from ..model.backends.minicpmo.plan import MemoryPlan
+
+
+# -- the examination -------------------------------------------------------------------------------
+
 
 LIBRARIES: Final = ("antiphon", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 NVIDIA: Final = Path("/proc/driver/nvidia/version")
@@ -168,7 +179,7 @@ class _Visit:
 
     def _read_config(self) -> Iterator[Finding]:
         with importing():
-            from ...model.backends.minicpmo.config import load_config
+            from ..model.backends.minicpmo.config import load_config
 
         self._config = load_config(self._folder / "config.json")
         llm, audio, tts = self._config.llm, self._config.audio, self._config.tts.llama
@@ -182,7 +193,7 @@ class _Visit:
         yield Finding(check="config", state="ok", says=says)
 
     def _weights(self, config: ModelConfig) -> Iterator[Finding]:
-        from ...model.backends.minicpmo.checkpoint import shapes, survey, weight_files
+        from ..model.backends.minicpmo.checkpoint import shapes, survey, weight_files
 
         found = survey(shapes(config), self._folder)
         size = sum(path.stat().st_size for path in weight_files(self._folder))
@@ -194,15 +205,15 @@ class _Visit:
             yield Finding(check="weights", state="ok", says=says)
 
     def _tokenizer(self, config: ModelConfig) -> Iterator[Finding]:
-        from ...model.backends.minicpmo.model import load_tokens
+        from ..model.backends.minicpmo.model import load_tokens
 
         tokens = load_tokens(self._folder, config)
         says = f"{tokens.size} ids, all control tokens, {len(tokens.forbidden)} ids never decided"
         yield Finding(check="tokenizer", state="ok", says=says)
 
     def _vocoder(self) -> Iterator[Finding]:
-        from ...model.backends.minicpmo.model import VOCODER
-        from ...model.backends.minicpmo.voices import PIECES, lacking, load_vocoder
+        from ..model.backends.minicpmo.model import VOCODER
+        from ..model.backends.minicpmo.voices import PIECES, lacking, load_vocoder
 
         assets = self._folder / VOCODER
         missing, is_in_pieces = lacking(assets), (assets / PIECES).exists()
@@ -218,7 +229,7 @@ class _Visit:
     def _where(self) -> Finding:
         import torch
 
-        from ...model.backends.minicpmo.device import device_name, pick_device, pick_dtype
+        from ..model.backends.minicpmo.device import device_name, pick_device, pick_dtype
 
         build = f"torch {torch.__version__}, built for CUDA {torch.version.cuda or 'no'}"
         if NVIDIA.exists():
@@ -234,9 +245,9 @@ class _Visit:
         return Finding(check="device", state="ok", says=says)
 
     def _plan(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
-        from ...model.backends.minicpmo.device import free_bytes
-        from ...model.backends.minicpmo.model import VOCODER
-        from ...model.backends.minicpmo.plan import plan, vocoder_bytes
+        from ..model.backends.minicpmo.device import free_bytes
+        from ..model.backends.minicpmo.model import VOCODER
+        from ..model.backends.minicpmo.plan import plan, vocoder_bytes
 
         needs = plan(config, dtype, vocoder_bytes=vocoder_bytes(self._folder / VOCODER))
         self.parts = [
@@ -258,8 +269,8 @@ class _Visit:
 
     def _replay(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
         """Whether a session's bytes depend on the other sessions."""
-        from ...model.backends.minicpmo.model import VOCODER
-        from ...model.backends.minicpmo.voices import PIECES, lacking
+        from ..model.backends.minicpmo.model import VOCODER
+        from ..model.backends.minicpmo.voices import PIECES, lacking
 
         check, assets, varies = "full replay", self._folder / VOCODER, ""
         do = "serve it without --deterministic"
@@ -288,8 +299,8 @@ class _Visit:
     def _is_independent(
         self, config: ModelConfig, device: torch.device, dtype: torch.dtype
     ) -> bool:
-        from ...model.backends.minicpmo.checkpoint import build_parts
-        from ...model.backends.minicpmo.machine import rows_are_independent
+        from ..model.backends.minicpmo.checkpoint import build_parts
+        from ..model.backends.minicpmo.machine import rows_are_independent
 
         with explained(self._folder):
             return rows_are_independent(build_parts(config, dtype, device))
@@ -303,3 +314,81 @@ def _memory(needs: MemoryPlan, free: int, device: torch.device) -> Memory:
         free_bytes=free,
         slots_fit=needs.slots_that_fit(free, device),
     )
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+@click.command("doctor")
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    help="tiny, scripted, or the folder of a MiniCPM-o checkpoint.",
+)
+@click.option("--device", type=click.Choice(DEVICES), help="As of `antiphon serve`.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="As of `antiphon serve`.")
+@click.option("--slots", type=click.IntRange(1, 1024), help="Sessions that must fit at once.")
+@click.option("--deterministic", is_flag=True, help="As of `antiphon serve`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor_command(
+    *,
+    model: str,
+    device: str | None,
+    dtype: str | None,
+    slots: int | None,
+    deterministic: bool,
+    as_json: bool,
+) -> None:
+    """Say what would happen if a model were served here, without loading it.
+
+    Looks at the folder, its config, the headers of its weights, the tokenizer, the vocoder, the
+    device and its memory. Of the weights only the headers are read.
+
+    \b
+    Exit codes:
+      0  it would be served
+      1  it would not; each problem says what to do
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    question = Question(
+        model=model, device=device, dtype=dtype, slots=slots, deterministic=deterministic
+    )
+    found = examine(question)
+    if as_json:
+        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
+    else:
+        _show(Console(), found)
+    sys.exit(0 if found.would_serve else 1)
+
+
+def _show(console: Console, found: Diagnosis) -> None:
+    table = Table(box=SIMPLE, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in found.findings:
+        says = f"{finding.says}\n-> {finding.do}" if finding.do else finding.says
+        style = STYLES[finding.state]
+        table.add_row(finding.check, f"[{style}]{finding.state}[/]", says.replace("[", r"\["))
+    console.print(table)
+    if found.parts:
+        console.print(_parts(found))
+    if found.memory is not None:
+        sizes = ", ".join(f"{k} {v / 1e6:.1f}" for k, v in found.memory.session_bytes.items())
+        console.print(f"A session, MB: {sizes}", highlight=False)
+    console.print(", ".join(f"{k} {v}" for k, v in found.versions.items()), soft_wrap=True)
+    verdict = "would be served" if found.would_serve else "would NOT be served"
+    console.print(f"\n{found.model} {verdict}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _parts(found: Diagnosis) -> Table:
+    table = Table("part", box=SIMPLE)
+    table.add_column("parameters", justify="right")
+    table.add_column("MB", justify="right")
+    for part in found.parts:
+        table.add_row(part.name, f"{part.parameters:,}", f"{part.weight_bytes / 1e6:.1f}")
+    return table
