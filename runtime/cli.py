@@ -175,7 +175,7 @@ class Choice(click.Choice[str]):
 
     def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
         """The error message."""
-        from .settings.declaration import nearest
+        from .settings.settings import nearest
 
         text = super().get_invalid_choice_message(value, ctx)
         return text.removesuffix(".") + nearest(str(value), self.choices)

@@ -21,8 +21,7 @@ from runtime.access.middleware import OPEN_PATHS
 from runtime.cli import COMMANDS
 from runtime.serve.serve_command import EXIT_WAIT_S, check, serve_command
 from runtime.serve.serving import shutdown_wait_s
-from runtime.settings.declaration import PREFIX, Setting, declared
-from runtime.settings.settings import Settings
+from runtime.settings.settings import PREFIX, Setting, Settings, declared
 from runtime.settings.sources import OTHERS, ConfigError, Effective, read
 
 ROOT = Path(__file__).parents[1]

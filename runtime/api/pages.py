@@ -56,7 +56,7 @@ from ..net.http import json_response
 from ..session.beginning import VERSION, model_names
 from ..session.server import Server
 from ..settings.settings import Settings
-from .files import InMemory, send_file
+from .requests import InMemory, send_file
 
 # -- a folder of pages -----------------------------------------------------------------------------
 

@@ -57,15 +57,17 @@ from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.beginning import VERSION
-from .files import InMemory, LogFile, send_file
 from .requests import (
     ConcurrencyLimit,
+    InMemory,
+    LogFile,
     NotHere,
     Stream,
     check_names,
     in_thread,
     read_choice,
     read_number,
+    send_file,
     wrong,
 )
 from .tail import Telling, tell

@@ -46,7 +46,7 @@ from ..access.middleware import principal_of
 from ..model.backends.base import BackendError
 from ..net.http import json_response
 from ..session.server import Server
-from ..settings.declaration import TEXT_CHARS_MAX
+from ..settings.settings import TEXT_CHARS_MAX
 from ..slots.admission import TicketStatus
 from ..slots.agreement import WorkersDifferError
 from ..slots.place import UnknownWorkerError, WorkerStatus

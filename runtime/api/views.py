@@ -30,8 +30,7 @@ from recorder.read.scan import Damage, OpenSource
 
 from ..access.keys import Key
 from ..settings.settings import MIB
-from .files import send_file
-from .requests import ConcurrencyLimit, in_thread, while_there, wrong
+from .requests import ConcurrencyLimit, in_thread, send_file, while_there, wrong
 
 MAKING_MAX: Final = 2
 """Views of all kinds: making one keeps a thread busy for seconds, and takes processor time from

@@ -11,7 +11,7 @@ import attrs
 from anyio.abc import ByteStream
 
 from ..access.origins import is_loopback, read_authority
-from ..settings.declaration import shown
+from ..settings.settings import shown
 
 UNIX_PATH_BYTES_MAX: Final = 100
 """The system's own bound is 107 on Linux and 103 elsewhere."""

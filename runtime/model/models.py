@@ -21,8 +21,8 @@ from anyio import to_thread
 
 from .. import SOURCE_TREE
 from ..net.memory import importing
-from ..settings.declaration import nearest
 from ..settings.extras import what_is_missing
+from ..settings.settings import nearest
 from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
 

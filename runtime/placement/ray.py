@@ -38,9 +38,8 @@ from ..link.address import read_address
 from ..link.backend import WorkerBackend, connect
 from ..link.hello import read_token
 from ..model.backends.base import BackendError, BackendGone, BackendRefused
-from ..settings.declaration import shown
 from ..settings.extras import install
-from ..settings.settings import Settings
+from ..settings.settings import Settings, shown
 from ..slots.place import NewPlace, Place
 from ..slots.workers import RETRY_S, RETRY_S_MAX, Workers
 from .placement import Words, model_options, trusting

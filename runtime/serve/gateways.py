@@ -39,8 +39,7 @@ from ..net.upstream import (
     UpstreamRequest,
     ask,
 )
-from ..settings.declaration import shown
-from ..settings.settings import Settings
+from ..settings.settings import Settings, shown
 
 RELAYED: Final = "antiphon-relayed"
 """The header of a request that comes from another gateway. A client that sends it gains nothing."""

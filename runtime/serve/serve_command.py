@@ -30,8 +30,7 @@ from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import ModelUnknownError, check_model
 from ..net.listener import Address
 from ..placement.placement import PLACEMENTS, offer
-from ..settings.declaration import shown
-from ..settings.settings import Settings
+from ..settings.settings import Settings, shown
 from ..settings.sources import (
     CONFIG_VARIABLE,
     ConfigError,

@@ -28,9 +28,10 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from .declaration import (
+from .settings import (
     PREFIX,
     Setting,
+    Settings,
     ValueWrongError,
     declared,
     from_text,
@@ -38,7 +39,6 @@ from .declaration import (
     plain,
     shown,
 )
-from .settings import Settings
 
 Source = Literal["default", "file", "variable", "flag"]
 

@@ -29,7 +29,7 @@ from anyio.abc import TaskGroup
 from protocol.values.errors import LocalProtocolError
 
 from ..model.backends.base import Backend, BackendGone, BackendInfo, DeviceLost, Mortal, Remote
-from ..settings.declaration import TEXTS_MAX
+from ..settings.settings import TEXTS_MAX
 from .agreement import check_agreement, shared, short_hash
 from .place import (
     NewPlace,

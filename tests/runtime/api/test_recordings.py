@@ -28,8 +28,8 @@ from recorder.keep.store import Store
 from recorder.read.reader import read
 from recorder.read.verify import verify
 from runtime.access.keys import Key, change_key_file, hash_key
-from runtime.api.files import part_of
 from runtime.api.recordings import TAILS_PER_KEY_MAX, Recordings
+from runtime.api.requests import part_of
 from runtime.cli import main
 from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server

@@ -19,17 +19,18 @@ from hypothesis import strategies as st
 from runtime.cli import main
 from runtime.model.backends.minicpmo import token2wav
 from runtime.serve.serve_command import check, warnings
-from runtime.settings.declaration import (
+from runtime.settings.settings import (
     PREFIX,
+    RECORDINGS,
     TEXT_CHARS_MAX,
     TEXTS_MAX,
     Setting,
+    Settings,
     ValueWrongError,
     declared,
     from_text,
     from_toml,
 )
-from runtime.settings.settings import RECORDINGS, Settings
 from runtime.settings.sources import (
     FILE_BYTES_MAX,
     OTHERS,
