@@ -70,7 +70,7 @@ from .requests import (
     send_file,
     wrong,
 )
-from .tail import Telling, tell
+from .tail import TailFormat, send_log
 from .views import (
     LoadViewer,
     ViewName,
@@ -310,7 +310,7 @@ class Recordings:
         _, info = await self.found(request)
         last_seen = request.headers.get("last-event-id", "")
         follows = int(last_seen[:18]) + 1 if last_seen.isascii() and last_seen.isdigit() else 0
-        telling = Telling(
+        form = TailFormat(
             from_seq=read_number(request, "from_seq", follows, low=0, high=NUMBER_MAX),
             with_blobs=read_number(request, "blobs", 0, low=0, high=1) == 1,
             as_events="text/event-stream" in request.headers.get("accept", ""),
@@ -319,10 +319,10 @@ class Recordings:
             opening.enter_context(self._tails.take(request))
             opening.enter_context(self._place(request, info))
             return Stream(
-                partial(tell, info, telling),
+                partial(send_log, info, form),
                 opened=opening.pop_all(),
                 headers={"X-Accel-Buffering": "no"},  # a proxy would buffer the answer
-                media_type=telling.media_type,
+                media_type=form.media_type,
             )
 
     def _place(self, request: Request, info: LogInfo) -> ExitStack:

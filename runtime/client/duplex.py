@@ -242,7 +242,7 @@ class DuplexSession:
 
     async def leave(self) -> None:
         """Ask for the session's end, if it is open; `antiphon.connect` calls it."""
-        await say_goodbye(self.raw)
+        await close_politely(self.raw)
 
     async def _send(self, appends: list[Append]) -> None:
         for append in appends:
@@ -259,7 +259,7 @@ class DuplexSession:
             raise LocalProtocolError(f"sound in state {self.raw.connection.gate}")
 
 
-async def say_goodbye(raw: ClientSession) -> None:
+async def close_politely(raw: ClientSession) -> None:
     """Ask for a session's end in a bounded time, if it is open and can be closed."""
     if raw.connection.gate is Gate.CLOSED:
         return

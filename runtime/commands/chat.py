@@ -51,7 +51,7 @@ RETRIES: Final = 0
 
 
 @attrs.frozen(kw_only=True)
-class Asking:
+class ChatOptions:
     """The settings of each question.
 
     `streams`: the answer comes as it is made; `speech` is None for words only; `key` is the API
@@ -66,7 +66,7 @@ class Asking:
     key: str | None = attrs.field(default=None, repr=False)
 
 
-class TextAnswer(terminal.Words):
+class TextAnswer(terminal.TextOutput):
     """The words on standard output, and all else on standard error."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class TextAnswer(terminal.Words):
     def hears(self, delta: Delta) -> None:
         """Write the words."""
         self._said += delta.text
-        self._is_amid_line = not self._said.endswith("\n")
+        self._is_within_line = not self._said.endswith("\n")
         click.echo(terminal.clean(delta.text), nl=False)
 
     def ends(self, response: Response, speech_s: float) -> None:
@@ -139,7 +139,7 @@ class Chat:
     """
 
     def __init__(
-        self, asking: Asking, *, system: str, media: tuple[Part, ...], speak: Path | None
+        self, asking: ChatOptions, *, system: str, media: tuple[Part, ...], speak: Path | None
     ) -> None:
         self._asking = asking
         self._history: list[ChatMessage] = [message("system", system)] if system else []
@@ -235,7 +235,7 @@ FAILURES: Final = (ClientError, AudioFileError)
     "streams",
     default=True,
     show_default=True,
-    help="Words as they are made, or all at once.",
+    help="TextOutput as they are made, or all at once.",
 )
 @terminal.dialect_option("realtime", "legacy-chat")
 @terminal.json_option
@@ -281,7 +281,7 @@ def chat_command(
     config = ChatConfig(max_new_tokens=max_tokens)
     if temperature is not None:
         config = attrs.evolve(config, temperature=temperature)
-    asking = Asking(
+    asking = ChatOptions(
         url=url,
         key=key,
         dialect=dialect,

@@ -464,7 +464,7 @@ class Devices:
 
 
 @attrs.frozen
-class Aloud(Observer):
+class PlayingObserver(Observer):
     """Plays what an observer is told, and tells it."""
 
     _observer: Observer
@@ -595,7 +595,7 @@ def talk_command(
     tally = Tally()
     view = _choose_view(as_json, tally, file, url, len(plan.units))
     started_s = time.monotonic()
-    heard = view if devices is None else Aloud(view, devices)
+    heard = view if devices is None else PlayingObserver(view, devices)
     talking = partial(_talk, url, plan, heard, mode=mode, dialect=dialect, key=key, tally=tally)
     with devices or nullcontext(), view:
         is_interrupted = run(talking)

@@ -225,7 +225,7 @@ class _Process:
         self.pid = process.pid
         self.ended = anyio.Event()
         self.over = anyio.Event()
-        self._words = Words(f"worker {place}", logging.WARNING)
+        self._stderr = StderrLog(f"worker {place}", logging.WARNING)
 
     async def wait_until_ready(self) -> None:
         """Wait until it takes gateways; `BackendError` with its last words if it ends before."""
@@ -237,7 +237,7 @@ class _Process:
         except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream):
             self.ended.set()
             await self.over.wait()
-            raise BackendError(f"the worker did not start: {self._words.last}") from None
+            raise BackendError(f"the worker did not start: {self._stderr.last}") from None
 
     async def run(self) -> None:
         """Log what it says until it ends, or is to end; cancelled, it is killed."""
@@ -247,7 +247,7 @@ class _Process:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end_when_told, tasks)
                 assert process.stderr is not None
-                await self._words.log(process.stderr)
+                await self._stderr.log(process.stderr)
                 await process.wait()
                 tasks.cancel_scope.cancel()
         finally:
@@ -267,7 +267,7 @@ class _Process:
         tasks.cancel_scope.cancel()
 
 
-class Words:
+class StderrLog:
     """What a process says on standard error, logged at most `LINES_PER_S_MAX` a second on average.
 
     `level`: of lines that are not of our own log. `last`: the last line.

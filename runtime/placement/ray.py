@@ -42,7 +42,7 @@ from ..settings.extras import install
 from ..settings.settings import Settings, shown
 from ..slots.place import NewPlace, Place
 from ..slots.workers import RETRY_S, RETRY_S_MAX, Workers
-from .placement import Words, model_options, trusting
+from .placement import StderrLog, model_options, trusting
 from .ray_driver import TLS_AUTHORITY, uses_tls
 
 # -- the cluster -----------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class RayCluster:
                 raise BackendGone(f"{text} in {CONNECT_WAIT_S:g} s") from error
             raise
         if driver.failure or driver.is_over.is_set():
-            text = driver.failure or driver.words.last
+            text = driver.failure or driver.stderr.last
             raise BackendGone(f"cannot use the Ray cluster at {self._address}: {text}")
         return driver
 
@@ -179,7 +179,7 @@ class _Driver:
         self.is_over = anyio.Event()
         self.is_connected = anyio.Event()
         self.failure = ""
-        self.words = Words("Ray", logging.INFO)
+        self.stderr = StderrLog("Ray", logging.INFO)
 
     async def send(self, message: Mapping[str, object]) -> None:
         """Send a line; that the process has ended shows elsewhere."""
@@ -213,7 +213,7 @@ class _Driver:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end_when_told, tasks)
                 async with anyio.create_task_group() as hearing:
-                    hearing.start_soon(self.words.log, process.stderr)  # to its last words
+                    hearing.start_soon(self.stderr.log, process.stderr)  # to its last stderr
                     await self._hear()
                     await process.stdin.aclose()
                 tasks.cancel_scope.cancel()

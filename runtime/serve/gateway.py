@@ -5,11 +5,11 @@ and becomes a session. Other HTTP goes to one application behind the same gate. 
 the model: until it is loaded, sessions are refused with `service_unavailable`.
 
 A client may come back to its session on another connection (`come_back`), or attach to a running
-session of `live`, and only listen (`Attaching`, `api.sideband`). `/v1/live/sessions/{id}/attach` is
-for the session's own key and for `admin`. It is a view of the session's log, like its live tail
-over HTTP: it changes neither the session nor its timing. So only a session that is recorded has it;
-others, and those that the key may not see, are a 404. A client that reads too slowly is dropped, as
-a session's own client is.
+session of `live`, and only listen (`SidebandServer`, `api.sideband`).
+`/v1/live/sessions/{id}/attach` is for the session's own key and for `admin`. It is a view of the
+session's log, like its live tail over HTTP: it changes neither the session nor its timing. So only
+a session that is recorded has it; others, and those that the key may not see, are a 404. A client
+that reads too slowly is dropped, as a session's own client is.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from ..session.journal import ready_now
 from ..session.server import NO_SESSION, Server
 from ..settings.settings import Settings
 from ..slots.place import workers_wanted
-from ..telemetry.setup import Sight, make_sight
+from ..telemetry.setup import ServerTelemetry, make_telemetry
 from ..telemetry.watching import ServerStatus, SessionStatus
 from .gateways import AWAY, NOT_HERE, Gateways, is_relayed
 from .retention import make_retainer, make_uploader
@@ -131,7 +131,7 @@ NOT_ATTACHED: Final = "no recorded session of the live api runs by that name"
 LOST: Final = "the recording has ended before its session"
 
 
-class Attaching:
+class SidebandServer:
     """Serves the attached clients of one server; `server` returns None while the model loads."""
 
     def __init__(
@@ -253,7 +253,7 @@ class Gateway:
     Attributes:
         server: None while the model loads.
         has_key: whether a client of this name may still connect.
-        sight: the server's telemetry.
+        telemetry: the server's telemetry.
         attached_left: waits until all attached clients have left.
         drain: begins the end of the server, and logs who asked for it; set by who can end it.
 
@@ -284,15 +284,19 @@ class Gateway:
         self._recordings = Recordings(settings.record_to, load_viewer, remote, console)
         has_views = settings.record_to is not None and load_viewer is not None
         self._console = Console(settings, lambda: self.server, has_views=has_views)
-        self._attaching = Attaching(lambda: self.server, self._recordings, stall_s=settings.stall_s)
-        self.attached_left = self._attaching.wait_until_left
+        self._sideband = SidebandServer(
+            lambda: self.server, self._recordings, stall_s=settings.stall_s
+        )
+        self.attached_left = self._sideband.wait_until_left
         self.drain: Callable[[Server, str], None]
         self._uploader = make_uploader(settings, remote)
         self._retainer = make_retainer(settings, self._uploader)
         self._began_s = time.monotonic()
         self.model = settings.model
         self.server: Server | None = None
-        self.sight: Sight = make_sight(self.status, version=VERSION, traces=settings.traces)
+        self.telemetry: ServerTelemetry = make_telemetry(
+            self.status, version=VERSION, traces=settings.traces
+        )
 
     def _models(self) -> tuple[str, ...]:
         server = self.server
@@ -301,7 +305,11 @@ class Gateway:
     def app(self) -> ASGIApp:
         """Make the application for requests other than WebSockets."""
         api = Api(
-            lambda: self.server, self.status, self.sight.metrics, self._models, self._begin_drain
+            lambda: self.server,
+            self.status,
+            self.telemetry.metrics,
+            self._models,
+            self._begin_drain,
         )
         workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, self._recordings)
@@ -357,7 +365,7 @@ class Gateway:
         """Send the last spans, and store the last recordings; the caller bounds the time."""
         async with anyio.create_task_group() as tasks:
             close = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
-            tasks.start_soon(close, self.sight.close)
+            tasks.start_soon(close, self.telemetry.close)
             if self._uploader is not None:
                 tasks.start_soon(self._uploader.finish)
 
@@ -385,7 +393,7 @@ class Gateway:
             model=self.model,
             speech=self.speech(),
             uptime_s=time.monotonic() - self._began_s,
-            sessions=() if server is None else server.roster(self.sight.metrics.kv_tokens),
+            sessions=() if server is None else server.roster(self.telemetry.metrics.kv_tokens),
             queue_length=0 if server is None else server.admission.queue_length,
             slots=None if server is None else server.slots,
             connections=self._counters.connections,
@@ -463,9 +471,9 @@ class Gateway:
                 await serve()
 
     async def _attach(self, request: WebSocketRequest, admitted: Admitted, name: str) -> None:
-        session = self._attaching.find(name, admitted.principal)
+        session = self._sideband.find(name, admitted.principal)
         if session is not None:
-            await self._attaching.serve(request, admitted, session)
+            await self._sideband.serve(request, admitted, session)
         elif not await self._is_away(request, name):
             await request.reject(404, error_body("not_found", NOT_ATTACHED))
 

@@ -308,12 +308,12 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None) -> None:
     def loading(addresses: tuple[Address, ...]) -> None:
         bound.extend(addresses)
         names = settings.worker_addresses or (settings.model, *settings.workers)
-        _say(f"loading {', '.join(names)}")
+        _print(f"loading {', '.join(names)}")
 
     def ready() -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"
         listening = [f"listening on {_url(scheme, address)}" for address in bound]
-        _say(*listening, "ready", *_whereabouts(settings, bound))
+        _print(*listening, "ready", *_whereabouts(settings, bound))
 
     try:
         serve = partial(
@@ -370,7 +370,7 @@ def _host(address: Address) -> str:
     return f"[{address.host}]" if ":" in address.host else address.host
 
 
-def _say(*lines: str) -> None:
+def _print(*lines: str) -> None:
     for line in lines:
         click.echo(line)
     sys.stdout.flush()

@@ -126,7 +126,7 @@ def shutdown_wait_s(settings: Settings) -> float:
     return max(model_s, client_s) + SHUTDOWN_SPARE_S
 
 
-class End:
+class Shutdown:
     """The end of one server: `tasks` are all of its tasks; `on_stopping` is called when it comes.
 
     `patience`: cancelled when sessions are told to end; `cut_by`: the signal that cut sessions off,
@@ -180,7 +180,7 @@ class End:
         self.tasks.cancel_scope.cancel()
 
 
-async def watch_signals(server: Callable[[], Server | None], end: End) -> None:
+async def watch_signals(server: Callable[[], Server | None], end: Shutdown) -> None:
     """Act on signals until the end cancels it; `server` returns None while the model loads."""
     come = 0
     with anyio.open_signal_receiver(*_heeded()) as signals:
@@ -206,7 +206,7 @@ def _heeded() -> list[signal.Signals]:
     return ends if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ends, signal.SIGHUP]
 
 
-async def shut_down(server: Server, end: End) -> None:
+async def shut_down(server: Server, end: Shutdown) -> None:
     """Drain a server, end its sessions, then cancel its tasks."""
     drain_s = end.settings.drain_s
     if drain_s and not end.patience.cancel_called:
@@ -277,7 +277,7 @@ async def run(
             on_bound(await tasks.start(serve_port, listeners))
             for work in (gateway.watch_keys, gateway.keep_recordings, gateway.store_recordings):
                 tasks.start_soon(work)
-            end = End(settings, tasks, on_stopping, gateway.attached_left)
+            end = Shutdown(settings, tasks, on_stopping, gateway.attached_left)
             gateway.drain = partial(end.drain, level=logging.WARNING)  # by whom is to be known
             tasks.start_soon(watch_signals, lambda: gateway.server, end)
             placement = placement_of(settings, load, tasks)
@@ -291,7 +291,7 @@ async def run(
             if placement.is_named_by_workers:
                 settings = attrs.evolve(settings, model=workers.info.name)
             gateway.model = settings.model
-            make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
+            make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.telemetry.hub)
             make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
             make = partial(make, recorder=recorder, ears=ears)
             gateway.server = await _make(make, settings)

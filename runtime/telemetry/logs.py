@@ -232,15 +232,15 @@ OUR_FAULTS: Final = frozenset({BROKEN_OFF, "backend_error"})
 _logger = logging.getLogger("antiphon.session")
 
 
-class Stories:
+class SessionsLogger:
     """Logs every session (`Telemetry`)."""
 
-    def watch(self, opened: ev.ConnectionOpened, owner: str) -> Story:
+    def watch(self, opened: ev.ConnectionOpened, owner: str) -> SessionLogger:
         """As `Telemetry`."""
-        return Story(opened, owner)
+        return SessionLogger(opened, owner)
 
 
-class Story:
+class SessionLogger:
     """Logs one session (`Watcher`); `owner` is the name of its key, or empty."""
 
     def __init__(self, opened: ev.ConnectionOpened, owner: str) -> None:
@@ -253,31 +253,31 @@ class Story:
             **({"key": owner} if owner else {}),
         }
         self._of: Final = {"mode": opened.mode, "endpoint": opened.endpoint}
-        self._tell(logging.INFO, "session opened", **self._of)
+        self._log(logging.INFO, "session opened", **self._of)
 
     def saw(self, event: ev.Event, effects: tuple[Effect, ...], session: Session) -> None:
         """Log what an operator may have to act on."""
         self._session, self._at_ns = session, event.at_ns
         match event:
             case ev.RecordingFailed():
-                self._tell(logging.ERROR, "the session is no longer recorded")
+                self._log(logging.ERROR, "the session is no longer recorded")
             case ev.Flooded():
-                self._tell(logging.WARNING, "the client sends more than can be recorded")
+                self._log(logging.WARNING, "the client sends more than can be recorded")
             case ev.BackendLost():
-                self._tell(logging.WARNING, "the model was lost")
+                self._log(logging.WARNING, "the model was lost")
             case ev.Forked():
                 self._is_forking = True
             case ev.Rebuilt() if self._is_forking:
                 self._is_forking = False
-                self._tell(logging.INFO, "the fork begins", steps=event.steps)
+                self._log(logging.INFO, "the fork begins", steps=event.steps)
             case ev.Rebuilt():
-                self._tell(logging.WARNING, "the session moved", steps=event.steps)
+                self._log(logging.WARNING, "the session moved", steps=event.steps)
         for effect in effects:
             if isinstance(effect, ForgetRecording):
-                self._tell(logging.INFO, "the client asked not to be recorded")
+                self._log(logging.INFO, "the client asked not to be recorded")
             elif isinstance(effect, DropUnit) and not self._has_dropped:
                 self._has_dropped = True
-                self._tell(logging.INFO, "input comes too fast, seconds of it are dropped")
+                self._log(logging.INFO, "input comes too fast, seconds of it are dropped")
 
     def heard(
         self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
@@ -293,8 +293,8 @@ class Story:
         if self._session is not None:
             told |= {"dialect": self._session.dialect_name}
             told |= {"seconds": round(self._at_ns / NS_PER_S, 3), **self._session.counts}
-        self._tell(level, "session over", **told)
+        self._log(level, "session over", **told)
 
-    def _tell(self, level: int, text: str, **fields: object) -> None:
+    def _log(self, level: int, text: str, **fields: object) -> None:
         if _logger.isEnabledFor(level):
             _logger.log(level, text, extra={**self._named, **fields})

@@ -95,7 +95,7 @@ class Instruments:
         yield from self._made.items()
 
 
-class Books:
+class ModeInstruments:
     """The instruments of a server, as the meters of one mode's sessions use them.
 
     The mode is the first label of a metric that has it, and is not given.
@@ -133,8 +133,8 @@ class CallMeter:
 
     outcomes: ClassVar[c.Metric]
 
-    def __init__(self, books: Books) -> None:
-        self._books: Final = books
+    def __init__(self, instruments: ModeInstruments) -> None:
+        self._instruments: Final = instruments
         self._now_ns = self._began_ns = 0
         self._running: Hashable = None
         self._again: Hashable = None  # a call that was lost, if it will be made again
@@ -190,12 +190,12 @@ class CallMeter:
 
     def _spoke(self, pcm: bytes, codes: int) -> None:
         if pcm or codes:
-            self._books.add(c.SPEECH_SECONDS, amount=len(pcm) / SPEECH_BYTES_PER_S)
-            self._books.add(c.TOKENS, "speech", amount=codes)
+            self._instruments.add(c.SPEECH_SECONDS, amount=len(pcm) / SPEECH_BYTES_PER_S)
+            self._instruments.add(c.TOKENS, "speech", amount=codes)
 
     def _finish(self, outcome: str) -> None:
         if self._running is not None:
-            self._books.add(self.outcomes, "ended" if self._ended else outcome)
+            self._instruments.add(self.outcomes, "ended" if self._ended else outcome)
             self._running = None
 
 
@@ -208,17 +208,21 @@ class TurnMeter(CallMeter):
     def _heard(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
-                self._books.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "prefill")
-                self._books.add(c.TOKENS, "prompt", amount=prefill.input_tokens)
+                self._instruments.observe(
+                    c.TURN_STAGE_SECONDS, self._since(self._began_ns), "prefill"
+                )
+                self._instruments.add(c.TOKENS, "prompt", amount=prefill.input_tokens)
                 self.kv_tokens = prefill.input_tokens
             case ev.TurnProgress(chunk=chunk) if chunk.index == self._running:
                 if not self._has_begun_to_answer:
                     self._has_begun_to_answer = True
-                    self._books.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "first")
+                    self._instruments.observe(
+                        c.TURN_STAGE_SECONDS, self._since(self._began_ns), "first"
+                    )
                 self._spoke(chunk.pcm, len(chunk.codec_ids))
             case ev.TurnDone(result=result) if result.index == self._running:
-                self._books.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "end")
-                self._books.add(c.TOKENS, "text", amount=result.generated_tokens)
+                self._instruments.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "end")
+                self._instruments.add(c.TOKENS, "text", amount=result.generated_tokens)
                 self._spoke(result.pcm, len(result.codec_ids))
                 self.kv_tokens = result.kv_length
                 self._finish(result.reason)
@@ -238,9 +242,9 @@ class ChunkMeter(CallMeter):
     def _heard(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.ChunkDone(result=result) if (result.utterance, result.index) == self._running:
-                self._books.observe(c.CHUNK_SECONDS, self._since(self._began_ns))
-                self._books.add(c.TOKENS, "prompt", amount=result.prompt_tokens)
-                self._books.add(c.TOKENS, "text", amount=result.generated_tokens)
+                self._instruments.observe(c.CHUNK_SECONDS, self._since(self._began_ns))
+                self._instruments.add(c.TOKENS, "prompt", amount=result.prompt_tokens)
+                self._instruments.add(c.TOKENS, "text", amount=result.generated_tokens)
                 self.kv_tokens = result.kv_length
                 self._finish("heard")
             case ev.ChunkFailed() if (event.utterance, event.index) == self._running:
@@ -250,7 +254,7 @@ class ChunkMeter(CallMeter):
         if isinstance(effect, ef.RunChunk):
             is_new = self._begin((effect.chunk.utterance, effect.chunk.index))
             if is_new and effect.chunk.index == 0:
-                self._books.add(c.UTTERANCES)
+                self._instruments.add(c.UTTERANCES)
 
 
 # -- units -----------------------------------------------------------------------------------------
@@ -266,8 +270,8 @@ class UnitMeter(CallMeter):
 
     outcomes = c.UNITS
 
-    def __init__(self, books: Books) -> None:
-        super().__init__(books)
+    def __init__(self, instruments: ModeInstruments) -> None:
+        super().__init__(instruments)
         self._whole_ns: deque[int] = deque()
         self._due_ns = 0
         self._interrupted = False
@@ -295,11 +299,11 @@ class UnitMeter(CallMeter):
                 if self._unanswered and not self._ended:
                     self._answer()
             case ev.FinalizeFailed() if self._is_closed(event.index):
-                self._books.add(c.FINALIZES_FAILED)
+                self._instruments.add(c.FINALIZES_FAILED)
             case ev.RollbackDone() if self._is_closed(event.index):
-                self._books.add(c.ROLLBACKS, "done")
+                self._instruments.add(c.ROLLBACKS, "done")
             case ev.RollbackFailed() if self._is_closed(event.index):
-                self._books.add(c.ROLLBACKS, "failed")
+                self._instruments.add(c.ROLLBACKS, "failed")
             case ev.BackendOpened() if event.lease == self._lease:
                 self.kv_tokens = self._kv_settled = event.opened.prompt_length
             case ev.Rebuilt() if self._unanswered and is_sent:
@@ -307,7 +311,7 @@ class UnitMeter(CallMeter):
             case ev.SpeechStarted(at_ms=at_ms) if self._amid_turn and not self._ended:
                 self._overlap_ms = at_ms
             case ev.SpeechStopped(at_ms=at_ms) if self._overlap_ms is not None:
-                self._books.observe(c.OVERLAP_SECONDS, (at_ms - self._overlap_ms) / MS_PER_S)
+                self._instruments.observe(c.OVERLAP_SECONDS, (at_ms - self._overlap_ms) / MS_PER_S)
                 self._overlap_ms = None
 
     def _asked(self, effect: ef.Effect) -> None:
@@ -316,10 +320,10 @@ class UnitMeter(CallMeter):
                 self._start(effect.unit.index)
             case ef.DropUnit():
                 self._whole_ns.popleft()
-                self._books.add(c.UNITS_DROPPED)
+                self._instruments.add(c.UNITS_DROPPED)
             case ef.Interrupt() if not self._ended:  # else the session's end cuts it
                 self._interrupted = True
-                self._books.add(c.INTERRUPTS)
+                self._instruments.add(c.INTERRUPTS)
             case ef.StartFinalize() | ef.Rollback():
                 self._closing = effect.index
                 self._barrier_ns = (self._now_ns, self._now_ns)
@@ -340,20 +344,20 @@ class UnitMeter(CallMeter):
         self._interrupted = self._unanswered = False
         whole_ns = self._due_ns - DEADLINE_NS
         closed_ns, open_ns = self._barrier_ns
-        self._books.observe(c.UNIT_WAIT_SECONDS, self._since(whole_ns))
-        self._books.observe(
+        self._instruments.observe(c.UNIT_WAIT_SECONDS, self._since(whole_ns))
+        self._instruments.observe(
             c.UNIT_BARRIER_SECONDS, max(0, open_ns - max(whole_ns, closed_ns)) / NS_PER_S
         )
 
     def _answer(self) -> None:
         self._unanswered = False
-        self._books.observe(c.UNIT_ANSWER_SECONDS, self._since(self._due_ns - DEADLINE_NS))
+        self._instruments.observe(c.UNIT_ANSWER_SECONDS, self._since(self._due_ns - DEADLINE_NS))
         if self._now_ns > self._due_ns:
-            self._books.add(c.UNITS_LATE)
+            self._instruments.add(c.UNITS_LATE)
 
     def _unit_done(self, result: UnitResult, *, is_sent: bool) -> None:
         self._finish(self._outcome(result))
-        self._books.observe(c.UNIT_SECONDS, self._since(self._began_ns))
+        self._instruments.observe(c.UNIT_SECONDS, self._since(self._began_ns))
         self._count_costs(result)
         self.kv_tokens = result.kv_length
         self._amid_turn = not (result.is_listen or result.end_of_turn)
@@ -377,11 +381,11 @@ class UnitMeter(CallMeter):
             self._stage("tts", costs.tts_us)
             self._stage("token2wav", costs.token2wav_us)
         self._spoke(result.pcm, len(result.codec_ids))
-        self._books.add(c.TOKENS, "text", amount=len(result.decided_ids))
-        self._books.add(c.TOKENS, "picture", amount=result.vision_tokens)
+        self._instruments.add(c.TOKENS, "text", amount=len(result.decided_ids))
+        self._instruments.add(c.TOKENS, "picture", amount=result.vision_tokens)
 
     def _stage(self, stage: str, cost_us: int) -> None:
-        self._books.observe(c.UNIT_STAGE_SECONDS, cost_us / US_PER_S, stage)
+        self._instruments.observe(c.UNIT_STAGE_SECONDS, cost_us / US_PER_S, stage)
 
     def _is_closed(self, index: int) -> bool:
         """Whether it is the unit that is being closed; ends its closing."""
@@ -408,8 +412,8 @@ IN_SECONDS: Final = frozenset({"overlap", "self_talk"})
 class TalkMeter:
     """Hears one session."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, instruments: ModeInstruments) -> None:
+        self._instruments = instruments
         self._talk: Talk | None = None
         self._sound = ClientSound("audio", "realtime")
         self._now_ns = 0
@@ -476,9 +480,9 @@ class TalkMeter:
 
     def _count(self, metric: c.Metric, value: float) -> None:
         if metric.kind == "counter":
-            self._books.add(metric, amount=value)
+            self._instruments.add(metric, amount=value)
         else:
-            self._books.observe(metric, value)
+            self._instruments.observe(metric, value)
 
 
 def values_of(name: str, value: Value) -> Iterator[float]:
@@ -506,19 +510,19 @@ METERS: Final[Mapping[Work, type[CallMeter]]] = {
 
 
 class Meter:
-    """Counts one session into the books of its mode (`Watcher`)."""
+    """Counts one session into the instruments of its mode (`Watcher`)."""
 
-    def __init__(self, books: Books, opened: ev.ConnectionOpened) -> None:
-        self._books = books
-        self._work = METERS[OF_MODE[opened.mode].work](books)
-        self._talk = TalkMeter(books) if OF_MODE[opened.mode].work == "unit" else None
+    def __init__(self, instruments: ModeInstruments, opened: ev.ConnectionOpened) -> None:
+        self._instruments = instruments
+        self._work = METERS[OF_MODE[opened.mode].work](instruments)
+        self._talk = TalkMeter(instruments) if OF_MODE[opened.mode].work == "unit" else None
         self._now_ns = self._began_ns = 0
         self._queued_ns: int | None = None
         self._lease: int | None = None
         self._leased_ns = self._opening_ns = self._releasing_ns = self._rebuilding_ns = 0
         self._media: dict[int, tuple[ef.MediaKind, int]] = {}
         self._kv_tokens_max = 0
-        books.add(c.SESSIONS_OPENED, opened.endpoint)
+        instruments.add(c.SESSIONS_OPENED, opened.endpoint)
 
     @property
     def kv_tokens(self) -> int:
@@ -541,8 +545,8 @@ class Meter:
     ) -> None:
         """Count messages that had no effects (`Watcher`)."""
         self._now_ns = events[-1].at_ns
-        self._books.add(c.FRAMES_RECEIVED, amount=len(events))
-        self._books.add(c.RECEIVED_BYTES, amount=sum(map(_size_bytes, events)))
+        self._instruments.add(c.FRAMES_RECEIVED, amount=len(events))
+        self._instruments.add(c.RECEIVED_BYTES, amount=sum(map(_size_bytes, events)))
         if self._talk is not None:
             self._talk.heard(events, messages, session)
 
@@ -551,10 +555,10 @@ class Meter:
         self._work.over()
         if self._talk is not None:
             self._talk.over()
-        self._books.add(c.SESSIONS_ENDED, reason or c.BROKEN_OFF)
-        self._books.observe(c.SESSION_SECONDS, self._since(self._began_ns))
+        self._instruments.add(c.SESSIONS_ENDED, reason or c.BROKEN_OFF)
+        self._instruments.observe(c.SESSION_SECONDS, self._since(self._began_ns))
         if self._kv_tokens_max:
-            self._books.observe(c.SESSION_KV_TOKENS, self._kv_tokens_max)
+            self._instruments.observe(c.SESSION_KV_TOKENS, self._kv_tokens_max)
 
     def _since(self, at_ns: int) -> float:
         return (self._now_ns - at_ns) / NS_PER_S
@@ -562,20 +566,20 @@ class Meter:
     def _happened(self, event: ev.Event) -> None:
         match event:
             case ev.FrameReceived():
-                self._books.add(c.FRAMES_RECEIVED)
-                self._books.add(c.RECEIVED_BYTES, amount=_size_bytes(event))
+                self._instruments.add(c.FRAMES_RECEIVED)
+                self._instruments.add(c.RECEIVED_BYTES, amount=_size_bytes(event))
             case ev.SendFailed():
-                self._books.add(c.SENDS_FAILED)
+                self._instruments.add(c.SENDS_FAILED)
             case ev.Forked():
-                self._books.add(c.FORKED)
+                self._instruments.add(c.FORKED)
                 self._began_ns = self._now_ns
             case ev.PeerAttached():
-                self._books.add(c.RESUMED)
+                self._instruments.add(c.RESUMED)
             case ev.RecordingFailed():
-                self._books.add(c.RECORDINGS_FAILED)
+                self._instruments.add(c.RECORDINGS_FAILED)
             case ev.SlotLeased():
                 if self._queued_ns is not None:
-                    self._books.observe(c.QUEUE_WAIT_SECONDS, self._since(self._queued_ns))
+                    self._instruments.observe(c.QUEUE_WAIT_SECONDS, self._since(self._queued_ns))
                     self._queued_ns = None
                 self._lease, self._leased_ns = event.lease, self._now_ns
             case ev.TicketLeft():
@@ -594,21 +598,21 @@ class Meter:
     def _happened_on_slot(self, event: ev.Event) -> None:
         match event:
             case ev.BackendOpened():
-                self._books.observe(c.OPEN_SECONDS, self._since(self._opening_ns))
-                self._books.add(c.TOKENS, "prompt", amount=event.opened.prompt_length)
+                self._instruments.observe(c.OPEN_SECONDS, self._since(self._opening_ns))
+                self._instruments.add(c.TOKENS, "prompt", amount=event.opened.prompt_length)
             case ev.BackendOpenFailed():
-                self._books.add(c.OPENS_FAILED)
+                self._instruments.add(c.OPENS_FAILED)
             case ev.BackendLost():
-                self._books.add(c.BACKENDS_LOST)
+                self._instruments.add(c.BACKENDS_LOST)
             case ev.Rebuilt():
-                self._books.add(c.REBUILDS, "done")
-                self._books.observe(c.REBUILD_SECONDS, self._since(self._rebuilding_ns))
-                self._books.add(c.REBUILT_SECONDS, amount=event.steps)
+                self._instruments.add(c.REBUILDS, "done")
+                self._instruments.observe(c.REBUILD_SECONDS, self._since(self._rebuilding_ns))
+                self._instruments.add(c.REBUILT_SECONDS, amount=event.steps)
             case ev.RebuildFailed():
-                self._books.add(c.REBUILDS, "failed")
+                self._instruments.add(c.REBUILDS, "failed")
             case ev.BackendReleased():
-                self._books.observe(c.SLOT_SECONDS, self._since(self._leased_ns))
-                self._books.observe(c.RELEASE_SECONDS, self._since(self._releasing_ns))
+                self._instruments.observe(c.SLOT_SECONDS, self._since(self._leased_ns))
+                self._instruments.observe(c.RELEASE_SECONDS, self._since(self._releasing_ns))
                 self._lease = None
 
     def _asked(self, effect: ef.Effect) -> None:
@@ -629,23 +633,23 @@ class Meter:
                 self._media.pop(effect.media, None)
 
     def _sent(self, frame: str) -> None:
-        self._books.add(c.FRAMES_SENT)
-        self._books.add(c.SENT_BYTES, amount=frame_bytes(frame))
+        self._instruments.add(c.FRAMES_SENT)
+        self._instruments.add(c.SENT_BYTES, amount=frame_bytes(frame))
         if frame.startswith(ERROR_BEGINS):
             code = error_code(frame)
             if (code,) in c.ERRORS.series:  # else 002 reports an end; ends are counted as such
-                self._books.add(c.ERRORS, code)
+                self._instruments.add(c.ERRORS, code)
 
     def _leave(self, how: str) -> None:
         if self._queued_ns is not None:
-            self._books.add(c.QUEUE_LEFT, how)
+            self._instruments.add(c.QUEUE_LEFT, how)
             self._queued_ns = None
 
     def _decided(self, media: int, outcome: str) -> None:
         kind, began_ns = self._media.pop(media, (None, 0))
         if kind is not None:
-            self._books.add(c.MEDIA, outcome, kind)
-            self._books.observe(c.MEDIA_SECONDS, self._since(began_ns), kind)
+            self._instruments.add(c.MEDIA, outcome, kind)
+            self._instruments.observe(c.MEDIA_SECONDS, self._since(began_ns), kind)
 
 
 def error_code(frame: str) -> str:

@@ -45,7 +45,7 @@ from ..net.limits import Counters, Drop, Refusal
 from ..slots.workers import WorkersStatistics
 from ..telemetry import catalogue
 from .catalogue import Metric
-from .meters import Books, Instruments, Labels, Meter, Series
+from .meters import Instruments, Labels, Meter, ModeInstruments, Series
 from .watching import ServerStatus
 
 # -- the server's state ----------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Backlog:
             count()
 
 
-class Later:
+class DeferredMeter:
     """A session's meter, which counts when the backlog does (`Watcher`).
 
     What it raises is raised by the next call.
@@ -371,7 +371,7 @@ class Metrics:
         made = Instruments()
         self._backlog: Final = Backlog()
         self.registry.register(Counted(made, self._backlog))
-        self._books: Final = {mode: Books(made, mode) for mode in get_args(Mode)}
+        self._instruments: Final = {mode: ModeInstruments(made, mode) for mode in get_args(Mode)}
         self._meters: Final[WeakValueDictionary[str, Meter]] = WeakValueDictionary()
         if status is not None:
             self.registry.register(ServerGauges(status))
@@ -379,11 +379,11 @@ class Metrics:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
 
-    def watch(self, opened: ConnectionOpened, owner: str) -> Later:  # noqa: ARG002
+    def watch(self, opened: ConnectionOpened, owner: str) -> DeferredMeter:  # noqa: ARG002
         """As `Telemetry`; the owner is not counted."""
-        meter = Meter(self._books[opened.mode], opened)
+        meter = Meter(self._instruments[opened.mode], opened)
         self._meters[opened.recording_id] = meter
-        return Later(meter, self._backlog)
+        return DeferredMeter(meter, self._backlog)
 
     def kv_tokens(self, recording_id: str) -> int:
         """A session's tokens in the model's cache; 0 if it does not run."""

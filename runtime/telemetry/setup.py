@@ -18,7 +18,7 @@ from protocol.values.events import ConnectionOpened, Event, FrameReceived
 from protocol.values.requests import ClientMessage
 
 from ..settings.extras import install
-from .logs import Stories
+from .logs import SessionsLogger
 from .metrics import Metrics
 from .watching import ServerStatus, Telemetry, Watcher
 
@@ -95,7 +95,7 @@ class TracesMissingError(Exception):
 
 
 @attrs.frozen(kw_only=True)
-class Sight:
+class ServerTelemetry:
     """A server's telemetry; `hub` sees every session, and `traces` may be `None`."""
 
     metrics: Metrics
@@ -108,17 +108,19 @@ class Sight:
             self.traces.close()
 
 
-def make_sight(status: Callable[[], ServerStatus], *, version: str, traces: bool) -> Sight:
+def make_telemetry(
+    status: Callable[[], ServerStatus], *, version: str, traces: bool
+) -> ServerTelemetry:
     """Make a server's telemetry; `status` is called when metrics are read, not before.
 
     `TracesMissingError`: the extra `traces` is not installed.
     """
     metrics = Metrics(status=status, process=True)
-    watching: list[Telemetry] = [metrics, Stories()]
+    watching: list[Telemetry] = [metrics, SessionsLogger()]
     made = _open_traces(version) if traces else None
     if made is not None:
         watching.append(made)
-    return Sight(metrics=metrics, hub=Hub(watching), traces=made)
+    return ServerTelemetry(metrics=metrics, hub=Hub(watching), traces=made)
 
 
 def _open_traces(version: str) -> Traces:

@@ -43,7 +43,7 @@ from runtime.session.beginning import Arrival
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
-from runtime.telemetry.setup import make_sight
+from runtime.telemetry.setup import make_telemetry
 from runtime.telemetry.watching import ServerStatus
 from tests.fuzz.case import (
     MATERIAL_BYTES_MAX,
@@ -527,7 +527,7 @@ class LocalTarget:
     ) -> None:
         self._wrap = wrap
         self._record_to = record_to
-        self._watching = make_sight(_nobody_asks, version="", traces=False).hub
+        self._watching = make_telemetry(_nobody_asks, version="", traces=False).hub
 
     def run(self, case: Case) -> Outcome:
         """Play one case to a new server; raises `FuzzerError` if the fuzzer is broken."""

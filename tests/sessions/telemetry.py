@@ -19,7 +19,7 @@ from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.telemetry.meters import Meter, UnitMeter
-from runtime.telemetry.metrics import Later, Metrics
+from runtime.telemetry.metrics import DeferredMeter, Metrics
 from runtime.telemetry.watching import Telemetry
 from tests.sessions.in_memory import World, world
 
@@ -106,7 +106,7 @@ def meter_log(log: Path, metrics: Metrics) -> Session:
 class Checked:
     """A meter that is checked after each event."""
 
-    later: Later
+    later: DeferredMeter
     session: Session | None = None
     wrong: list[str] = attrs.Factory(list)
     decoding: set[int] = attrs.Factory(set)

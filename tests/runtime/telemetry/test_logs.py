@@ -20,7 +20,7 @@ from runtime.telemetry.logs import (
     FIELDS_MAX,
     TEXT_CHARS_MAX,
     Format,
-    Stories,
+    SessionsLogger,
     bound_session,
     configure,
     name_unit,
@@ -216,7 +216,7 @@ def test_a_session_is_told_in_two_lines() -> None:
     stream = written()
 
     async def body() -> None:
-        async with watched(Hub([Stories()])) as server:
+        async with watched(Hub([SessionsLogger()])) as server:
             peer = server.connect("audio", label="the client's label")
             await peer.heard("session.queue_done")
             peer.send(init_frame(system_prompt="what the client said"))
@@ -244,7 +244,7 @@ def test_a_session_s_own_name_is_not_told() -> None:
     stream = written(level="debug")
 
     async def body() -> None:
-        async with watched(Hub([Stories()])) as server:
+        async with watched(Hub([SessionsLogger()])) as server:
             peer = server.connect("audio", endpoint="duplex", label="secret-label")
             await peer.heard("queue_done")
             peer.send(prepare_frame())
@@ -264,7 +264,7 @@ def test_a_session_that_we_broke_is_a_warning() -> None:
         return Step(fault="gone")
 
     async def body() -> None:
-        async with watched(Hub([Stories()]), ScriptedBackend(gone)) as server:
+        async with watched(Hub([SessionsLogger()]), ScriptedBackend(gone)) as server:
             peer = await server.activate()
             peer.send(append_frame())
             await peer.over()

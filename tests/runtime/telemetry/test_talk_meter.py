@@ -21,7 +21,7 @@ Counts = dict[tuple[str, str], list[float]]
 
 def told_by(metrics: Metrics) -> Counts:
     """Give the buckets of the conversations' histograms, and their counters."""
-    made = metrics._books["audio"]._made
+    made = metrics._instruments["audio"]._made
     return {
         (name, mode): [*series.counts] if metric.kind == "histogram" else [series.total]
         for name, metric in c.CONVERSATION.items()
