@@ -47,7 +47,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
             ),
             "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
             "doctor": (
-                "runtime.commands.doctor.command:doctor_command",
+                "runtime.commands.doctor:doctor_command",
                 "Say whether a model would be served.",
             ),
             "demo": (
@@ -57,7 +57,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
         },
         "Talk to a server": {
             "talk": (
-                "runtime.commands.talk.command:talk_command",
+                "runtime.commands.talk:talk_command",
                 "Stream a WAV file to a server, hear its reply.",
             ),
             "console": (
@@ -65,7 +65,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "Serve a model, open the page to talk to it.",
             ),
             "chat": (
-                "runtime.commands.chat.command:chat_command",
+                "runtime.commands.chat:chat_command",
                 "Ask a server in words, read its answer.",
             ),
             "transcribe": (
@@ -108,11 +108,11 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
         "Test and measure": {
             "eval": ("replay.assess.command:eval_command", "Measure recorded conversations."),
             "bench": (
-                "runtime.commands.bench.command:bench_command",
+                "runtime.commands.bench:bench_command",
                 "Measure a unit's time, and an engine's sessions.",
             ),
             "schema": (
-                "runtime.commands.schema.command:schema_command",
+                "runtime.commands.schema:schema_command",
                 "Describe the wire protocols.",
             ),
             "states": ("runtime.cli:states_command", "Draw the session's state diagram."),
@@ -175,7 +175,7 @@ class Choice(click.Choice[str]):
 
     def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
         """The error message."""
-        from .settings.values import nearest
+        from .settings.settings import nearest
 
         text = super().get_invalid_choice_message(value, ctx)
         return text.removesuffix(".") + nearest(str(value), self.choices)

@@ -49,8 +49,7 @@ MUTABLE_CALLS: Final = frozenset({
 # fmt: on
 
 TRIO_ALLOWED: Final = frozenset(
-    {"runtime/net/listener.py", "runtime/net/websocket.py"}
-    | {f"runtime/net/{name}.py" for name in ("heads", "intake", "keeper", "link", "tcp")}
+    f"runtime/net/{name}.py" for name in ("link", "listener", "monitor", "websocket")
 )
 """Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
 TORCH_ALLOWED: Final = ("runtime/model/backends/minicpmo/",)

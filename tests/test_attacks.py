@@ -19,12 +19,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.values.limits import FRAME_BYTES_MAX
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.net.counters import Counters
 from runtime.net.http import HEADERS_MAX
+from runtime.net.limits import Counters
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.session.setup import Arrival
-from runtime.settings.bounds import HANDSHAKE_S
-from runtime.settings.settings import Settings
+from runtime.settings.settings import HANDSHAKE_S, Settings
 from tests.network.transport import (
     CLOSE,
     CONTINUATION,

@@ -19,11 +19,9 @@ import yaml
 from runtime.access.command import keys_command
 from runtime.access.middleware import OPEN_PATHS
 from runtime.cli import COMMANDS
-from runtime.serve.checks import check
-from runtime.serve.serve_command import EXIT_WAIT_S, serve_command
-from runtime.serve.stopping import shutdown_wait_s
-from runtime.settings.declaration import PREFIX, Setting, declared
-from runtime.settings.settings import Settings
+from runtime.serve.serve_command import EXIT_WAIT_S, check, serve_command
+from runtime.serve.serving import shutdown_wait_s
+from runtime.settings.settings import PREFIX, Setting, Settings, declared
 from runtime.settings.sources import OTHERS, ConfigError, Effective, read
 
 ROOT = Path(__file__).parents[1]

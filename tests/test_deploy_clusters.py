@@ -16,8 +16,7 @@ import yaml
 
 from runtime.access.middleware import OPEN_PATHS
 from runtime.net.tls import Certificate
-from runtime.settings.options import given
-from runtime.settings.sources import read
+from runtime.settings.sources import given, read
 from runtime.worker.command import END_WAIT_S
 from tests.project.deploying import (
     USER,

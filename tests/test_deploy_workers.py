@@ -22,7 +22,7 @@ from runtime.cli import main
 from runtime.link.address import TcpAddress, read_address
 from runtime.link.hello import read_token
 from runtime.net.tls import Certificate
-from runtime.serve.checks import check
+from runtime.serve.serve_command import check
 from runtime.settings.sources import ConfigError
 from runtime.worker.command import END_WAIT_S
 from tests.project.deploying import (

@@ -23,8 +23,8 @@ from websockets.sync.server import ServerConnection
 
 from protocol.wire.codec import encode_base64
 from protocol.wire.rates import to_pcm16 as to_live
+from runtime.client.duplex import UnitCutter
 from runtime.client.transcription import to_pcm16
-from runtime.client.units import UnitCutter
 from tests.live.servers import live_server
 from tests.network.peers import JPEG, WAIT_S, create, end, hear, peer, refuse, report, say
 

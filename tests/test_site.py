@@ -18,8 +18,7 @@ from docs.site import reference, staging
 from runtime.cli import COMMANDS
 from runtime.net.http import WEBSOCKET_PATHS
 from runtime.serve.gateway import Gateway
-from runtime.settings.declaration import declared
-from runtime.settings.settings import Settings
+from runtime.settings.settings import Settings, declared
 from tests.test_architecture import ROOT, tracked_files
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,7 @@ import click
 
 from runtime.cli import GROUPS, main
 from runtime.serve.routing import SPOKEN
-from runtime.settings.declaration import Setting, declared
-from runtime.settings.settings import Settings
+from runtime.settings.settings import Setting, Settings, declared
 
 from .openapi import HEALTH, MODULES, openapi
 from .staging import ROOT

@@ -16,7 +16,7 @@ import click
 
 from recorder.format.format import SUFFIX
 from runtime.commands.interrupts import run
-from runtime.settings.bounds import DEVICES, DTYPES
+from runtime.settings.settings import DEVICES, DTYPES
 
 from ..eval import text
 from ..eval.condition import Condition, judge

@@ -31,9 +31,8 @@ from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from recorder.write.files import new_file
-from runtime.measures.conversation import TICK_HZ
+from runtime.measures.conversation import TICK_HZ, Turns
 from runtime.measures.placing import RATE_HZ, Sound, Voice
-from runtime.measures.turns import Turns
 
 from ..export.mixer import to_pcm16
 from ..export.moments import Moment, Words

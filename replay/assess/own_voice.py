@@ -23,8 +23,7 @@ from protocol.values.modes import OF_MODE
 from protocol.values.transcript import Chunk
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
-from runtime.measures.limits import PAUSE_MS, SPEECH_GAP_MS
-from runtime.measures.measure import Ratio, Scores
+from runtime.measures.measure import PAUSE_MS, SPEECH_GAP_MS, Ratio, Scores
 from runtime.measures.placing import Sound
 from runtime.model.backends.base import (
     Backend,

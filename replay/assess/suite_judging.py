@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
-from runtime.measures.conversation import TICK_HZ, Conversation, Span
-from runtime.measures.hearing import UserSound, UserSpeech
+from runtime.measures.conversation import TICK_HZ, Conversation, Span, Turns
 from runtime.measures.placing import Sound, time_of
-from runtime.measures.turns import Turns
+from runtime.measures.talk import UserSound, UserSpeech
 
 from ..eval.benchmark import takes_turn
 from ..eval.evaluate import Row

@@ -15,8 +15,7 @@ from typing import Final
 from protocol.values.limits import NS_PER_S
 from recorder.format.errors import RecorderError
 from recorder.write.files import new_file
-from runtime.measures.conversation import ns_of
-from runtime.measures.turns import Turns
+from runtime.measures.conversation import Turns, ns_of
 
 from ..shared.commands import make_folder, reason, unwritable
 from ..shared.page import printable

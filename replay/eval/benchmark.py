@@ -11,8 +11,15 @@ from typing import Final
 
 from protocol.values.limits import NS_PER_MS
 from runtime.measures.conversation import TICKS_PER_MS, Conversation, Span, joined, ns_of
-from runtime.measures.limits import FDB_MODEL_GAP_MS, FDB_SHORT_MS, FDB_USER_GAP_MS, FDB_WORDS_MAX
-from runtime.measures.measure import Ratio, Times, Value
+from runtime.measures.measure import (
+    FDB_MODEL_GAP_MS,
+    FDB_SHORT_MS,
+    FDB_USER_GAP_MS,
+    FDB_WORDS_MAX,
+    Ratio,
+    Times,
+    Value,
+)
 
 SHORT: Final = FDB_SHORT_MS * TICKS_PER_MS
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import attrs
 
-from runtime.settings.values import nearest
+from runtime.settings.settings import nearest
 
 from .paired import PAIRED, Paired
 from .summary import STATISTICS, Statistics

@@ -8,7 +8,7 @@ import attrs
 
 from protocol.values.modes import Mode, Work
 from runtime.measures.conversation import Conversation
-from runtime.measures.hearing import SpeechSource
+from runtime.measures.talk import SpeechSource
 
 Lost = Literal["speech", "words"]
 """What a redaction took out that measures need: the user's sound, or the model's text."""

@@ -13,10 +13,9 @@ import attrs
 
 from protocol.values.model import UNIT_SAMPLES, Unit, UnitResult
 from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, Span
-from runtime.measures.hearing import UserSound, UserSpeech
-from runtime.measures.limits import HEARD_MS
-from runtime.measures.measure import Ratio, Scores, Total, Value
+from runtime.measures.measure import HEARD_MS, Ratio, Scores, Total, Value
 from runtime.measures.placing import Sound, time_of
+from runtime.measures.talk import UserSound, UserSpeech
 from runtime.model.backends.forcing import ForcedResult, Leaning
 
 from ..rerun.outputs import is_near_tie

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Final
 
 from protocol.values.limits import MS_PER_S
-from runtime.measures.limits import HEARD_MS
-from runtime.measures.measure import Measure
+from runtime.measures.measure import HEARD_MS, Measure
 
 from ..rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN
 

@@ -23,13 +23,11 @@ from recorder.format.mapping import EVENT_KINDS
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 from runtime.measures.conversation import Conversation
-from runtime.measures.hearing import SpeechSource
-from runtime.measures.limits import NEAR_TIE_LOGITS
+from runtime.measures.measure import NEAR_TIE_LOGITS
 from runtime.measures.placing import Sound
-from runtime.measures.talk import Talk
+from runtime.measures.talk import SpeechSource, Talk
 from runtime.telemetry import catalogue as c
-from runtime.telemetry.instruments import Books, Instruments
-from runtime.telemetry.unit_meter import UnitMeter
+from runtime.telemetry.meters import Instruments, ModeInstruments, UnitMeter
 
 from ..export.moments import Moment, Words
 from ..export.timeline import Timeline
@@ -199,7 +197,7 @@ class _Units:
             return
         if isinstance(step.event, ev.ConnectionOpened):
             self._made = Instruments()
-            self._meter = UnitMeter(Books(self._made, step.event.mode))
+            self._meter = UnitMeter(ModeInstruments(self._made, step.event.mode))
         if self._meter is not None:
             self._meter.saw(step.event, step.effects, session)
 

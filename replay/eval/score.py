@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from runtime.measures.conversation import Conversation
+from runtime.measures.conversation import Conversation, ratio, talk_scores, times
 from runtime.measures.measure import Scores, Times, Total, Value
-from runtime.measures.score import ratio, talk_scores, times
 
 from . import benchmark
 from .facts import Answer, Facts

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.values.limits import MS_PER_S, NS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from runtime.measures.limits import (
+from runtime.measures.measure import (
     ANSWER_WAIT_MS,
     FDB_MODEL_GAP_MS,
     FDB_SHORT_MS,
@@ -22,11 +22,11 @@ from runtime.measures.limits import (
     SHORT_MS,
     SPEECH_GAP_MS,
     YIELD_MS,
+    Measure,
 )
-from runtime.measures.measure import Measure
 from runtime.measures.placing import JITTER_MS
 from runtime.media import speech_detector as sd
-from runtime.telemetry.unit_meter import DEADLINE_NS
+from runtime.telemetry.meters import DEADLINE_NS
 
 from .forced_table import FORCED
 

@@ -30,7 +30,7 @@ from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, Dup
 from protocol.values.requests import Append, Init, Request
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.base import Dialect
-from runtime.settings.values import nearest
+from runtime.settings.settings import nearest
 
 from ..story.wire import Wire
 from .values import Change, ForkRefusedError, Setting

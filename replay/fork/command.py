@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from recorder.format.errors import RecorderError
 from runtime.commands.interrupts import run
-from runtime.media.audio import AudioFileError, read_wav
+from runtime.media.sound import AudioFileError, read_wav
 from runtime.session.identity import SystemIdentities
 
 from ..diff.command import read_and_compare

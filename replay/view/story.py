@@ -20,7 +20,7 @@ import attrs
 from protocol.values import events as ev
 from recorder.format.records import Fields, Record, Value
 from recorder.read.scan import Damage
-from runtime.measures.limits import NEAR_TIE_LOGITS
+from runtime.measures.measure import NEAR_TIE_LOGITS
 
 from ..eval.gather import Gathering
 from ..shared.fields import typed

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from runtime.measures.conversation import Span, ns_of, shared
-from runtime.measures.turns import Turns
+from runtime.measures.conversation import Span, Turns, ns_of, shared
 
 from ..eval.facts import Facts
 from ..eval.score import score

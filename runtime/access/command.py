@@ -17,8 +17,19 @@ from rich.table import Table
 
 from protocol.values.modes import MODES
 
-from .keyfile import KeyFileError, change_key_file, read_key_file
-from .keys import KEYS_MAX, SCOPES, SESSIONS_MAX, Key, Scope, hash_key, is_name, new_key
+from .keys import (
+    KEYS_MAX,
+    SCOPES,
+    SESSIONS_MAX,
+    Key,
+    KeyFileError,
+    Scope,
+    change_key_file,
+    hash_key,
+    is_name,
+    new_key,
+    read_key_file,
+)
 
 FILE: Final = click.option(
     "--file",

@@ -1,16 +1,44 @@
-"""Admission of a client: the name it uses for the server, its page, and its key.
+"""Admission of a client: the name it uses for the server, its page, its key, and its key's quota.
 
 - The checks run in that order, before the rest of a request is read, so that a denied client learns
   nothing. An admitted one keeps its rights; `watch` follows the key file for others.
-- With keys, a client presents exactly one (see `credentials`). A missing or invalid key, or more
-  than one, is a 401 with always the same text. Keys are never logged or sent in an answer.
+- With keys, a client presents exactly one. A missing or invalid key, or more than one, is a 401
+  with always the same text. Keys are never logged or sent in an answer.
 - Without keys every client is `ANYONE`, and keys are ignored.
+
+How a client presents its key:
+
+- `Authorization: Bearer KEY`, over HTTP and on a WebSocket; never in the address.
+- The subprotocols `antiphon` and `antiphon.key.KEY`: a browser's WebSocket cannot set headers. The
+  server selects `antiphon`. A browser's client of OpenAI's Realtime API offers `realtime` and
+  `openai-insecure-api-key.KEY` for the same.
+- The password of HTTP Basic (RFC 7617), with any user name, for pages in a browser. The browser
+  then sends it by itself, also for another site's page. So Basic is valid only for GET and HEAD,
+  which change nothing here, not for requests within another site's page, and not on a WebSocket.
+
+Denials are counted by reason, and logged at a bounded rate:
+
+- A log line names the client's address, its request and, if known, its key's name; never a key, and
+  of the client's own text only a page's origin.
+- A refused page is a warning with the flag that would allow it: browsers hide the reason from the
+  page, so only the operator can see it.
+- After `LINES_MAX` lines in a window, denials are only counted; the next window's first line says
+  how many lines were left out.
+
+Quotas limit a key's sessions at once, and those started within any hour. A refused session does not
+count. The hour slides from each session's start. Counts belong to the key's name, so a renewed key
+keeps them; a restarted server starts at zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final, Literal
 
 import anyio
 import attrs
@@ -19,22 +47,227 @@ from protocol.values.modes import Mode
 
 from ..net.http import error_body
 from ..settings.settings import Settings
-from .credentials import (
-    ASK_PROGRAM,
-    KEY_SUBPROTOCOL,
-    SUBPROTOCOL,
-    SUBPROTOCOLS,
-    Headers,
-    challenge,
-    shown_over_http,
-    shown_to_websocket,
-    values_of,
-)
-from .denials import Denials, Reason
-from .keys import ANYONE, Key
+from .keys import ANYONE, Key, KeyRing
 from .origins import Origins, flag_for, read_origins
-from .quotas import Quotas
-from .ring import KeyRing
+
+# -- credentials -----------------------------------------------------------------------------------
+
+
+SUBPROTOCOL: Final = "antiphon"
+OPENAI_SUBPROTOCOL: Final = "realtime"
+SUBPROTOCOLS: Final = (SUBPROTOCOL, OPENAI_SUBPROTOCOL)
+"""The subprotocols of which the server selects the first that a client offers."""
+KEY_SUBPROTOCOL: Final = "antiphon.key."
+KEY_SUBPROTOCOLS: Final = (KEY_SUBPROTOCOL, "openai-insecure-api-key.")
+"""Prefixes of a browser's key; never selected: that would send the key back."""
+BEARER: Final = "bearer"
+BASIC: Final = "basic"
+LOOKING: Final = frozenset({"GET", "HEAD"})
+"""The methods for which Basic is valid."""
+OWN_SITE: Final = frozenset({"same-origin", "none"})
+"""Requests of our own pages, or of the browser's user."""
+DOCUMENT: Final = "document"
+"""The answer fills a window; no other page sees it."""
+HTML: Final = "text/html"
+"""Accepted by a browser that shows the answer; requests of scripts do not accept it."""
+ASK_PROGRAM: Final = ("WWW-Authenticate", "Bearer")
+ASK_PERSON: Final = ("WWW-Authenticate", 'Basic realm="Antiphon", charset="UTF-8"')
+"""It makes a browser ask its user for a name and a password (RFC 7617, 2)."""
+
+Headers = Sequence[tuple[str, str]]
+
+
+def values_of(headers: Headers, name: str) -> list[str]:
+    """All values of a header; names in lower case."""
+    return [value for key, value in headers if key == name]
+
+
+def shown_to_websocket(headers: Headers, offered: Sequence[str]) -> list[str]:
+    """The keys in a WebSocket's handshake; another scheme's secret is an empty text."""
+    keys = [
+        subprotocol.removeprefix(prefix)
+        for subprotocol in offered
+        for prefix in KEY_SUBPROTOCOLS
+        if subprotocol.startswith(prefix)
+    ]
+    sent = values_of(headers, "authorization")
+    if len(sent) == 1 and _scheme(sent[0]) == BASIC:
+        return keys  # A browser added it, because a page uses it; it is not meant as a key.
+    return keys + _shown(headers, takes_basic=False)
+
+
+def shown_over_http(method: str, headers: Headers) -> list[str]:
+    """The keys in any other request; another scheme's secret is an empty text."""
+    return _shown(headers, takes_basic=_is_look(method, headers))
+
+
+def challenge(method: str, headers: Headers) -> tuple[str, str]:
+    """The header of a 401: Basic for a person who opens a page, Bearer for a program."""
+    shows = any(HTML in value for value in values_of(headers, "accept"))
+    return ASK_PERSON if shows and _is_look(method, headers) else ASK_PROGRAM
+
+
+def _is_look(method: str, headers: Headers) -> bool:
+    """Whether a person may read the answer: no other site's page asks, except by a link to us.
+
+    Browsers report that under TLS and on loopback (Fetch Metadata).
+    """
+    site, shown_as = values_of(headers, "sec-fetch-site"), values_of(headers, "sec-fetch-dest")
+    is_own = all(value in OWN_SITE for value in site)
+    return method in LOOKING and (is_own or shown_as == [DOCUMENT])
+
+
+def _shown(headers: Headers, *, takes_basic: bool) -> list[str]:
+    shown = []
+    for value in values_of(headers, "authorization"):
+        scheme, secret = _scheme(value), value.partition(" ")[2].strip()
+        if scheme == BASIC and takes_basic:
+            shown.append(_password(secret))
+        else:
+            shown.append(secret if scheme == BEARER else "")
+    return shown
+
+
+def _scheme(value: str) -> str:
+    return value.partition(" ")[0].lower()
+
+
+def _password(credentials: str) -> str:
+    """The password of Basic (RFC 7617, 2); empty where it is invalid."""
+    try:
+        text = base64.b64decode(credentials, validate=True).decode("utf-8")
+    except ValueError:
+        return ""
+    return text.partition(":")[2]
+
+
+# -- denials ---------------------------------------------------------------------------------------
+
+
+Reason = Literal["host", "origin", "no_key", "wrong_key", "mode", "scope"]
+"""The server's name in `Host`, the page, no key, a wrong key or several; or a valid key without
+that mode or without the scope admin. A label of a metric."""
+
+LINES_MAX: Final = 30
+"""Lines in a window: enough to identify a client, and for log alerts."""
+WINDOW_S: Final = 60.0
+
+_LOG: Final = logging.getLogger("antiphon.access")
+
+
+class Denials:
+    """The denials of one server; `clock` gives seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counts: Counter[Reason] = Counter()
+        self._window_s = -WINDOW_S
+        self._lines = 0
+
+    @property
+    def counts(self) -> Mapping[Reason, int]:
+        """Denials by reason; a reason that never occurred is absent."""
+        return MappingProxyType(dict(self._counts))
+
+    def note(
+        self, reason: Reason, *, peer: str, asked: str, name: str = "", flag: str = ""
+    ) -> None:
+        """Count a denial, and log it if there is room.
+
+        `asked` is `WebSocket` or `HTTP`, `name` that of a valid key or empty, `flag` the server's
+        flag that would allow it, or empty.
+        """
+        self._counts[reason] += 1
+        if self._clock() - self._window_s >= WINDOW_S:
+            if self._lines > LINES_MAX:
+                _LOG.info("%d denials more were not told", self._lines - LINES_MAX)
+            self._window_s, self._lines = self._clock(), 0
+        self._lines += 1
+        if self._lines <= LINES_MAX:
+            key = f" (key {name})" if name else ""
+            told = f"{reason}; {flag} would allow it" if flag else reason
+            level = logging.WARNING if reason == "origin" else logging.INFO
+            _LOG.log(level, "denied %s to %s%s: %s", asked, peer, key, told)
+
+
+# -- quotas ----------------------------------------------------------------------------------------
+
+
+HOUR_S: Final = 3_600.0
+PLACE_WAIT_S: Final = 2.5
+"""The time in which an ending session sends its last frames and closes."""
+PLACE_LOOK_S: Final = 0.1
+
+
+@attrs.define
+class _Used:
+    now: int = 0
+    begun: deque[float] = attrs.field(factory=deque)
+
+
+class Pass:
+    """One session's place in its key's quota."""
+
+    def __init__(self, on_leave: Callable[[bool], None]) -> None:
+        self._on_leave: Callable[[bool], None] | None = on_leave
+
+    def leave(self, *, is_refund: bool = False) -> None:
+        """Give the place back; a second call does nothing. A refund takes it off the hour too."""
+        on_leave, self._on_leave = self._on_leave, None
+        if on_leave is not None:
+            on_leave(is_refund)
+
+
+class Quotas:
+    """The sessions of all keys; `clock` gives seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._used: dict[str, _Used] = {}
+
+    def enter(self, principal: Key) -> Pass | None:
+        """Take a place for a session; None where the key has reached a limit."""
+        self._forget()
+        used = self._used.get(principal.name, _Used())
+        if principal.sessions_max is not None and used.now >= principal.sessions_max:
+            return None
+        per_hour = principal.sessions_per_hour
+        if per_hour is not None and len(used.begun) >= per_hour:
+            return None
+        self._used[principal.name] = used
+        used.now += 1
+        begun_s = self._clock()
+        if per_hour is not None:
+            used.begun.append(begun_s)
+
+        def leave(is_refund: bool) -> None:
+            used.now -= 1
+            assert used.now >= 0
+            if is_refund and begun_s in used.begun:
+                used.begun.remove(begun_s)
+
+        return Pass(leave)
+
+    async def enter_soon(self, principal: Key) -> Pass | None:
+        """As `enter`, but wait briefly: after a reconnect the old session may still end."""
+        place = self.enter(principal)
+        with anyio.move_on_after(PLACE_WAIT_S):
+            while place is None:
+                await anyio.sleep(PLACE_LOOK_S)
+                place = self.enter(principal)
+        return place
+
+    def _forget(self) -> None:
+        """Drop starts older than an hour, and keys without counts."""
+        hour_ago = self._clock() - HOUR_S
+        for name, used in list(self._used.items()):
+            while used.begun and used.begun[0] <= hour_ago:
+                used.begun.popleft()
+            if used.now == 0 and not used.begun:
+                del self._used[name]
+
+
+# -- admission -------------------------------------------------------------------------------------
 
 
 class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of ours

@@ -1,4 +1,4 @@
-"""API keys as values: making one, hashing it, and the text of the key file.
+"""API keys: making and hashing one, the key file, and the lookup of a client's key.
 
 A key is 256 random bits as text; the file holds its SHA-256. A slow hash (scrypt, argon2) is for
 passwords; 2^256 keys cannot be guessed, and a slow hash would let any client keep the server busy.
@@ -14,21 +14,50 @@ The file is TOML, a table `[[key]]` for each; unknown fields are errors, which s
 | `sessions_per_hour` | its sessions that may begin within any hour |
 | `modes` | its modes; default: all |
 | `record_always` | `true`: its clients cannot opt out of the recording |
+
+The file is read whole and replaced atomically; these calls block:
+
+- A new version is written to the same folder, synced, and renamed over the old one. Only its owner
+  can read it, and its group if it could before (a server may run as another user).
+- A file that others can read, or that others than its owner can write, gets a warning: it shows
+  names, and a writer can make keys.
+- Commands lock the folder: two at once would lose a change.
+
+`KeyRing` has the keys of a running server:
+
+- A key is compared with every entry in constant time: timing tells neither a match's length nor its
+  entry.
+- The file is read every few seconds. An invalid or missing file is logged and leaves the keys as
+  they are; an error never ends the server.
+- A removed key is refused from then on; its running sessions go on while they are connected.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import hmac
 import json
+import logging
+import os
 import re
 import secrets
+import stat
+import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, Literal
 
+import anyio
+import anyio.to_thread
 import attrs
 
 from protocol.values.modes import MODES, Mode
+
+# -- keys as values --------------------------------------------------------------------------------
+
 
 Scope = Literal["use", "admin"]
 
@@ -192,3 +221,222 @@ def _lines(key: Key) -> Iterator[str]:
         if value is not None:
             # JSON and TOML write the texts, numbers and lists of a key alike.
             yield f"{name} = {json.dumps(value)}\n"
+
+
+# -- the key file ----------------------------------------------------------------------------------
+
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""A thousand keys with all their fields take 250 kB."""
+OWNER_ONLY: Final = 0o600
+
+
+class KeyFileError(Exception):
+    """The file is unreadable, unwritable or invalid; the text says why, in one line."""
+
+
+@attrs.frozen(kw_only=True)
+class KeyFile:
+    """A key file as it was read, with its bytes to detect a change, and its permissions."""
+
+    keys: tuple[Key, ...]
+    data: bytes = attrs.field(repr=False)
+    mode: int
+
+    @property
+    def warning(self) -> str | None:
+        """The problem with its permissions, or None."""
+        if self.mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others than its owner can write it (mode {self.mode:03o}): chmod 600"
+        if self.mode & stat.S_IROTH:
+            return f"others can read it (mode {self.mode:03o}): chmod 600"
+        return None
+
+
+def read_key_file(path: Path) -> KeyFile:
+    """Read a key file; raises `KeyFileError` if it is missing, unreadable or invalid."""
+    data, mode = read_bytes(path)
+    return parse_key_file(path, data, mode)
+
+
+def read_bytes(path: Path) -> tuple[bytes, int]:
+    """A file's bytes and permissions; raises `KeyFileError` if it is unreadable or too large."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise KeyFileError(f"{path}: more than {FILE_BYTES_MAX} bytes")
+    return data, mode
+
+
+def parse_key_file(path: Path, data: bytes, mode: int) -> KeyFile:
+    """Parse the bytes of a key file; raises `KeyFileError` if they are invalid."""
+    try:
+        return KeyFile(keys=parse_keys(data.decode("utf-8")), data=data, mode=mode)
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{path}: is not UTF-8") from error
+    except KeysWrongError as error:
+        raise KeyFileError(f"{path}: {error}") from error
+
+
+def change_key_file(
+    path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]], *, create: bool = False
+) -> None:
+    """Change the keys of a file; with `create` a missing file has none.
+
+    If `change` raises, the file stays. `KeyFileError`: it is unreadable, unwritable, invalid or
+    locked.
+    """
+    real = Path(os.path.realpath(path))  # A link's target is replaced, not the link.
+    with _locked(real.parent):
+        keys = () if create and not real.exists() else read_key_file(real).keys
+        _write(real, format_keys(change(keys)))
+
+
+# -- writing ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the folder, or fail at once."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise KeyFileError(f"{folder}: cannot be opened: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise KeyFileError(f"{folder}: another command is changing keys here") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file atomically, with the same owner."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        beside = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                _own_as(path, file.fileno())
+                file.write(text.encode("utf-8"))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _own_as(path: Path, descriptor: int) -> None:
+    """Copy the owner, the group and the group's read permission of the old file."""
+    try:
+        before = path.stat()
+    except FileNotFoundError:
+        return
+    mine = os.fstat(descriptor)
+    if (before.st_uid, before.st_gid) != (mine.st_uid, mine.st_gid):
+        # A failure is an error: the server could not read the new file.
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+    os.fchmod(descriptor, OWNER_ONLY | (before.st_mode & stat.S_IRGRP))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- the server's current keys ---------------------------------------------------------------------
+
+
+POLL_S: Final = 2.0
+"""Short enough to lock out a leaked key quickly."""
+
+_LOG: Final = logging.getLogger("antiphon.access")
+
+
+class KeyRing:
+    """The keys of a file; raises `KeyFileError` if it is unreadable or invalid."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = read_key_file(path)
+        self._failure: str | None = None
+        self._warn()
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The current keys."""
+        return self._file.keys
+
+    def find(self, key: str) -> Key | None:
+        """Find the entry of a client's key; None for an unknown one."""
+        if len(key) > KEY_CHARS_MAX:
+            return None
+        digest = hash_key(key)
+        found: Key | None = None
+        for known in self._file.keys:
+            if hmac.compare_digest(digest, known.hash):
+                found = known
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether there is a key of this name."""
+        return any(key.name == name for key in self.keys)
+
+    async def watch(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """Follow the file, and call `on_change` after each change; runs until cancelled."""
+        while True:
+            await anyio.sleep(POLL_S)
+            before = self._file
+            await self.refresh()
+            if self._file is not before:
+                on_change()
+
+    async def refresh(self) -> None:
+        """Take the file's keys if it changed; log an error once."""
+        try:
+            # A disk that hangs must not keep the server from ending.
+            file = await anyio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+            if file is not None:
+                self._take(file)
+            self._failure = None
+        except KeyFileError as error:
+            self._keep(str(error))
+        except Exception as error:  # no thread is available, or a bug of ours
+            self._keep(f"{self._path}: cannot be read: {type(error).__name__}: {error}")
+
+    def _keep(self, failure: str) -> None:
+        if failure != self._failure:
+            _LOG.error("%s; the keys stay as they were", failure)
+        self._failure = failure
+
+    def _read(self) -> KeyFile | None:
+        """Read the file in a thread; None if it did not change."""
+        data, mode = read_bytes(self._path)
+        if (data, mode) == (self._file.data, self._file.mode):
+            return None
+        return parse_key_file(self._path, data, mode)
+
+    def _take(self, file: KeyFile) -> None:
+        before, self._file = self._file, file
+        if file.keys != before.keys:
+            _LOG.info("%s: read again, %d keys", self._path, len(file.keys))
+        self._warn()
+
+    def _warn(self) -> None:
+        if self._file.warning is not None:
+            _LOG.warning("%s: %s", self._path, self._file.warning)
+        if not self._file.keys:
+            _LOG.warning("%s: it holds no key: no client can connect", self._path)

@@ -22,9 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..net.http import json_response
-from .credentials import Headers
-from .denials import Denials
-from .gate import Denied, Gate
+from .gate import Denials, Denied, Gate, Headers
 from .keys import Key
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})

@@ -47,10 +47,8 @@ from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.journal import MARKS_MAX, MarkRefusal, MarkRefused
 from ..session.server import Server
-from .bodies import read_body, read_fields, read_text
-from .places import RETRY_S
 from .recordings import NO_RECORDING, Recordings
-from .threads import in_thread
+from .requests import RETRY_S, in_thread, read_body, read_fields, read_text
 
 T = TypeVar("T")
 

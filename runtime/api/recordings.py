@@ -26,6 +26,7 @@ Files are read in threads. A list is made again only after ten times as long as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
@@ -45,7 +46,7 @@ from protocol.values.modes import MODES
 from recorder.format.format import SUFFIX
 from recorder.keep.forgetting import WITH_STORE_NAME
 from recorder.keep.index import Index
-from recorder.keep.listing import Listing, Wanted
+from recorder.keep.listing import Listing, Wanted, page_of
 from recorder.keep.marks import marks_path, read_marks
 from recorder.keep.remote import RemoteStore, StoredLog, logs_of
 from recorder.keep.store import LogInfo, Logs, Store
@@ -56,14 +57,20 @@ from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.setup import VERSION
-from .elsewhere import NotHere
-from .files import InMemory, LogFile, send_file
-from .listed import around, page_json
-from .parameters import check_names, read_choice, read_number, wrong
-from .places import Places
-from .streaming import Stream
-from .tail import Telling, tell
-from .threads import in_thread
+from .requests import (
+    ConcurrencyLimit,
+    InMemory,
+    LogFile,
+    NotHere,
+    Stream,
+    check_names,
+    in_thread,
+    read_choice,
+    read_number,
+    send_file,
+    wrong,
+)
+from .tail import TailFormat, send_log
 from .views import (
     LoadViewer,
     ViewName,
@@ -74,6 +81,37 @@ from .views import (
     make_without,
     marks_told,
 )
+
+
+def page_json(
+    summaries: Sequence[Summary],
+    principal: Key,
+    wanted: Wanted,
+    *,
+    limit: int,
+    after: str | None,
+) -> dict[str, object]:
+    """A page of the recordings that a key may see; `ValueError`: `after` is no page's end."""
+    seen = [it for it in summaries if principal.may_see(it.owner)]
+    page, following = page_of(seen, wanted, limit=limit, after=after)
+    return {"recordings": [attrs.asdict(it) for it in page], "next": following}
+
+
+def around(summaries: Sequence[Summary], principal: Key, summary: Summary, direction: str) -> str:
+    """Find the readable recording before or after another in time, of those that a key may see."""
+    own = (-summary.listed_ms, summary.recording_id)
+    seen = [
+        (-it.listed_ms, it.recording_id)
+        for it in summaries
+        if principal.may_see(it.owner) and it.state != "unreadable"
+    ]
+    is_next = direction == "next"
+    places = [place for place in seen if (place < own if is_next else place > own)]
+    if not places:
+        text = f"there is no session {'after' if is_next else 'before'} this one"
+        raise HTTPException(HTTPStatus.NOT_FOUND, text)
+    return (max(places) if is_next else min(places))[1]
+
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
@@ -138,8 +176,8 @@ class Recordings:
         self._is_listing = anyio.Lock()
         self._asking = anyio.CapacityLimiter(ASKING_MAX)
         self._naming = anyio.CapacityLimiter(NAMING_MAX)
-        self._tails = Places(TAILS_MAX, TAILS_PER_KEY_MAX)
-        self._stored = Places(STORED_MAX, STORED_PER_KEY_MAX)
+        self._tails = ConcurrencyLimit(TAILS_MAX, TAILS_PER_KEY_MAX)
+        self._stored = ConcurrencyLimit(STORED_MAX, STORED_PER_KEY_MAX)
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
@@ -272,7 +310,7 @@ class Recordings:
         _, info = await self.found(request)
         last_seen = request.headers.get("last-event-id", "")
         follows = int(last_seen[:18]) + 1 if last_seen.isascii() and last_seen.isdigit() else 0
-        telling = Telling(
+        form = TailFormat(
             from_seq=read_number(request, "from_seq", follows, low=0, high=NUMBER_MAX),
             with_blobs=read_number(request, "blobs", 0, low=0, high=1) == 1,
             as_events="text/event-stream" in request.headers.get("accept", ""),
@@ -281,10 +319,10 @@ class Recordings:
             opening.enter_context(self._tails.take(request))
             opening.enter_context(self._place(request, info))
             return Stream(
-                partial(tell, info, telling),
+                partial(send_log, info, form),
                 opened=opening.pop_all(),
                 headers={"X-Accel-Buffering": "no"},  # a proxy would buffer the answer
-                media_type=telling.media_type,
+                media_type=form.media_type,
             )
 
     def _place(self, request: Request, info: LogInfo) -> ExitStack:

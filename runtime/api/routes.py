@@ -1,4 +1,4 @@
-"""The server's status and live sessions over HTTP, apart from `/health` and `/ready`.
+"""The server's status, live sessions and workers over HTTP, apart from `/health` and `/ready`.
 
 | path | is | for |
 |---|---|---|
@@ -12,10 +12,18 @@
 | `GET /api/sessions/{recording_id}` | one session | as above |
 | `GET /v1/models` | the names of the model, as OpenAI's API lists them | each key |
 | `GET /v1/models/{name}` | one of them | each key |
+| `GET /api/workers` | `{"workers": [...]}`, each with the fields of `WorkerStatus` | `admin` |
+| `POST /api/workers` | `{"address": "tcp:HOST:PORT"}` or `unix:PATH`: add a worker (201) | `admin` |
+| `POST /api/workers/{number}/drain` | lease no more of its slots, have its sessions move (202) | `admin` |
 
 Without keys every client sees all. An entry that a key may not see is a 404, so that ids cannot be
 probed. While the model loads there are no tickets and no sessions.
-"""
+
+Both changes of workers are answered with the worker. A drained worker leaves the list when its last
+session has left it; its place is not replaced. Workers can be added where the settings name
+addresses of workers: a server without them connects nowhere. Addresses are as safe as those of the
+settings: another machine needs the token, and TLS.
+"""  # noqa: E501 - a table
 
 from __future__ import annotations
 
@@ -30,16 +38,99 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from protocol.values.errors import LocalProtocolError
+
 from ..access.gate import require_admin
 from ..access.keys import Key
 from ..access.middleware import principal_of
+from ..model.backends.base import BackendError
 from ..net.http import json_response
 from ..session.server import Server
+from ..settings.settings import TEXT_CHARS_MAX
 from ..slots.admission import TicketStatus
+from ..slots.workers import UnknownWorkerError, WorkersDifferError, WorkerStatus
 from ..telemetry.metrics import Metrics
-from ..telemetry.status import session_json, status_json
-from ..telemetry.watching import ServerStatus, SessionStatus
-from .elsewhere import NotHere
+from ..telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
+from .requests import NotHere, read_body, read_text
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+BODY_BYTES_MAX: Final = 16 * 1024
+"""The longest address fits."""
+NUMBER_DIGITS_MAX: Final = 9
+"""A server does not count as many workers."""
+
+
+class WorkersApi:
+    """The routes of one server's workers; `server` returns None while the model loads."""
+
+    def __init__(self, server: Callable[[], Server | None]) -> None:
+        self._server = server
+
+    def routes(self) -> list[Route]:
+        """The routes, for `http.make_app`."""
+        return [
+            Route("/api/workers", self._list),
+            Route("/api/workers", self._add, methods=["POST"]),
+            Route("/api/workers/{number}/drain", self._drain, methods=["POST"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        require_admin(principal_of(request))
+        server = self._server()
+        workers = () if server is None else server.workers.roster()
+        return json_response({"workers": list(map(worker_json, workers))})
+
+    async def _add(self, request: Request) -> Response:
+        server = self._changed_by(request)
+        address = read_text(await read_body(request, BODY_BYTES_MAX), "address", TEXT_CHARS_MAX)
+        try:
+            number = await server.workers.add(address)
+        except (LocalProtocolError, WorkersDifferError) as error:
+            raise HTTPException(HTTPStatus.CONFLICT, str(error)) from None
+        except ValueError as error:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"address: {error}") from None
+        except BackendError as error:
+            raise HTTPException(HTTPStatus.BAD_GATEWAY, str(error)) from None
+        server.admission.review()  # sessions may wait for its slots
+        return _answer(server, number, HTTPStatus.CREATED)
+
+    async def _drain(self, request: Request) -> Response:
+        server, text = self._changed_by(request), request.path_params["number"]
+        if not (text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS_MAX):
+            raise HTTPException(HTTPStatus.NOT_FOUND, "a worker is named by its number")
+        try:
+            server.workers.drain(int(text))
+        except UnknownWorkerError as error:
+            raise HTTPException(HTTPStatus.NOT_FOUND, str(error)) from None
+        except LocalProtocolError as error:
+            raise HTTPException(HTTPStatus.CONFLICT, str(error)) from None
+        return _answer(server, int(text), HTTPStatus.ACCEPTED)
+
+    def _changed_by(self, request: Request) -> Server:
+        """The server, for a client that may change its workers."""
+        require_admin(principal_of(request))
+        server = self._server()
+        if server is None:
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the model is being loaded")
+        return server
+
+
+def worker_json(worker: WorkerStatus) -> dict[str, Any]:
+    """One worker's status as plain values for JSON."""
+    age_s = None if worker.age_s is None else round(worker.age_s, 1)
+    return attrs.asdict(worker) | {"age_s": age_s}
+
+
+def _answer(server: Server, number: int, status: HTTPStatus) -> Response:
+    """Answer with one worker, before it can be gone: nothing was awaited since it was there."""
+    (found,) = (worker for worker in server.workers.roster() if worker.number == number)
+    return json_response(worker_json(found), status)
+
+
+# -- status, queue and sessions --------------------------------------------------------------------
+
 
 NO_TICKET: Final = "no session waits with that ticket"
 

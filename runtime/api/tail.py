@@ -30,7 +30,7 @@ from recorder.keep.summary import State
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 
-from .streaming import Write
+from .requests import Write
 
 P = TypeVar("P", bound=Sized)
 """A piece of what is sent: bytes or text."""
@@ -47,7 +47,7 @@ BATCH_ITEMS: Final = 256
 
 
 @attrs.frozen(kw_only=True)
-class Telling:
+class TailFormat:
     """How a log is sent: from `from_seq`, as server-sent events with `seq` as id or JSON lines."""
 
     from_seq: int = 0
@@ -74,19 +74,19 @@ class Telling:
         return (self.line(_told(item, self.with_blobs), item.seq),)
 
 
-async def tell(info: LogInfo, telling: Telling, write: Write) -> None:
+async def send_log(info: LogInfo, form: TailFormat, write: Write) -> None:
     """Send a log to its end, or until cancelled; raises `OSError` if it becomes unreadable."""
-    tail = Tail(info, telling.lines, from_seq=telling.from_seq)
+    tail = Tail(info, form.lines, from_seq=form.from_seq)
     told_s = anyio.current_time()
     async with aclosing(follow(tail)) as batches:
         async for lines in batches:
             now_s = anyio.current_time()
             if not lines and now_s - told_s >= ALIVE_S:
-                lines = [telling.line({"type": "alive"})]  # noqa: PLW2901 - sent instead
+                lines = [form.line({"type": "alive"})]  # noqa: PLW2901 - sent instead
             if lines:
                 await write(b"".join(lines))
                 told_s = now_s
-    await write(telling.line({"type": "end", "state": tail.state}))
+    await write(form.line({"type": "end", "state": tail.state}))
 
 
 async def follow(tail: Tail[P]) -> AsyncGenerator[list[P]]:

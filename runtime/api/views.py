@@ -29,12 +29,8 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
 
 from ..access.keys import Key
-from ..settings.bounds import MIB
-from .files import send_file
-from .parameters import wrong
-from .places import Places
-from .streaming import while_there
-from .threads import in_thread
+from ..settings.settings import MIB
+from .requests import ConcurrencyLimit, in_thread, send_file, while_there, wrong
 
 MAKING_MAX: Final = 2
 """Views of all kinds: making one keeps a thread busy for seconds, and takes processor time from
@@ -184,9 +180,14 @@ class Views:
 
     def __init__(self, load_viewer: LoadViewer) -> None:
         self._load_viewer = load_viewer
-        making, digesting = Places(MAKING_MAX, MAKING_PER_KEY_MAX), Places(DIGESTING_MAX, 1)
+        making, digesting = (
+            ConcurrencyLimit(MAKING_MAX, MAKING_PER_KEY_MAX),
+            ConcurrencyLimit(DIGESTING_MAX, 1),
+        )
         self._making = {name: digesting if name == "digest" else making for name in BOUNDS}
-        self._held = {name: Places(it.held_max, it.held_per_key_max) for name, it in BOUNDS.items()}
+        self._held = {
+            name: ConcurrencyLimit(it.held_max, it.held_per_key_max) for name, it in BOUNDS.items()
+        }
 
     async def answer(
         self,

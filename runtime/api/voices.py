@@ -37,9 +37,7 @@ from ..media.sound import decode_wav
 from ..media.values import MediaError
 from ..media.voices import NAME_RULE, VoiceLibrary, VoiceRefusal, VoiceRefused, is_voice_name
 from ..net.http import json_response
-from .bodies import read_body
-from .parameters import check_names, read_number
-from .places import Places
+from .requests import ConcurrencyLimit, check_names, read_body, read_number
 
 UPLOADS_MAX: Final = 2
 """Each holds 12 MiB and, while it is decoded, a thread and four times that."""
@@ -61,7 +59,9 @@ class Voices:
     def __init__(self, library: VoiceLibrary | None, default: str | None) -> None:
         self._library = library
         self._default = default
-        self._uploads = Places(UPLOADS_MAX, UPLOADS_MAX, "too many voices are being added")
+        self._uploads = ConcurrencyLimit(
+            UPLOADS_MAX, UPLOADS_MAX, "too many voices are being added"
+        )
         self._is_decoding = anyio.Lock()
         self._decoded: tuple[object, bytes] | None = None
 

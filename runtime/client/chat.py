@@ -32,7 +32,7 @@ from protocol.values.requests import Ask, ChatMessage, Part, SpeechRequest, Text
 from protocol.values.tools import Tool, ToolCall, ToolChoice, ToolResult
 from protocol.values.turn import ChatConfig, Role
 
-from .duplex import say_goodbye
+from .duplex import close_politely
 from .errors import (
     LocalProtocolError,
     ReportedError,
@@ -178,7 +178,7 @@ class ChatSession:
 
     async def leave(self) -> None:
         """Ask for the session's end, if it is open; `antiphon.connect` calls it."""
-        await say_goodbye(self.raw)
+        await close_politely(self.raw)
 
     async def _receive(self) -> ServerMessage:
         while True:

@@ -50,8 +50,7 @@ from .errors import (
     ReportedError,
     SessionClosedError,
 )
-from .patience import RETRIES, RETRIES_MAX, backoff_s, may_pass
-from .resuming import OnConnection
+from .resuming import RETRIES, RETRIES_MAX, OnConnection, backoff_s, may_pass
 from .session import ClientSession
 from .session import connect as connect_raw
 from .transcription import TranscriptionSession

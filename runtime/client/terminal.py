@@ -17,8 +17,8 @@ from protocol.values.errors import FieldError
 from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
 
-from ..media.audio import AudioFileError
-from ..settings.bounds import DEFAULT_PORT
+from ..media.sound import AudioFileError
+from ..settings.settings import DEFAULT_PORT
 from .errors import AddressError
 from .resuming import Reconnected, Reconnecting
 from .session import endpoint
@@ -110,18 +110,18 @@ def show_connection(change: Reconnecting | Reconnected) -> str:
     return f"reconnected after {change.away_s:.1f} s{skipped}"
 
 
-class Words:
-    """Words on standard output, between which lines go to standard error."""
+class TextOutput:
+    """TextOutput on standard output, between which lines go to standard error."""
 
     def __init__(self) -> None:
-        self._is_amid_line = False
+        self._is_within_line = False
 
     def connects(self, change: Reconnecting | Reconnected) -> None:
         """Write that the connection is lost or back, on a line of its own; the words go on."""
-        if self._is_amid_line:
+        if self._is_within_line:
             click.echo(err=True)
         click.echo(show_connection(change), err=True)
-        self._is_amid_line = False
+        self._is_within_line = False
 
 
 def clean(text: str, kept: str = "\n\t") -> str:

@@ -25,9 +25,9 @@ import numpy as np
 from protocol.values.errors import ErrorCode
 from protocol.values.messages import Created, ErrorReport, TranscriptDelta, TranscriptDone
 
+from .duplex import Samples, to_pcm
 from .errors import ReportedError
 from .session import ClientSession
-from .units import Samples, to_pcm
 
 PCM16_MAX: Final = 32_767
 APPEND_BYTES_MAX: Final = 320_000

@@ -22,14 +22,13 @@ from typing import Final
 
 import anyio
 import orjson
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskGroup
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake, InvalidState, InvalidStatus, InvalidURI
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from .background import background
 from .errors import (
     ABNORMAL_CLOSURE,
     AddressError,
@@ -38,6 +37,24 @@ from .errors import (
     LocalProtocolError,
     SessionClosedError,
 )
+
+
+@asynccontextmanager
+async def background() -> AsyncIterator[TaskGroup]:
+    """A task group that is cancelled when the block is left.
+
+    An error of the block, and its Ctrl-C, is raised as it is and not in a group.
+    """
+    failure: BaseException | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
 
 CONNECT_WAIT_S: Final = 10.0
 """TCP, TLS and the handshake across the world take a second; a silent port is given up."""

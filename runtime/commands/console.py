@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import anyio
 import click
 
-from ..client.background import background
 from ..client.terminal import UnusableError
-from ..settings.bounds import RECORDINGS
+from ..client.websocket import background
+from ..settings.settings import RECORDINGS
 from .server_process import model_option, served
 
 PORT: Final = 8006

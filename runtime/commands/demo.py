@@ -24,14 +24,12 @@ from rich.console import Console
 from protocol.values.modes import Mode
 
 from .. import SOURCE_TREE
-from ..client.background import background
 from ..client.terminal import UnusableError, echo_json, json_option
-from ..media.audio import AudioFileError, write_wav
+from ..client.websocket import background
+from ..media.sound import AudioFileError, write_wav
 from .server_process import RUN, model_option, served
-from .talk.command import read_frame, read_speech
-from .talk.session import Plan, talk
-from .talk.tally import Tally
-from .talk.view import JsonView, LineView, View, summarize
+from .talk import JsonView, LineView, View, read_frame, read_speech, summarize
+from .talk_session import Plan, Tally, talk
 
 SPEECH: Final = Path("fixtures") / "speech"
 INSTRUCTIONS: Final = "Answer what you hear and see."

@@ -28,12 +28,12 @@ from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDon
 from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
-from ..client.background import background
 from ..client.errors import ClientError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
 from ..client.transcription import TranscriptionSession
-from ..media.audio import read_wav
+from ..client.websocket import background
+from ..media.sound import read_wav
 from .interrupts import run
 
 UTTERANCE_S_MAX: Final = 300
@@ -43,28 +43,28 @@ UTTERANCES_IN_FLIGHT: Final = 2
 """One that is heard, and one that waits after it."""
 
 
-class TextTranscript(terminal.Words):
+class TextTranscript(terminal.TextOutput):
     """The words on standard output, a line an utterance, and errors on standard error."""
 
     def hears(self, delta: TranscriptDelta) -> None:
         """Write the words."""
-        self._is_amid_line = True
+        self._is_within_line = True
         click.echo(terminal.clean(delta.text), nl=False)
 
     def ends(self, _done: TranscriptDone) -> None:
         """End the line."""
-        self._is_amid_line = False
+        self._is_within_line = False
         click.echo()
 
     def fails(self, report: ErrorReport) -> None:
         """Write an error on a line of its own; the words go on."""
-        if self._is_amid_line:
+        if self._is_within_line:
             click.echo(err=True)
         click.echo(f"Error: {terminal.clean(report.message)} ({report.code})", err=True)
 
     def breaks_off(self, _error: Exception) -> None:
         """End a line that is not continued."""
-        if self._is_amid_line:
+        if self._is_within_line:
             click.echo()
 
 

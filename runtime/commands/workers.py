@@ -1,6 +1,6 @@
 """`antiphon workers`: list the workers of a running server, drain one, or add one.
 
-It asks the server over HTTP (`runtime.api.workers`), with a key of the scope `admin` where the
+It asks the server over HTTP (`runtime.api.routes`), with a key of the scope `admin` where the
 server has keys.
 """
 
@@ -33,7 +33,7 @@ class Refused(click.ClickException):
     """The server answered with an error."""
 
 
-class Asking:
+class WorkersClient:
     """Requests to one server, one a connection; `UnusableError`: the address is invalid."""
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -46,18 +46,18 @@ class Asking:
 
     def workers(self) -> list[Worker]:
         """All workers of the server."""
-        found: list[Worker] = self._ask("GET", "/api/workers")["workers"]
+        found: list[Worker] = self._request("GET", "/api/workers")["workers"]
         return found
 
     def drain(self, number: int) -> Worker:
         """Drain a worker."""
-        return self._ask("POST", f"/api/workers/{number}/drain")
+        return self._request("POST", f"/api/workers/{number}/drain")
 
     def add(self, address: str) -> Worker:
         """Add a worker."""
-        return self._ask("POST", "/api/workers", orjson.dumps({"address": address}))
+        return self._request("POST", "/api/workers", orjson.dumps({"address": address}))
 
-    def _ask(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+    def _request(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=ANSWER_WAIT_S)
         try:
@@ -115,7 +115,7 @@ def list_command(*, url: str, key: str | None, as_json: bool) -> None:
     A worker is serving, draining (its sessions move), condemned (lost, or a call hangs in it) or
     loading (its replacement is loaded). Workers with the same fingerprint hold the same model.
     """
-    workers = Asking(url, key).workers()
+    workers = WorkersClient(url, key).workers()
     if as_json:
         for worker in workers:
             terminal.echo_json(worker)
@@ -141,8 +141,8 @@ def drain_command(*, number: int, wait: bool, url: str, key: str | None, as_json
     It is closed when the last has left, and nothing takes its place. The last worker that serves
     is not drained: add another first.
     """
-    asking = Asking(url, key)
-    worker, told = asking.drain(number), None
+    client = WorkersClient(url, key)
+    worker, told = client.drain(number), None
     while True:
         if (left := worker["leased"]) != told:
             _show(worker, f"worker {number} is draining, {left} sessions left", as_json)
@@ -150,7 +150,7 @@ def drain_command(*, number: int, wait: bool, url: str, key: str | None, as_json
         if not wait:
             return
         time.sleep(POLL_S)
-        found = [each for each in asking.workers() if each["number"] == number]
+        found = [each for each in client.workers() if each["number"] == number]
         if not found:
             break
         worker = found[0]
@@ -169,7 +169,7 @@ def add_command(*, address: str, url: str, key: str | None, as_json: bool) -> No
     others. Only a server that was started with --worker-address takes more workers; after a
     restart it knows those of its settings again.
     """
-    worker = Asking(url, key).add(address)
+    worker = WorkersClient(url, key).add(address)
     _show(worker, f"worker {worker['number']} serves {worker['slots']} slots", as_json)
 
 

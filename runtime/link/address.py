@@ -10,8 +10,8 @@ import anyio
 import attrs
 from anyio.abc import ByteStream
 
-from ..access.hosts import is_loopback, read_authority
-from ..settings.values import shown
+from ..access.origins import is_loopback, read_authority
+from ..settings.settings import shown
 
 UNIX_PATH_BYTES_MAX: Final = 100
 """The system's own bound is 107 on Linux and 103 elsewhere."""

@@ -31,7 +31,7 @@ from anyio.abc import ByteStream
 from recorder.format.mapping import MappingError, plain_of, value_of
 
 from ..model.backends.base import BackendInfo
-from ..settings.values import shown
+from ..settings.settings import shown
 from .frames import URGENT, Frame, Inbox, LinkError, LinkLeft, LinkRefused, Outbox
 from .limits import FRAME_BYTES_MAX, HELLO_BYTES_MAX, READ_BYTES
 

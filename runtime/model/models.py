@@ -22,7 +22,7 @@ from anyio import to_thread
 from .. import SOURCE_TREE
 from ..net.memory import importing
 from ..settings.extras import what_is_missing
-from ..settings.values import nearest
+from ..settings.settings import nearest
 from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
 

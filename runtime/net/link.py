@@ -1,15 +1,27 @@
-"""A client's connection as the rest of the server uses it, over TLS or not.
+"""A client's connection: `TcpStream`, and over it `Link`, with TLS or not.
 
-- Calls of `send_all` are sent whole, in order: a ping never falls into a frame, and nothing follows
-  a close. A cancelled call may have sent a part: the caller aborts the connection.
+- `TcpStream` can be dropped at once, and measures its peer's progress: the peer's acknowledged
+  bytes where the system reports them (Linux), because the kernel takes megabytes for a peer that
+  reads nothing; elsewhere the bytes that the kernel has taken. `monitor` checks it, and drops
+  stalled connections.
+- Calls of `Link.send_all` are sent whole, in order: a ping never falls into a frame, and nothing
+  follows a close. A cancelled call may have sent a part: the caller aborts the connection.
 - Over TLS bytes are sent in pieces, so that a large frame is not encrypted, and kept, at once.
 - `drop` cuts the connection for a cause, which is counted once.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
+import os
+import select
+import socket
 import ssl
+import struct
+import sys
+import termios
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,12 +31,174 @@ import anyio
 import trio
 from anyio.abc import ByteStream
 
-from .counters import Counters, Drop
-from .tcp import TcpStream
+from .limits import Counters, Drop
+
+# -- TCP -------------------------------------------------------------------------------------------
+
+
+RECEIVE_BUFFER_BYTES: Final = 262_144
+"""A second of audio and a frame of video in one read."""
+READ_BYTES: Final = 124 << 10
+"""Without knowing of more: a second of sound and a picture. A buffer of 128 KiB has to be mapped,
+which takes longer than a read."""
+LOW_WATER_BYTES_MAX: Final = 65_536
+"""The wake-up threshold for a message whose end is far off: fewer reads would gain little, and the
+kernel must have room for it."""
+KEEPALIVE_IDLE_S: Final = 15
+"""A client sends every second; a silence this long is worth a probe."""
+KEEPALIVE_INTERVAL_S: Final = 5
+"""Between probes of a silent peer: an unplugged cable frees its slot within half a minute."""
+KEEPALIVE_PROBES: Final = 3
+"""Unanswered probes after which the peer is gone; one may be lost on the way."""
+UNACKNOWLEDGED_MS_MAX: Final = 30_000
+"""Bytes that TCP could not deliver for so long will not arrive (RFC 5482)."""
+
+_UNACKNOWLEDGED: Final = termios.TIOCOUTQ if sys.platform == "linux" else None
+_HAS_LOW_WATER: Final = sys.platform == "linux"
+"""Other systems have the option, but wake the reader anyway, or not at the end."""
+_LEFT: Final = (getattr(select, "POLLRDHUP", 0)) | select.POLLHUP | select.POLLERR
+_CLOSED: Final = frozenset({errno.EBADF, errno.ENOTSOCK})
+
+
+def _lost(error: OSError) -> Exception:
+    """What trio says of a connection that we closed, or that is gone."""
+    if error.errno in _CLOSED:
+        return trio.ClosedResourceError("this socket was closed")
+    return trio.BrokenResourceError("the peer is gone")
+
+
+class TcpStream(trio.abc.HalfCloseableStream):
+    """A TCP connection; closes `stream`. `reads` counts reads with bytes, or the end."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._handed_bytes = 0
+        self._is_sending = False
+        self.socket = stream.socket
+        self.reads = 0
+        self.is_reading = False
+        self._low_water = 1
+
+    def expect(self, count: int) -> None:
+        """Wake the reader for at least `count` bytes (bounded) or the end, where the system can.
+
+        Otherwise each packet of a slow message would wake it.
+        """
+        low_water = min(count, LOW_WATER_BYTES_MAX)
+        if low_water != self._low_water and _HAS_LOW_WATER:
+            self._low_water = low_water
+            with suppress(OSError):  # It is gone: the next read will say so.
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+
+    @property
+    def received_marker(self) -> tuple[int, int]:
+        """A value that changes with any new byte: reads, and bytes that woke no reader."""
+        return self.reads, self._query_kernel(termios.FIONREAD) if self._low_water > 1 else 0
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Read new bytes; empty at the end."""
+        self.is_reading = True
+        try:
+            data = await self._receive(max_bytes or READ_BYTES)
+        finally:
+            self.is_reading = False
+        self.reads += 1
+        return data
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        """Wait first, then read: most often there is nothing yet, and trying would fail."""
+        try:
+            while self.socket.fileno() >= 0:
+                await trio.lowlevel.wait_readable(self.socket)
+                try:
+                    return os.read(self.socket.fileno(), max_bytes)
+                except BlockingIOError:
+                    pass
+        except OSError as error:
+            raise _lost(error) from error
+        raise trio.ClosedResourceError("this socket was closed")
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all bytes, or raise; one task at a time. It waits only where the kernel does."""
+        assert not self._is_sending, "two tasks send at once"
+        self._is_sending = True
+        try:
+            sent = 0
+            while sent < len(data):
+                try:
+                    count = os.write(self.socket.fileno(), memoryview(data)[sent:])
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self.socket)
+                else:
+                    sent += count
+                    self._handed_bytes += count
+        except OSError as error:
+            raise _lost(error) from error
+        finally:
+            self._is_sending = False
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until the kernel takes more."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """End sending; reading goes on."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Close; the kernel still delivers its buffers."""
+        await self._stream.aclose()
+
+    def abort(self) -> None:
+        """Drop the connection and unsent bytes at once, with a reset; never waits."""
+        with suppress(OSError):  # It is closed, or the peer has reset it.
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    def progress(self) -> tuple[bool, int]:
+        """Whether bytes wait for the peer, and the bytes that it has taken so far."""
+        unacknowledged = 0 if _UNACKNOWLEDGED is None else self._query_kernel(_UNACKNOWLEDGED)
+        is_owed = self._is_sending or unacknowledged > 0
+        return is_owed, self._handed_bytes - unacknowledged
+
+    def _query_kernel(self, question: int) -> int:
+        """Ask the kernel for a number; 0 where it cannot tell."""
+        if self.socket.fileno() >= 0:
+            with suppress(OSError):
+                told = fcntl.ioctl(self.socket.fileno(), question, b"\0\0\0\0")
+                return int.from_bytes(told, sys.byteorder)
+        return 0
+
+    def peer_has_left(self) -> bool:
+        """Whether the peer's end has arrived, possibly after unread bytes."""
+        if self.socket.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.socket.fileno(), _LEFT)
+        return bool(poll.poll(0))
+
+    def notice_dead_peer(self) -> None:
+        """Let TCP notice a dead peer, where the system can."""
+        options = (
+            (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+            (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+            (socket.IPPROTO_TCP, "TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+            (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEEPALIVE_PROBES),
+            (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS_MAX),
+        )
+        for level, name, value in options:
+            option = getattr(socket, name, None)
+            if option is not None:
+                with suppress(OSError):  # It is gone: the first read will say so.
+                    self.socket.setsockopt(level, option, value)
+
+
+# -- TCP or TLS ------------------------------------------------------------------------------------
+
 
 PIECE_BYTES: Final = 65_536
 """Four records of TLS: encrypting more at once delays other sessions and gains nothing."""
-READ_BYTES: Final = 65_536
+CARRIED_BYTES: Final = 65_536
 """A read of bytes that are carried on, or discarded while a peer takes our last ones."""
 
 _LOG: Final = logging.getLogger("antiphon.listener")
@@ -182,7 +356,7 @@ class Link(trio.abc.Stream):
 
         async def carry_there() -> None:
             with suppress(*lost, *gone):
-                while data := await self.receive_some(READ_BYTES):
+                while data := await self.receive_some(CARRIED_BYTES):
                     await upstream.send(data)
             both.cancel_scope.cancel()
 
@@ -191,12 +365,12 @@ class Link(trio.abc.Stream):
             with suppress(*lost, *gone):
                 await self.send_all(first)
                 while True:
-                    await self.send_all(await upstream.receive(READ_BYTES))
+                    await self.send_all(await upstream.receive(CARRIED_BYTES))
             both.cancel_scope.cancel()
 
     async def linger(self) -> None:
         """End sending and read to the peer's end, in the caller's time: a reset loses bytes."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
             await self.send_eof()
-            while await self.receive_some(READ_BYTES):
+            while await self.receive_some(CARRIED_BYTES):
                 pass

@@ -3,20 +3,25 @@
 - A connection takes a place, of its address and of all. Without one, or if its address opened too
   many lately, it is refused cheaply (503, 429; with TLS, without an answer).
 - TLS, where there is a certificate, and the first request's head share one deadline. h11 parses the
-  bounded head. A WebSocket upgrade becomes a `WebSocketRequest`; other requests go, with their
-  bytes put back, to Hypercorn, which keeps the connection.
+  head, which is bounded in bytes, in headers and in time. A WebSocket upgrade becomes a
+  `WebSocketRequest`; other requests go, with their bytes put back, to Hypercorn, which keeps the
+  connection.
 - An invalid request is answered (400, 408, 431, 505) and closed; so is a WebSocket request that
   breaks RFC 6455, 4.2.1, or comes after an HTTP request. A peer that leaves is no error.
 - An error in one connection is logged and does not reach the others.
-- One nursery, `serve`'s, holds a task for each connection, and the `transport.keeper`, which drops
+- One nursery, `serve`'s, holds a task for each connection, and the `ConnectionMonitor`, which drops
   peers that are silent or take nothing. Cancelling it drops every connection at once.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote
 
 import anyio
 import anyio.abc
@@ -28,16 +33,162 @@ from starlette.types import ASGIApp
 from protocol.values.limits import FRAME_BYTES_MAX
 
 from ..settings.settings import Settings
-from .counters import Counters, Refusal
-from .heads import Refused, answer, check_handshake, parse_target, read_head, say_last
-from .http import HttpServer, error_body, header_tokens, wants_websocket
-from .keeper import Keeper, Line
-from .link import Link
-from .places import Places
-from .tcp import TcpStream
+from .http import (
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    HTTP_VERSIONS,
+    HttpServer,
+    error_body,
+    header_tokens,
+    wants_websocket,
+)
+from .limits import ConnectionLimiter, Counters, Refusal
+from .link import Link, TcpStream
+from .monitor import ConnectionMonitor, WatchedConnection
 from .tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
 from .upstream import Upstream
 from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed
+
+# -- the head of a request -------------------------------------------------------------------------
+
+
+HEAD_READ_BYTES: Final = 4096
+"""A head is read in few pieces, and exceeds its bound by less than one."""
+ANSWER_WAIT_S: Final = 2.0
+"""The time for a refusal to reach its client before the socket closes."""
+QUERY_FIELDS_MAX: Final = 32
+"""No source's URL has more than three."""
+
+WEBSOCKET_KEY_BYTES: Final = 16
+
+
+class Refused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
+    """The request is answered at once, and the connection closed."""
+
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+        super().__init__(status, code, message)
+        self.status = status
+        self.body = error_body(code, message)
+        self.headers = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+
+
+@attrs.frozen(kw_only=True)
+class Head:
+    """A request's head: parsed, as it came, and the bytes after it."""
+
+    request: h11.Request
+    raw: bytes
+    trailing: bytes
+
+
+class Target(NamedTuple):
+    """A request's decoded path, and each query name's values in order."""
+
+    path: str
+    query: Mapping[str, tuple[str, ...]]
+
+
+async def read_head(link: Link, *, deadline_s: float, wait_s: float) -> Head | None:
+    """Read the first request's head; None if the peer left, or sent no byte.
+
+    `deadline_s` is on the event loop's clock; `wait_s` is the limit behind it, for the answer of
+    `Refused`: the head is invalid, not supported, or late.
+    """
+    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+    raw = bytearray()
+    with trio.move_on_at(deadline_s):
+        while data := await link.receive_some(HEAD_READ_BYTES):
+            raw += data
+            parser.receive_data(data)
+            try:
+                event = parser.next_event()
+            except h11.RemoteProtocolError as error:
+                status = error.error_status_hint
+                raise Refused(status, "bad_request", "this is no HTTP/1.1 request") from None
+            if isinstance(event, h11.Request):
+                _check(event)
+                return Head(request=event, raw=bytes(raw), trailing=parser.trailing_data[0])
+        return None
+    if not raw:
+        return None
+    raise Refused(408, "request_timeout", f"no request head within {wait_s:g} s")
+
+
+def _check(request: h11.Request) -> None:
+    if len(request.headers) > HEADERS_MAX:
+        raise Refused(431, "bad_request", f"more than {HEADERS_MAX} headers")
+    if request.http_version not in HTTP_VERSIONS:
+        raise Refused(505, "http_version_not_supported", "HTTP/1.1 is spoken here")
+
+
+def parse_target(head: h11.Request) -> Target:
+    """Parse a request's target; raises `Refused` for an invalid path or a long query."""
+    path, _, query = head.target.decode("ascii").partition("?")
+    if not path.startswith("/"):
+        raise Refused(400, "bad_request", "the request's target is no path")
+    values: dict[str, tuple[str, ...]] = {}
+    try:
+        for name, value in parse_qsl(
+            query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX
+        ):
+            values[name] = (*values.get(name, ()), value)
+    except ValueError:
+        text = f"the query has more than {QUERY_FIELDS_MAX} fields"
+        raise Refused(400, "bad_request", text) from None
+    return Target(unquote(path), values)
+
+
+def check_handshake(head: h11.Request) -> str:
+    """Check a request by RFC 6455, 4.2.1, and return its key; raises `Refused`."""
+    names = [name for name, _ in head.headers]
+    if head.http_version != b"1.1" or b"content-length" in names or b"transfer-encoding" in names:
+        raise Refused(400, "bad_request", "a WebSocket request is HTTP/1.1 without a body")
+    if header_tokens(head, b"sec-websocket-version") != ("13",):
+        text = "the WebSocket version must be 13"
+        raise Refused(426, "upgrade_required", text, Sec_WebSocket_Version="13")
+    keys = header_tokens(head, b"sec-websocket-key")
+    if len(keys) == 1:
+        try:
+            if len(base64.b64decode(keys[0], validate=True)) == WEBSOCKET_KEY_BYTES:
+                return keys[0]
+        except (ValueError, binascii.Error):
+            pass
+    raise Refused(400, "bad_request", "sec-websocket-key must be 16 bytes in base64, once")
+
+
+async def answer(
+    link: Link, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Send a JSON response and wait, a bounded time, until the client has taken it.
+
+    `headers` are in addition to the type, the length and `Connection: close`.
+    """
+    response = h11.Response(
+        status_code=status,
+        reason=HTTPStatus(status).phrase,
+        headers=[
+            ("Connection", "close"),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            *headers,
+        ],
+    )
+    writer = h11.Connection(h11.SERVER)
+    parts = (writer.send(event) for event in (response, h11.Data(data=body), h11.EndOfMessage()))
+    await send_last(link, b"".join(part or b"" for part in parts))
+
+
+async def send_last(link: Link, data: bytes) -> None:
+    """Send the last bytes of a connection and wait, a bounded time, until they are taken."""
+    with trio.move_on_after(ANSWER_WAIT_S):
+        await link.send_all(data)
+        await link.linger()
+
+
+# -- the listener ----------------------------------------------------------------------------------
+
 
 BACKLOG: Final = 1024
 """Connections in the kernel's queue: a fleet of clients reconnects all at once."""
@@ -77,7 +228,7 @@ class WebSocketRequest:
     is_tls: bool
     _key: str
     _link: Link
-    _keeper: Keeper
+    _monitor: ConnectionMonitor
     _nursery: trio.Nursery
     _websocket: TrioWebSocket | None = None
     _answered: bool = False
@@ -96,7 +247,7 @@ class WebSocketRequest:
         handshake = Handshake(
             key=self._key, subprotocol=subprotocol, frame_bytes_max=frame_bytes_max
         )
-        websocket = TrioWebSocket(self._link, handshake, self._keeper)
+        websocket = TrioWebSocket(self._link, handshake, self._monitor)
         await self._nursery.start(websocket.run)
         self._websocket = websocket
         return websocket
@@ -116,7 +267,7 @@ class WebSocketRequest:
         self._answer_once()
         self._link.tcp.notice_dead_peer()
         await self._link.carry(upstream.switched(), upstream.stream)
-        await say_last(self._link, b"")
+        await send_last(self._link, b"")
 
     async def finish(self, code: int) -> None:
         """Close or reject a request that the handler left open; the listener calls it."""
@@ -160,11 +311,11 @@ async def serve(
         has_files: whether enough file descriptors are left for another connection.
         task_status: started with the bound addresses, once connections are taken.
     """
-    keeper = Keeper(settings or Settings(), counters or Counters())
-    places = Places(keeper.settings, keeper.counters, has_files)
-    server = _Server(on_websocket, app, keeper, certificate, places)
+    monitor = ConnectionMonitor(settings or Settings(), counters or Counters())
+    limiter = ConnectionLimiter(monitor.settings, monitor.counters, has_files)
+    server = _Server(on_websocket, app, monitor, certificate, limiter)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keeper.run)
+        nursery.start_soon(monitor.run)
         if certificate is not None:
             nursery.start_soon(certificate.watch)
         await nursery.start(trio.serve_listeners, server.serve_connection, list(listeners))
@@ -175,30 +326,30 @@ async def serve(
 class _Server:
     _on_websocket: Callable[[WebSocketRequest], Awaitable[None]]
     _app: ASGIApp
-    _keeper: Keeper
+    _monitor: ConnectionMonitor
     _certificate: Certificate | None
-    _places: Places
+    _limiter: ConnectionLimiter
     _refusals: int = 0
 
     async def serve_connection(self, socket_stream: trio.SocketStream) -> None:
         """Serve one connection to its end; raises nothing but `Cancelled`."""
         try:
             peer = _address(socket_stream.socket.getpeername())
-            link = Link(TcpStream(socket_stream), self._keeper.counters, peer.host)
-            refusal = self._places.enter(peer.host, trio.current_time())
+            link = Link(TcpStream(socket_stream), self._monitor.counters, peer.host)
+            refusal = self._limiter.enter(peer.host, trio.current_time())
             if refusal is not None:
-                await self._turn_away(link, refusal)
+                await self._reject(link, refusal)
                 return
             try:
                 await self._route(link, peer)
             finally:
-                self._places.leave(peer.host)
+                self._limiter.leave(peer.host)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             _LOG.debug("a peer left", exc_info=True)
         except* Exception:
             _LOG.exception("a connection failed")
 
-    async def _turn_away(self, link: Link, refusal: Refusal) -> None:
+    async def _reject(self, link: Link, refusal: Refusal) -> None:
         """Refuse for lack of a place; without an answer in a flood, or under TLS."""
         if self._certificate is not None or self._refusals >= REFUSALS_MAX:
             link.abort()
@@ -206,36 +357,36 @@ class _Server:
         self._refusals += 1
         retry = [("Retry-After", str(RETRY_AFTER_S))]
         try:
-            status, text = self._words_of(refusal)
+            status, text = self._rejection(refusal)
             await answer(link, status, error_body("too_many_connections", text), retry)
         finally:
             self._refusals -= 1
 
-    def _words_of(self, refusal: Refusal) -> tuple[int, str]:
+    def _rejection(self, refusal: Refusal) -> tuple[int, str]:
         if refusal == "full":
             return 503, "the server has no room for another connection"
         if refusal == "address":
-            at_once = self._keeper.settings.connections_per_address_max
+            at_once = self._monitor.settings.connections_per_address_max
             return 429, f"an address may have {at_once} connections at once"
-        per_s = self._keeper.settings.connections_per_address_per_s_max
+        per_s = self._monitor.settings.connections_per_address_per_s_max
         return 429, f"an address may open {per_s:g} connections a second"
 
     async def _route(self, link: Link, peer: Address) -> None:
-        wait_s = self._keeper.settings.handshake_s
+        wait_s = self._monitor.settings.handshake_s
         deadline_s = trio.current_time() + wait_s
         if self._certificate is not None:
             with trio.move_on_at(deadline_s) as scope:
                 is_secure = await self._secure(link, self._certificate)
             if scope.cancelled_caught or not is_secure:
                 is_silent = scope.cancelled_caught and not link.tcp.reads
-                self._keeper.counters.refused["silent" if is_silent else "tls"] += 1
+                self._monitor.counters.refused["silent" if is_silent else "tls"] += 1
                 link.abort()
                 return
         try:
             head = await read_head(link, deadline_s=deadline_s, wait_s=wait_s)
             if head is None:
                 if trio.current_time() >= deadline_s:  # else the peer has left
-                    self._keeper.counters.refused["silent"] += 1
+                    self._monitor.counters.refused["silent"] += 1
                 return
             if wants_websocket(head.request):
                 link.put_back(head.trailing)
@@ -244,7 +395,7 @@ class _Server:
                 link.put_back(head.raw)
                 await self._serve_http(link)
         except Refused as refused:
-            self._keeper.counters.refused["head"] += 1
+            self._monitor.counters.refused["head"] += 1
             await answer(link, refused.status, refused.body, refused.headers)
 
     async def _secure(self, link: Link, certificate: Certificate) -> bool:
@@ -252,7 +403,7 @@ class _Server:
         first = await link.socket.recv(1, trio.socket.MSG_PEEK)
         if first and first[0] != TLS_HANDSHAKE:
             if first.isalpha():
-                await say_last(link, NO_TLS_ANSWER)
+                await send_last(link, NO_TLS_ANSWER)
             return False
         try:
             await link.secure(certificate.context)
@@ -274,7 +425,7 @@ class _Server:
                 is_tls=link.is_tls,
                 key=key,
                 link=link,
-                keeper=self._keeper,
+                monitor=self._monitor,
                 nursery=nursery,
             )
             try:
@@ -288,15 +439,15 @@ class _Server:
             nursery.cancel_scope.cancel()
 
     async def _serve_http(self, link: Link) -> None:
-        line = Line(link=link)
-        self._keeper.add(line)
+        watched = WatchedConnection(link=link)
+        self._monitor.add(watched)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_abort_when_cancelled, link)
                 await HttpServer(self._app, link).run()
                 nursery.cancel_scope.cancel()
         finally:
-            self._keeper.discard(line)
+            self._monitor.discard(watched)
 
 
 async def _abort_when_cancelled(link: Link) -> None:

@@ -47,7 +47,7 @@ class Address:
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class UpstreamRequest:
     """A client's request; names of headers are in lower case.
 
     `target`: as the client wrote it. `is_websocket`: the request is a WebSocket's handshake.
@@ -86,7 +86,7 @@ class Upstream:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._head: Iterable[tuple[bytes, bytes]] = ()
 
-    async def request(self, asked: Asked, added: Headers) -> None:
+    async def request(self, asked: UpstreamRequest, added: Headers) -> None:
         """Send a request, and read the head of its answer; errors as of `ask`."""
         try:
             head = h11.Request(
@@ -136,7 +136,7 @@ class Upstream:
         return event
 
 
-async def ask(address: Address, asked: Asked, added: Headers = ()) -> Upstream:
+async def ask(address: Address, asked: UpstreamRequest, added: Headers = ()) -> Upstream:
     """Send a request to another server, with headers `added`, and wait for its answer's head.
 
     `UpstreamError`: there is none within `CONNECT_WAIT_S` and `ANSWER_WAIT_S`.

@@ -3,6 +3,13 @@
 A WebSocket passes the gate, is routed by its address, checked against its key's modes and quota,
 and becomes a session. Other HTTP goes to one application behind the same gate. Both start before
 the model: until it is loaded, sessions are refused with `service_unavailable`.
+
+A client may come back to its session on another connection (`come_back`), or attach to a running
+session of `live`, and only listen (`SidebandServer`, `api.sideband`).
+`/v1/live/sessions/{id}/attach` is for the session's own key and for `admin`. It is a view of the
+session's log, like its live tail over HTTP: it changes neither the session nor its timing. So only
+a session that is recorded has it; others, and those that the key may not see, are a 404. A client
+that reads too slowly is dropped, as a session's own client is.
 """
 
 from __future__ import annotations
@@ -10,52 +17,224 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
+from http import HTTPStatus
 from typing import Final
 
 import anyio
 import anyio.to_thread
 import attrs
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from protocol.values.errors import CLOSE_NORMAL, REFUSALS, ErrorCode, close_code
+from protocol.values.errors import (
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_NORMAL,
+    CLOSE_POLICY,
+    CLOSE_RESTART,
+    REFUSALS,
+    ErrorCode,
+    FieldError,
+    FrameError,
+    close_code,
+)
 from protocol.values.messages import EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE
+from protocol.values.resuming import ComeBack
+from protocol.values.utf8 import Frame
+from protocol.wire.codec import parse_frame
+from protocol.wire.dialects import LIVE
+from protocol.wire.dialects.resuming import RESUME, SESSION_RESUME
 from recorder.keep.remote import RemoteStore
+from recorder.keep.store import LogInfo
+from recorder.read.places import next_seq
 from recorder.write.writer import Recorder
 
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
-from ..api.console import ADDRESS as CONSOLE
-from ..api.console import Console
-from ..api.elsewhere import NotHere
 from ..api.marks import Marks
-from ..api.pages import Pages, is_public
+from ..api.pages import ADDRESS as CONSOLE
+from ..api.pages import Console, Pages, is_public
 from ..api.recordings import NO_RECORDING, Recordings
-from ..api.routes import Api
+from ..api.requests import ConcurrencyLimit, NotHere, in_thread
+from ..api.routes import Api, WorkersApi
+from ..api.sideband import Sideband, refused
+from ..api.tail import Tail, follow
 from ..api.views import LoadViewer
 from ..api.voices import Voices
-from ..api.workers import WorkersApi
 from ..media.voices import VoiceLibrary
-from ..net.counters import Counters
-from ..net.http import error_body, make_app
+from ..net.connection import Connection
+from ..net.http import body_of, error_body, make_app
+from ..net.limits import Counters
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket, WebSocketClosed
 from ..session.forking import ForkRefused
+from ..session.journal import ready_now
 from ..session.server import NO_SESSION, Server
 from ..session.setup import VERSION, Parent, model_names
 from ..settings.settings import Settings
 from ..slots.workers import workers_wanted
-from ..telemetry.setup import Sight, make_sight
-from ..telemetry.watching import ServerStatus
-from .attaching import NO_SESSION as NOT_ATTACHED
-from .attaching import Attaching
-from .coming_back import come_back
+from ..telemetry.setup import ServerTelemetry, make_telemetry
+from ..telemetry.watching import ServerStatus, SessionStatus
 from .gateways import AWAY, NOT_HERE, Gateways, is_relayed
-from .retention import make_retainer
+from .retention import make_retainer, make_uploader
 from .routing import NotServedError, Route, attached_to, route
-from .uploading import make_uploader
+
+# -- clients that come back ------------------------------------------------------------------------
+
+
+HELLO_S: Final = 10.0
+"""For the client's first message: it has all that it needs to send it at once."""
+HELLO_BYTES_MAX: Final = 4096
+"""It is a token and a number."""
+
+
+async def come_back(server: Server, websocket: WebSocket, to: Route, owner: str) -> None:
+    """Let a client go on with its session, or close with 1008 and the reason."""
+    asked = await _asked(websocket)
+    if isinstance(asked, ComeBack):
+        refusal = await server.resume(websocket, to.resume, to.mode, owner, asked)
+    else:
+        refusal = asked
+    if refusal:
+        is_open = server.admission.state == "open"
+        await websocket.close(CLOSE_POLICY if is_open else CLOSE_RESTART, refusal)
+
+
+async def _asked(websocket: WebSocket) -> ComeBack | str:
+    """Read the first message, or say what is wrong with it; `WebSocketClosed` if none comes."""
+    frame = None
+    with anyio.move_on_after(HELLO_S):
+        frame = await websocket.receive()
+    try:
+        body = parse_frame(frame, HELLO_BYTES_MAX)
+        if body.get("type") != SESSION_RESUME:
+            return f"the first message here is {SESSION_RESUME}"
+        asked: ComeBack = RESUME.parse(body)
+    except FrameError as error:
+        return error.reason
+    except FieldError as error:
+        return error.message
+    return asked
+
+
+# -- clients that attach ---------------------------------------------------------------------------
+
+
+ATTACHED_MAX: Final = 16
+"""Each may hold 16 MiB of its log, and takes part of a thread, as a live tail does."""
+ATTACHED_PER_KEY_MAX: Final = 4
+"""One client leaves some for the others."""
+NOT_ATTACHED: Final = "no recorded session of the live api runs by that name"
+LOST: Final = "the recording has ended before its session"
+
+
+class SidebandServer:
+    """Serves the attached clients of one server; `server` returns None while the model loads."""
+
+    def __init__(
+        self, server: Callable[[], Server | None], recordings: Recordings, *, stall_s: float
+    ) -> None:
+        self._server = server
+        self._recordings = recordings
+        self._stall_s = stall_s
+        self._places = ConcurrencyLimit(ATTACHED_MAX, ATTACHED_PER_KEY_MAX)
+        self._attached = 0
+        self._all_left = anyio.Event()
+
+    def find(self, name: str, principal: Key) -> SessionStatus | None:
+        """The running session of a name, its own or its recording's, if the client may see it."""
+        server = self._server()
+        for it in () if server is None else server.roster(lambda _: 0):
+            if name in {it.session_id, it.recording_id} and principal.may_see(it.owner):
+                return it
+        return None
+
+    async def serve(
+        self, request: WebSocketRequest, admitted: Admitted, session: SessionStatus
+    ) -> None:
+        """Attach a client to a session that it may see, until either leaves."""
+        try:
+            with self._places.take_for(admitted.principal, request.peer.host):
+                info = await self._log_of(session)
+                from_seq = await in_thread(partial(_next_seq, info))
+                websocket = await request.accept(subprotocol=admitted.subprotocol)
+                self._attached += 1
+                try:
+                    await self._carry(websocket, info, from_seq)
+                finally:
+                    self._attached -= 1
+                    self._all_left.set()
+        except HTTPException as error:
+            headers = tuple((error.headers or {}).items())
+            await request.reject(error.status_code, body_of(error), headers)
+
+    async def wait_until_left(self) -> None:
+        """Wait until no client is attached: a session that ends ends its attached clients."""
+        while self._attached:
+            self._all_left = anyio.Event()
+            await self._all_left.wait()
+
+    async def _log_of(self, session: SessionStatus) -> LogInfo:
+        info = None
+        if session.dialect == LIVE.name:
+            info = await self._recordings.written(session.recording_id)
+        if info is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, NOT_ATTACHED)
+        return info
+
+    async def _carry(self, websocket: WebSocket, info: LogInfo, from_seq: int) -> None:
+        """Send what the log holds, and refuse what the client sends."""
+
+        async def answer(*frames: Frame) -> None:
+            for frame in frames:
+                try:
+                    connection.send(refused(frame), ready_now)
+                except FrameError as error:
+                    connection.close(error.close_code, error.reason, ready_now)
+
+        connection = Connection(
+            websocket,
+            on_frames=answer,
+            on_gone=lambda _: None,
+            on_send_failed=lambda: None,
+            stall_s=self._stall_s,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_tell, connection, info, from_seq)
+            await connection.run()
+            tasks.cancel_scope.cancel()
+
+
+async def _tell(connection: Connection, info: LogInfo, from_seq: int) -> None:
+    sideband = Sideband(from_seq)
+    try:
+        async with aclosing(follow(Tail(info, sideband.frames))) as batches:
+            async for frames in batches:
+                for frame in frames:
+                    connection.send(frame, ready_now)
+                if sideband.is_over:
+                    break
+    except OSError:
+        pass  # The log cannot be read any more.
+    if sideband.is_over:
+        connection.close(CLOSE_NORMAL, "", ready_now)
+    else:
+        connection.close(CLOSE_INTERNAL_ERROR, LOST, ready_now)
+
+
+def _next_seq(info: LogInfo) -> int:
+    source = info.open()
+    try:
+        return next_seq(source)
+    finally:
+        source.close()
+
+
+# -- the gateway -----------------------------------------------------------------------------------
+
 
 LOADING: Final = "the model is being loaded"
 _UNAVAILABLE: Final = ErrorCode.SERVICE_UNAVAILABLE
@@ -74,7 +253,7 @@ class Gateway:
     Attributes:
         server: None while the model loads.
         has_key: whether a client of this name may still connect.
-        sight: the server's telemetry.
+        telemetry: the server's telemetry.
         attached_left: waits until all attached clients have left.
         drain: begins the end of the server, and logs who asked for it; set by who can end it.
 
@@ -105,15 +284,19 @@ class Gateway:
         self._recordings = Recordings(settings.record_to, load_viewer, remote, console)
         has_views = settings.record_to is not None and load_viewer is not None
         self._console = Console(settings, lambda: self.server, has_views=has_views)
-        self._attaching = Attaching(lambda: self.server, self._recordings, stall_s=settings.stall_s)
-        self.attached_left = self._attaching.wait_until_left
+        self._sideband = SidebandServer(
+            lambda: self.server, self._recordings, stall_s=settings.stall_s
+        )
+        self.attached_left = self._sideband.wait_until_left
         self.drain: Callable[[Server, str], None]
         self._uploader = make_uploader(settings, remote)
         self._retainer = make_retainer(settings, self._uploader)
         self._began_s = time.monotonic()
         self.model = settings.model
         self.server: Server | None = None
-        self.sight: Sight = make_sight(self.status, version=VERSION, traces=settings.traces)
+        self.telemetry: ServerTelemetry = make_telemetry(
+            self.status, version=VERSION, traces=settings.traces
+        )
 
     def _models(self) -> tuple[str, ...]:
         server = self.server
@@ -122,7 +305,11 @@ class Gateway:
     def app(self) -> ASGIApp:
         """Make the application for requests other than WebSockets."""
         api = Api(
-            lambda: self.server, self.status, self.sight.metrics, self._models, self._begin_drain
+            lambda: self.server,
+            self.status,
+            self.telemetry.metrics,
+            self._models,
+            self._begin_drain,
         )
         workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, self._recordings)
@@ -178,7 +365,7 @@ class Gateway:
         """Send the last spans, and store the last recordings; the caller bounds the time."""
         async with anyio.create_task_group() as tasks:
             close = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
-            tasks.start_soon(close, self.sight.close)
+            tasks.start_soon(close, self.telemetry.close)
             if self._uploader is not None:
                 tasks.start_soon(self._uploader.finish)
 
@@ -206,7 +393,7 @@ class Gateway:
             model=self.model,
             speech=self.speech(),
             uptime_s=time.monotonic() - self._began_s,
-            sessions=() if server is None else server.roster(self.sight.metrics.kv_tokens),
+            sessions=() if server is None else server.roster(self.telemetry.metrics.kv_tokens),
             queue_length=0 if server is None else server.admission.queue_length,
             slots=None if server is None else server.slots,
             connections=self._counters.connections,
@@ -284,9 +471,9 @@ class Gateway:
                 await serve()
 
     async def _attach(self, request: WebSocketRequest, admitted: Admitted, name: str) -> None:
-        session = self._attaching.find(name, admitted.principal)
+        session = self._sideband.find(name, admitted.principal)
         if session is not None:
-            await self._attaching.serve(request, admitted, session)
+            await self._sideband.serve(request, admitted, session)
         elif not await self._is_away(request, name):
             await request.reject(404, error_body("not_found", NOT_ATTACHED))
 

@@ -26,15 +26,20 @@ from starlette.types import Receive, Scope, Send
 
 from recorder.format.format import is_recording_id
 
-from ..access.hosts import PORT_OF, read_origin
-from ..api.bodies import read_body
-from ..api.elsewhere import NotHere
-from ..api.streaming import Stream, Write
+from ..access.origins import PORT_OF, read_origin
+from ..api.requests import NotHere, Stream, Write, read_body
 from ..net.http import error_body, http_error, json_response
 from ..net.listener import WebSocketRequest
-from ..net.upstream import SWITCHING, Address, Asked, Headers, Upstream, UpstreamError, ask
-from ..settings.settings import Settings
-from ..settings.values import shown
+from ..net.upstream import (
+    SWITCHING,
+    Address,
+    Headers,
+    Upstream,
+    UpstreamError,
+    UpstreamRequest,
+    ask,
+)
+from ..settings.settings import Settings, shown
 
 RELAYED: Final = "antiphon-relayed"
 """The header of a request that comes from another gateway. A client that sends it gains nothing."""
@@ -92,7 +97,7 @@ class Gateways:
         """
         if not self._all or not is_recording_id(name):
             return False
-        asked = Asked(
+        asked = UpstreamRequest(
             method="GET", target=request.target, headers=request.headers, is_websocket=True
         )
         try:
@@ -117,7 +122,7 @@ class Gateways:
         if not self._all or not is_recording_id(error.name):
             return missing
         query = request.scope["query_string"].decode("ascii")
-        asked = Asked(
+        asked = UpstreamRequest(
             method=request.method,
             target=request.scope["raw_path"].decode("ascii") + (f"?{query}" if query else ""),
             headers=tuple(request.headers.items()),
@@ -126,7 +131,7 @@ class Gateways:
         return _Relayed(self, asked, missing)
 
     async def answer(
-        self, asked: Asked, missing: Response, scope: Scope, receive: Receive, send: Send
+        self, asked: UpstreamRequest, missing: Response, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Send the owner's answer to a request, or `missing` where there is no owner."""
         response = missing
@@ -145,7 +150,7 @@ class Gateways:
             await json_response(away.body, AWAY, dict(away.headers))(scope, receive, send)
 
     @asynccontextmanager
-    async def _owner(self, asked: Asked) -> AsyncIterator[Upstream | None]:
+    async def _owner(self, asked: UpstreamRequest) -> AsyncIterator[Upstream | None]:
         """The answer of the gateway that has it; None: no one has it. `GatewayAway`."""
         owner = await self._ask_all(asked)
         try:
@@ -155,7 +160,7 @@ class Gateways:
                 with anyio.CancelScope(shield=True):
                     await owner.aclose()
 
-    async def _ask_all(self, asked: Asked) -> Upstream | None:
+    async def _ask_all(self, asked: UpstreamRequest) -> Upstream | None:
         if self._asking >= ASKING_MAX:
             raise GatewayAway
         owners, is_away = list[Upstream](), False
@@ -182,7 +187,7 @@ class Gateways:
             raise GatewayAway
         return owners[0] if owners else None
 
-    async def _ask_one(self, address: Address, asked: Asked) -> Upstream | None:
+    async def _ask_one(self, address: Address, asked: UpstreamRequest) -> Upstream | None:
         """Ask a gateway; None if it does not answer, which is logged once."""
         try:
             answer = await ask(address, asked, ((RELAYED, "1"),))
@@ -198,7 +203,7 @@ class Gateways:
 class _Relayed(Response):
     """Another gateway's answer; it is asked for when this one is sent."""
 
-    def __init__(self, gateways: Gateways, asked: Asked, missing: Response) -> None:
+    def __init__(self, gateways: Gateways, asked: UpstreamRequest, missing: Response) -> None:
         super().__init__()
         self._answer = partial(gateways.answer, asked, missing)
 

@@ -46,7 +46,7 @@ from protocol.wire.dialects import (
 from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
-from ..access.credentials import OPENAI_SUBPROTOCOL
+from ..access.gate import OPENAI_SUBPROTOCOL
 from ..session.setup import Arrival
 
 REALTIME_PATH: Final = "/v1/realtime"

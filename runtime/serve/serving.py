@@ -2,11 +2,22 @@
 
 The port is bound first, so that `/health` and `/ready` answer while the model loads. `run`'s
 nursery owns the listener and the model calls; a connection's tasks live in the listener's.
+
+A connection takes a descriptor, and its session's log another, maybe for longer. Connections are
+taken only while there is room for both: a log that cannot be opened is a lost recording.
+
+The first SIGINT, SIGTERM or SIGHUP drains, and so does `POST /api/drain`, after which a signal
+counts as the second: no session is admitted, `/ready` is 503, and running sessions are warned and
+may go on for `drain_s`. Then, or at the second signal, every session gets `session.closed` with
+`server_shutdown` and every log its `fin`, within `shutdown_wait_s`. The third signal cuts off the
+rest. While the model loads, the first one ends the server. A lost device acts as a second signal,
+but is an error.
 """
 
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -17,38 +28,208 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 import attrs
+from anyio.abc import TaskGroup
 
 from recorder.keep.remote import RemoteStore
 from recorder.write.writer import Recorder, RecorderPolicy
 
-from ..access.keyfile import KeyFileError
+from ..access.keys import KeyFileError
 from ..api.views import LoadViewer
 from ..media.decoder import MediaDecoder
-from ..media.speech_detector import EnergyJudge, Judge
+from ..media.speech_detector import EnergyJudge, Judge, NoSileroError, SileroJudge, network
 from ..media.voices import VoiceLibrary
-from ..model.backends.base import Backend, BackendError, Remote
+from ..model.backends.base import Backend, BackendError, DeviceLost, Remote
 from ..model.models import load_backend, require_deterministic
 from ..net import listener
-from ..net.counters import Counters
+from ..net.connection import CLOSE_FLUSH_S, Ready
+from ..net.limits import Counters
 from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
 from ..placement.placement import Load, Placement, Scales, placement_of
 from ..session.identity import SystemIdentities
+from ..session.journal import FIN_WAIT_S, ready_now
 from ..session.model_calls import RELEASE_WAIT_S
 from ..session.server import Server
 from ..session.speech_input import ENERGY_ONLY, SpeechInput, Transcriber
 from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
 from ..telemetry.setup import TracesMissingError
-from .descriptors import allow_open_files
 from .gateway import Gateway
-from .stopping import End, OnStopping, watch_signals
+
+# -- open files ------------------------------------------------------------------------------------
+
+
+OTHER_FILES: Final = 512
+"""Model files, Python's own files, connections being refused, and logs that end."""
+LOGS_ENDING_MAX: Final = 256
+"""Logs of ended sessions that wait to be synced: half of the reserve."""
+
+_logger = logging.getLogger("antiphon.server")
+
+
+def allow(wanted: int, *, files: int | None) -> tuple[int, int]:
+    """The limits that `files` open files allow; None means no limit.
+
+    Returns:
+        Of connections, at most `wanted`, and of logs of ended sessions.
+    """
+    if files is None or files >= 2 * wanted + OTHER_FILES:
+        return wanted, LOGS_ENDING_MAX
+    reserve = min(OTHER_FILES, files // 2)
+    connections_max = max(1, min(wanted, (files - reserve) // 2))
+    return connections_max, max(1, reserve * LOGS_ENDING_MAX // OTHER_FILES)
+
+
+def allow_open_files(settings: Settings) -> tuple[Settings, int]:
+    """Raise the limit of open files; return the settings that fit, and `logs_ending_max`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.connections_max
+    needed = 2 * wanted + OTHER_FILES
+    files = None if resource.RLIM_INFINITY in (soft, hard) else min(max(soft, needed), hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if files is None else files, hard))
+    connections_max, logs_ending_max = allow(wanted, files=files)
+    if connections_max < wanted:
+        text = (
+            "%d files may be open: connections_max is lowered from %d to %d. Raise the limit "
+            "(ulimit -n) to %d"
+        )
+        _logger.warning(text, files, wanted, connections_max, needed)
+    return attrs.evolve(settings, connections_max=connections_max), logs_ending_max
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+SHUTDOWN_SPARE_S: Final = 10.0
+"""Added to the bounds of a session's end, for a busy machine."""
+ATTACHED_WAIT_S: Final = 2.0
+"""Attached clients read the end of a log within `tail.POLL_S`; one that is slow is cut off."""
+CUT_OFF_S: Final = max(RELEASE_WAIT_S, FIN_WAIT_S)
+"""The most that cut-off sessions take: slots are released while logs are finished."""
+
+OnStopping = Callable[[signal.Signals | None], None]
+"""Called with None when all sessions are over, or with the signal that cuts them off."""
+
+
+def shutdown_wait_s(settings: Settings) -> float:
+    """The time for sessions that were told to end, in seconds: the longest of the settings.
+
+    A hung model call, its slot's release and the log's last sync come in turn; the last frames to a
+    client that takes nothing at the same time. A client that takes minutes of speech slowly is cut
+    off.
+    """
+    model_s = settings.cleanup_wait_s + RELEASE_WAIT_S + FIN_WAIT_S
+    client_s = settings.stall_s + CLOSE_FLUSH_S
+    return max(model_s, client_s) + SHUTDOWN_SPARE_S
+
+
+class Shutdown:
+    """The end of one server: `tasks` are all of its tasks; `on_stopping` is called when it comes.
+
+    `patience`: cancelled when sessions are told to end; `cut_by`: the signal that cut sessions off,
+    or None; `has_begun`: the end has begun; `lost`: the device whose loss ended the server, or
+    None; `attached_left` waits until all attached clients have left.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tasks: TaskGroup,
+        on_stopping: OnStopping,
+        attached_left: Ready = ready_now,
+    ) -> None:
+        self.attached_left = attached_left
+        self.settings = settings
+        self.tasks = tasks
+        self.patience = anyio.CancelScope()
+        self.cut_by: signal.Signals | None = None
+        self.lost: DeviceLost | None = None
+        self._on_stopping = on_stopping
+        self.has_begun = False
+
+    def drain(self, server: Server, asked_by: str, level: int = logging.INFO) -> None:
+        """Start the shutdown as the first signal does, and log who asked for it.
+
+        `level`: of that, where no session is warned.
+        """
+        drain_s = self.settings.drain_s
+        told = logging.WARNING if server.sessions and drain_s else level
+        _logger.log(told, "%s: %d sessions have %d s to finish", asked_by, server.sessions, drain_s)
+        self.begin(server)
+
+    def begin(self, server: Server) -> None:
+        """Start the shutdown; a second call does nothing."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.tasks.start_soon(shut_down, server, self)
+
+    def give_up(self, server: Server, lost: DeviceLost) -> None:
+        """End a server that has lost its device, without a drain; it may be ending already."""
+        _logger.error("%s: ending %d sessions", lost, server.sessions)
+        self.lost = lost
+        self.patience.cancel()
+        self.begin(server)
+
+    def come(self, cut_by: signal.Signals | None = None) -> None:
+        """Cancel all that is left; `cut_by` is the signal that cuts sessions off, or None."""
+        self.cut_by = cut_by
+        self._on_stopping(cut_by)
+        self.tasks.cancel_scope.cancel()
+
+
+async def watch_signals(server: Callable[[], Server | None], end: Shutdown) -> None:
+    """Act on signals until the end cancels it; `server` returns None while the model loads."""
+    come = 0
+    with anyio.open_signal_receiver(*_heeded()) as signals:
+        async for number in signals:
+            serving = server()
+            if serving is not None:
+                come = max(come, int(end.has_begun)) + 1
+            if serving is None:
+                end.come()
+            elif come > 2:
+                _logger.warning("%s: %d sessions are cut off", number.name, serving.sessions)
+                end.come(cut_by=number)
+            elif come == 2:
+                _logger.warning("%s: ending %d sessions now", number.name, serving.sessions)
+                end.patience.cancel()
+            else:
+                end.drain(serving, number.name)
+
+
+def _heeded() -> list[signal.Signals]:
+    """The signals that end a server; SIGHUP is ignored under `nohup`."""
+    ends = [signal.SIGINT, signal.SIGTERM]
+    return ends if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ends, signal.SIGHUP]
+
+
+async def shut_down(server: Server, end: Shutdown) -> None:
+    """Drain a server, end its sessions, then cancel its tasks."""
+    drain_s = end.settings.drain_s
+    if drain_s and not end.patience.cancel_called:
+        server.begin_drain(drain_s)
+        end.patience.deadline = anyio.current_time() + drain_s
+        with end.patience:
+            await server.wait_until_empty()
+    end.patience.cancel()
+    server.drain()
+    wait_s = shutdown_wait_s(end.settings)
+    with anyio.move_on_after(wait_s) as scope:
+        await server.wait_until_empty()
+    if scope.cancelled_caught:
+        _logger.error("%d sessions did not end in %g s", server.sessions, wait_s)
+    with anyio.move_on_after(ATTACHED_WAIT_S):
+        await end.attached_left()
+    end.come()
+
+
+# -- the server ------------------------------------------------------------------------------------
+
 
 LAST_WAIT_S: Final = 10.0
 """For the last spans and uploads, after all sessions ended and their logs are closed."""
-
-_logger = logging.getLogger("antiphon.server")
 
 
 class CannotServeError(Exception):
@@ -95,7 +276,7 @@ async def run(
             on_bound(await tasks.start(serve_port, listeners))
             for work in (gateway.watch_keys, gateway.keep_recordings, gateway.store_recordings):
                 tasks.start_soon(work)
-            end = End(settings, tasks, on_stopping, gateway.attached_left)
+            end = Shutdown(settings, tasks, on_stopping, gateway.attached_left)
             gateway.drain = partial(end.drain, level=logging.WARNING)  # by whom is to be known
             tasks.start_soon(watch_signals, lambda: gateway.server, end)
             placement = placement_of(settings, load, tasks)
@@ -109,7 +290,7 @@ async def run(
             if placement.is_named_by_workers:
                 settings = attrs.evolve(settings, model=workers.info.name)
             gateway.model = settings.model
-            make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.sight.hub)
+            make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.telemetry.hub)
             make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
             make = partial(make, recorder=recorder, speech_input=ears)
             gateway.server = await _make(make, settings)
@@ -151,8 +332,6 @@ async def _judge(settings: Settings) -> Callable[[], Judge]:
     """What finds users' speech; a model is loaded before the first of them comes."""
     if settings.detector == "energy":
         return EnergyJudge
-    from ..media.silero import NoSileroError, SileroJudge, network
-
     try:
         await anyio.to_thread.run_sync(network, abandon_on_cancel=True)
     except NoSileroError as error:

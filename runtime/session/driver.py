@@ -36,8 +36,7 @@ from recorder.format.records import Fields
 from recorder.format.steps import fin_fields
 from recorder.read.past import Past
 
-from ..media.decoder import decode_at_once
-from ..media.fair import Client
+from ..media.decoder import Client, decode_at_once
 from ..media.speech_detector import SpeechDetector
 from ..media.values import Decoded, MediaError
 from ..net.connection import Connection, Ready

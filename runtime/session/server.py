@@ -33,8 +33,7 @@ from recorder.write.writer import Recorder
 from ..model.backends.base import Backend, DeviceLost
 from ..net.connection import Connection
 from ..net.websocket import WebSocket
-from ..settings.bounds import MIB
-from ..settings.settings import Settings
+from ..settings.settings import MIB, Settings
 from ..slots.admission import Admission, Refused
 from ..slots.pool import PoolCounts
 from ..slots.workers import Workers

@@ -25,8 +25,7 @@ from recorder.format.records import Fields
 from recorder.keep.store import LogInfo
 
 from ..model.backends.base import BackendInfo
-from ..settings.bounds import MIB
-from ..settings.settings import Settings
+from ..settings.settings import MIB, Settings
 from .identity import Identity
 from .peer import hash_of
 

@@ -5,23 +5,40 @@
   Problems name their file and key, or variable, and are reported all at once.
 - An empty variable or text is `None` where a setting allows it, else an error.
 - Relative paths start at the server's working directory, in a file too; `~` is not expanded.
+- A flag that is given counts, even with its default value; otherwise the other sources decide. So
+  no flag has a default here.
+
+`to_toml` writes them as a file for `--config`, each with a comment that names its source. Reading
+it gives the same settings; None is an empty text. The standard library has no TOML writer.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import attrs
+import click
+from click.core import ParameterSource
 
-from .declaration import PREFIX, Setting, declared
-from .settings import Settings
-from .values import ValueWrongError, from_text, from_toml, shown
+from .settings import (
+    PREFIX,
+    Setting,
+    Settings,
+    ValueWrongError,
+    declared,
+    from_text,
+    from_toml,
+    plain,
+    shown,
+)
 
 Source = Literal["default", "file", "variable", "flag"]
 
@@ -162,3 +179,138 @@ def _nearest(name: str, known: Mapping[str, Setting]) -> str:
 
 def _bare(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
+
+
+# -- a file of settings ----------------------------------------------------------------------------
+
+
+def to_toml(effective: Effective) -> str:
+    """Format the settings of a server."""
+    return "".join(f"{line}\n" for line in _lines(effective))
+
+
+def written(value: object) -> str:
+    """Format one value as TOML."""
+    if value is None:
+        return '""'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str | Path):
+        # A JSON text is a TOML text, except that TOML escapes DEL.
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    assert isinstance(value, tuple)
+    return f"[{', '.join(written(item) for item in value)}]"
+
+
+def _lines(effective: Effective) -> Iterator[str]:
+    yield "# What the server runs with: defaults < file < variables < flags."
+    if effective.file is not None:
+        yield f"# The file: {written(effective.file)}"
+    for heading, settings in groupby(declared(Settings), key=lambda setting: setting.heading):
+        yield ""
+        yield f"# {heading}"
+        for setting in settings:
+            value = written(getattr(effective.settings, setting.name))
+            yield f"{setting.name} = {value}  # {_source_of(setting, effective)}"
+
+
+def _source_of(setting: Setting, effective: Effective) -> str:
+    source = effective.sources[setting.name]
+    named = {"variable": f" {setting.variable}", "flag": f" {setting.flag}"}.get(source, "")
+    none = getattr(effective.settings, setting.name) is None
+    return f"{source}{named}" + (f": {setting.unset}" if none else "")
+
+
+# -- flags -----------------------------------------------------------------------------------------
+
+
+METAVARS: Final = {"number": "NUMBER", "text": "TEXT", "path": "PATH", "texts": "TEXT"}
+OTHER_OPTIONS: Final = "Configuration and help"
+"""The heading of options that are no settings."""
+
+Command = Callable[..., Any]
+
+
+class SettingType(click.ParamType[object]):
+    """A value of a setting, checked as in a variable."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.name = setting.name
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Parse a flag's text; for a list it is one item, commas included."""
+        if not isinstance(value, str):
+            return value
+        try:
+            if self._setting.kind == "texts":
+                return plain(value)
+            parsed = from_text(self._setting, value)
+        except ValueWrongError as error:
+            self.fail(str(error), param, ctx)
+        return parsed
+
+
+class SettingsCommand(click.Command):
+    """A command whose help groups the settings by heading."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by group."""
+        headings = {setting.name: setting.heading for setting in declared(Settings)}
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                heading = headings.get(param.name or "", OTHER_OPTIONS)
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def settings_options(command: Command) -> Command:
+    """Add a flag for each setting to a command, passed by the setting's name."""
+    for setting in reversed(declared(Settings)):
+        command = _option(setting)(command)
+    return command
+
+
+def given(ctx: click.Context) -> dict[str, object]:
+    """The values of the flags that were given, by setting; for a command of `settings_options`."""
+    return {
+        setting.name: ctx.params[setting.name]
+        for setting in declared(Settings)
+        if ctx.get_parameter_source(setting.name) is ParameterSource.COMMANDLINE
+    }
+
+
+def _option(setting: Setting) -> Callable[[Command], Command]:
+    told = f"{setting.help} [{_default_of(setting)}]"
+    if setting.kind == "truth":
+        negated = f"--no-{setting.flag.removeprefix('--')}"
+        return click.option(f"{setting.flag}/{negated}", setting.name, default=None, help=told)
+    return click.option(
+        setting.flag,
+        setting.name,
+        type=SettingType(setting),
+        multiple=setting.kind == "texts",
+        metavar="|".join(setting.choices) or METAVARS[setting.kind],
+        help=told,
+    )
+
+
+def _default_of(setting: Setting) -> str:
+    """The bracketed default and range after the help."""
+    if setting.kind == "texts":
+        return "default: none; give it as often as wanted"
+    text = setting.unset if setting.default is None else _plain(setting.default)
+    ranged = f"; {setting.allowed}" if setting.kind == "number" else ""
+    return f"default: {text}{ranged}"
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

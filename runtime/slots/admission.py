@@ -34,7 +34,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
 from protocol.values.modes import OF_MODE, Mode
 
-from ..settings.bounds import QUEUE_MAX
+from ..settings.settings import QUEUE_MAX
 from .pool import Lease, Pool
 
 QUEUE_TOLD_MAX: Final = 8

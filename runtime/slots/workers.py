@@ -41,7 +41,7 @@ from ..model.backends.base import (
     Mortal,
     Remote,
 )
-from ..settings.values import TEXTS_MAX
+from ..settings.settings import TEXTS_MAX
 from .pool import Lease, Pool
 
 DIFFERENCES_TOLD: Final = 3

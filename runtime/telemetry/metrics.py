@@ -1,32 +1,358 @@
-"""The metrics of one server: a registry of its own, and the answer of `/metrics`.
+"""All metrics of a server and its sessions, for Prometheus.
 
-A session's `Meter` counts into `books`; `gauges` asks the server for its state.
+- The server's state is gauges, asked of it at each scrape; a recorder's counts are counters.
+- Sessions are counted later, many steps at once. A step of a session comes some milliseconds after
+  another's, and by then the CPU's caches hold other things: counted at once, each takes three times
+  as long. What a meter reads of the session is noted with the step, so the figures are the same.
+  With 20 sessions this saves a seventh of a unit's CPU (docs/performance.md, "Cold caches").
+
+`python -m runtime.telemetry.metrics FILE` writes the table of all metrics in `docs/metrics.md`,
+made from their declarations, between its two marks; a test compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Final, get_args
 from weakref import WeakValueDictionary
 
+import attrs
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_CONTENT_TYPE
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from protocol.machine.session import Connected, Session
+from protocol.values import events as ev
+from protocol.values.effects import Effect, StartTurn
 from protocol.values.events import ConnectionOpened
+from protocol.values.messages import EndReason, ServerMessage
 from protocol.values.modes import Mode
+from protocol.values.requests import ClientMessage
+from protocol.values.state import State
+from recorder.keep.retention import Cause, RetentionStatistics
 
+from ..access.gate import Reason
+from ..net.limits import Counters, Drop, Refusal
+from ..slots.workers import WorkersStatistics
+from ..telemetry import catalogue
 from .catalogue import Metric
-from .gauges import ServerGauges
-from .instruments import Books, Instruments, Labels, Series
-from .later import Backlog, Later
-from .meter import Meter
+from .meters import Instruments, Labels, Meter, ModeInstruments, Series
 from .watching import ServerStatus
+
+# -- the server's state ----------------------------------------------------------------------------
+
+
+LabelValues = tuple[str, ...]
+NO_LABELS: Final[LabelValues] = ()
+READINESS: Final = ("loading", "ready", "full", "draining", "condemned")
+"""The server's states; each is a series, so that its changes can be plotted."""
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=f"antiphon_{name}", kind="gauge", meaning=meaning, labels=labels)
+
+
+def _count(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=f"antiphon_{name}_total", kind="counter", meaning=meaning, labels=labels)
+
+
+BUILD: Final = _gauge("build_info", "Always 1; what runs.", "version", "model", "speech")
+UPTIME: Final = _gauge("uptime_seconds", "Since the server began.")
+READY: Final = _gauge("ready", "1 where `/ready` answers 200, else 0.")
+READINESS_GAUGE: Final = _gauge(
+    "readiness", "1 for the current state of the server, 0 for the others.", "state"
+)
+CONNECTIONS: Final = _gauge("connections", "Open connections of any kind.")
+TASKS: Final = _gauge("tasks", "Tasks of the event loop; a constant number while idle.")
+WEBSOCKETS: Final = _gauge("websockets", "Of these, WebSockets.")
+REFUSED: Final = _count(
+    "connections_refused",
+    "Connections closed before a request: full (connection limit), address (limit per address), "
+    "rate (rate limit per address), tls, silent (no data in time), head (no request in time).",
+    "cause",
+)
+CUT: Final = _count(
+    "connections_dropped",
+    "Connections cut by the server: stalled (read nothing, or too slowly), silent (sent "
+    "nothing), slow (with a large message), left (gone during a wait for their rate limit).",
+    "cause",
+)
+DENIED: Final = _count(
+    "requests_denied",
+    "Requests, also for WebSockets, that were answered with 401 or 403: host, origin, no_key, "
+    "wrong_key (or more than one), mode and scope (a valid key without the permission).",
+    "reason",
+)
+PAUSES: Final = _count("reading_pauses", "Times that a client waited because of its rate limit.")
+RECEIVING: Final = _gauge("receiving_bytes", "Bytes of large messages that are on their way in.")
+SESSIONS: Final = _gauge("sessions", "Sessions that run.", "mode", "state")
+SESSIONS_DETACHED: Final = _gauge(
+    "sessions_detached",
+    "Sessions whose clients are away and may come back: detached, with a slot, or asleep, without.",
+    "state",
+)
+QUEUE: Final = _gauge("queue_length", "Sessions and turns that wait for a slot.")
+SLOTS: Final = _gauge("slots", "Slots of the model: free, leased, condemned.", "state")
+WORKERS: Final = _gauge("workers", "Workers: serving, condemned.", "state")
+WORKERS_WANTED: Final = _gauge(
+    "workers_wanted",
+    "Workers that the load asks for, at least 1, for autoscaling: the busy slots by 0.8 of a "
+    "worker's slots, rounded up, and one more if the first in the queue has waited over 10 s.",
+)
+WORKERS_REPLACED: Final = _count("workers_replaced", "Condemned workers that were replaced.")
+WORKER_LOADS_FAILED: Final = _count("worker_loads_failed", "Failed attempts to load a replacement.")
+KV: Final = _gauge("kv_tokens", "Tokens that all sessions hold in the KV cache.")
+KV_LARGEST: Final = _gauge("kv_tokens_largest", "Tokens of the session that holds most.")
+RECORDER_LOGS: Final = _gauge("recorder_logs", "Session logs that are open.")
+RECORDER_BACKLOG: Final = _gauge(
+    "recorder_backlog_bytes", "Bytes of logs that are not yet written: how far the recorder lags."
+)
+RECORDER_BLOCKS: Final = _count("recorder_blocks", "Blocks written to logs.")
+RECORDER_WRITTEN: Final = _count("recorder_written_bytes", "Bytes written to logs.")
+RECORDER_FAILURES: Final = _count("recorder_failures", "Logs that failed.")
+RECORDINGS: Final = _gauge("recordings", "Logs in the folder, when they were counted last.")
+RECORDINGS_BYTES: Final = _gauge("recordings_bytes", "What these take.")
+RECORDINGS_REMOVED: Final = _count(
+    "recordings_removed", "Logs that the server removed: by age, by the size of all.", "cause"
+)
+RECORDINGS_REMOVED_BYTES: Final = _count("recordings_removed_bytes", "What these took.")
+REMOVALS_FAILED: Final = _count(
+    "recordings_removals_failed", "Times that a log should have been removed and could not be."
+)
+STORED: Final = _count("recordings_stored", "Logs copied to the object store, and read back.")
+STORED_BYTES: Final = _count("recordings_stored_bytes", "Their bytes.")
+STORE_WAITING: Final = _gauge(
+    "recordings_store_waiting", "Complete logs of the folder that the object store does not have."
+)
+STORE_FAILURES: Final = _count(
+    "recordings_store_failures",
+    "Failed uploads, and requests that the object store refused or did not answer.",
+)
+
+RECORDER: Final = {
+    "logs": RECORDER_LOGS,
+    "backlog_bytes": RECORDER_BACKLOG,
+    "blocks": RECORDER_BLOCKS,
+    "file_bytes": RECORDER_WRITTEN,
+    "failures": RECORDER_FAILURES,
+}
+"""By the names of `RecorderStatistics`."""
+STORE: Final = {
+    "uploaded": STORED,
+    "uploaded_bytes": STORED_BYTES,
+    "waiting": STORE_WAITING,
+    "failures": STORE_FAILURES,
+}
+"""By the names of `StoreStatistics`."""
+SERVER_METRICS: Final[tuple[Metric, ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)
+"""In the order of this file."""
+
+
+class ServerGauges(Collector):
+    """Asks a server for its status, in the caller's thread, each time that metrics are written."""
+
+    def __init__(self, status: Callable[[], ServerStatus]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Family]:
+        """The families, with the current status."""
+        status = self._status()
+        speech = status.speech or "unknown"
+        yield _gauge_family(BUILD, {(status.version, status.model, speech): 1})
+        yield _gauge_family(UPTIME, {NO_LABELS: status.uptime_s})
+        yield _gauge_family(READY, {NO_LABELS: int(status.readiness == "ready")})
+        states = dict.fromkeys((*READINESS, status.readiness), 0) | {status.readiness: 1}
+        yield _gauge_family(READINESS_GAUGE, {(state,): value for state, value in states.items()})
+        yield _gauge_family(CONNECTIONS, {NO_LABELS: status.connections})
+        yield _gauge_family(TASKS, {NO_LABELS: status.tasks})
+        yield _gauge_family(QUEUE, {NO_LABELS: status.queue_length})
+        if status.slots is not None:
+            places = ("free", "leased", "condemned")
+            yield _gauge_family(SLOTS, {(place,): getattr(status.slots, place) for place in places})
+        reasons = get_args(Reason)
+        yield _gauge_family(DENIED, {(reason,): status.denied.get(reason, 0) for reason in reasons})
+        yield from _of_sessions(status)
+        if status.listener is not None:
+            yield from _of_listener(status.listener)
+        if status.workers is not None:
+            yield from _of_workers(status.workers)
+        if status.workers_wanted is not None:
+            yield _gauge_family(WORKERS_WANTED, {NO_LABELS: status.workers_wanted})
+        for name, metric in RECORDER.items():
+            if name in status.recorder:
+                yield _gauge_family(metric, {NO_LABELS: status.recorder[name]})
+        if status.retention is not None:
+            yield from _of_recordings(status.retention)
+        for name, metric in STORE.items():
+            if name in status.store:
+                yield _gauge_family(metric, {NO_LABELS: status.store[name]})
+
+
+def _of_sessions(status: ServerStatus) -> Iterator[Family]:
+    found = Counter[LabelValues]((at.mode, at.state.value) for at in status.sessions)
+    pairs: list[LabelValues] = [(mode, state.value) for mode in get_args(Mode) for state in State]
+    yield _gauge_family(SESSIONS, {pair: found[pair] for pair in pairs})
+    away = Counter(session.connection for session in status.sessions)
+    states: tuple[Connected, ...] = ("detached", "asleep")
+    yield _gauge_family(SESSIONS_DETACHED, {(state,): away[state] for state in states})
+    held = [session.kv_tokens for session in status.sessions]
+    yield _gauge_family(KV, {NO_LABELS: sum(held)})
+    yield _gauge_family(KV_LARGEST, {NO_LABELS: max(held, default=0)})
+
+
+def _of_listener(seen: Counters) -> Iterator[Family]:
+    yield _gauge_family(WEBSOCKETS, {NO_LABELS: seen.websockets})
+    yield _gauge_family(
+        REFUSED, {(cause,): seen.refused.get(cause, 0) for cause in get_args(Refusal)}
+    )
+    yield _gauge_family(CUT, {(cause,): seen.dropped.get(cause, 0) for cause in get_args(Drop)})
+    yield _gauge_family(PAUSES, {NO_LABELS: seen.pauses})
+    yield _gauge_family(RECEIVING, {NO_LABELS: seen.receiving_bytes})
+
+
+def _of_recordings(seen: RetentionStatistics) -> Iterator[Family]:
+    yield _gauge_family(RECORDINGS, {NO_LABELS: seen.logs})
+    yield _gauge_family(RECORDINGS_BYTES, {NO_LABELS: seen.file_bytes})
+    causes = get_args(Cause)
+    yield _gauge_family(
+        RECORDINGS_REMOVED, {(cause,): seen.removed.get(cause, 0) for cause in causes}
+    )
+    yield _gauge_family(RECORDINGS_REMOVED_BYTES, {NO_LABELS: seen.removed_bytes})
+    yield _gauge_family(REMOVALS_FAILED, {NO_LABELS: seen.failures})
+
+
+def _of_workers(seen: WorkersStatistics) -> Iterator[Family]:
+    serving = seen.workers - seen.condemned
+    yield _gauge_family(WORKERS, {("serving",): serving, ("condemned",): seen.condemned})
+    yield _gauge_family(WORKERS_REPLACED, {NO_LABELS: seen.replaced})
+    yield _gauge_family(WORKER_LOADS_FAILED, {NO_LABELS: seen.failures})
+
+
+def _gauge_family(metric: Metric, values: Mapping[LabelValues, float]) -> Family:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.meaning, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+# -- counting later --------------------------------------------------------------------------------
+
+
+STEPS_MAX: Final = 32
+"""Counted at once: a millisecond."""
+BYTES_MAX: Final = 4 << 20
+"""Of clients' messages and media, kept by steps that wait."""
+
+
+@attrs.define
+class _Noted:
+    """A session after a step, as far as a meter reads it (`Shown`)."""
+
+    end_reason: EndReason | None
+    said: Sequence[ServerMessage]
+    state: State
+    taken: ClientMessage | None
+    units_waiting: int
+
+
+class Backlog:
+    """The steps of a server's sessions that are not counted yet, in order."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], None]] = []
+        self._bytes = 0
+
+    def put(self, count: Callable[[], None], size_bytes: int, *, is_large: bool = False) -> None:
+        """Take what counts a step of a size; count all if they are many, or one is large."""
+        self._steps.append(count)
+        self._bytes += size_bytes
+        if is_large or self._bytes > BYTES_MAX or len(self._steps) >= STEPS_MAX:
+            self.count()
+
+    def count(self) -> None:
+        """Count all steps."""
+        steps, self._steps, self._bytes = self._steps, [], 0
+        for count in steps:
+            count()
+
+
+class DeferredMeter:
+    """A session's meter, which counts when the backlog does (`Watcher`).
+
+    What it raises is raised by the next call.
+    """
+
+    def __init__(self, meter: Meter, backlog: Backlog) -> None:
+        self.meter: Final = meter
+        self._backlog = backlog
+        self._error: Exception | None = None
+
+    def saw(self, event: ev.Event, effects: tuple[Effect, ...], session: Session) -> None:
+        """As `Watcher`."""
+        self._check()
+        count = partial(self.meter.saw, event, effects, _note(session))
+        is_turn = any(isinstance(effect, StartTurn) for effect in effects)
+        # A turn has a whole conversation.
+        self._backlog.put(partial(self._count, count), _size_bytes(event), is_large=is_turn)
+
+    def heard(
+        self,
+        events: Sequence[ev.FrameReceived],
+        messages: Sequence[ClientMessage],
+        session: Session,
+    ) -> None:
+        """As `Watcher`."""
+        self._check()
+        count = partial(self.meter.heard, events, messages, _note(session))
+        self._backlog.put(partial(self._count, count), sum(map(_size_bytes, events)))
+
+    def over(self, reason: str | None) -> None:
+        """As `Watcher`."""
+        self._backlog.count()
+        self._check()
+        self.meter.over(reason)
+
+    def _count(self, count: Callable[[], None]) -> None:
+        """Count a step, unless an earlier one could not be counted."""
+        if self._error is None:
+            try:
+                count()
+            except Exception as error:
+                self._error = error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _note(session: Session) -> _Noted:
+    return _Noted(
+        session.end_reason, session.said, session.state, session.taken, session.units_waiting
+    )
+
+
+def _size_bytes(event: ev.Event) -> int:
+    if isinstance(event, ev.FrameReceived):
+        return len(event.frame or b"")
+    if isinstance(event, ev.MediaDecoded):
+        return len(event.pcm) + sum(map(len, event.pictures + event.stacked))
+    return 0
+
+
+# -- the metrics -----------------------------------------------------------------------------------
+
 
 TEXT_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_MEDIA_TYPE: Final = "application/openmetrics-text"
@@ -45,7 +371,7 @@ class Metrics:
         made = Instruments()
         self._backlog: Final = Backlog()
         self.registry.register(Counted(made, self._backlog))
-        self._books: Final = {mode: Books(made, mode) for mode in get_args(Mode)}
+        self._instruments: Final = {mode: ModeInstruments(made, mode) for mode in get_args(Mode)}
         self._meters: Final[WeakValueDictionary[str, Meter]] = WeakValueDictionary()
         if status is not None:
             self.registry.register(ServerGauges(status))
@@ -53,11 +379,11 @@ class Metrics:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
 
-    def watch(self, opened: ConnectionOpened, owner: str) -> Later:  # noqa: ARG002
+    def watch(self, opened: ConnectionOpened, owner: str) -> DeferredMeter:  # noqa: ARG002
         """As `Telemetry`; the owner is not counted."""
-        meter = Meter(self._books[opened.mode], opened)
+        meter = Meter(self._instruments[opened.mode], opened)
         self._meters[opened.recording_id] = meter
-        return Later(meter, self._backlog)
+        return DeferredMeter(meter, self._backlog)
 
     def kv_tokens(self, recording_id: str) -> int:
         """A session's tokens in the model's cache; 0 if it does not run."""
@@ -103,3 +429,44 @@ def _family(metric: Metric, made: Mapping[Labels, Series]) -> Family:
         buckets = zip(bounds, accumulate(series.counts), strict=True)
         family.add_metric(labels, list(buckets), series.total)
     return family
+
+
+# -- their table -----------------------------------------------------------------------------------
+
+
+BEGIN: Final = "<!-- metrics: begin, written by runtime.telemetry.metrics -->"
+END: Final = "<!-- metrics: end -->"
+
+
+def table() -> str:
+    """The tables of the sessions' metrics and of the server's."""
+    return "\n".join(
+        [
+            *("Of sessions and their units, from their own logs:", ""),
+            *_rows(catalogue.ALL),
+            *("", "Of the server, at the time of the request:", ""),
+            *_rows(SERVER_METRICS),
+        ]
+    )
+
+
+def insert(text: str) -> str:
+    """A page with the table between its marks; raises `ValueError` if it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page lacks {BEGIN} or {END}")
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def _rows(metrics: tuple[Metric, ...]) -> list[str]:
+    rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
+    for metric in metrics:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |")
+    return rows
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(insert(page.read_text("utf-8")), "utf-8")

@@ -25,7 +25,7 @@ from ..model.models import (
     require_deterministic,
 )
 from ..net.tls import Certificate, CertificateError
-from ..settings.bounds import DEVICES, DTYPES
+from ..settings.settings import DEVICES, DTYPES
 from ..telemetry.logs import configure
 from .worker import Worker
 

@@ -28,8 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
-from runtime.media.silero import SileroJudge
-from runtime.media.speech_detector import EnergyJudge, Judge
+from runtime.media.speech_detector import EnergyJudge, Judge, SileroJudge
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.speech_input import SpeechInput
 from tests.project.evidence import add_out

@@ -47,8 +47,8 @@ from recorder.keep.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from runtime.commands import interrupts
-from runtime.commands.bench.command import measure_units
-from runtime.commands.bench.material import (
+from runtime.commands.bench import measure_units
+from runtime.commands.bench_engine import (
     BenchError,
     Speech,
     Times,

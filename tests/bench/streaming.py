@@ -52,7 +52,7 @@ from runtime.client.errors import ClientError, SessionClosedError
 from runtime.client.sdk import transcribe
 from runtime.client.transcription import TranscriptionSession
 from runtime.commands import interrupts
-from runtime.commands.bench.material import (
+from runtime.commands.bench_engine import (
     FIXTURES,
     MS,
     BenchError,
@@ -64,7 +64,7 @@ from runtime.commands.bench.material import (
     tell,
 )
 from runtime.commands.server_process import served
-from runtime.media.audio import read_wav
+from runtime.media.sound import read_wav
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.transcript import Transcript

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from runtime.settings.values import TEXTS_MAX
+from runtime.settings.settings import TEXTS_MAX
 from tests.bench.capacity import measure as bench
 from tests.bench.capacity.__main__ import EVIDENCE, ROOT, capacity_command
 from tests.bench.capacity.measure import MODES, Run, measure, predict

@@ -21,7 +21,7 @@ import anyio
 import anyio.abc
 import pybase64
 
-from runtime.net.keeper import PING
+from runtime.net.monitor import PING
 from tests.fairness.heavy_pictures import heavy_jpeg
 from tests.soak.server import INIT, LOST, SECOND, frame_of, handshake
 

@@ -32,8 +32,7 @@ from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.state import Course
 from protocol.values.utf8 import frame_bytes
 from recorder.write.writer import Recorder
-from runtime.media.decoder import MediaDecoder
-from runtime.media.fair import Client
+from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded
 from runtime.model.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
 from runtime.model.backends.scripted import Step as ModelStep
@@ -44,7 +43,7 @@ from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.session.setup import Arrival
 from runtime.settings.settings import Settings
-from runtime.telemetry.setup import make_sight
+from runtime.telemetry.setup import make_telemetry
 from runtime.telemetry.watching import ServerStatus
 from tests.fuzz.case import (
     MATERIAL_BYTES_MAX,
@@ -528,7 +527,7 @@ class LocalTarget:
     ) -> None:
         self._wrap = wrap
         self._record_to = record_to
-        self._watching = make_sight(_nobody_asks, version="", traces=False).hub
+        self._watching = make_telemetry(_nobody_asks, version="", traces=False).hub
 
     def run(self, case: Case) -> Outcome:
         """Play one case to a new server; raises `FuzzerError` if the fuzzer is broken."""

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from protocol.values.digest import digest
 from protocol.values.model import SAMPLE_BYTES, Cut, Finalized, Opened, Opening, Unit, UnitResult
 from protocol.values.modes import Mode
-from runtime.media.audio import read_wav
+from runtime.media.sound import read_wav
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from tests.golden.stage import without_loss

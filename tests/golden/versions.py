@@ -18,7 +18,7 @@ import numpy as np
 
 from recorder.format.format import SUFFIX
 from recorder.mend.compact import compact
-from runtime.media.audio import read_wav
+from runtime.media.sound import read_wav
 from tests.golden.logs import FOLDER, HASHES, frozen, hash_of, items, record, twin, twin_path
 from tests.golden.stage import Scene, part
 from tests.sessions.in_memory import World, append_frame, base64

@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 import torch
 
-from runtime.commands.bench.engine_command import ARRIVALS
+from runtime.commands.bench import ARRIVALS
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
 from runtime.model.backends.minicpmo.full import full_config, gpu_bytes, random_model
 from runtime.model.backends.minicpmo.model import DuplexModel

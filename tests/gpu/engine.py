@@ -9,9 +9,16 @@ from typing import Any, Final
 import attrs
 
 from runtime.commands import interrupts
-from runtime.commands.bench.engine import SPEAKING_TOKENS, Doing, Load, run_rebuilt
-from runtime.commands.bench.engine_command import ARRIVALS, Kinds, bench
-from runtime.commands.bench.material import Arrival, camera_frame, load_speech
+from runtime.commands.bench import ARRIVALS, Kinds, measure_engine
+from runtime.commands.bench_engine import (
+    SPEAKING_TOKENS,
+    Arrival,
+    Doing,
+    Load,
+    camera_frame,
+    load_speech,
+    run_rebuilt,
+)
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend
 
@@ -56,7 +63,7 @@ def served(
             continue
         load = attrs.evolve(usual, instructions=usual.instructions + " listen" * words)
         kinds = Kinds(modes=("batched",), arrivals=arrivals)
-        runs, best = bench(model, load, list(counts), kinds=kinds, say=lambda _: None)
+        runs, best = measure_engine(model, load, list(counts), kinds=kinds, say=lambda _: None)
         for run in runs:
             late = f"{run.missed} of {run.units} late"
             times = f"p50 {run.latency.p50_ms:.0f}, p99 {run.latency.p99_ms:.0f} ms"

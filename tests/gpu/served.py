@@ -22,17 +22,19 @@ import antiphon
 from protocol.values.messages import Listen, Speech
 from protocol.values.requests import Append, Init
 from runtime import SOURCE_TREE
-from runtime.commands.bench.engine import DUE_S, SPEAKING_TOKENS, Case
-from runtime.commands.bench.engine import Load as Said
-from runtime.commands.bench.material import (
+from runtime.commands.bench_engine import (
+    DUE_S,
     MS,
+    SPEAKING_TOKENS,
     Arrival,
+    Case,
     Times,
     camera_frame,
     load_speech,
     machine_facts,
     sum_up,
 )
+from runtime.commands.bench_engine import Load as Said
 from runtime.commands.server_process import RUN, served
 from tests.gpu.backend import install
 from tests.project.evidence import keep, made

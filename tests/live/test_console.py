@@ -26,8 +26,7 @@ from websockets.sync.client import ClientConnection, connect
 from recorder.format.format import recording_id_of
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from tests.browser.chromium import CHROMIUM, WAIT_S, Tab, chromium
 from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server

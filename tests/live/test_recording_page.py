@@ -16,8 +16,7 @@ from recorder.keep.marks import add_mark, marks_path, read_marks
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from replay.view.document import page_of
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import ANYONE, Key, hash_key
+from runtime.access.keys import ANYONE, Key, change_key_file, hash_key
 from runtime.api.views import marks_told
 from tests.browser.chromium import CHROMIUM, Tab, chromium
 from tests.golden.logs import FOLDER

@@ -12,8 +12,7 @@ from websockets.sync.client import connect
 
 import antiphon
 from protocol.values.requests import Init
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from tests.live.servers import LiveServer, live_server
 
 Body = dict[str, Any]

@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.commands.server_process import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_placement import soon

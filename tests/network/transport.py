@@ -19,10 +19,10 @@ import trio
 from starlette.applications import Starlette
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.net.counters import Counters
 from runtime.net.http import error_body, make_app
-from runtime.net.keeper import LOOK_S
+from runtime.net.limits import Counters
 from runtime.net.listener import Address, WebSocketRequest, bind, serve
+from runtime.net.monitor import CHECK_S
 from runtime.net.tls import Certificate
 from runtime.settings.settings import Settings
 
@@ -97,10 +97,10 @@ async def serving(
 
 
 async def pass_time(clock: MockClock, seconds: float) -> None:
-    """Let time pass as the keeper sees it: a look that comes late would judge nobody."""
-    for _ in range(round(seconds / LOOK_S) + 1):
+    """Let time pass as the monitor sees it: a look that comes late would judge nobody."""
+    for _ in range(round(seconds / CHECK_S) + 1):
         await wait_all_tasks_blocked(SETTLE_S / 10)
-        clock.jump(LOOK_S)
+        clock.jump(CHECK_S)
     await wait_all_tasks_blocked(SETTLE_S)
 
 

@@ -18,10 +18,9 @@ from runtime.cli import main
 from runtime.link.address import TcpAddress, read_address
 from runtime.link.hello import read_token
 from runtime.net.tls import Certificate
-from runtime.serve.checks import check
-from runtime.settings.options import given
+from runtime.serve.serve_command import check
 from runtime.settings.settings import Settings
-from runtime.settings.sources import read
+from runtime.settings.sources import given, read
 from tests.test_deploy import DEPLOY, STEPS, shown
 
 PATHS: Final = ("keys", "worker_token_file", "worker_ca", "tls_cert", "tls_key")

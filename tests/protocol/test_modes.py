@@ -12,7 +12,7 @@ from protocol.values.modes import MODES, OF_MODE, Work
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from replay.rerun.full import KINDS
 from runtime.settings.settings import Settings
-from runtime.telemetry.meter import METERS
+from runtime.telemetry.meters import METERS
 
 
 def test_every_mode_has_a_row() -> None:

@@ -20,7 +20,7 @@ from replay.fork.values import Change, Forked
 from replay.rerun import environment
 from replay.rerun.full import replay_fully
 from replay.rerun.report import FullReport
-from runtime.media.audio import read_wav
+from runtime.media.sound import read_wav
 from runtime.model.backends.base import Backend
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import ScriptedBackend, Step

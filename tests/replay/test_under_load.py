@@ -17,7 +17,7 @@ from recorder.read.reader import LogReader
 from replay.rerun.full import replay_fully
 from replay.rerun.report import FullReport
 from runtime.client.session import ClientSession, connect
-from runtime.media.audio import read_wav
+from runtime.media.sound import read_wav
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path

@@ -30,14 +30,12 @@ from protocol.values.resuming import ComeBack
 from recorder.keep.store import LogInfo, Store
 from recorder.write.disk import Disk
 from recorder.write.writer import Recorder
-from runtime.media.decoder import MediaDecoder
-from runtime.media.fair import Client
+from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_tone import tone
-from runtime.net.intake import TOGETHER_BYTES_MAX
-from runtime.net.websocket import OnMessages, WebSocketClosed
+from runtime.net.websocket import TOGETHER_BYTES_MAX, OnMessages, WebSocketClosed
 from runtime.session import journal
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server

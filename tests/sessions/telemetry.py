@@ -18,10 +18,8 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.telemetry.later import Later
-from runtime.telemetry.meter import Meter
-from runtime.telemetry.metrics import Metrics
-from runtime.telemetry.unit_meter import UnitMeter
+from runtime.telemetry.meters import Meter, UnitMeter
+from runtime.telemetry.metrics import DeferredMeter, Metrics
 from runtime.telemetry.watching import Telemetry
 from tests.sessions.in_memory import World, world
 
@@ -108,7 +106,7 @@ def meter_log(log: Path, metrics: Metrics) -> Session:
 class Checked:
     """A meter that is checked after each event."""
 
-    later: Later
+    later: DeferredMeter
     session: Session | None = None
     wrong: list[str] = attrs.Factory(list)
     decoding: set[int] = attrs.Factory(set)

@@ -19,7 +19,7 @@ from protocol.values.turn import Text, Turn
 from recorder.read.reader import LogReader
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
-from runtime.media.fair import Client
+from runtime.media.decoder import Client
 from runtime.media.values import Decoded, MediaError
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.model.backends.scripted_chat import Answer

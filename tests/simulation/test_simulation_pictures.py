@@ -15,8 +15,7 @@ import simplejpeg
 
 from protocol.values.effects import DecodeMedia
 from protocol.values.limits import FRAMES_MAX
-from runtime.media.decoder import WORKERS_MAX
-from runtime.media.fair import Client, FairQueue
+from runtime.media.decoder import WORKERS_MAX, Client, FairQueue
 from runtime.media.values import Decoded
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from tests.sessions.in_memory import World, append_frame, base64, on_virtual_time, world

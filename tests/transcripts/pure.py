@@ -30,8 +30,7 @@ from runtime.media.speech_detector import SpeechDetector
 from runtime.media.voices import VoiceLibrary
 from runtime.serve.routing import NotServedError, Route, route
 from runtime.session.identity import CountedIdentities
-from runtime.settings.bounds import MIB
-from runtime.settings.settings import Settings
+from runtime.settings.settings import MIB, Settings
 from runtime.slots.admission import Admission, Refused, Ticket
 from runtime.slots.pool import Lease, Pool
 from tests.transcripts.media import make_voices

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from runtime.settings.bounds import CONNECTIONS_MAX
-from runtime.settings.values import TEXTS_MAX
+from runtime.settings.settings import CONNECTIONS_MAX, TEXTS_MAX
 
 LOOP_SHARE_MAX: Final = 0.7
 """Of a core: one thread runs all sessions of a gateway, and above that its p99 grows quickly."""

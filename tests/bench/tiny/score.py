@@ -20,7 +20,7 @@ import numpy as np
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, UnitResult
 from runtime.model.backends.minicpmo import device
 from runtime.model.backends.minicpmo.model import SLOTS, DuplexModel
-from runtime.settings.bounds import DEVICES, DTYPES
+from runtime.settings.settings import DEVICES, DTYPES
 from tests.bench.tiny.score_chat import (
     colour_pictures,
     score_chat_aloud,

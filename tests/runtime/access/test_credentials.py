@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.access.credentials import challenge, shown_over_http, shown_to_websocket
-from runtime.access.gate import Denied, Gate, open_gate
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.gate import (
+    Denied,
+    Gate,
+    challenge,
+    open_gate,
+    shown_over_http,
+    shown_to_websocket,
+)
+from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.settings.settings import Settings
 
 KEY = "antiphon_anna"

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from runtime.access.denials import LINES_MAX, WINDOW_S, Denials
+from runtime.access.gate import LINES_MAX, WINDOW_S, Denials
 
 
 class Clock:

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.access.gate import Admitted, Denied, Gate, open_gate, require_admin
-from runtime.access.hosts import (
+from runtime.access.keys import ANYONE, Key, KeyFileError, change_key_file, hash_key
+from runtime.access.origins import (
     Authority,
     Origin,
+    Origins,
     is_loopback,
     read_authority,
     read_origin,
+    read_origins,
 )
-from runtime.access.keyfile import KeyFileError, change_key_file
-from runtime.access.keys import ANYONE, Key, hash_key
-from runtime.access.origins import Origins, read_origins
 from runtime.settings.settings import Settings
 
 ANNA, ROOT = "antiphon_anna", "antiphon_root"

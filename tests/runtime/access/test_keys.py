@@ -17,26 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.modes import MODES, Mode
-from runtime.access import ring as ring_module
-from runtime.access.keyfile import (
-    FILE_BYTES_MAX,
-    KeyFileError,
-    change_key_file,
-    read_key_file,
-)
+from runtime.access import keys as ring_module
 from runtime.access.keys import (
+    FILE_BYTES_MAX,
     KEY_CHARS_MAX,
     KEYS_MAX,
+    POLL_S,
     SESSIONS_MAX,
     Key,
+    KeyFileError,
+    KeyRing,
     KeysWrongError,
+    change_key_file,
     format_keys,
     hash_key,
     is_name,
     new_key,
     parse_keys,
+    read_key_file,
 )
-from runtime.access.ring import POLL_S, KeyRing
 from runtime.cli import main
 from tests.sessions.in_memory import on_virtual_time
 

@@ -20,8 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from tests.live.servers import LiveServer, live_server
 
 KEYS = {"anna": "antiphon_anna", "bert": "antiphon_bert", "root": "antiphon_root"}

@@ -18,8 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from runtime.access.gate import Denied, open_gate, require_admin
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.access.middleware import (
     HEADERS,
     OPEN_PATHS,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from runtime.access.gate import HOUR_S, PLACE_WAIT_S, Pass, Quotas
 from runtime.access.keys import ANYONE, Key
-from runtime.access.quotas import HOUR_S, PLACE_WAIT_S, Pass, Quotas
 from tests.sessions.in_memory import on_virtual_time
 
 LIMITS = st.none() | st.integers(0, 3)

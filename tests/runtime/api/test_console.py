@@ -11,9 +11,8 @@ from typing import Final
 import pytest
 
 from protocol.values.model import DuplexConfig
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
-from runtime.api.console import FOLDER, PAGE_CSP, SHOWN
+from runtime.access.keys import Key, change_key_file, hash_key
+from runtime.api.pages import FOLDER, PAGE_CSP, SHOWN
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import request
 

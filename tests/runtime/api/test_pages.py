@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.api.pages import RESERVED, TYPES, is_public
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import Answer, request

@@ -20,8 +20,7 @@ from websockets.sync.client import connect
 from recorder.format.format import SUFFIX, recording_id_of
 from recorder.keep.marks import MARKS_MAX, Mark, add_mark, marks_path
 from recorder.keep.store import Store
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import ANYONE, Key, hash_key
+from runtime.access.keys import ANYONE, Key, change_key_file, hash_key
 from runtime.access.middleware import PRINCIPAL
 from runtime.api.marks import BODY_BYTES_MAX, WRITING_MAX, Marks
 from runtime.api.recordings import Recordings

@@ -27,10 +27,9 @@ from recorder.keep.forgetting import INDEX_NAME
 from recorder.keep.store import Store
 from recorder.read.reader import read
 from recorder.read.verify import verify
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
-from runtime.api.ranges import part_of
+from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.api.recordings import TAILS_PER_KEY_MAX, Recordings
+from runtime.api.requests import part_of
 from runtime.cli import main
 from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server

@@ -17,8 +17,7 @@ from recorder.keep.store import Store
 from recorder.read.reader import LogReader
 from replay.export.mixer import STEREO_HZ
 from replay.export.writing import export
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import WAIT_S, Answer, request
 from tests.sessions.in_memory import append_frame, close_frame, init_frame

@@ -17,9 +17,8 @@ from recorder.format.format import SUFFIX
 from recorder.keep.remote import MissingError, StoreError
 from recorder.keep.store import Store
 from recorder.keep.summary import summarize
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
-from runtime.api.threads import in_thread
+from runtime.access.keys import Key, change_key_file, hash_key
+from runtime.api.requests import in_thread
 from runtime.commands.server_process import RUN
 from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server

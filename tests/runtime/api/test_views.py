@@ -16,8 +16,8 @@ from recorder.read.scan import Damage
 from runtime.access.keys import ANYONE, Key
 from runtime.access.middleware import PRINCIPAL
 from runtime.api import views
-from runtime.api.files import PIECE_BYTES
 from runtime.api.recordings import Recordings
+from runtime.api.requests import PIECE_BYTES
 from runtime.api.views import (
     HELD_MAX,
     HELD_PER_KEY_MAX,

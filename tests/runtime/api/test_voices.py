@@ -15,8 +15,7 @@ import pytest
 import soundfile
 
 from protocol.values.limits import WAV_BYTES_MAX
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.media.sound import decode_wav
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import Answer, request

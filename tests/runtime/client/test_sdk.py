@@ -17,8 +17,8 @@ from websockets.sync.server import ServerConnection
 import antiphon
 from antiphon import Closed, ErrorReport, Listen, LocalProtocolError, QueuePlace, Speech
 from protocol.wire.codec import decode_base64
-from runtime.client import patience
-from runtime.client.patience import BACKOFF_S_MAX, backoff_s
+from runtime.client import resuming
+from runtime.client.resuming import BACKOFF_S_MAX, backoff_s
 from tests.live.servers import live_server
 from tests.network.peers import (
     JPEG,
@@ -50,7 +50,7 @@ def url() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait a millisecond between attempts."""
-    monkeypatch.setattr(patience, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(resuming, "BACKOFF_S", 0.001)
 
 
 def heard_all(websocket: ServerConnection) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from websockets.sync.server import ServerConnection
 import antiphon
 from antiphon import ErrorReport, LocalProtocolError, TranscriptDelta, TranscriptDone
 from runtime.cli import main
-from runtime.client import patience
+from runtime.client import resuming
 from runtime.client.transcription import to_pcm16
 from runtime.commands.transcribe import cut_utterances
 from tests.live.servers import live_server
@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait a millisecond between attempts."""
-    monkeypatch.setattr(patience, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(resuming, "BACKOFF_S", 0.001)
 
 
 async def read(session: antiphon.TranscriptionSession) -> tuple[str, TranscriptDone]:

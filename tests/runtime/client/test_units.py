@@ -13,7 +13,7 @@ from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAMES_MAX
 from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES
 from protocol.values.requests import Append
-from runtime.client.units import UnitCutter, to_pcm
+from runtime.client.duplex import UnitCutter, to_pcm
 
 AMOUNTS = st.lists(
     st.tuples(st.integers(0, 40_000), st.integers(0, 3), st.booleans()), min_size=1, max_size=12

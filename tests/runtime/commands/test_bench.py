@@ -14,7 +14,7 @@ import pytest
 
 from protocol.values.model import UNIT_BYTES, UNIT_SAMPLES
 from protocol.wire.media import check_frame
-from runtime.commands.bench.material import (
+from runtime.commands.bench_engine import (
     Speech,
     Times,
     camera_frame,

@@ -14,28 +14,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.cli import main
-from runtime.commands.bench import engine_command
-from runtime.commands.bench.engine import (
+from runtime.commands import bench
+from runtime.commands.bench import (
+    ARRIVALS,
+    Clock,
+    EngineBenchResult,
+    FullFacts,
+    full_facts,
+    measure_engine,
+)
+from runtime.commands.bench_engine import (
     MODES,
     NEAR,
     SPEAKING_TOKENS,
+    Arrival,
     Doing,
     EngineRun,
     Load,
     Mode,
     Search,
     Served,
+    Times,
     judge,
+    load_speech,
 )
-from runtime.commands.bench.engine_command import (
-    ARRIVALS,
-    Clock,
-    EngineBenchResult,
-    FullFacts,
-    bench,
-    full_facts,
-)
-from runtime.commands.bench.material import Arrival, Times, load_speech
 from runtime.model.backends.minicpmo.config import read_config
 from runtime.model.backends.minicpmo.full import floor_ms, random_model
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -75,7 +77,7 @@ def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock:
     """The figures would be of sessions that listen, and promise too many of those that speak."""
     load = Load(speech=load_speech(), seconds=2 if clock == "cpu" else 1, doing=doing)
     model = DuplexModel.load(checkpoint, slots=1)
-    runs, served = bench(model, load, [1], clock, say=lambda _: None)
+    runs, served = measure_engine(model, load, [1], clock, say=lambda _: None)
     assert {(run.arrival, run.mode) for run in runs} == {
         (arrival, mode) for arrival in ARRIVALS for mode in MODES
     }
@@ -97,7 +99,7 @@ def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> N
     cpu = torch.device("cpu")
     model = random_model(config, tmp_path, slots=2, device=cpu, dtype=torch.float32)
     load = Load(speech=load_speech(), seconds=1, tokens_max=SPEAKING_TOKENS)
-    runs, _ = bench(model, load, [1, 2], say=lambda _: None)
+    runs, _ = measure_engine(model, load, [1, 2], say=lambda _: None)
     assert all(each.spoken == 1 for each in runs)
     assert all(each.tokens_mean <= SPEAKING_TOKENS for each in runs)
     facts = full_facts(model, runs, load, 1.0)
@@ -112,7 +114,7 @@ def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> N
 def told_and_shown(words: list[str]) -> tuple[dict[str, Any], str]:
     """Run the command for one session at most; its JSON, and what a person reads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_command, "SESSIONS_MAX", 1)
+        patch.setattr(bench, "SESSIONS_MAX", 1)
         told = CliRunner().invoke(main, [*words, "--json"])
         shown = CliRunner().invoke(main, words)
     assert told.exit_code == shown.exit_code == 0, told.output

@@ -13,9 +13,7 @@ import soundfile
 from click.testing import CliRunner
 
 from runtime.cli import main
-from runtime.settings.bounds import DEVICES, DTYPES
-from runtime.settings.declaration import declared
-from runtime.settings.settings import Settings
+from runtime.settings.settings import DEVICES, DTYPES, Settings, declared
 from tests.golden.logs import FOLDER
 from tests.live.servers import live_server
 from tests.project.commands import all_commands

@@ -18,8 +18,7 @@ from click.testing import CliRunner, Result
 from runtime.cli import main
 from runtime.commands import demo, server_process
 from runtime.commands.server_process import RUN
-from runtime.commands.talk.session import Plan
-from runtime.commands.talk.tally import Tally
+from runtime.commands.talk_session import Plan, Tally
 
 
 def run_demo(*options: str | Path) -> Result:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from runtime.cli import main
-from runtime.commands.doctor.examination import Diagnosis, Finding, Question, examine
+from runtime.commands.doctor import Diagnosis, Finding, Question, examine
 from runtime.model.backends.minicpmo import device, machine, voices
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel

@@ -21,10 +21,8 @@ from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from runtime.cli import main
-from runtime.commands.talk.devices import HEARD_S_MAX, MISSING, Aloud, Devices
-from runtime.commands.talk.session import Plan, talk
-from runtime.commands.talk.tally import Tally
-from runtime.commands.talk.view import LineView
+from runtime.commands.talk import HEARD_S_MAX, MISSING, Devices, LineView, PlayingObserver
+from runtime.commands.talk_session import Plan, Tally, talk
 from tests.live.servers import live_server
 
 SPEED = 4
@@ -106,7 +104,7 @@ def test_what_is_spoken_is_answered_aloud(sounddevice: Any) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_spoken)
             plan = Plan(microphone=devices)
-            observer = Aloud(LineView(Console(file=io.StringIO())), devices)
+            observer = PlayingObserver(LineView(Console(file=io.StringIO())), devices)
             await talk(url, plan, observer, mode="audio", tally=tally, stop=stop)
             tasks.cancel_scope.cancel()
 
@@ -156,7 +154,7 @@ def test_a_missing_library_is_said(
     def load(_: str) -> ModuleType:
         raise raises
 
-    monkeypatch.setattr("runtime.commands.talk.devices.import_module", load)
+    monkeypatch.setattr("runtime.commands.talk.import_module", load)
     result = CliRunner().invoke(main, ["talk", "--mic"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr

@@ -26,9 +26,8 @@ from protocol.values.state import TRANSITIONS, Course, Gate
 from protocol.wire.dialects import DIALECTS, MODES_OF, TRANSCRIPTION
 from protocol.wire.dialects.opening import OPENING
 from runtime.cli import main
-from runtime.commands.schema.document import GATES, asyncapi
-from runtime.commands.schema.markdown import reference
-from runtime.commands.schema.notes import CHANNELS, ENDS
+from runtime.commands.schema import reference
+from runtime.commands.schema_document import CHANNELS, ENDS, GATES, asyncapi
 from runtime.serve.routing import route
 
 ROOT = Path(__file__).resolve().parents[3]

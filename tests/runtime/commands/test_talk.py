@@ -25,9 +25,16 @@ from runtime.cli import main
 from runtime.client.errors import SessionClosedError
 from runtime.client.resuming import Reconnected, Reconnecting
 from runtime.client.session import ClientSession
-from runtime.commands.talk.session import ANSWER_WAIT_S, CLOSED_WAIT_S, Plan, converse, cut_units
-from runtime.commands.talk.tally import Happening, Tally
-from runtime.commands.talk.view import LiveView, printable
+from runtime.commands.talk import LiveView, printable
+from runtime.commands.talk_session import (
+    ANSWER_WAIT_S,
+    CLOSED_WAIT_S,
+    Happening,
+    Plan,
+    Tally,
+    converse,
+    cut_units,
+)
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step, default_script
 from tests.live.servers import url_of
 from tests.sessions.in_memory import Peer, World, on_virtual_time, pcm, world

@@ -11,8 +11,8 @@ import pytest
 import soundfile
 
 from protocol.values.errors import LocalProtocolError
-from runtime.media import audio
-from runtime.media.audio import AudioFileError, read_wav, write_wav
+from runtime.media import sound
+from runtime.media.sound import AudioFileError, read_wav, write_wav
 
 
 def test_reads_what_it_wrote(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_says_what_is_wrong_with_a_file(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(AudioFileError, match="a pipe cannot be read"):
         read_wav(Path(f"/dev/fd/{reader}"))
     os.close(reader)
-    monkeypatch.setattr(audio, "FILE_S_MAX", 1)
+    monkeypatch.setattr(sound, "FILE_S_MAX", 1)
     long = tmp_path / "long.wav"
     soundfile.write(long, np.zeros(16_001), 16_000)
     with pytest.raises(AudioFileError, match="longer than 1 s"):

@@ -22,10 +22,10 @@ from runtime.media.decoder import (
     PIXELS_WAITING_MAX,
     PROCESSES_MAX,
     WORKERS_MAX,
+    Client,
     MediaDecoder,
     decode_at_once,
 )
-from runtime.media.fair import Client
 from runtime.media.image import SMALL_PIXELS, decode_jpeg
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import read_video

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.values.limits import FRAMES_MAX, UNITS_PENDING_MAX
-from runtime.media.fair import Client, FairQueue, Place, TooMuchWaitingError
+from runtime.media.decoder import Client, FairQueue, Place, TooMuchWaitingError
 from tests.fairness.heavy_pictures import IMAGES
 from tests.sessions.in_memory import on_virtual_time
 

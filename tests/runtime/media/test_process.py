@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio.abc import Process
 
-from runtime.media.process import ANSWER_BYTES_MAX, decode_apart
+from runtime.media.decoder import ANSWER_BYTES_MAX, decode_apart
 from runtime.media.values import MediaError
 from runtime.media.video import read_video
 from runtime.media.worker import MEMORY_BYTES_MAX

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from protocol.values.effects import DetectSpeech
 from protocol.values.events import SpeechStarted
 from protocol.values.limits import NS_PER_S
-from runtime.media.silero import SileroJudge
-from runtime.media.speech_detector import FRAME_MS, EnergyJudge, Judge, SpeechDetector
+from runtime.media.speech_detector import FRAME_MS, EnergyJudge, Judge, SileroJudge, SpeechDetector
 from tests.generated.clients import tape
 
 RATE_HZ: Final = 16_000

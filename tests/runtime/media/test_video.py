@@ -17,7 +17,7 @@ from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from recorder.format.encoding import RecordEncoder
 from recorder.format.mapping import event_record
 from recorder.format.records import Record
-from runtime.media import pictures, video
+from runtime.media import video
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import PACKETS_MAX, STREAMS_MAX, read_video
 from tests.media.videos import (
@@ -130,7 +130,7 @@ def test_a_last_second_may_have_no_others() -> None:
 def test_pictures_of_other_shapes_are_fitted_on_white() -> None:
     """A recording whose window was resized would be torn."""
     wide, high = np.zeros((40, 80, 3), np.uint8), np.zeros((80, 40, 3), np.uint8)
-    whole = pictures.stack([wide, high])
+    whole = video.stack([wide, high])
     assert whole.shape == (166, 80, 3)
     assert whole[:20].min() == 255
     assert whole[20:60].max() == 0
@@ -240,13 +240,13 @@ def test_huge_pictures_are_refused() -> None:
 
 def test_pictures_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A video of noise would fill the log and the memory with its pictures."""
-    monkeypatch.setattr(pictures, "PICTURES_BYTES_MAX", 1_000)
+    monkeypatch.setattr(video, "PICTURES_BYTES_MAX", 1_000)
     assert reason(SMALL) == "the video's pictures have more than 1000 bytes"
 
 
 def test_the_largest_answer_fits_a_record_of_the_log() -> None:
     """A long video of noise would be answered, and cost the session its recording."""
-    sizes = [pictures.PICTURES_BYTES_MAX // (2 * VIDEO_S_MAX)] * VIDEO_S_MAX
+    sizes = [video.PICTURES_BYTES_MAX // (2 * VIDEO_S_MAX)] * VIDEO_S_MAX
     noise = np.random.default_rng(0)
     event = MediaDecoded(
         at_ns=1,
@@ -255,10 +255,10 @@ def test_the_largest_answer_fits_a_record_of_the_log() -> None:
         pictures=tuple(map(noise.bytes, sizes)),
         stacked=tuple(map(noise.bytes, sizes)),
     )
-    assert sum(map(len, event.pictures + event.stacked)) == pictures.PICTURES_BYTES_MAX
+    assert sum(map(len, event.pictures + event.stacked)) == video.PICTURES_BYTES_MAX
     kind, fields = event_record(event)
     framed = RecordEncoder().encode(Record(kind=kind, seq=1, at_ns=1, fields=fields))
-    assert framed.framed_bytes > pictures.PICTURES_BYTES_MAX
+    assert framed.framed_bytes > video.PICTURES_BYTES_MAX
 
 
 @pytest.mark.parametrize("name", ["PACKETS_MAX", "FRAMES_MAX"])

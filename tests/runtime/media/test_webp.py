@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.values.effects import DecodeMedia
-from runtime.media.decoder import MediaDecoder
-from runtime.media.fair import Client
+from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.image import PACKED_BYTES_MAX, SIDE_MAX, decode_image, needs_process, pixels_of
 from runtime.media.values import Decoded, MediaError
 from tests.media.webps import (

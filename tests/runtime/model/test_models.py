@@ -27,7 +27,7 @@ from runtime.model.models import (
     load_backend_async,
     model_folder,
 )
-from runtime.settings.bounds import DTYPES
+from runtime.settings.settings import DTYPES
 from tests.models.random_model import opening, unit
 
 

@@ -35,7 +35,7 @@ from protocol.values.model import (
 from protocol.values.transcript import Chunk
 from protocol.values.turn import Turn, TurnChunk
 from recorder.read.past import voiced
-from runtime.commands.bench.material import load_speech
+from runtime.commands.bench_engine import load_speech
 from runtime.model.backends.base import (
     Backend,
     BackendError,

@@ -9,14 +9,19 @@ from typing import cast
 import trio
 import trio.testing
 
-from runtime.net.budget import LARGE_WAIT_S, SMALL_WAIT_S, Budget, Share
-from runtime.net.counters import Counters
 from runtime.net.frames import FrameScanner
-from runtime.net.intake import Intake
-from runtime.net.limits import LARGE_MESSAGE_BYTES, RECEIVING_BYTES_MAX
-from runtime.net.link import Link
-from runtime.net.rates import BURST_S
-from runtime.net.tcp import TcpStream
+from runtime.net.limits import (
+    BURST_S,
+    LARGE_MESSAGE_BYTES,
+    LARGE_WAIT_S,
+    RECEIVING_BYTES_MAX,
+    SMALL_WAIT_S,
+    Budget,
+    Counters,
+    Share,
+)
+from runtime.net.link import Link, TcpStream
+from runtime.net.websocket import Intake
 from tests.network.transport import (
     CLOSE,
     CONTINUATION,

@@ -10,9 +10,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from runtime.net.counters import Counters
-from runtime.net.link import Link
-from runtime.net.tcp import TcpStream
+from runtime.net.limits import Counters
+from runtime.net.link import Link, TcpStream
 
 SIZE = 3_000_000
 """More than the kernel takes for a peer that does not read."""
@@ -99,12 +98,12 @@ async def test_a_reader_is_woken_for_what_it_lacks_or_for_the_end() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, link)
             await wait_all_tasks_blocked()
-            before = link.tcp.signs_of_life
+            before = link.tcp.received_marker
             for _ in range(4):
                 await peer.send_all(bytes(1_000))
                 await wait_all_tasks_blocked(0.01)
             assert heard == []
-            assert link.tcp.signs_of_life != before
+            assert link.tcp.received_marker != before
             await peer.send_all(bytes(1_000))
             while not heard:
                 await trio.lowlevel.checkpoint()

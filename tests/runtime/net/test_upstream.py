@@ -10,16 +10,16 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from runtime.net import upstream
-from runtime.net.upstream import Address, Asked, UpstreamError, ask
+from runtime.net.upstream import Address, UpstreamError, UpstreamRequest, ask
 
 pytestmark = pytest.mark.anyio
 
-GET = Asked(
+GET = UpstreamRequest(
     method="GET",
     target="/a%20b?c=d",
     headers=(("host", "public.example"), ("connection", "keep-alive"), ("x-own", "1")),
 )
-SWITCH = Asked(
+SWITCH = UpstreamRequest(
     method="GET",
     target="/v1/realtime?resume=x",
     headers=(("host", "a"), ("upgrade", "websocket"), ("sec-websocket-key", "k")),
@@ -128,7 +128,7 @@ async def test_a_server_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPat
 
 async def test_a_header_that_cannot_be_sent_is_refused() -> None:
     """A client's odd header broke the gateway's task."""
-    odd = Asked(method="GET", target="/", headers=(("host", "a"), ("x", "a\nb")))
+    odd = UpstreamRequest(method="GET", target="/", headers=(("host", "a"), ("x", "a\nb")))
     async with answering() as address:
         with pytest.raises(UpstreamError, match="cannot be relayed"):
             await ask(address, odd)

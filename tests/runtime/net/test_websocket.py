@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.values.utf8 import Utf8Text, frame_bytes
-from runtime.net.codec import FastMasker
+from runtime.net.frames import FastMasker
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.websocket import CLOSE_WAIT_S, WebSocket, WebSocketClosed
 from tests.network.transport import (

@@ -20,8 +20,7 @@ from runtime.model.backends.base import BackendGone
 from runtime.placement import ray as placement_ray
 from runtime.placement.placement import PLACEMENTS, offer
 from runtime.placement.ray import OnRay
-from runtime.settings.declaration import declared
-from runtime.settings.settings import Settings
+from runtime.settings.settings import Settings, declared
 from runtime.slots.workers import Workers
 
 pytestmark = pytest.mark.anyio

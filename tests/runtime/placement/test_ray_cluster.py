@@ -18,7 +18,7 @@ import pytest
 
 from runtime.model.backends.base import BackendGone, BackendRefused
 from runtime.placement import ray_driver
-from runtime.placement.ray_cluster import RayCluster
+from runtime.placement.ray import RayCluster
 from runtime.placement.ray_driver import tls_options
 
 pytestmark = pytest.mark.anyio

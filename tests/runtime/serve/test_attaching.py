@@ -16,9 +16,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from protocol.values.digest import session_id_of
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
-from runtime.serve.attaching import ATTACHED_MAX, ATTACHED_PER_KEY_MAX
+from runtime.access.keys import Key, change_key_file, hash_key
+from runtime.serve.gateway import ATTACHED_MAX, ATTACHED_PER_KEY_MAX
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import WAIT_S, request
 from tests.runtime.api.test_sideband import TYPES

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from recorder.keep.store import Store
 from runtime.commands.server_process import RUN
-from runtime.net.counters import Counters
-from runtime.net.places import Places
-from runtime.serve.descriptors import LOGS_ENDING_MAX, OTHER_FILES, allow
+from runtime.net.limits import ConnectionLimiter, Counters
+from runtime.serve.serving import LOGS_ENDING_MAX, OTHER_FILES, allow
 from tests.live.servers import live_server
 from tests.network.transport import limits
 from tests.soak.server import handshake
@@ -52,10 +51,10 @@ def test_without_a_limit_all_that_are_wanted_are_allowed() -> None:
 def test_no_place_is_given_while_logs_need_the_files() -> None:
     """Logs that end slowly would leave no descriptor to those that begin."""
     has_files, counters = [False], Counters()
-    places = Places(limits(), counters, lambda: has_files[0])
-    assert places.enter("10.0.0.1", 0.0) == "full"
+    limiter = ConnectionLimiter(limits(), counters, lambda: has_files[0])
+    assert limiter.enter("10.0.0.1", 0.0) == "full"
     has_files[0] = True
-    assert places.enter("10.0.0.1", 0.0) is None
+    assert limiter.enter("10.0.0.1", 0.0) is None
     assert counters.refused["full"] == 1
 
 

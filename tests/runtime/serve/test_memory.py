@@ -12,10 +12,10 @@ from typing import Final
 import pytest
 import trio
 
-from runtime.net import keeper
-from runtime.net.counters import Counters
-from runtime.net.keeper import LOOK_S, Keeper
+from runtime.net import monitor
+from runtime.net.limits import Counters
 from runtime.net.memory import HEAP_SPARE_BYTES, importing
+from runtime.net.monitor import CHECK_S, ConnectionMonitor
 from runtime.settings.settings import Settings
 
 FAULTS: Final = """
@@ -100,7 +100,7 @@ def test_memory_is_given_back_while_other_threads_hang(monkeypatch: pytest.Monke
     async def body() -> None:
         given = trio.Event()
         loop = trio.lowlevel.current_trio_token()
-        monkeypatch.setattr(keeper, "give_back", lambda: loop.run_sync_soon(given.set))
+        monkeypatch.setattr(monitor, "give_back", lambda: loop.run_sync_soon(given.set))
         threads = trio.to_thread.current_default_thread_limiter()
         busy = [object() for _ in range(int(threads.available_tokens))]
         for borrower in busy:
@@ -108,8 +108,8 @@ def test_memory_is_given_back_while_other_threads_hang(monkeypatch: pytest.Monke
         try:
             counters = Counters(receiving_bytes=2 * HEAP_SPARE_BYTES)
             async with trio.open_nursery() as tasks:
-                tasks.start_soon(Keeper(Settings(), counters).run)
-                await trio.sleep(2 * LOOK_S)
+                tasks.start_soon(ConnectionMonitor(Settings(), counters).run)
+                await trio.sleep(2 * CHECK_S)
                 counters.receiving_bytes = 0
                 with trio.fail_after(20):
                     await given.wait()

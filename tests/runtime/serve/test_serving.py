@@ -17,8 +17,7 @@ from runtime.client.websocket import open_socket
 from runtime.model.backends.base import Backend, DeviceLost
 from runtime.model.backends.scripted import ScriptedBackend, Step
 from runtime.net.listener import Address
-from runtime.serve.serving import CannotServeError, _reload, run
-from runtime.serve.stopping import End
+from runtime.serve.serving import CannotServeError, Shutdown, _reload, run
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, Workers
@@ -169,7 +168,7 @@ def test_a_server_is_given_up_once(is_draining: bool) -> None:
     async def body() -> None:
         server, began = Drained(), anyio.current_time()
         async with anyio.create_task_group() as tasks:
-            end = End(Settings(drain_s=3600), tasks, lambda _: None)
+            end = Shutdown(Settings(drain_s=3600), tasks, lambda _: None)
             if is_draining:
                 end.begin(cast("Server", server))
                 await anyio.sleep(1)

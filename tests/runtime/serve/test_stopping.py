@@ -22,8 +22,7 @@ from recorder.read.reader import LogReader
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.net.connection import CLOSE_FLUSH_S
 from runtime.serve.serve_command import EXIT_WAIT_S
-from runtime.serve.serving import LAST_WAIT_S
-from runtime.serve.stopping import CUT_OFF_S, End, shut_down, shutdown_wait_s
+from runtime.serve.serving import CUT_OFF_S, LAST_WAIT_S, Shutdown, shut_down, shutdown_wait_s
 from runtime.session.journal import FIN_WAIT_S
 from runtime.session.model_calls import RELEASE_WAIT_S
 from runtime.settings.settings import Settings
@@ -149,7 +148,7 @@ def test_a_call_that_takes_its_time_is_let_end(
             peer.send(init_frame())
             await anyio.sleep(1)
             async with anyio.create_task_group() as tasks:
-                await shut_down(server.server, End(settings, tasks, stopped.append))
+                await shut_down(server.server, Shutdown(settings, tasks, stopped.append))
             assert anyio.current_time() >= took_s
             assert server.server.slots.condemned == 0
 

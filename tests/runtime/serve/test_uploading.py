@@ -18,16 +18,17 @@ from recorder.keep.retention import Retention
 from recorder.keep.store import LocalLog, Store
 from recorder.mend.compact import compact
 from recorder.write.writer import Recorder
-from runtime.serve.checks import check
-from runtime.serve.retention import Retainer, make_retainer
-from runtime.serve.uploading import (
+from runtime.serve.retention import (
     ABANDONED_S,
     PAUSE_S,
     PAUSE_S_MAX,
     UPLOADS_MAX,
+    Retainer,
     Uploader,
+    make_retainer,
     pause_s,
 )
+from runtime.serve.serve_command import check
 from runtime.settings.settings import Settings
 from runtime.settings.sources import ConfigError
 from tests.golden.logs import FOLDER

@@ -21,7 +21,7 @@ PIECE_BYTES = 640
 PIECES = 49
 """Of a second; the fiftieth would have the model run."""
 OTHERS_MAX = 20
-"""The keeper's looks and the like, by the clock."""
+"""The monitor's looks and the like, by the clock."""
 SETTLE_S = 0.002
 
 

@@ -24,8 +24,7 @@ from recorder.read.verify import verify
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from replay.rerun.logic import replay
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.api.marks import BODY_BYTES_MAX
 from runtime.session.journal import MARK_WAIT_S, MARKS_MAX, Journal, MarkRefused
 from tests.live.servers import LiveServer, live_server

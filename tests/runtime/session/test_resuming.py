@@ -18,7 +18,7 @@ from recorder.format.mapping import event_of
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
 from replay.story.inspect import inspect
-from runtime.client.patience import PASSING_CLOSE_CODES
+from runtime.client.resuming import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.peer import Ended, Tokens, hash_of
 from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world

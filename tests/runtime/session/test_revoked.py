@@ -11,8 +11,7 @@ import anyio
 import pytest
 from websockets.sync.client import connect
 
-from runtime.access.keyfile import change_key_file
-from runtime.access.keys import Key, hash_key
+from runtime.access.keys import Key, change_key_file, hash_key
 from tests.live.servers import LiveServer, live_server
 from tests.sessions.in_memory import init_frame, on_virtual_time, world
 

@@ -18,11 +18,19 @@ from hypothesis import strategies as st
 
 from runtime.cli import main
 from runtime.model.backends.minicpmo import token2wav
-from runtime.serve.checks import check, warnings
-from runtime.settings.bounds import RECORDINGS
-from runtime.settings.declaration import PREFIX, Setting, declared
-from runtime.settings.printing import to_toml, written
-from runtime.settings.settings import Settings
+from runtime.serve.serve_command import check, warnings
+from runtime.settings.settings import (
+    PREFIX,
+    RECORDINGS,
+    TEXT_CHARS_MAX,
+    TEXTS_MAX,
+    Setting,
+    Settings,
+    ValueWrongError,
+    declared,
+    from_text,
+    from_toml,
+)
 from runtime.settings.sources import (
     FILE_BYTES_MAX,
     OTHERS,
@@ -31,8 +39,9 @@ from runtime.settings.sources import (
     Effective,
     Source,
     read,
+    to_toml,
+    written,
 )
-from runtime.settings.values import TEXT_CHARS_MAX, TEXTS_MAX, ValueWrongError, from_text, from_toml
 
 SETTINGS = declared(Settings)
 BY_NAME = {setting.name: setting for setting in SETTINGS}

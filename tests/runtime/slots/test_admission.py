@@ -14,7 +14,7 @@ from protocol.values.errors import ErrorCode, LocalProtocolError
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
-from runtime.settings.bounds import QUEUE_MAX
+from runtime.settings.settings import QUEUE_MAX
 from runtime.slots.admission import (
     QUEUE_TOLD_MAX,
     SESSION_S_ASSUMED,

@@ -13,8 +13,7 @@ from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.errors import LocalProtocolError
 from runtime.telemetry.catalogue import Metric
-from runtime.telemetry.instruments import Books
-from runtime.telemetry.meter import Meter
+from runtime.telemetry.meters import Meter, ModeInstruments
 from tests.protocol.test_likeness import events_in
 from tests.protocol.test_quiet import is_whole, with_pieces
 from tests.test_golden import LOGS
@@ -50,7 +49,7 @@ class Metered:
     def open(cls, opened: ev.ConnectionOpened) -> Metered:
         session, effects = Session.open(opened)
         books = Noted()
-        metered = cls(session, Meter(cast("Books", books), opened), books)
+        metered = cls(session, Meter(cast("ModeInstruments", books), opened), books)
         metered.meter.saw(opened, effects, session)
         return metered
 

@@ -10,8 +10,7 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import events as ev
 from runtime.telemetry import catalogue as c
-from runtime.telemetry.later import BYTES_MAX, STEPS_MAX, Later
-from runtime.telemetry.metrics import Metrics
+from runtime.telemetry.metrics import BYTES_MAX, STEPS_MAX, DeferredMeter, Metrics
 from tests.sessions.chatting import opened, question
 from tests.sessions.telemetry import Figures
 
@@ -21,9 +20,9 @@ class Told:
 
     def __init__(self, metrics: Metrics) -> None:
         self.session, effects = Session.open(opened())
-        self.later: Later = metrics.watch(self.session.opened, "")
+        self.later: DeferredMeter = metrics.watch(self.session.opened, "")
         self.later.saw(self.session.opened, effects, self.session)
-        self._counted = metrics._books["chat"]._made.series(c.FRAMES_RECEIVED, "chat")
+        self._counted = metrics._instruments["chat"]._made.series(c.FRAMES_RECEIVED, "chat")
 
     def step(self, kind: type[Any], **fields: Any) -> None:
         event = kind(at_ns=self.session.now_ns, **fields)

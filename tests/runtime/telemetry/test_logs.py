@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 
 from protocol.values.model import Unit
 from runtime.model.backends.scripted import ScriptedBackend, Step
-from runtime.telemetry.hub import Hub
 from runtime.telemetry.logs import (
     FIELDS_MAX,
     TEXT_CHARS_MAX,
     Format,
+    SessionsLogger,
     bound_session,
     configure,
     name_unit,
     printable,
 )
 from runtime.telemetry.metrics import Metrics
-from runtime.telemetry.story import Stories
+from runtime.telemetry.setup import Hub
 from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time
 from tests.sessions.telemetry import Figures, watched
 from tests.simulation.test_simulation_chat import prepare_frame
@@ -216,7 +216,7 @@ def test_a_session_is_told_in_two_lines() -> None:
     stream = written()
 
     async def body() -> None:
-        async with watched(Hub([Stories()])) as server:
+        async with watched(Hub([SessionsLogger()])) as server:
             peer = server.connect("audio", label="the client's label")
             await peer.heard("session.queue_done")
             peer.send(init_frame(system_prompt="what the client said"))
@@ -244,7 +244,7 @@ def test_a_session_s_own_name_is_not_told() -> None:
     stream = written(level="debug")
 
     async def body() -> None:
-        async with watched(Hub([Stories()])) as server:
+        async with watched(Hub([SessionsLogger()])) as server:
             peer = server.connect("audio", endpoint="duplex", label="secret-label")
             await peer.heard("queue_done")
             peer.send(prepare_frame())
@@ -264,7 +264,7 @@ def test_a_session_that_we_broke_is_a_warning() -> None:
         return Step(fault="gone")
 
     async def body() -> None:
-        async with watched(Hub([Stories()]), ScriptedBackend(gone)) as server:
+        async with watched(Hub([SessionsLogger()]), ScriptedBackend(gone)) as server:
             peer = await server.activate()
             peer.send(append_frame())
             await peer.over()

@@ -23,7 +23,7 @@ from protocol.wire.dialects.opening import OPENING
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.model.backends.scripted_chat import Answer
 from runtime.telemetry.catalogue import BROKEN_OFF
-from runtime.telemetry.meter import ERROR_BEGINS, error_code
+from runtime.telemetry.meters import ERROR_BEGINS, error_code
 from runtime.telemetry.metrics import Metrics
 from tests.generated.clients import (
     IDENTITIES_A_WORLD,
@@ -508,7 +508,7 @@ def test_a_log_measures_as_its_session_did(number: int, tmp_path: Path) -> None:
     logged = Metrics()
     for log in sorted(tmp_path.iterdir()):
         meter_log(log, logged)
-    assert _lines(logged) == _lines(live.metrics)
+    assert _connections(logged) == _connections(live.metrics)
     sessions = [checked.session for checked in live.seen]
     seen = Figures(live.metrics)
     for name, counted in (
@@ -520,7 +520,7 @@ def test_a_log_measures_as_its_session_did(number: int, tmp_path: Path) -> None:
     assert seen.all_of("sessions_ended_total") == len(sessions)
 
 
-def _lines(metrics: Metrics) -> list[str]:
+def _connections(metrics: Metrics) -> list[str]:
     """Write the metrics, sums rounded: sessions are added up in another order."""
     lines = []
     for line in metrics.text()[0].decode().splitlines():

@@ -23,21 +23,19 @@ from protocol.values.digest import session_id_of
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from recorder.keep.retention import RetentionStatistics
-from runtime.net.counters import Counters
+from runtime.net.limits import Counters
 from runtime.slots.pool import PoolCounts
 from runtime.slots.workers import WorkersStatistics
-from runtime.telemetry import catalogue, gauges, reference
-from runtime.telemetry.instruments import Instruments
-from runtime.telemetry.later import Backlog
-from runtime.telemetry.metrics import Counted, Metrics
-from runtime.telemetry.unit_meter import DEADLINE_NS
+from runtime.telemetry import catalogue, metrics
+from runtime.telemetry.meters import DEADLINE_NS, Instruments
+from runtime.telemetry.metrics import Backlog, Counted, Metrics
 from runtime.telemetry.watching import ServerStatus, SessionStatus
 from tests.sessions.telemetry import Figures
 
 ROOT: Final = Path(__file__).parents[3]
 FROM_PROMETHEUS: Final = {"instance", "job", "le"}
 """Labels that Prometheus adds, and that of histograms."""
-ALL: Final = (*catalogue.ALL, *gauges.ALL)
+ALL: Final = (*catalogue.ALL, *metrics.SERVER_METRICS)
 
 
 def session_status(number: int = 0, **fields: Any) -> SessionStatus:
@@ -387,9 +385,9 @@ def test_prometheus_is_told_of_the_rules() -> None:
 
 
 def test_the_documentation_has_all_metrics() -> None:
-    """A metric would have to be guessed from its name; `runtime.telemetry.reference` writes it."""
+    """A metric would have to be guessed from its name; `runtime.telemetry.metrics` writes it."""
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    assert reference.insert(page) == page
+    assert metrics.insert(page) == page
 
 
 def test_the_documentation_asks_for_what_there_is() -> None:
@@ -403,4 +401,4 @@ def test_the_documentation_asks_for_what_there_is() -> None:
 def test_a_page_without_marks_is_refused() -> None:
     """The table would be written nowhere, and nobody told."""
     with pytest.raises(ValueError, match="lacks"):
-        reference.insert("no marks")
+        metrics.insert("no marks")

@@ -8,8 +8,7 @@ import attrs
 
 from runtime.slots.admission import RunningTask
 from runtime.slots.pool import Lease
-from runtime.telemetry.status import session_json, status_json
-from runtime.telemetry.watching import ServerStatus, SessionStatus
+from runtime.telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
 from tests.runtime.telemetry.test_metrics import server_status, session_status
 
 OF_SLOTS = {"total_workers", "idle_workers", "busy_workers", "duplex_workers"}

@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from runtime.telemetry import catalogue as c
+from runtime.telemetry.meters import values_of
 from runtime.telemetry.metrics import Metrics
-from runtime.telemetry.talk_meter import values_of
 from tests.replay.evaluated import facts_in, scores_in
 from tests.replay.exported import LOGS
 from tests.sessions.telemetry import is_whole, meter_log
@@ -21,7 +21,7 @@ Counts = dict[tuple[str, str], list[float]]
 
 def told_by(metrics: Metrics) -> Counts:
     """Give the buckets of the conversations' histograms, and their counters."""
-    made = metrics._books["audio"]._made
+    made = metrics._instruments["audio"]._made
     return {
         (name, mode): [*series.counts] if metric.kind == "histogram" else [series.total]
         for name, metric in c.CONVERSATION.items()

@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 from protocol.values.model import Unit
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.telemetry import setup
-from runtime.telemetry.setup import TracesMissingError, make_sight
+from runtime.telemetry.setup import TracesMissingError, make_telemetry
 from runtime.telemetry.traces import Traces, make_provider
 from tests.sessions.in_memory import World, append_frame, close_frame, init_frame, on_virtual_time
 from tests.sessions.telemetry import watched
@@ -229,7 +229,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("runtime.telemetry.traces.import_module", missing)
     with pytest.raises(TracesMissingError, match=r"pip install 'antiphon\[traces\]'"):
-        make_sight(lambda: pytest.fail("nobody looks"), version="1", traces=True)
+        make_telemetry(lambda: pytest.fail("nobody looks"), version="1", traces=True)
 
 
 def test_the_exporter_is_the_operator_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,8 @@ def test_the_exporter_is_the_operator_s(monkeypatch: pytest.MonkeyPatch) -> None
 def test_spans_are_loaded_only_when_asked_for() -> None:
     """Every start would pay for an SDK that is optional, or fail where it is not installed."""
     code = (
-        "import sys, runtime.telemetry.setup as s; s.make_sight(print, version='1', traces=False);"
+        "import sys, runtime.telemetry.setup as s;"
+        "s.make_telemetry(print, version='1', traces=False);"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     command = [sys.executable, "-W", "error", "-c", code]

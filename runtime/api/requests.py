@@ -1,0 +1,439 @@
+"""What the routes share: parameters, bodies, concurrency, file work in threads, streams and files.
+
+- Query parameters are parsed strictly: a misspelt one is a 400 that says what is valid.
+- A body is bounded in bytes; `http.bounded` bounds its time.
+- `ConcurrencyLimit`: a few expensive answers at once, and fewer for a client.
+- Errors of file work in a thread become HTTP answers.
+- A streamed answer is written until it ends or its client leaves. A writer waits until the
+  connection has taken each piece: a slow client delays only its own answer. When the client leaves,
+  the writer is cancelled; its resources are always closed. The end of the answer is sent after the
+  wait for the client's leaving: Hypercorn then reports a disconnect, and must not be cancelled
+  while it handles the connection.
+- A file, or the requested range of it, is read piece by piece in threads. Ranges and validators are
+  as in RFC 9110 (13.1.2, 13.1.5, 14), with one range of bytes. Several ranges, other units and
+  invalid ranges give the whole file, as a server may; a range outside is a 416.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Final, Protocol, TypeVar
+
+import anyio
+import anyio.to_thread
+import attrs
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from protocol.values.errors import FieldError, FrameError
+from protocol.wire.codec import Fields, parse_frame
+from recorder.format.errors import RecorderError
+from recorder.keep.remote import StoreError
+from recorder.keep.store import LogInfo
+from recorder.keep.summary import whole_bytes
+
+from ..access.keys import Key
+from ..access.middleware import principal_of
+
+
+class NotHere(HTTPException):
+    """A client asks for a session or recording that it cannot see here; without gateways a 404.
+
+    Args:
+        name: the id that it asked for, unchecked.
+    """
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(HTTPStatus.NOT_FOUND, detail)
+        self.name = name
+
+
+# -- file work in threads --------------------------------------------------------------------------
+
+
+_logger = logging.getLogger("antiphon.server")
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+    """Work on recordings in a thread; `limiter` bounds such threads.
+
+    `HTTPException`: one is missing (404) or unreadable (422), or the object store fails (503).
+    """
+    try:
+        # A disk that hangs must not keep the server from ending.
+        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+    except FileNotFoundError:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such recording") from None
+    except StoreError as error:
+        _logger.warning("%s", error)
+        text = "the object store of the recordings does not answer, or refuses"
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, text) from None
+    except RecorderError:
+        text = "this recording cannot be read"
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, text) from None
+
+
+# -- query parameters ------------------------------------------------------------------------------
+
+
+DIGITS_MAX: Final = 18
+"""Digits of a number that fits into 63 bits."""
+NAME_CHARS_MAX: Final = 32
+"""Characters of an unknown parameter's name in the answer."""
+
+
+def check_names(request: Request, names: Sequence[str]) -> None:
+    """Refuse unknown and repeated parameters with `HTTPException`."""
+    seen = set[str]()
+    for name, _ in request.query_params.multi_items():
+        if name not in names:
+            text = f"no parameter {name[:NAME_CHARS_MAX]!a}; there are {', '.join(names)}"
+            raise HTTPException(HTTPStatus.BAD_REQUEST, text)
+        if name in seen:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} is given twice")
+        seen.add(name)
+
+
+def read_choice(request: Request, name: str, choices: Sequence[str]) -> str | None:
+    """Read a parameter with a few choices, or None; raises `HTTPException` for another value."""
+    said = request.query_params.get(name)
+    if said is not None and said not in choices:
+        raise wrong(name, f"one of {', '.join(choices)}")
+    return said
+
+
+def read_number(request: Request, name: str, default: int, *, low: int, high: int) -> int:
+    """Read a whole number from `low` to `high`; raises `HTTPException` for another value."""
+    said = request.query_params.get(name)
+    if said is None:
+        return default
+    is_number = said.isascii() and said.isdigit() and len(said) <= DIGITS_MAX
+    if not is_number or not low <= int(said) <= high:
+        raise wrong(name, f"a whole number from {low} to {high}")
+    return int(said)
+
+
+def wrong(name: str, wanted: str) -> HTTPException:
+    """The answer to an invalid parameter."""
+    return HTTPException(HTTPStatus.BAD_REQUEST, f"{name} must be {wanted}")
+
+
+# -- concurrency -----------------------------------------------------------------------------------
+
+
+RETRY_S: Final = 5
+"""Seconds until a place may be free."""
+REFUSAL: Final = "there are too many of these at once"
+
+
+class ConcurrencyLimit:
+    """Places for one kind of answer: in all, and for one key, or address without keys.
+
+    `refusal`: the text for a client without a place.
+    """
+
+    def __init__(self, most: int, most_each: int, refusal: str = REFUSAL) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._refusal = refusal
+        self._taken: Counter[str] = Counter()
+
+    def take(self, request: Request) -> ExitStack:
+        """Take a place, given back on leaving the stack; raises `HTTPException` (503) for none."""
+        return self.take_for(principal_of(request), request.client.host if request.client else "")
+
+    def take_for(self, principal: Key, host: str) -> ExitStack:
+        """Take a place as `take` does, for the client at an address."""
+        name = principal.name or f"@{host}"
+        if self._taken.total() >= self._most or self._taken[name] >= self._most_each:
+            headers = {"Retry-After": str(RETRY_S)}
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal, headers)
+        self._taken[name] += 1
+        place = ExitStack()
+        place.callback(self._give_back, name)
+        return place
+
+    def _give_back(self, name: str) -> None:
+        self._taken[name] -= 1
+        if not self._taken[name]:
+            del self._taken[name]
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """Read the body; raises `HTTPException` (413) if it has more than `bytes_max` bytes."""
+    said = request.headers.get("content-length", "")
+    body = bytearray()
+    if said.isdigit() and int(said[:18]) > bytes_max:
+        raise _too_large(bytes_max)
+    async for part in request.stream():
+        body += part
+        if len(body) > bytes_max:
+            raise _too_large(bytes_max)
+    return bytes(body)
+
+
+def read_fields(body: bytes, read: Callable[[Fields], T]) -> T:
+    """Read a JSON object by `read`; raises `HTTPException` (400) for another body."""
+    try:
+        fields = Fields(parse_frame(body.decode()))
+        found = read(fields)
+        fields.refuse_unknown()
+    except UnicodeDecodeError:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "$: this is not utf-8") from None
+    except FrameError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"$: {error.reason}") from None
+    except FieldError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, error.message) from None
+    return found
+
+
+def read_text(body: bytes, name: str, chars_max: int) -> str:
+    """Read a JSON object of one text, not empty; raises as `read_fields` does."""
+    return read_fields(
+        body, lambda fields: fields.required(name, lambda value: value.text(chars_max, 1))
+    )
+
+
+def _too_large(bytes_max: int) -> HTTPException:
+    text = f"the body has more than {bytes_max} bytes"
+    return HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+
+
+# -- answers written piece by piece ----------------------------------------------------------------
+
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Sends a piece of the body, and waits until it was taken."""
+WriteBody = Callable[[Write], Awaitable[None]]
+
+
+async def while_there(request: Request, step: Callable[[], Awaitable[bool]]) -> None:
+    """Take steps, the last of which is False, until the client leaves: `ClientDisconnect`.
+
+    A step is never cut off: its thread would go on, and no place would be counted for it.
+    """
+    has_left, failure = False, None
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        try:
+            while not has_left and await step():
+                pass
+        except Exception as error:
+            failure = error  # a task group would raise it in a group
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if has_left:
+        raise ClientDisconnect
+
+
+class Stream(Response):
+    """An answer that `write_body` writes while it is sent.
+
+    `opened` has its resources, entered before; left when the answer is over, in every case.
+    """
+
+    def __init__(
+        self,
+        write_body: WriteBody,
+        *,
+        opened: AbstractContextManager[object],
+        status: int = HTTPStatus.OK,
+        headers: Mapping[str, str],
+        media_type: str,
+    ) -> None:
+        self._write_body = write_body
+        self._opened = opened
+        self.status_code = status
+        self.media_type = media_type
+        self.background = None
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+
+        async def write(piece: bytes) -> None:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+        async def leave_with_the_client() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            tasks.cancel_scope.cancel()
+
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        with self._opened:
+            is_whole = False
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(leave_with_the_client)
+                await send({"type": "http.response.start", **start})
+                if scope["method"] != "HEAD":
+                    await self._write_body(write)
+                is_whole = True
+                tasks.cancel_scope.cancel()
+            if is_whole:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+# -- ranges ----------------------------------------------------------------------------------------
+
+
+_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """The answer: bytes `start` to `end` (exclusive), headers, and 200, 206, 304 or 416."""
+
+    status: HTTPStatus
+    start: int = 0
+    end: int = 0
+    headers: dict[str, str]
+
+
+def part_of(headers: Headers, *, size: int, etag: str) -> Part:
+    """Choose the part of a file for a GET; `etag` is a strong one, quotes included."""
+    said = {"ETag": etag, "Accept-Ranges": "bytes"}
+    if _has_it(headers.get("if-none-match", ""), etag):
+        return Part(status=HTTPStatus.NOT_MODIFIED, headers=said)
+    is_same = headers.get("if-range", etag) == etag
+    bounds = _bounds(headers.get("range", ""), size) if is_same else None
+    start, end = bounds or (0, size)
+    if bounds is None:
+        status = HTTPStatus.OK
+    elif start < end:
+        status = HTTPStatus.PARTIAL_CONTENT
+        said["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+    else:
+        status, start, end = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, 0, 0
+        said["Content-Range"] = f"bytes */{size}"
+    said["Content-Length"] = str(end - start)
+    return Part(status=status, start=start, end=end, headers=said)
+
+
+def _bounds(asked: str, size: int) -> tuple[int, int] | None:
+    """Parse a range; None for an invalid one, an empty span for one outside."""
+    found = _RANGE.fullmatch(asked.replace(" ", ""))
+    if found is None or found[1] == found[2] == "":
+        return None
+    first, last = found[1], found[2]
+    if not first:
+        return max(0, size - int(last)), size
+    if last and int(last) < int(first):
+        return None
+    return int(first), min(size, int(last) + 1) if last else size
+
+
+def _has_it(if_none_match: str, etag: str) -> bool:
+    tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
+    return "*" in tags or etag in tags
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+PIECE_BYTES: Final = 128 * 1024
+"""Bytes read and sent at once: some tens of microseconds of the event loop."""
+
+
+class File(Protocol):
+    """A file that is open for reading; `etag` names its `size` bytes, quotes included."""
+
+    size: int
+    etag: str
+
+    def read(self, start: int, count: int) -> bytes:
+        """Read exactly `count` bytes, blocking; raises `OSError` if they are gone."""
+        ...
+
+
+def send_file(
+    request: Request, file: File, opening: ExitStack, headers: Mapping[str, str], *, media_type: str
+) -> Response:
+    """Answer a GET or a HEAD with an open file and more headers.
+
+    `opening` closes the file, and is taken over if it is read later.
+    """
+    part = part_of(request.headers, size=file.size, etag=file.etag)
+    told = {**part.headers, **headers}
+    if part.start == part.end:
+        type_told = media_type if part.status == HTTPStatus.OK else None
+        return Response(status_code=part.status, headers=told, media_type=type_told)
+
+    async def write_body(write: Write) -> None:
+        for start in range(part.start, part.end, PIECE_BYTES):
+            read = partial(file.read, start, min(PIECE_BYTES, part.end - start))
+            # A disk that hangs must not keep the server from ending.
+            await write(await anyio.to_thread.run_sync(read, abandon_on_cancel=True))
+
+    return Stream(
+        write_body,
+        opened=opening.pop_all(),
+        status=part.status,
+        headers=told,
+        media_type=media_type,
+    )
+
+
+class LogFile:
+    """The bytes of an open log at this time; `etag` names them, because a log only grows."""
+
+    def __init__(self, info: LogInfo, *, is_open: bool) -> None:
+        self._source = info.open()
+        try:
+            size = whole_bytes(self._source) if is_open else self._source.size()
+            self.size = size
+            self.etag = f'"{info.inode:x}-{size:x}"'
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, start: int, count: int) -> bytes:
+        """Read exactly `count` bytes, blocking."""
+        data = self._source.read(start, count)
+        if len(data) != count:
+            raise OSError("a log became shorter while it was sent")
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+
+class InMemory:
+    """A file in memory, as `File`; `encoding` is how its data is compressed."""
+
+    def __init__(self, data: bytes, media_type: str, encoding: str = "") -> None:
+        self._data = data
+        self.media_type = media_type
+        self.encoding = encoding
+        self.size = len(data)
+        self.etag = f'"{sha256(data).hexdigest()[:32]}"'
+
+    def read(self, start: int, count: int) -> bytes:
+        """Return `count` bytes."""
+        return self._data[start : start + count]

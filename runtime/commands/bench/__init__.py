@@ -1,1 +1,0 @@
-"""`antiphon bench`: the duration of a unit, and the capacity of the engine."""

@@ -1,0 +1,619 @@
+"""How many sessions an engine serves: real-time units, batched and one at a time.
+
+- Both modes alternate in this process on one model, so that other load affects both. A unit is
+  missed if answered more than a second after it was due, or never: a session `BEHIND_S` late is
+  abandoned with its remaining units. `busy_ms` is the CPU time of the engine's thread per unit,
+  which hardly depends on other load: a core serves 1000 / `busy_ms` sessions.
+- `run_virtual` does the same on a clock that stands still during other processes' work: the CPU
+  time of this thread, which runs the engine's scheduler; it skips pauses without a due unit. So it
+  measures an engine on a core of its own, though caches and memory are shared. The host's other
+  work for a session (sockets, the log) is not included.
+- `run_rebuilt` measures how fast a session is rebuilt, in past units per second of the thread's CPU
+  time. A unit is a second, so the figures are multiples of real time. The session is that of the
+  load in slot 0, with one more unit that listens: it ends the turn, so no speech is decoded again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Final, Literal, TypeVar
+
+import anyio
+import attrs
+import click
+import numpy as np
+import orjson
+import simplejpeg
+import soxr
+from attrs import AttrsInstance
+from numpy.typing import NDArray
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    PAST_UNITS_MAX,
+    DuplexConfig,
+    Finalized,
+    Opening,
+    PastUnit,
+    Unit,
+    UnitResult,
+    Voice,
+)
+
+from .. import SOURCE_TREE
+from ..media.sound import read_wav
+from ..model.engine.backend import BATCH_MAX, EngineBackend
+from ..model.engine.scheduler import BACKGROUND, Scheduler, Task
+from ..model.engine.stepped import SteppedModel, SteppedSession
+
+# -- what the benches share ------------------------------------------------------------------------
+
+
+FIXTURES: Final = SOURCE_TREE / "fixtures" / "speech"
+SYNTHETIC_S: Final = 12
+JPEG_SIDE: Final = 448
+JPEG_BYTES: Final = 20_000
+"""A camera's picture of this size at a usual quality; the synthetic one comes close to it."""
+MS: Final = 1000.0
+
+Arrival = Literal["together", "spread"]
+"""Sessions' units are due all at once, or spread over the second."""
+_Samples = NDArray[np.float32]
+
+
+@attrs.frozen(kw_only=True)
+class Times:
+    """Percentiles of durations in milliseconds; with few values, the highest is the maximum."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+def sum_up(durations_ms: Sequence[float]) -> Times:
+    """Sum up durations, at least one, by nearest rank: each figure is a measured one."""
+    p50, p99, longest = np.percentile(durations_ms, (50, 99, 100), method="inverted_cdf")
+    return Times(
+        count=len(durations_ms),
+        p50_ms=round(float(p50), 3),
+        p99_ms=round(float(p99), 3),
+        max_ms=round(float(longest), 3),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Speech:
+    """Speech in a loop; samples are 16 kHz mono, in [-1, 1]."""
+
+    name: str
+    samples: _Samples
+
+    def second(self, number: int, *, rate_hz: int = INPUT_RATE_HZ, gain: float = 1.0) -> bytes:
+        """Cut out a second of the loop as float32 LE, mono, at `rate_hz`, scaled by `gain`.
+
+        Unless `gain` is a power of two, samples are, as a browser's, not whole 16-bit steps.
+        """
+        at = np.arange(number * INPUT_RATE_HZ, (number + 1) * INPUT_RATE_HZ) % len(self.samples)
+        samples = self.samples[at]
+        if rate_hz != INPUT_RATE_HZ:
+            samples = soxr.resample(samples, INPUT_RATE_HZ, rate_hz)
+        return (samples * np.float32(gain)).astype("<f4").tobytes()
+
+
+def load_speech() -> Speech:
+    """Return the recorded fixture, or the synthetic voice without it."""
+    path = FIXTURES / "demo.wav"
+    if path.is_file():
+        return Speech(name=path.name, samples=np.frombuffer(read_wav(path), "<f4"))
+    return Speech(name="synthetic", samples=synthetic_voice())
+
+
+def synthetic_voice() -> _Samples:
+    """Make a voice-like signal: a gliding pitch, three formants, four syllables a second."""
+    at = np.arange(SYNTHETIC_S * INPUT_RATE_HZ) / INPUT_RATE_HZ
+    phase = 2 * np.pi * np.cumsum(130 + 25 * np.sin(2 * np.pi * 0.4 * at)) / INPUT_RATE_HZ
+    voice = np.zeros_like(at)
+    for harmonic in range(1, 30):
+        pitch_hz = 130.0 * harmonic
+        loudness = sum(np.exp(-(((pitch_hz - hz) / 180) ** 2)) for hz in (600, 1400, 2600))
+        voice += loudness * np.sin(harmonic * phase)
+    voice += np.random.default_rng(0).normal(0, 0.05, len(at))
+    syllables = np.clip(np.sin(2 * np.pi * 4 * at), 0, 1) * (at % 3 < 2)
+    voiced: _Samples = (0.2 * voice * syllables / np.abs(voice).max()).astype(np.float32)
+    return voiced
+
+
+def camera_frame(number: int) -> bytes:
+    """Make a JPEG of about `JPEG_BYTES`: a constant scene with varying noise."""
+    at = np.arange(JPEG_SIDE)
+    scene = 110 + 60 * np.sin(at / 37)[:, None] * np.cos(at / 53)[None, :]
+    noise = np.random.default_rng(number).normal(0, 8, (JPEG_SIDE, JPEG_SIDE, 3))
+    picture = np.clip(scene[:, :, None] + noise, 0, 255).astype(np.uint8)
+    data: bytes = simplejpeg.encode_jpeg(picture, quality=60)
+    return data
+
+
+def shown_frame() -> bytes:
+    """Return the fixtures' picture, or a synthetic one."""
+    path = FIXTURES / "frame.jpg"
+    return path.read_bytes() if path.is_file() else camera_frame(0)
+
+
+def machine_facts() -> dict[str, str | int | float]:
+    """Describe the machine; `load` is that of the last minute, this run's included."""
+    return {
+        "cores": os.cpu_count() or 0,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "antiphon": version("antiphon"),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+# -- printing -------------------------------------------------------------------------------------
+
+Found = TypeVar("Found", bound=AttrsInstance)
+
+
+class BenchError(click.ClickException):
+    """The bench cannot continue; the text gives the reason in one line."""
+
+
+def tell(text: str) -> None:
+    """Print progress on standard error."""
+    click.echo(f"bench: {text}", err=True)
+
+
+def print_found(
+    found: Found, show: Callable[[Console, Found], None], *, as_json: bool, options: int = 0
+) -> None:
+    """Print results by `show`, or as JSON of `attrs.asdict`, with further orjson `options`."""
+    if as_json:
+        options |= orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
+    else:
+        show(Console(), found)
+
+
+def machine_line(facts: Mapping[str, object]) -> str:
+    """Name the facts of `machine_facts` in one line."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, whole: int = 1
+) -> Table:
+    """Make a table; the first `left` columns are aligned left, the first `whole` never wrapped."""
+    made = Table(box=SIMPLE)
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="left" if place < left else "right", no_wrap=place < whole)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+# -- the measurement -------------------------------------------------------------------------------
+
+
+Mode = Literal["batched", "single"]
+Doing = Literal["speaking", "listening"]
+
+MODES: Final[tuple[Mode, ...]] = ("batched", "single")
+MISSED_SHARE: Final = 0.01
+"""A unit in a hundred may be late."""
+DUE_S: Final = 1.0
+BEHIND_S: Final = 5.0
+"""Five units would wait by then, and the server drops older ones (B7)."""
+LEAD_S: Final = 0.2
+"""From opening all sessions to the first unit."""
+NEAR: Final = 8
+"""The highest served and lowest failed count end an eighth apart: less than runs differ."""
+INSTRUCTIONS: Final = "Answer what you hear."
+SPEAKING_TOKENS: Final = 8
+"""Tokens fed in a speaking unit of the full shape: the one that begins it, and 7 of text."""
+OFFSET_S: Final = 3
+"""Offset in seconds of each session's input to the one before."""
+
+
+@attrs.frozen(kw_only=True)
+class Load:
+    """The activity of each session, with units of `speech` one a second.
+
+    Attributes:
+        doing: `speaking` makes the model speak in every unit, `listening` listen.
+        tokens_max: maximum tokens fed by a speaking unit.
+        frames: JPEG files that each unit shows.
+        instructions: said before the first unit; long ones fill the context.
+    """
+
+    speech: Speech
+    seconds: int
+    doing: Doing = "speaking"
+    tokens_max: int = 19
+    frames: tuple[bytes, ...] = ()
+    instructions: str = INSTRUCTIONS
+
+    def opening(self, number: int) -> Opening:
+        """The settings of session `number`."""
+        config = DuplexConfig(
+            force_listen_count=0,
+            listen_prob_scale=0.0,
+            length_penalty=10.0,
+            max_new_speak_tokens_per_chunk=self.tokens_max + 1,
+        )
+        return Opening(instructions=self.instructions, voice=Voice(), config=config, seed=number)
+
+    def unit(self, number: int, index: int) -> Unit:
+        """A unit of session `number`."""
+        pcm = self.speech.second(index + OFFSET_S * number)
+        must_listen = self.doing == "listening"
+        return Unit(index=index, pcm=pcm, frames=self.frames, force_listen=must_listen)
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """What is run: how requests are computed, when units are due, and the number of sessions."""
+
+    mode: Mode
+    arrival: Arrival
+    sessions: int
+
+    def late(self, number: int) -> float:
+        """How much later in its second a session's unit is due than the first one's, in seconds."""
+        return number / self.sessions if self.arrival == "spread" else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class EngineRun(Case):
+    """The results of one run.
+
+    Attributes:
+        missed: units answered more than a second late, or never.
+        latency: from due to answered.
+        latency_finalized: from due to finalized: a client's wait if answers were sent after it.
+        stages_ms: the median time of each stage, including other sessions' work.
+        tokens_mean: text tokens fed per unit.
+        spoken: share of the answered units that spoke.
+        busy_ms: CPU time of the engine's thread per unit.
+    """
+
+    units: int
+    missed: int
+    latency: Times
+    latency_finalized: Times
+    stages_ms: dict[str, float]
+    tokens_mean: float
+    spoken: float
+    busy_ms: float
+    batch_mean: float
+
+    @property
+    def is_served(self) -> bool:
+        """Whether under 1 % of the units were missed."""
+        return self.missed < MISSED_SHARE * self.units
+
+
+@attrs.frozen
+class Answer:
+    """One answered unit: times from due, times of the four stages, and fed tokens."""
+
+    answered_ms: float
+    finalized_ms: float
+    stages_us: tuple[int, int, int, int]
+    tokens: int
+    is_spoken: bool
+
+    @classmethod
+    def of(cls, result: UnitResult, answered_ms: float, finalized_ms: float) -> Answer:
+        """Take the values to sum up from a result."""
+        costs = result.costs
+        return cls(
+            answered_ms,
+            finalized_ms,
+            (costs.prefill_us, costs.llm_us, costs.tts_us, costs.token2wav_us),
+            len(result.fed_ids),
+            not result.is_listen,
+        )
+
+
+async def run_engine(backend: EngineBackend, load: Load, case: Case) -> EngineRun:
+    """Have sessions request units, and measure; the backend needs a slot for each session."""
+    answers: list[Answer] = []
+    opened = [await backend.open(load.opening(n), slot=n) for n in range(case.sessions)]
+    before = backend.engine.statistics
+    began_s = anyio.current_time() + LEAD_S
+
+    async def ask(number: int) -> None:
+        for index in range(load.seconds):
+            due_s = began_s + case.late(number) + index
+            await anyio.sleep_until(due_s)
+            if anyio.current_time() - due_s > BEHIND_S:
+                return
+            result = await opened[number].run_unit(load.unit(number, index))
+            answered_s = anyio.current_time()
+            await opened[number].finalize(index, interrupted=False)
+            finalized_s = anyio.current_time()
+            answers.append(Answer.of(result, (answered_s - due_s) * MS, (finalized_s - due_s) * MS))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(case.sessions):
+            tasks.start_soon(ask, number)
+    after = backend.engine.statistics
+    for session in opened:
+        await session.release()
+    turns = max(1, after.turns - before.turns)
+    return sum_up_run(
+        case,
+        answers,
+        units=case.sessions * load.seconds,
+        cpu_ns=after.cpu_ns - before.cpu_ns,
+        batch_mean=(after.answers - before.answers) / turns,
+    )
+
+
+def sum_up_run(
+    case: Case, answers: Sequence[Answer], *, units: int, cpu_ns: int, batch_mean: float
+) -> EngineRun:
+    """Sum up the units of a run; see `EngineRun` for the arguments."""
+    if not answers:
+        raise BenchError("no unit was answered")
+    in_time = sum(answer.answered_ms <= DUE_S * MS for answer in answers)
+    stages = np.median([answer.stages_us for answer in answers], axis=0) / MS
+    names = ("prefill", "llm", "tts", "token2wav")
+    return EngineRun(
+        **attrs.asdict(case),
+        units=units,
+        missed=units - in_time,
+        latency=sum_up([answer.answered_ms for answer in answers]),
+        latency_finalized=sum_up([answer.finalized_ms for answer in answers]),
+        stages_ms={name: round(float(ms), 2) for name, ms in zip(names, stages, strict=True)},
+        tokens_mean=round(float(np.mean([answer.tokens for answer in answers])), 2),
+        spoken=round(float(np.mean([answer.is_spoken for answer in answers])), 3),
+        busy_ms=round(cpu_ns / 1e6 / len(answers), 3),
+        batch_mean=round(batch_mean, 2),
+    )
+
+
+# -- how many ----------------------------------------------------------------------------------
+
+
+class Search:
+    """A search for the highest count up to `most`: `counts` in order, doubled, then bisected."""
+
+    def __init__(self, counts: Sequence[int], most: int) -> None:
+        self._counts = sorted({count for count in counts if count <= most})
+        self._most = most
+        self.served = 0
+        self.failed: int | None = None
+
+    def next_count(self) -> int | None:
+        """The next count to try; None at the end of the search."""
+        if self.failed is None:
+            further = [count for count in self._counts if count > self.served]
+            if further:
+                return further[0]
+            return min(2 * max(1, self.served), self._most) if self.served < self._most else None
+        middle = (self.served + self.failed) // 2
+        is_near = self.failed - self.served <= max(1, self.served // NEAR)
+        return None if is_near or middle == 0 else middle
+
+    def note(self, count: int, *, is_served: bool) -> None:
+        """Take a result."""
+        if is_served:
+            self.served = max(self.served, count)
+        else:
+            self.failed = count if self.failed is None else min(self.failed, count)
+
+
+@attrs.frozen(kw_only=True)
+class Served:
+    """The most sessions with under 1% of units missed, for one arrival.
+
+    Attributes:
+        single: one request at a time; None if that was not run.
+        ratio: `batched` divided by `single`; None if there is no `single`, or it is 0.
+        busy_ratio: CPU time per unit of single divided by batched, at the largest count of both.
+        is_bounded: the search ended at its highest count, so more may be possible.
+    """
+
+    arrival: Arrival
+    batched: int
+    single: int | None
+    ratio: float | None
+    busy_ratio: float | None
+    is_bounded: bool
+
+
+def judge(arrival: Arrival, runs: Sequence[EngineRun], searches: dict[Mode, Search]) -> Served:
+    """Sum up the runs of one arrival."""
+    batched, single = searches["batched"], searches.get("single")
+    return Served(
+        arrival=arrival,
+        batched=batched.served,
+        single=None if single is None else single.served,
+        ratio=round(batched.served / single.served, 2) if single and single.served else None,
+        busy_ratio=None if single is None else _busy_ratio(runs),
+        is_bounded=batched.failed is None,
+    )
+
+
+def _busy_ratio(runs: Sequence[EngineRun]) -> float:
+    busy = {(run.mode, run.sessions): run.busy_ms for run in runs}
+    counts = ({run.sessions for run in runs if run.mode == mode} for mode in MODES)
+    both = max(set.intersection(*counts))
+    return round(busy["single", both] / max(1e-3, busy["batched", both]), 2)
+
+
+# -- on a virtual clock ---------------------------------------------------------------------------
+
+
+class _Client:
+    def __init__(self, session: SteppedSession) -> None:
+        self.session = session
+        self.due_ns: deque[tuple[int, int]] = deque()
+        self.is_busy = False
+        self.is_lost = False
+
+
+class VirtualRun:
+    """One run, on the model's first slots; see the module's docstring."""
+
+    def __init__(self, model: SteppedModel, load: Load, case: Case) -> None:
+        self._load, self._case = load, case
+        batch_max = BATCH_MAX if case.mode == "batched" else 1
+        self._scheduler = Scheduler(model.compute, batch_max=batch_max)
+        self._leaps_ns = -time.thread_time_ns()
+        self._clients = [
+            _Client(model.session(load.opening(number), slot=number))
+            for number in range(case.sessions)
+        ]
+        self.answers: list[Answer] = []
+
+    def _now_ns(self) -> int:
+        return time.thread_time_ns() + self._leaps_ns
+
+    def run(self) -> EngineRun:
+        """Open the sessions, have all units computed, and sum up."""
+        for client in self._clients:
+            self._add(client.session.open(), BACKGROUND, lambda _: None)
+        while not self._scheduler.is_idle:
+            self._scheduler.turn(self._now_ns())
+        count, tally = len(self._clients), self._scheduler.tally
+        turns, answered = tally.turns, tally.answers
+        began_ns, began_cpu_ns = self._now_ns(), time.thread_time_ns()
+        due = [
+            (began_ns + index * NS_PER_S + int(self._case.late(number) * NS_PER_S), number)
+            for number in range(count)
+            for index in range(self._load.seconds)
+        ]
+        heapq.heapify(due)
+        indices = [0] * count
+        while due or not self._scheduler.is_idle:
+            if self._scheduler.is_idle:
+                self._leaps_ns += max(0, due[0][0] - self._now_ns())
+            while due and due[0][0] <= self._now_ns():
+                due_ns, number = heapq.heappop(due)
+                self._clients[number].due_ns.append((due_ns, indices[number]))
+                indices[number] += 1
+                self._begin(number)
+            if not self._scheduler.is_idle:
+                self._scheduler.turn(self._now_ns())
+        cpu_ns = time.thread_time_ns() - began_cpu_ns
+        for client in self._clients:
+            client.session.release()
+        return sum_up_run(
+            self._case,
+            self.answers,
+            units=count * self._load.seconds,
+            cpu_ns=cpu_ns,
+            batch_mean=(tally.answers - answered) / max(1, tally.turns - turns),
+        )
+
+    def _add(self, steps: Any, deadline_ns: float, then: Any) -> None:
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                raise error
+            then(result)
+
+        self._scheduler.add(Task(steps=steps, deadline_ns=deadline_ns, done=done))
+
+    def _begin(self, number: int) -> None:
+        client = self._clients[number]
+        if client.is_busy or client.is_lost or not client.due_ns:
+            return
+        due_ns, index = client.due_ns.popleft()
+        began_ns = self._now_ns()
+        if began_ns - due_ns > BEHIND_S * NS_PER_S:
+            client.is_lost = True
+            return
+        client.is_busy = True
+
+        def answered(result: UnitResult) -> None:
+            answered_ns = self._now_ns()
+
+            def finalized(_: Finalized) -> None:
+                after_ms = (self._now_ns() - due_ns) * MS / NS_PER_S
+                answered_ms = (answered_ns - due_ns) * MS / NS_PER_S
+                self.answers.append(Answer.of(result, answered_ms, after_ms))
+                client.is_busy = False
+                self._begin(number)
+
+            steps = client.session.finalize(index, interrupted=False)
+            self._add(steps, self._now_ns() + DUE_S * NS_PER_S, finalized)
+
+        steps = client.session.unit(self._load.unit(number, index), None)
+        self._add(steps, began_ns + DUE_S * NS_PER_S, answered)
+
+
+def run_virtual(model: SteppedModel, load: Load, case: Case) -> EngineRun:
+    """Have sessions request units, on this thread's CPU clock; the model must be unused."""
+    return VirtualRun(model, load, case).run()
+
+
+# -- rebuilding -----------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Rebuilt:
+    """Units rebuilt per second of CPU time.
+
+    Attributes:
+        units: of the session.
+        exact: unit by unit, as recorded.
+        fast: in long prefills.
+        voiced: exact, with a turn that is open from the first unit on: all its speech again.
+    """
+
+    units: int
+    exact: float
+    fast: float
+    voiced: float
+
+
+async def run_rebuilt(backend: EngineBackend, load: Load) -> Rebuilt:
+    """Run a session, and rebuild it in each way; the backend is idle otherwise."""
+    past = await _past(backend, load)
+    voiced = [attrs.evolve(one, is_voiced=True) for one in past[:-1]]
+    return Rebuilt(
+        units=len(past),
+        exact=await _speed(backend, load, past, exact=True),
+        fast=await _speed(backend, load, past, exact=False),
+        voiced=await _speed(backend, load, voiced, exact=True),
+    )
+
+
+async def _past(backend: EngineBackend, load: Load) -> list[PastUnit]:
+    session, past = await backend.open(load.opening(0), slot=0), []
+    for index in range(load.seconds + 1):
+        unit = load.unit(0, index)
+        if index == load.seconds:
+            unit = attrs.evolve(unit, force_listen=True)
+        result = attrs.evolve(await session.run_unit(unit), pcm=b"")
+        await session.finalize(index, interrupted=False)
+        past.append(PastUnit(unit=unit, result=result, interrupted=False))
+    await session.release()
+    return past
+
+
+async def _speed(
+    backend: EngineBackend, load: Load, past: Sequence[PastUnit], *, exact: bool
+) -> float:
+    session = await backend.open(load.opening(0), slot=0)
+    began_ns = backend.engine.statistics.cpu_ns
+    for begin in range(0, len(past), PAST_UNITS_MAX):
+        await session.rebuild(past[begin : begin + PAST_UNITS_MAX], exact=exact)
+    await session.release()  # The engine has then counted all that came before.
+    return round(len(past) * NS_PER_S / (backend.engine.statistics.cpu_ns - began_ns), 1)

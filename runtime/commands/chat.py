@@ -1,0 +1,384 @@
+"""`antiphon chat`: ask a server in words, with pictures, sound or a video; read its answer.
+
+With a question on the command line, or on standard input, it is asked and the command ends. On a
+terminal without one, questions are asked in turn until Ctrl-D. Ctrl-C cuts an answer short, and
+ends the command at the prompt. Files are read and checked before anything is sent.
+
+The history is kept here, because a server keeps none. Each question has a connection of its own, so
+that the user may think about the next for longer than a server waits. A question without an answer
+is forgotten. An answer is shown as words, or as JSON for programs.
+
+It draws no Markdown, plays nothing on a loudspeaker and records nothing from a microphone.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+import click
+
+from protocol.values.limits import VIDEO_BYTES_MAX
+from protocol.values.messages import Delta, QueuePlace, Response
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.requests import (
+    ChatMessage,
+    ImagePart,
+    Part,
+    SpeechRequest,
+    VideoPart,
+    VoiceName,
+)
+from protocol.values.turn import ChatConfig
+from protocol.wire.media import check_image, check_video, read_audio, read_reference_audio
+
+from ..client import terminal
+from ..client.chat import message
+from ..client.errors import ClientError
+from ..client.resuming import Reconnected, Reconnecting
+from ..client.sdk import Dialect, connect
+from ..media.sound import AudioFileError, read_wav, write_wav
+from .interrupts import run
+
+# -- a conversation --------------------------------------------------------------------------------
+
+
+RETRIES: Final = 0
+"""A user at a terminal wants to know at once that no server is there."""
+
+
+@attrs.frozen(kw_only=True)
+class ChatOptions:
+    """The settings of each question.
+
+    `streams`: the answer comes as it is made; `speech` is None for words only; `key` is the API
+    key, if the server needs one.
+    """
+
+    url: str
+    dialect: Dialect
+    streams: bool
+    speech: SpeechRequest | None
+    config: ChatConfig
+    key: str | None = attrs.field(default=None, repr=False)
+
+
+class TextAnswer(terminal.TextOutput):
+    """The words on standard output, and all else on standard error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = ""
+
+    def waits(self, place: QueuePlace) -> None:
+        """Write the place in the queue."""
+        click.echo(f"in the queue: {terminal.show_place(place)}", err=True)
+
+    def hears(self, delta: Delta) -> None:
+        """Write the words."""
+        self._said += delta.text
+        self._is_within_line = not self._said.endswith("\n")
+        click.echo(terminal.clean(delta.text), nl=False)
+
+    def ends(self, response: Response, speech_s: float) -> None:
+        """Write the rest of the text, and the reason of the end unless it is the model's own."""
+        click.echo(terminal.clean(response.text.removeprefix(self._said)))
+        if response.reason != "turn_end":
+            why = "the limit of tokens is reached" if response.reason == "length" else "cut short"
+            click.echo(f"({why})", err=True)
+        if speech_s:
+            click.echo(f"({speech_s:.1f} s of speech)", err=True)
+
+
+class JsonAnswer:
+    """One JSON object a line, without the sound."""
+
+    def waits(self, place: QueuePlace) -> None:
+        """Write the place in the queue."""
+        terminal.echo_json({"type": "queued", **attrs.asdict(place)})
+
+    def connects(self, change: Reconnecting | Reconnected) -> None:
+        """Write that the connection is lost or back."""
+        terminal.echo_json(terminal.connection_fields(change))
+
+    def hears(self, delta: Delta) -> None:
+        """Write a piece."""
+        terminal.echo_json(
+            {"type": "delta", "text": delta.text, "samples": len(delta.pcm) // SAMPLE_BYTES}
+        )
+
+    def ends(self, response: Response, speech_s: float) -> None:
+        """Write the whole answer, and its cost."""
+        terminal.echo_json(
+            {
+                "type": "response",
+                "text": response.text,
+                "reason": response.reason,
+                "speech_s": round(speech_s, 3),
+                "input_tokens": response.input_tokens,
+                "generated_tokens": response.generated_tokens,
+                "metrics": attrs.asdict(response.metrics),
+            }
+        )
+
+
+Shown = TextAnswer | JsonAnswer
+
+
+class Chat:
+    """A conversation, and its answers so far.
+
+    Args:
+        asking: the settings of each question.
+        system: the system message; empty for none.
+        media: for the first question.
+        speak: the file of the speech, if wanted.
+    """
+
+    def __init__(
+        self, asking: ChatOptions, *, system: str, media: tuple[Part, ...], speak: Path | None
+    ) -> None:
+        self._asking = asking
+        self._history: list[ChatMessage] = [message("system", system)] if system else []
+        self._media = media
+        self._speak = speak
+        self._speech = bytearray()
+
+    def ask(self, text: str, shown: Shown) -> Response:
+        """Ask, show the answer as it comes, and remember both; return the end of the answer.
+
+        `ClientError`: it was not answered, and is forgotten. `AudioFileError`: the speech cannot be
+        written; the answer is remembered.
+        """
+        question = message("user", *self._media, text)
+        response, pcm = run(self._answer, (*self._history, question), shown)
+        self._history += [question, message("assistant", response.text)]
+        self._media = ()
+        self._speech += pcm
+        shown.ends(response, len(pcm) / SAMPLE_BYTES / OUTPUT_RATE_HZ)
+        if self._speak is not None:
+            write_wav(self._speak, bytes(self._speech))
+        return response
+
+    async def _answer(
+        self, conversation: tuple[ChatMessage, ...], shown: Shown
+    ) -> tuple[Response, bytes]:
+        how = self._asking
+        pcm = bytearray()
+        async with connect(
+            how.url,
+            mode="chat",
+            dialect=how.dialect,
+            on_queue=shown.waits,
+            on_connection=shown.connects,
+            retries=RETRIES,
+            key=how.key,
+        ) as session:
+            answer = await session.ask(
+                conversation,
+                stream=how.streams,
+                speech=how.speech or False,
+                config=how.config,
+            )
+            async for piece in answer:
+                pcm += piece.pcm
+                if isinstance(piece, Delta):
+                    shown.hears(piece)
+        assert answer.response is not None
+        return answer.response, bytes(pcm)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+PROMPT: Final = "> "
+TOKENS_MAX: Final = ChatConfig().max_new_tokens
+FAILURES: Final = (ClientError, AudioFileError)
+"""Errors that cost a question its answer, or the answer its WAV."""
+
+
+@click.command("chat")
+@click.argument("text", required=False)
+@terminal.url_option
+@terminal.key_option
+@click.option("--system", default="", help="What the model is told before all else.")
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A JPEG, PNG or WebP that comes with the first question; as often as wanted.",
+)
+@click.option(
+    "--audio",
+    "sounds",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A WAV that comes with it; as often as wanted.",
+)
+@click.option("--video", type=click.Path(path_type=Path), help="A video that comes with it.")
+@click.option("--speak", type=click.Path(path_type=Path), help="Have it spoken, into this WAV.")
+@click.option("--voice", help="Whose voice: a name that the server knows, or a WAV.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 8192),
+    default=TOKENS_MAX,
+    show_default=True,
+    help="Most tokens of an answer.",
+)
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0: the likeliest word, always.")
+@click.option(
+    "--stream/--no-stream",
+    "streams",
+    default=True,
+    show_default=True,
+    help="TextOutput as they are made, or all at once.",
+)
+@terminal.dialect_option("realtime", "legacy-chat")
+@terminal.json_option
+def chat_command(
+    *,
+    text: str | None,
+    url: str,
+    key: str | None,
+    system: str,
+    images: tuple[Path, ...],
+    sounds: tuple[Path, ...],
+    video: Path | None,
+    speak: Path | None,
+    voice: str | None,
+    max_tokens: int,
+    temperature: float | None,
+    streams: bool,
+    dialect: Dialect,
+    as_json: bool,
+) -> None:
+    """Ask a server TEXT, and read what it answers.
+
+    Without TEXT the question is read from standard input; on a terminal, one after the other,
+    until Ctrl-D. Pictures, sound and video come before the words of the first question. With
+    --speak all answers are written as one WAV file (mono, 24 kHz), one after the other.
+
+    \b
+    Example:
+      antiphon serve                                       in one terminal
+      antiphon chat "Good morning!"                        in another
+      antiphon chat "What is in it?" --image photo.jpg
+      antiphon chat "What was said?" --audio question.wav --no-stream
+      antiphon chat "Say hello." --speak hello.wav --voice me.wav
+      antiphon chat --system "Be brief."                   a conversation
+      antiphon chat "Hello" --json | jq -r 'select(.type == "response").text'
+
+    \b
+    Exit codes:
+      0  all was answered
+      1  the server could not be reached, refused, or reported an error
+      2  a file or an option that cannot be used
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    config = ChatConfig(max_new_tokens=max_tokens)
+    if temperature is not None:
+        config = attrs.evolve(config, temperature=temperature)
+    asking = ChatOptions(
+        url=url,
+        key=key,
+        dialect=dialect,
+        streams=streams,
+        speech=_choose_speech(speak, voice),
+        config=config,
+    )
+    terminal.check_url(url, "chat", dialect)
+    chat = Chat(asking, system=system, media=read_media(images, sounds, video), speak=speak)
+    if text is None and sys.stdin.isatty() and not as_json:
+        _converse(chat)
+        return
+    question = _read_all() if text is None else text
+    if not question:
+        raise terminal.UnusableError("there is no question")
+    try:
+        chat.ask(question, JsonAnswer() if as_json else TextAnswer())
+    except FAILURES as error:
+        if as_json:
+            terminal.echo_error(error)
+        raise click.ClickException(str(error)) from error
+
+
+def _converse(chat: Chat) -> None:
+    with suppress(ImportError):
+        import readline  # noqa: F401 - lets `input` edit the line
+    while (question := _read_question()) is not None:
+        if not question:
+            continue
+        try:
+            chat.ask(question, TextAnswer())
+        except KeyboardInterrupt:
+            click.echo("\n(cut short, and forgotten)", err=True)
+        except FAILURES as error:
+            click.echo(f"Error: {error}", err=True)
+
+
+def _read_all() -> str:
+    """Read the question from standard input; `UnusableError` if it is not UTF-8."""
+    try:
+        question = sys.stdin.read().strip()
+        question.encode()
+    except UnicodeError as error:
+        raise terminal.UnusableError("the question is not UTF-8") from error
+    return question
+
+
+def _read_question() -> str | None:
+    """Wait for a line; None at the end of the input, nothing for one that is not UTF-8."""
+    try:
+        question = input(PROMPT).strip()
+        question.encode()
+        return question
+    except UnicodeError:
+        click.echo("Error: the question is not UTF-8", err=True)
+        return ""
+    except EOFError:
+        click.echo()
+        return None
+
+
+def read_media(
+    images: tuple[Path, ...], sounds: tuple[Path, ...], video: Path | None
+) -> tuple[Part, ...]:
+    """Read the files that come with a question, and check them as a server will.
+
+    `UnusableError`: one of them cannot be read, or a server would refuse it.
+    """
+    parts: list[Part] = []
+    with terminal.usable():
+        for path in images:
+            data = path.read_bytes()
+            check_image(str(path), data)
+            parts.append(ImagePart(data=data))
+        parts += [read_audio(str(path), read_wav(path)) for path in sounds]
+        if video is not None:
+            with video.open("rb") as file:
+                data = file.read(VIDEO_BYTES_MAX + 1)
+            check_video(str(video), data)
+            parts.append(VideoPart(data=data))
+    return tuple(parts)
+
+
+def _choose_speech(speak: Path | None, voice: str | None) -> SpeechRequest | None:
+    if speak is None:
+        if voice is not None:
+            raise terminal.UnusableError("--voice: nothing is spoken without --speak")
+        return None
+    if not speak.absolute().parent.is_dir():
+        raise terminal.UnusableError(f"--speak: there is no folder {speak.parent}")
+    if speak.is_dir():
+        raise terminal.UnusableError(f"--speak: {speak} is a folder")
+    if voice is None:
+        return SpeechRequest()
+    path = Path(voice)
+    if not (path.exists() or path.suffix):
+        return SpeechRequest(mode="audio_assistant", voice=VoiceName(name=voice))
+    with terminal.usable():
+        reference = read_reference_audio(f"--voice: {voice}", read_wav(path))
+    return SpeechRequest(mode="audio_assistant", voice=reference)

@@ -1,1 +1,0 @@
-"""`antiphon chat`: a conversation with a server, in words."""

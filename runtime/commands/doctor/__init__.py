@@ -1,1 +1,0 @@
-"""`antiphon doctor`: whether a model would be served here."""

@@ -1,1 +1,0 @@
-"""`antiphon schema`: the wire protocols as a document."""

@@ -1,0 +1,686 @@
+"""`antiphon talk`: speak to a server, by a sound file or a microphone, and read its answer.
+
+The command reads and checks files before it connects, chooses how the conversation is shown, holds
+it (`talk_session`), and writes the reply. Ctrl-C ends it politely if the server is quick, and a
+second one at once. The reply so far is written if the file is new; an existing reply is replaced
+only after a conversation that came to its end.
+
+`LineView` writes one line for each event; `LiveView`, on a terminal, keeps a panel below them with
+the state, the latencies and the KV cache. `JsonView` writes one object a line, without the audio.
+
+With `--mic` it records and plays by sounddevice (PortAudio); else it plays nothing. PortAudio calls
+from a thread of its own, so both directions have a buffer with a lock. Sound that waits in the
+microphone's longer than `HEARD_S_MAX` is dropped: a conversation is about now. There is no echo
+cancellation.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Protocol, Self
+
+import anyio
+import attrs
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from protocol.values.messages import (
+    Closed,
+    Created,
+    ErrorReport,
+    GoingAway,
+    Interrupted,
+    Listen,
+    Queued,
+    QueueDone,
+    QueueUpdate,
+    ServerMessage,
+    Speech,
+)
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
+from protocol.values.modes import Mode
+from protocol.wire.media import check_frame
+
+from ..client import terminal
+from ..client.resuming import Reconnected, Reconnecting
+from ..client.terminal import (
+    UnusableError,
+    clean,
+    connection_fields,
+    echo_json,
+    show_connection,
+    show_place,
+)
+from ..client.websocket import background
+from ..media.sound import AudioFileError, read_wav, write_wav
+from .interrupts import run
+from .talk_session import Happening, Observer, Plan, Tally, cut_units, talk
+
+# -- views -----------------------------------------------------------------------------------------
+
+
+CONTEXT_TOKENS: Final = 8192
+"""The context of the models that are served (000, `context_full`); no message tells it."""
+REFRESHES_A_SECOND: Final = 8
+"""Enough for a clock of tenths to look alive."""
+TEXT_CHARS_SHOWN: Final = 400
+"""Of the current turn's end: a few lines of a panel."""
+
+
+class View(Observer, Protocol):
+    """Shows a conversation while it is entered."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Show no more."""
+        return
+
+    def end(self, summary: dict[str, object]) -> None:
+        """Show the summary, after the last event."""
+
+
+def printable(text: str) -> str:
+    """Keep a server's text on one line."""
+    return clean(text, kept="")
+
+
+class LineView(View):
+    """A line for each event; `listens`: also for each unit that the model listened to."""
+
+    def __init__(self, console: Console, *, listens: bool = True) -> None:
+        self._console = console
+        self._listens = listens
+        self._had_sound: bool | None = None
+
+    def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:  # noqa: ARG002
+        """Write when the file begins to sound, and when it falls silent."""
+        if has_sound != self._had_sound:
+            self._write(at_s, "you", "(speaking)" if has_sound else "(silent)", style="cyan")
+        self._had_sound = has_sound
+
+    def heard(self, happening: Happening) -> None:
+        """Write a server's message."""
+        message, at_s = happening.message, happening.at_s
+        match message:
+            case Queued(place=place) | QueueUpdate(place=place):
+                self._write(at_s, "queue", show_place(place))
+            case Created():
+                text = f"{message.session_id}, recording {message.recording}"
+                self._write(at_s, "session", printable(text))
+            case Listen() if self._listens:
+                self._write(at_s, "model", "(listens)", _cost(happening), style="dim")
+            case Speech() if message.text or not message.pcm:
+                text = printable(message.text).strip() or "(speaks)"
+                self._write(at_s, "model", text, _cost(happening), style="bold green")
+            case GoingAway(seconds_left=seconds_left):
+                text = f"the server shuts down in {seconds_left} s"
+                self._write(at_s, "session", text, style="yellow")
+            case ErrorReport():
+                text = printable(f"{message.message} ({message.code})")
+                self._write(at_s, "error", text, style="red")
+            case Closed():
+                self._write(at_s, "session", f"closed, {_end_of(message)}")
+
+    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
+        """Write that the connection is lost or back."""
+        self._write(at_s, "session", show_connection(change), style="yellow")
+
+    def end(self, summary: dict[str, object]) -> None:
+        """Write the sums in two lines; a conversation that failed gets its error elsewhere."""
+        said = f"{summary['units_speech']} speaking, {summary['units_listen']} listening"
+        line = f"{summary['units_sent']} s sent: {said}, {summary['units_dropped']} dropped"
+        times = summary["round_trip_ms"]
+        if isinstance(times, dict) and times["median"] is not None:
+            line += f"; round trip {times['median']:.0f} ms, at most {times['max']:.0f} ms"
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        if not summary["answered"] and summary["error"] is None:
+            self._console.print("the model did not answer", style="yellow", highlight=False)
+        if summary["reply"] is not None:
+            line = f"reply: {summary['reply']} ({summary['reply_s']:.1f} s)"
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def _write(self, at_s: float, who: str, text: str, note: str = "", *, style: str = "") -> None:
+        line = Text(f"{at_s:6.1f}s  {who + ':':9}")
+        line.append(text, style=style)
+        if note:
+            line.append(f"  [{note}]", style="dim")
+        self._console.print(line, soft_wrap=True)
+
+
+def _cost(happening: Happening) -> str:
+    assert isinstance(happening.message, Listen | Speech)
+    metrics = happening.message.metrics
+    parts = [f"{metrics.wall_clock_ms:.0f} ms"]
+    if happening.round_trip_ms is not None:
+        parts.append(f"round trip {happening.round_trip_ms:.0f} ms")
+    parts.append(f"kv {metrics.kv_cache_length}")
+    if metrics.dropped_units:
+        parts.append(f"{metrics.dropped_units} dropped")
+    return ", ".join(parts)
+
+
+def _end_of(closed: Closed) -> str:
+    return printable(closed.client_reason or closed.reason)
+
+
+class LiveView(LineView):
+    """Lines, and a panel with the state below them, on a terminal.
+
+    The panel reads `tally` a few times a second; `title` names the file and the server, `file_s` is
+    the file's length.
+    """
+
+    def __init__(self, console: Console, tally: Tally, title: str, file_s: int) -> None:
+        super().__init__(console, listens=False)
+        self._tally = tally
+        self._title = title
+        self._file_s = file_s
+        self._started_s = time.monotonic()
+        self._live = Live(
+            get_renderable=self._panel,
+            console=console,
+            refresh_per_second=REFRESHES_A_SECOND,
+            transient=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def _panel(self) -> RenderableType:
+        tally = self._tally
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        table.add_column()
+        table.add_row("model", self._state())
+        table.add_row("unit", self._units())
+        table.add_row("latency", _latency(tally))
+        table.add_row("KV", _gauge(tally.metrics.kv_cache_length))
+        words = printable(tally.turns[-1] if tally.turns else "")[-TEXT_CHARS_SHOWN:]
+        session = tally.created.session_id if tally.created else "no session yet"
+        elapsed_s = time.monotonic() - self._started_s
+        return Panel(
+            Group(table, Text(words, style="green")),
+            title=Text(self._title),
+            subtitle=Text(f"{printable(session)}, {elapsed_s:.1f} s"),
+        )
+
+    def _state(self) -> Text:
+        tally = self._tally
+        if tally.away:
+            return Text("reconnecting", "yellow")
+        if tally.place is not None:
+            return Text(f"in the queue: {show_place(tally.place)}")
+        if tally.closed is not None:
+            return Text("closed")
+        if tally.created is None:
+            return Text("opening")
+        return Text("● speaking", "bold green") if tally.speaking else Text("○ listening", "cyan")
+
+    def _units(self) -> Text:
+        tally = self._tally
+        text = Text(f"{tally.units_sent} s sent of {self._file_s}, {tally.outcomes} answered")
+        if dropped := tally.metrics.dropped_units:
+            text.append(f", {dropped} dropped", "red")
+        return text
+
+
+def _latency(tally: Tally) -> Text:
+    if not tally.wall_ms:
+        return Text("-")
+    text = f"{tally.wall_ms[-1]:.0f} ms in the server"
+    if tally.round_trips_ms:
+        text += f", {tally.round_trips_ms[-1]:.0f} ms round trip"
+    return Text(text)
+
+
+def _gauge(kv_length: int) -> RenderableType:
+    row = Table.grid(padding=(0, 1))
+    row.add_row(
+        ProgressBar(total=CONTEXT_TOKENS, completed=kv_length, width=24),
+        Text(f"{kv_length} / {CONTEXT_TOKENS}"),
+    )
+    return row
+
+
+class JsonView(View):
+    """One JSON object a line, on standard output: each event, and a `summary` at the end."""
+
+    def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
+        """Write that a second of input is being sent."""
+        echo_json({"type": "sent", "at_s": round(at_s, 3), "unit": unit, "has_sound": has_sound})
+
+    def heard(self, happening: Happening) -> None:
+        """Write a server's message."""
+        echo_json(
+            {
+                "type": _TYPES[type(happening.message)],
+                "at_s": round(happening.at_s, 3),
+                **_fields(happening),
+            }
+        )
+
+    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
+        """Write that the connection is lost or back."""
+        echo_json({**connection_fields(change), "at_s": round(at_s, 3)})
+
+    def end(self, summary: dict[str, object]) -> None:
+        """Write the sums."""
+        echo_json({"type": "summary", **summary})
+
+
+_TYPES: Final[dict[type[ServerMessage], str]] = {
+    Queued: "queued",
+    QueueUpdate: "queue_update",
+    QueueDone: "queue_done",
+    Created: "created",
+    Listen: "listen",
+    Speech: "speech",
+    GoingAway: "going_away",
+    ErrorReport: "error",
+    Closed: "closed",
+}
+
+
+def _fields(happening: Happening) -> dict[str, object]:
+    match message := happening.message:
+        case Queued(place=place) | QueueUpdate(place=place):
+            return attrs.asdict(place)
+        case QueueDone():
+            return {}
+        case Listen() | Speech():
+            return {
+                **_speech_fields(message),
+                "unit": happening.unit,
+                "round_trip_ms": happening.round_trip_ms,
+                "metrics": attrs.asdict(message.metrics),
+            }
+    return attrs.asdict(message)
+
+
+def _speech_fields(message: Listen | Speech) -> dict[str, object]:
+    if isinstance(message, Listen):
+        return {}
+    samples = len(message.pcm) // SAMPLE_BYTES
+    return {
+        "text": message.text,
+        "samples": samples,
+        "end_of_turn": message.end_of_turn,
+        "response_id": message.response_id,
+    }
+
+
+def summarize(
+    tally: Tally, *, answered: bool, elapsed_s: float, reply: Path | None
+) -> dict[str, object]:
+    """Return the fields of the `summary` of a finished conversation.
+
+    `answered`: the model spoke after the last second with sound; `reply` is the file of its speech,
+    if written.
+    """
+    return {
+        "ok": tally.failure is None,
+        "error": tally.failure,
+        "session_id": tally.created.session_id if tally.created else None,
+        "recording": tally.metrics.recording,
+        "ended": tally.closed.reason if tally.closed else None,
+        "answered": answered,
+        "text": tally.text,
+        "turns": [turn.strip() for turn in tally.turns],
+        "reply": None if reply is None else str(reply),
+        "reply_s": round(tally.reply_s, 3),
+        "units_sent": tally.units_sent,
+        "units_listen": tally.listens,
+        "units_speech": tally.speeches,
+        "units_dropped": tally.metrics.dropped_units,
+        "errors": [attrs.asdict(report) for report in tally.errors],
+        "kv_cache_length": tally.metrics.kv_cache_length,
+        "wall_clock_ms": _spread(tally.wall_ms),
+        "round_trip_ms": _spread(tally.round_trips_ms),
+        "reconnects": tally.reconnects,
+        "away_s": round(tally.away_s, 3),
+        "elapsed_s": round(elapsed_s, 3),
+    }
+
+
+def _spread(values_ms: list[float]) -> dict[str, float | None]:
+    if not values_ms:
+        return {"median": None, "max": None}
+    return {"median": round(median(values_ms), 3), "max": round(max(values_ms), 3)}
+
+
+# -- microphone and loudspeaker --------------------------------------------------------------------
+
+
+BLOCK_MS: Final = 20
+"""Of both directions: short, as it adds to the delay of an answer."""
+HEARD_S_MAX: Final = 3
+"""A server that accepts nothing for longer has lost what was said meanwhile."""
+MISSING: Final = "--mic needs sounddevice: pip install 'antiphon[mic]'"
+
+
+class Devices:
+    """The default microphone (16 kHz mono) and loudspeaker (24 kHz mono), while it is entered."""
+
+    def __init__(self) -> None:
+        self._lock: Final = threading.Lock()
+        self._heard = bytearray()
+        self._played = bytearray()
+        self._streams: list[Any] = []
+        self._amid_turn = False
+
+    def __enter__(self) -> Self:
+        """Open both; `UnusableError` without sounddevice, PortAudio or a device."""
+        sound = _sounddevice()
+        try:
+            self._open(sound.RawInputStream, INPUT_RATE_HZ, self._hear)
+            self._open(sound.RawOutputStream, OUTPUT_RATE_HZ, self._sound)
+        except (sound.PortAudioError, ValueError) as error:
+            self.__exit__()
+            raise UnusableError(f"--mic: no microphone or loudspeaker: {error}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close both."""
+        while self._streams:
+            self._streams.pop().close()
+
+    def _open(self, kind: Callable[..., Any], rate_hz: int, callback: Callable[..., None]) -> None:
+        stream = kind(
+            samplerate=rate_hz,
+            channels=1,
+            dtype="float32",
+            blocksize=rate_hz * BLOCK_MS // 1000,
+            callback=callback,
+        )
+        self._streams.append(stream)
+        stream.start()
+
+    # -- the microphone ---------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop what was heard so far."""
+        with self._lock:
+            self._heard.clear()
+
+    def second(self) -> bytes | None:
+        """Take the next second, float32 LE, 16 kHz mono; None before it is over."""
+        with self._lock:
+            if len(self._heard) < UNIT_BYTES:
+                return None
+            unit = bytes(self._heard[:UNIT_BYTES])
+            del self._heard[:UNIT_BYTES]
+            return unit
+
+    def _hear(self, data: Any, *_: object) -> None:
+        with self._lock:
+            self._heard += bytes(data)
+            del self._heard[: max(0, len(self._heard) - HEARD_S_MAX * UNIT_BYTES)]
+
+    # -- the loudspeaker --------------------------------------------------------------------------
+
+    def play(self, message: ServerMessage) -> None:
+        """Play the model's sound; a listen during a turn, or an interruption, stops it."""
+        match message:
+            case Speech(pcm=pcm, end_of_turn=is_end):
+                self._amid_turn = not is_end
+                with self._lock:
+                    self._played += pcm
+            case Interrupted():
+                self._stop()
+            case Listen() if self._amid_turn:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._amid_turn = False
+        with self._lock:
+            self._played.clear()
+
+    def _sound(self, data: Any, frames: int, *_: object) -> None:
+        wanted = frames * SAMPLE_BYTES
+        with self._lock:
+            piece = bytes(self._played[:wanted])
+            del self._played[:wanted]
+        data[:] = piece.ljust(wanted, b"\0")
+
+
+@attrs.frozen
+class PlayingObserver(Observer):
+    """Plays what an observer is told, and tells it."""
+
+    _observer: Observer
+    _devices: Devices
+
+    def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
+        """Pass it on."""
+        self._observer.sent(unit, at_s, has_sound=has_sound)
+
+    def heard(self, happening: Happening) -> None:
+        """Play its sound, and pass it on."""
+        self._devices.play(happening.message)
+        self._observer.heard(happening)
+
+    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
+        """Pass it on."""
+        self._observer.connects(change, at_s)
+
+
+def _sounddevice() -> Any:
+    try:
+        return import_module("sounddevice")
+    except ImportError as error:
+        raise UnusableError(MISSING) from error
+    except OSError as error:  # sounddevice is there, and PortAudio is not
+        text = f"--mic: {error}: install PortAudio (on Debian: apt install libportaudio2)"
+        raise UnusableError(text) from error
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+MODES: Final[tuple[Mode, ...]] = ("video", "audio")
+GOODBYE_S: Final = 0.5
+"""After Ctrl-C: a round trip across the world, and a short wait for the prompt."""
+SILENCE_S: Final = 10
+"""A model that has not begun to answer ten seconds after the question will not."""
+
+
+@click.command("talk")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--mic", is_flag=True, help="Speak into the microphone, and hear the answer.")
+@terminal.url_option
+@terminal.key_option
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    help="What the session carries [default: video with --frame, else audio].",
+)
+@click.option("--frame", type=click.Path(path_type=Path), help="A JPEG, seen with every second.")
+@click.option("--instructions", default="", help="The system prompt.")
+@terminal.dialect_option("realtime", "duplex-v1", "legacy-duplex")
+@click.option(
+    "--reply",
+    type=click.Path(path_type=Path),
+    help="Where the model's speech goes [default: FILE's name with .reply.wav, in this folder; "
+    "nowhere with --mic].",
+)
+@click.option(
+    "--wait-s",
+    type=click.IntRange(0, 600),
+    default=SILENCE_S,
+    show_default=True,
+    help="Seconds of silence sent after FILE, at most, while the model has not answered.",
+)
+@click.option(
+    "--fast",
+    is_flag=True,
+    help="Send a second as soon as the one before it was answered, and not in real time.",
+)
+@terminal.json_option
+def talk_command(
+    *,
+    file: Path | None,
+    mic: bool,
+    url: str,
+    key: str | None,
+    mode: Mode | None,
+    frame: Path | None,
+    instructions: str,
+    dialect: str,
+    reply: Path | None,
+    wait_s: int,
+    fast: bool,
+    as_json: bool,
+) -> None:
+    """Say FILE, or what you say, to a server in real time, and hear what it answers.
+
+    FILE is a WAV of any rate; it is sent as it would be spoken, a second each second. After it
+    comes silence, until the model has answered and listens again. The model's words are shown as
+    they come; its voice is written as one WAV file (mono, 24 kHz): all it said, one reply after
+    the other, without the pauses between them. The file is empty when the model said nothing.
+
+    With --mic you speak into the default microphone and hear the model, until Ctrl-C. Use
+    headphones: there is no echo cancellation. It needs antiphon[mic].
+
+    \b
+    Example:
+      antiphon serve                          in one terminal
+      antiphon talk question.wav              in another
+      antiphon talk question.wav --frame photo.jpg --instructions "be brief"
+      antiphon talk --mic
+      antiphon talk question.wav --json --fast | jq -r 'select(.type == "summary").text'
+
+    \b
+    Exit codes:
+      0  the conversation came to its end
+      1  the server could not be reached, refused, reported an error, or ended it
+      2  a file or an option that cannot be used
+      130  interrupted; a reply that was there stays
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    mode = mode or ("audio" if frame is None else "video")
+    if frame is not None and mode == "audio":
+        raise terminal.UnusableError("--frame: there is nothing to see with --mode audio")
+    if (file is None) is not mic or (mic and fast):
+        raise click.UsageError("either FILE or --mic is needed; --fast is for a FILE")
+    devices = Devices() if mic else None
+    plan = Plan(
+        units=() if file is None else read_speech(file),
+        instructions=instructions,
+        frame=None if frame is None else read_frame(frame),
+        silence_s_max=wait_s,
+        fast=fast,
+        microphone=devices,
+    )
+    reply = reply if file is None else reply or Path(f"{file.stem}.reply.wav")
+    _check(file, reply, url, mode)
+    tally = Tally()
+    view = _choose_view(as_json, tally, file, url, len(plan.units))
+    started_s = time.monotonic()
+    heard = view if devices is None else PlayingObserver(view, devices)
+    talking = partial(_talk, url, plan, heard, mode=mode, dialect=dialect, key=key, tally=tally)
+    with devices or nullcontext(), view:
+        is_interrupted = run(talking)
+    if is_interrupted and mic:  # which is how it ends
+        is_interrupted, tally.failure = False, None
+    _conclude(view, plan, tally, time.monotonic() - started_s, reply)
+    if is_interrupted:
+        raise KeyboardInterrupt
+    if tally.failure is not None:
+        raise click.ClickException(tally.failure)
+
+
+def _conclude(view: View, plan: Plan, tally: Tally, elapsed_s: float, reply: Path | None) -> None:
+    """Write the reply, if it is wanted, and show the sums."""
+    written = None if reply is None else _write_reply(tally, reply)
+    answered = plan.is_answered(tally)
+    view.end(summarize(tally, answered=answered, elapsed_s=elapsed_s, reply=written))
+
+
+def read_speech(path: Path) -> tuple[bytes, ...]:
+    """Read a sound file as seconds of the model's input; `UnusableError` if it cannot be read."""
+    with terminal.usable():
+        return cut_units(read_wav(path))
+
+
+def read_frame(path: Path) -> bytes:
+    """Read a JPEG that a server will take; `UnusableError` if it is not a JPEG or too large."""
+    with terminal.usable():
+        data = path.read_bytes()
+        check_frame(str(path), data)
+        return data
+
+
+def _check(file: Path | None, reply: Path | None, url: str, mode: Mode) -> None:
+    """Check before the conversation for errors that would come after it."""
+    terminal.check_url(url, mode)
+    if reply is None:
+        return
+    if not reply.parent.is_dir():
+        raise terminal.UnusableError(f"--reply: there is no folder {reply.parent}")
+    if reply.is_dir() or (reply.exists() and file and reply.samefile(file)):
+        raise terminal.UnusableError(f"--reply: {reply} would be overwritten")
+
+
+def _choose_view(as_json: bool, tally: Tally, file: Path | None, url: str, file_s: int) -> View:
+    if as_json:
+        return JsonView()
+    console = Console()
+    if file is None:
+        console.print("Speak; Ctrl-C ends it. Use headphones, or the model hears itself.")
+        return LineView(console, listens=False)
+    if not console.is_terminal:
+        return LineView(console)
+    return LiveView(console, tally, f"{file.name} to {url}", file_s)
+
+
+async def _talk(
+    url: str, plan: Plan, view: Observer, *, mode: Mode, dialect: str, key: str | None, tally: Tally
+) -> bool:
+    """Talk until Ctrl-C, which ends it politely; return whether there was one."""
+    stop = anyio.Event()
+    async with background() as tasks:
+        tasks.start_soon(_watch_interrupts, stop, tasks.cancel_scope)
+        await talk(url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally, stop=stop)
+    if stop.is_set():
+        tally.failure = "interrupted"
+    return stop.is_set()
+
+
+async def _watch_interrupts(stop: anyio.Event, everything: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT) as signals:
+        async for _ in signals:
+            if stop.is_set():
+                everything.cancel()
+            stop.set()
+            everything.deadline = anyio.current_time() + GOODBYE_S
+
+
+def _write_reply(tally: Tally, path: Path) -> Path | None:
+    """Write the model's speech, even if empty, if there was a session and nothing is lost."""
+    if tally.created is None or (tally.failure is not None and path.exists()):
+        return None
+    try:
+        write_wav(path, bytes(tally.pcm))
+    except AudioFileError as error:
+        tally.failure = tally.failure or str(error)
+        return None
+    return path

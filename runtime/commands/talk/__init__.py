@@ -1,1 +1,0 @@
-"""`antiphon talk`: a sound file, said to a server and answered."""

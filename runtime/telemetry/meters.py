@@ -1,0 +1,667 @@
+"""Measures one session from its events and effects only: traffic, queue, slot, calls, end.
+
+- A meter reads no clock: the same log gives the same figures, live or later.
+- Events that the machine ignores as stale, such as those of an earlier lease, are not counted.
+- A frame counts as sent when it was handed to the connection.
+- An error's code is read from its frame; no other frame is parsed.
+- Turns and chunks are measured from their start on the slot. The wait for a turn's slot is the
+  queue's (`queue_wait_seconds` of mode `chat`); the wait of sound for the model is the session's
+  backlog.
+- A conversation is measured when it is over, as `antiphon eval` does, from the messages that the
+  machine took and made, so no frame is read again. A session that was not seen from its begin (a
+  fork, or one that another server began) is not measured.
+- `Instruments` are the counters and histograms of a server, or of a recording that is measured. A
+  unit makes a dozen observations: each is a lookup, a bisection and two additions, without a lock.
+
+The times of a unit:
+
+    last sample -> whole -> [pictures, barrier] -> started -> result -> answered -> finalized
+
+A second of input is whole when the append that completes it is taken. It is late when its answer
+comes more than `DEADLINE_NS` after that: then the next second is whole too, and the session falls
+behind. Waiting units keep their order (B7), and so does the queue of their times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import ClassVar, Final
+
+import attrs
+import orjson
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.limits import MS_PER_S, NS_PER_S
+from protocol.values.messages import ServerMessage, Speech
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UnitResult
+from protocol.values.modes import OF_MODE, Mode, Work
+from protocol.values.requests import AppendSound, ClientMessage
+from protocol.values.state import State
+from protocol.values.utf8 import frame_bytes
+
+from ..measures.conversation import talk_scores
+from ..measures.measure import Ratio, Times, Value
+from ..measures.talk import ClientSound, Talk
+from ..telemetry import catalogue as c
+from .catalogue import ALL, Metric
+from .watching import Shown
+
+# -- instruments -----------------------------------------------------------------------------------
+
+
+Labels = tuple[str, ...]
+
+
+class Series:
+    """The sum of a counter or a histogram, and how many observations each bucket has.
+
+    `bounds` are the rising upper bounds of the buckets, with one bucket above.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, amount: float) -> None:
+        """Add to a counter."""
+        self.total += amount
+
+    def observe(self, value: float) -> None:
+        """Add a value to the first bucket whose bound it does not exceed, and to the sum."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Instruments:
+    """The instruments of one server, one for each series of the catalogue."""
+
+    def __init__(self) -> None:
+        self._made: Final = {
+            metric: {labels: Series(metric.buckets) for labels in metric.series} for metric in ALL
+        }
+
+    def series(self, metric: Metric, *labels: str) -> Series:
+        """A counter or a histogram; the values of its labels in the order of their names."""
+        return self._made[metric][labels]
+
+    def all(self) -> Iterator[tuple[Metric, Mapping[Labels, Series]]]:
+        """Each metric, with its series by the values of their labels."""
+        yield from self._made.items()
+
+
+class ModeInstruments:
+    """The instruments of a server, as the meters of one mode's sessions use them.
+
+    The mode is the first label of a metric that has it, and is not given.
+    """
+
+    def __init__(self, made: Instruments, mode: Mode) -> None:
+        self._made = made
+        self._mode = mode
+        self._known: dict[tuple[Metric, Labels], Series] = {}
+
+    def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
+        """Add to a counter."""
+        self._series(metric, labels).add(amount)
+
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add a value to a histogram."""
+        self._series(metric, labels).observe(value)
+
+    def _series(self, metric: Metric, labels: Labels) -> Series:
+        series = self._known.get((metric, labels))
+        if series is None:
+            mode = (self._mode,) if "mode" in metric.labels else ()
+            series = self._known[metric, labels] = self._made.series(metric, *mode, *labels)
+        return series
+
+
+# -- turns and chunks ------------------------------------------------------------------------------
+
+
+SPEECH_BYTES_PER_S: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
+
+
+class CallMeter:
+    """Counts the calls of one session by `outcomes`, and its tokens in the model's cache."""
+
+    outcomes: ClassVar[c.Metric]
+
+    def __init__(self, instruments: ModeInstruments) -> None:
+        self._instruments: Final = instruments
+        self._now_ns = self._began_ns = 0
+        self._running: Hashable = None
+        self._again: Hashable = None  # a call that was lost, if it will be made again
+        self._lease: int | None = None
+        self._ended = False
+        self.kv_tokens = 0
+
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        """Count an event and its effects."""
+        self._now_ns = event.at_ns
+        match event:
+            case ev.SlotLeased():
+                self._lease = event.lease
+            case ev.BackendLost() if event.lease == self._lease:
+                self._lost(goes_on=session.end_reason is None)
+            case ev.BackendReleased() if event.lease == self._lease:
+                self._lease = None
+                self.kv_tokens = 0
+            case _:
+                self._heard(event, effects, session)
+        self._ended = session.end_reason is not None
+        for effect in effects:
+            self._asked(effect)
+
+    def over(self) -> None:
+        """Count a running call as ended, or one that was lost."""
+        if self._running is None:
+            self._running = self._again
+        self._finish("ended")
+        self.kv_tokens = 0
+
+    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        raise NotImplementedError
+
+    def _asked(self, effect: ef.Effect) -> None:
+        raise NotImplementedError
+
+    def _lost(self, *, goes_on: bool) -> None:
+        """Count the call that was lost with the worker, unless it will be made again."""
+        if goes_on and self._running is not None:
+            self._again, self._running = self._running, None
+        self._finish("failed")
+
+    def _begin(self, call: Hashable) -> bool:
+        """Note a call that begins; whether it does for the first time."""
+        is_new, self._running, self._again = call != self._again, call, None
+        if is_new:
+            self._began_ns = self._now_ns
+        return is_new
+
+    def _since(self, at_ns: int) -> float:
+        return max(0, self._now_ns - at_ns) / NS_PER_S
+
+    def _spoke(self, pcm: bytes, codes: int) -> None:
+        if pcm or codes:
+            self._instruments.add(c.SPEECH_SECONDS, amount=len(pcm) / SPEECH_BYTES_PER_S)
+            self._instruments.add(c.TOKENS, "speech", amount=codes)
+
+    def _finish(self, outcome: str) -> None:
+        if self._running is not None:
+            self._instruments.add(self.outcomes, "ended" if self._ended else outcome)
+            self._running = None
+
+
+class TurnMeter(CallMeter):
+    """Counts the turns of a chat, from each start to the end of its answer."""
+
+    outcomes = c.TURNS
+    _has_begun_to_answer = False
+
+    def _heard(self, event: ev.Event, _effects: object, _session: Shown) -> None:
+        match event:
+            case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
+                self._instruments.observe(
+                    c.TURN_STAGE_SECONDS, self._since(self._began_ns), "prefill"
+                )
+                self._instruments.add(c.TOKENS, "prompt", amount=prefill.input_tokens)
+                self.kv_tokens = prefill.input_tokens
+            case ev.TurnProgress(chunk=chunk) if chunk.index == self._running:
+                if not self._has_begun_to_answer:
+                    self._has_begun_to_answer = True
+                    self._instruments.observe(
+                        c.TURN_STAGE_SECONDS, self._since(self._began_ns), "first"
+                    )
+                self._spoke(chunk.pcm, len(chunk.codec_ids))
+            case ev.TurnDone(result=result) if result.index == self._running:
+                self._instruments.observe(c.TURN_STAGE_SECONDS, self._since(self._began_ns), "end")
+                self._instruments.add(c.TOKENS, "text", amount=result.generated_tokens)
+                self._spoke(result.pcm, len(result.codec_ids))
+                self.kv_tokens = result.kv_length
+                self._finish(result.reason)
+            case ev.TurnFailed() if event.index == self._running:
+                self._finish("failed")
+
+    def _asked(self, effect: ef.Effect) -> None:
+        if isinstance(effect, ef.StartTurn) and self._begin(effect.turn.index):
+            self._has_begun_to_answer = False
+
+
+class ChunkMeter(CallMeter):
+    """Counts the chunks of a transcription, from each start to its text."""
+
+    outcomes = c.CHUNKS
+
+    def _heard(self, event: ev.Event, _effects: object, _session: Shown) -> None:
+        match event:
+            case ev.ChunkDone(result=result) if (result.utterance, result.index) == self._running:
+                self._instruments.observe(c.CHUNK_SECONDS, self._since(self._began_ns))
+                self._instruments.add(c.TOKENS, "prompt", amount=result.prompt_tokens)
+                self._instruments.add(c.TOKENS, "text", amount=result.generated_tokens)
+                self.kv_tokens = result.kv_length
+                self._finish("heard")
+            case ev.ChunkFailed() if (event.utterance, event.index) == self._running:
+                self._finish("context_full" if event.context_full else "failed")
+
+    def _asked(self, effect: ef.Effect) -> None:
+        if isinstance(effect, ef.RunChunk):
+            is_new = self._begin((effect.chunk.utterance, effect.chunk.index))
+            if is_new and effect.chunk.index == 0:
+                self._instruments.add(c.UTTERANCES)
+
+
+# -- units -----------------------------------------------------------------------------------------
+
+
+DEADLINE_NS: Final = NS_PER_S
+"""A unit is one second of input, so the next is whole one second after it."""
+US_PER_S: Final = 1_000_000
+
+
+class UnitMeter(CallMeter):
+    """Counts the units of one session, and its tokens in the model's cache."""
+
+    outcomes = c.UNITS
+
+    def __init__(self, instruments: ModeInstruments) -> None:
+        super().__init__(instruments)
+        self._whole_ns: deque[int] = deque()
+        self._due_ns = 0
+        self._interrupted = False
+        self._unanswered = False  # its answer waits for its finalize (B2)
+        self._closing: int | None = None  # the unit that is finalized, or undone
+        self._barrier_ns = (0, 0)  # from when to when that was, or of the one before
+        self._kv_settled = 0
+        self._amid_turn = False  # the model goes on to speak
+        self._overlap_ms: int | None = None  # where speech began that is over the model's
+
+    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        is_sent = any(isinstance(effect, ef.Send) for effect in effects)
+        match event:
+            case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():
+                # A client's sound may be resampled first, or missing.
+                self._take_in(effects, session.units_waiting)
+            case ev.UnitDone(result=result) if result.index == self._running:
+                self._unit_done(result, is_sent=is_sent)
+            case ev.UnitFailed() if event.index == self._running:
+                self._finish("failed")
+                self.kv_tokens = self._kv_settled
+            case ev.FinalizeDone(finalized=done) if self._is_closed(done.index):
+                self._stage("finalize", done.cost_us)
+                self.kv_tokens = self._kv_settled = done.kv_length
+                if self._unanswered and not self._ended:
+                    self._answer()
+            case ev.FinalizeFailed() if self._is_closed(event.index):
+                self._instruments.add(c.FINALIZES_FAILED)
+            case ev.RollbackDone() if self._is_closed(event.index):
+                self._instruments.add(c.ROLLBACKS, "done")
+            case ev.RollbackFailed() if self._is_closed(event.index):
+                self._instruments.add(c.ROLLBACKS, "failed")
+            case ev.BackendOpened() if event.lease == self._lease:
+                self.kv_tokens = self._kv_settled = event.opened.prompt_length
+            case ev.Rebuilt() if self._unanswered and is_sent:
+                self._answer()
+            case ev.SpeechStarted(at_ms=at_ms) if self._amid_turn and not self._ended:
+                self._overlap_ms = at_ms
+            case ev.SpeechStopped(at_ms=at_ms) if self._overlap_ms is not None:
+                self._instruments.observe(c.OVERLAP_SECONDS, (at_ms - self._overlap_ms) / MS_PER_S)
+                self._overlap_ms = None
+
+    def _asked(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.StartUnit():
+                self._start(effect.unit.index)
+            case ef.DropUnit():
+                self._whole_ns.popleft()
+                self._instruments.add(c.UNITS_DROPPED)
+            case ef.Interrupt() if not self._ended:  # else the session's end cuts it
+                self._interrupted = True
+                self._instruments.add(c.INTERRUPTS)
+            case ef.StartFinalize() | ef.Rollback():
+                self._closing = effect.index
+                self._barrier_ns = (self._now_ns, self._now_ns)
+
+    def _take_in(self, effects: tuple[ef.Effect, ...], waiting: int) -> None:
+        """Note the time of new whole units: those waiting and those gone, less those before."""
+        left = sum(isinstance(effect, ef.StartUnit | ef.DropUnit) for effect in effects)
+        for _ in range(waiting + left - len(self._whole_ns)):
+            self._whole_ns.append(self._now_ns)
+
+    # -- one unit -------------------------------------------------------------------------------
+
+    def _start(self, index: int) -> None:
+        if not self._begin(index):
+            self._interrupted = self._unanswered = False
+            return
+        self._due_ns = self._whole_ns.popleft() + DEADLINE_NS
+        self._interrupted = self._unanswered = False
+        whole_ns = self._due_ns - DEADLINE_NS
+        closed_ns, open_ns = self._barrier_ns
+        self._instruments.observe(c.UNIT_WAIT_SECONDS, self._since(whole_ns))
+        self._instruments.observe(
+            c.UNIT_BARRIER_SECONDS, max(0, open_ns - max(whole_ns, closed_ns)) / NS_PER_S
+        )
+
+    def _answer(self) -> None:
+        self._unanswered = False
+        self._instruments.observe(c.UNIT_ANSWER_SECONDS, self._since(self._due_ns - DEADLINE_NS))
+        if self._now_ns > self._due_ns:
+            self._instruments.add(c.UNITS_LATE)
+
+    def _unit_done(self, result: UnitResult, *, is_sent: bool) -> None:
+        self._finish(self._outcome(result))
+        self._instruments.observe(c.UNIT_SECONDS, self._since(self._began_ns))
+        self._count_costs(result)
+        self.kv_tokens = result.kv_length
+        self._amid_turn = not (result.is_listen or result.end_of_turn)
+        if self._ended:
+            return
+        self._unanswered = True
+        if is_sent:
+            self._answer()
+
+    def _outcome(self, result: UnitResult) -> str:
+        if self._interrupted and (result.cut is not None or not result.is_listen):
+            return "cut"
+        return "listen" if result.is_listen else "speech"
+
+    def _count_costs(self, result: UnitResult) -> None:
+        costs = result.costs
+        self._stage("prefill", costs.prefill_us)
+        self._stage("generate", costs.generate_us)
+        self._stage("llm", costs.llm_us)
+        if not result.is_listen:
+            self._stage("tts", costs.tts_us)
+            self._stage("token2wav", costs.token2wav_us)
+        self._spoke(result.pcm, len(result.codec_ids))
+        self._instruments.add(c.TOKENS, "text", amount=len(result.decided_ids))
+        self._instruments.add(c.TOKENS, "picture", amount=result.vision_tokens)
+
+    def _stage(self, stage: str, cost_us: int) -> None:
+        self._instruments.observe(c.UNIT_STAGE_SECONDS, cost_us / US_PER_S, stage)
+
+    def _is_closed(self, index: int) -> bool:
+        """Whether it is the unit that is being closed; ends its closing."""
+        if self._closing != index:
+            return False
+        self._closing = None
+        self._barrier_ns = (self._barrier_ns[0], self._now_ns)
+        return True
+
+    def _lost(self, *, goes_on: bool) -> None:
+        if not goes_on:
+            self._finish("ended")
+        super()._lost(goes_on=goes_on)
+        self._closing = None
+
+
+# -- the conversation ------------------------------------------------------------------------------
+
+
+IN_SECONDS: Final = frozenset({"overlap", "self_talk"})
+"""Amounts of time; the others are counts."""
+
+
+class TalkMeter:
+    """Hears one session."""
+
+    def __init__(self, instruments: ModeInstruments) -> None:
+        self._instruments = instruments
+        self._talk: Talk | None = None
+        self._sound = ClientSound("audio", "realtime")
+        self._now_ns = 0
+
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        """Hear what an event brought, and its effects."""
+        match event:
+            case ev.ConnectionOpened(mode=mode, endpoint=endpoint):
+                self._talk, self._sound = Talk(), ClientSound(mode, endpoint)
+            case ev.Forked():
+                self._talk = None
+        if self._talk is not None:
+            self._hear(self._talk, event, effects, session)
+
+    def heard(
+        self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage], session: Shown
+    ) -> None:
+        """Hear messages that had no effects (`Watcher`)."""
+        for event, message in zip(events, messages, strict=True):
+            self._now_ns = event.at_ns
+            if self._talk is not None:
+                self._received(self._talk, event.at_ns, message, session)
+
+    def _received(self, talk: Talk, at_ns: int, taken: ClientMessage, session: Shown) -> None:
+        is_early = isinstance(taken, AppendSound) and session.state is not State.ACTIVE
+        if not is_early:
+            talk.received(at_ns, self._sound.read(taken))
+
+    def _hear(
+        self, talk: Talk, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown
+    ) -> None:
+        at_ns = self._now_ns = event.at_ns
+        if isinstance(event, ev.SpeechStarted | ev.SpeechStopped):
+            talk.user.found(event)
+        if session.taken is not None:
+            self._received(talk, at_ns, session.taken, session)
+        for effect in effects:
+            if isinstance(effect, ef.DetectSpeech):
+                talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
+        for message in session.said:
+            self._say(talk, at_ns, message)
+
+    def _say(self, talk: Talk, at_ns: int, message: ServerMessage) -> None:
+        if not isinstance(message, Speech):
+            talk.sent(at_ns, message)
+            return
+        if self._sound.endpoint == "duplex":
+            message = attrs.evolve(message, response_id="")  # its frames name no turn
+        if self._sound.endpoint == "live" and not any(message.pcm):
+            talk.sent(at_ns, attrs.evolve(message, pcm=b""))
+            talk.stopped(at_ns)  # a second of silence is a listen there
+        else:
+            talk.sent(at_ns, message, self._sound.spoken_hz(message.coding))
+
+    def over(self) -> None:
+        """Measure the session."""
+        if self._talk is not None:
+            talk = self._talk.conversation(self._now_ns)
+            for name, value in ({} if talk.is_written else talk_scores(talk)).items():
+                metric = c.CONVERSATION.get(name)
+                if metric is not None:
+                    for one in values_of(name, value):
+                        self._count(metric, one)
+
+    def _count(self, metric: c.Metric, value: float) -> None:
+        if metric.kind == "counter":
+            self._instruments.add(metric, amount=value)
+        else:
+            self._instruments.observe(metric, value)
+
+
+def values_of(name: str, value: Value) -> Iterator[float]:
+    """Give what a metric holds of a measure: seconds, shares, or a count."""
+    match value:
+        case Times(values=values):
+            yield from (length_ns / NS_PER_S for _, length_ns in values)
+        case Ratio(part=part, whole=whole):
+            yield part / whole
+        case _:
+            yield value.amount / (NS_PER_S if name in IN_SECONDS else 1)
+
+
+# -- a session -------------------------------------------------------------------------------------
+
+
+ERROR_BEGINS: Final = '{"type":"error"'
+"""The start of an error in every dialect; a test checks it."""
+METERS: Final[Mapping[Work, type[CallMeter]]] = {
+    "unit": UnitMeter,
+    "turn": TurnMeter,
+    "chunk": ChunkMeter,
+}
+"""The meter of the model's work for a session."""
+
+
+class Meter:
+    """Counts one session into the instruments of its mode (`Watcher`)."""
+
+    def __init__(self, instruments: ModeInstruments, opened: ev.ConnectionOpened) -> None:
+        self._instruments = instruments
+        self._work = METERS[OF_MODE[opened.mode].work](instruments)
+        self._talk = TalkMeter(instruments) if OF_MODE[opened.mode].work == "unit" else None
+        self._now_ns = self._began_ns = 0
+        self._queued_ns: int | None = None
+        self._lease: int | None = None
+        self._leased_ns = self._opening_ns = self._releasing_ns = self._rebuilding_ns = 0
+        self._media: dict[int, tuple[ef.MediaKind, int]] = {}
+        self._kv_tokens_max = 0
+        instruments.add(c.SESSIONS_OPENED, opened.endpoint)
+
+    @property
+    def kv_tokens(self) -> int:
+        """The session's tokens in the model's cache; 0 without a slot."""
+        return self._work.kv_tokens
+
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        """Count an event and its effects."""
+        self._now_ns = event.at_ns
+        self._happened(event)
+        self._work.saw(event, effects, session)
+        if self._talk is not None:
+            self._talk.saw(event, effects, session)
+        for effect in effects:
+            self._asked(effect)
+        self._kv_tokens_max = max(self._kv_tokens_max, self._work.kv_tokens)
+
+    def heard(
+        self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage], session: Shown
+    ) -> None:
+        """Count messages that had no effects (`Watcher`)."""
+        self._now_ns = events[-1].at_ns
+        self._instruments.add(c.FRAMES_RECEIVED, amount=len(events))
+        self._instruments.add(c.RECEIVED_BYTES, amount=sum(map(_size_bytes, events)))
+        if self._talk is not None:
+            self._talk.heard(events, messages, session)
+
+    def over(self, reason: str | None) -> None:
+        """Count the session's end."""
+        self._work.over()
+        if self._talk is not None:
+            self._talk.over()
+        self._instruments.add(c.SESSIONS_ENDED, reason or c.BROKEN_OFF)
+        self._instruments.observe(c.SESSION_SECONDS, self._since(self._began_ns))
+        if self._kv_tokens_max:
+            self._instruments.observe(c.SESSION_KV_TOKENS, self._kv_tokens_max)
+
+    def _since(self, at_ns: int) -> float:
+        return (self._now_ns - at_ns) / NS_PER_S
+
+    def _happened(self, event: ev.Event) -> None:
+        match event:
+            case ev.FrameReceived():
+                self._instruments.add(c.FRAMES_RECEIVED)
+                self._instruments.add(c.RECEIVED_BYTES, amount=_size_bytes(event))
+            case ev.SendFailed():
+                self._instruments.add(c.SENDS_FAILED)
+            case ev.Forked():
+                self._instruments.add(c.FORKED)
+                self._began_ns = self._now_ns
+            case ev.PeerAttached():
+                self._instruments.add(c.RESUMED)
+            case ev.RecordingFailed():
+                self._instruments.add(c.RECORDINGS_FAILED)
+            case ev.SlotLeased():
+                if self._queued_ns is not None:
+                    self._instruments.observe(c.QUEUE_WAIT_SECONDS, self._since(self._queued_ns))
+                    self._queued_ns = None
+                self._lease, self._leased_ns = event.lease, self._now_ns
+            case ev.TicketLeft():
+                self._leave("left")
+            case ev.TicketCancelled():
+                self._leave("cancelled")
+            case ev.AdmissionRefused():
+                self._leave("refused")
+            case ev.MediaDecoded():
+                self._decided(event.media, "decoded")
+            case ev.MediaRejected():
+                self._decided(event.media, "rejected")
+            case _ if getattr(event, "lease", None) == self._lease:
+                self._happened_on_slot(event)
+
+    def _happened_on_slot(self, event: ev.Event) -> None:
+        match event:
+            case ev.BackendOpened():
+                self._instruments.observe(c.OPEN_SECONDS, self._since(self._opening_ns))
+                self._instruments.add(c.TOKENS, "prompt", amount=event.opened.prompt_length)
+            case ev.BackendOpenFailed():
+                self._instruments.add(c.OPENS_FAILED)
+            case ev.BackendLost():
+                self._instruments.add(c.BACKENDS_LOST)
+            case ev.Rebuilt():
+                self._instruments.add(c.REBUILDS, "done")
+                self._instruments.observe(c.REBUILD_SECONDS, self._since(self._rebuilding_ns))
+                self._instruments.add(c.REBUILT_SECONDS, amount=event.steps)
+            case ev.RebuildFailed():
+                self._instruments.add(c.REBUILDS, "failed")
+            case ev.BackendReleased():
+                self._instruments.observe(c.SLOT_SECONDS, self._since(self._leased_ns))
+                self._instruments.observe(c.RELEASE_SECONDS, self._since(self._releasing_ns))
+                self._lease = None
+
+    def _asked(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.Send():
+                self._sent(effect.frame)
+            case ef.EnterQueue():
+                self._queued_ns = self._now_ns
+            case ef.OpenBackend():
+                self._opening_ns = self._now_ns
+            case ef.Rebuild():
+                self._rebuilding_ns = self._now_ns
+            case ef.Release():
+                self._releasing_ns = self._now_ns
+            case ef.DecodeMedia():
+                self._media[effect.media] = (effect.kind, self._now_ns)
+            case ef.CancelDecode():
+                self._media.pop(effect.media, None)
+
+    def _sent(self, frame: str) -> None:
+        self._instruments.add(c.FRAMES_SENT)
+        self._instruments.add(c.SENT_BYTES, amount=frame_bytes(frame))
+        if frame.startswith(ERROR_BEGINS):
+            code = error_code(frame)
+            if (code,) in c.ERRORS.series:  # else 002 reports an end; ends are counted as such
+                self._instruments.add(c.ERRORS, code)
+
+    def _leave(self, how: str) -> None:
+        if self._queued_ns is not None:
+            self._instruments.add(c.QUEUE_LEFT, how)
+            self._queued_ns = None
+
+    def _decided(self, media: int, outcome: str) -> None:
+        kind, began_ns = self._media.pop(media, (None, 0))
+        if kind is not None:
+            self._instruments.add(c.MEDIA, outcome, kind)
+            self._instruments.observe(c.MEDIA_SECONDS, self._since(began_ns), kind)
+
+
+def error_code(frame: str) -> str:
+    """Read the code of an error frame of ours, in any dialect."""
+    body = orjson.loads(frame)
+    code = body["code"] if "code" in body else body["error"]["code"]
+    assert isinstance(code, str)
+    return code
+
+
+def _size_bytes(event: ev.FrameReceived) -> int:
+    """The bytes of a frame; 0 for one that was too long, and never read whole."""
+    if event.shortened is not None:
+        return event.shortened.size_bytes
+    return 0 if event.frame is None else frame_bytes(event.frame)
