@@ -20,11 +20,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (230, 1),
-    "protocol": (11_689, 102),
-    "recorder": (4_670, 48),
-    "runtime": (22_942, 228),
+    "protocol": (11_704, 103),
+    "recorder": (4_682, 48),
+    "runtime": (22_100, 125),
     "runtime/model": (8_826, 87),
-    "replay": (12_785, 140),
+    "replay": (12_787, 140),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 12

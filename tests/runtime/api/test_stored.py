@@ -99,7 +99,7 @@ def test_stored_recordings_are_served_as_those_of_the_folder(place: Place, keys:
         assert (page.status, page.body[:15].lower()) == (200, b"<!doctype html>")
         with shop.live("video") as told:
             kinds = [item["type"] for item in told]
-        assert (kinds.count("record"), kinds[-1]) == (109, "end")
+        assert (kinds.count("record"), kinds[-1]) == (112, "end")
         assert "Traceback" not in server.errors.read_text()
 
 
