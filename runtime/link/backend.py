@@ -118,7 +118,7 @@ class WorkerBackend:
         self._numbers = itertools.count(1)
         self._sessions = itertools.count(1)
         self._calls: dict[int, _Call] = {}
-        self._link = Link(wire, self._take, self._lost)
+        self._link = Link(wire, self._received, self._lost)
 
     @property
     def info(self) -> BackendInfo:
@@ -191,7 +191,7 @@ class WorkerBackend:
             index: of the unit, turn or chunk that the answer must be about.
             emit: takes the pieces of a turn.
         """
-        self.tell(message)
+        self.send(message)
         call = self._calls[message.call] = _Call(emit=emit)
         try:
             await call.done.wait()
@@ -208,7 +208,7 @@ class WorkerBackend:
             raise self._gone()
         return came
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message without an answer; `BackendError` if it cannot be sent."""
         try:
             self._link.send(message)
@@ -236,7 +236,7 @@ class WorkerBackend:
                 release = ef.Release(lease=message.session)
                 self._link.send(Ask(call=0, session=message.session, effect=release), stream)
 
-    def _take(self, message: Message) -> None:
+    def _received(self, message: Message) -> None:
         if isinstance(message, Speaks):
             self._info = attrs.evolve(self._info, speaks=message.speaks)
             return
@@ -320,7 +320,7 @@ class WorkerSession(_Held):
         if self._running is not None and self._running[0] == index:
             effect, call = ef.Interrupt(index=index), self._running[1]
             with suppress(BackendGone):
-                self.backend.tell(Ask(call=call, session=self.session, effect=effect))
+                self.backend.send(Ask(call=call, session=self.session, effect=effect))
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
@@ -361,7 +361,7 @@ class WorkerTurn(_Held):
         """Cut the turn; the message overtakes all others."""
         with suppress(BackendGone):
             effect = ef.CutTurn(index=self.index)
-            self.backend.tell(Ask(call=0, session=self.session, effect=effect))
+            self.backend.send(Ask(call=0, session=self.session, effect=effect))
 
 
 @attrs.define(eq=False, kw_only=True)

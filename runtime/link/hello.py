@@ -90,12 +90,12 @@ def read_token(path: Path) -> str:
 async def greet_worker(wire: Wire, token: str) -> BackendInfo:
     """Greet as a gateway, and return the worker's model; errors as of `greet_gateway`."""
     ours = _greeting()
-    await wire.say(ours)
-    theirs = await wire.hear(_Greeting)
+    await wire.send(ours)
+    theirs = await wire.receive(_Greeting)
     await _check_version(wire, gateway=ours.link, worker=theirs.link)
-    await wire.say(_prove("gateway", token, ours.nonce, theirs.nonce))
+    await wire.send(_prove("gateway", token, ours.nonce, theirs.nonce))
     await _check_proof(wire, "worker", token, ours.nonce, theirs.nonce)
-    return (await wire.hear(_Info)).info
+    return (await wire.receive(_Info)).info
 
 
 async def greet_gateway(wire: Wire, token: str, info: BackendInfo) -> None:
@@ -105,13 +105,13 @@ async def greet_gateway(wire: Wire, token: str, info: BackendInfo) -> None:
         LinkRefused: one end refuses the other: its token is wrong, or its version.
         LinkError: the other end does not greet, or leaves.
     """
-    theirs = await wire.hear(_Greeting)
+    theirs = await wire.receive(_Greeting)
     ours = _greeting()
-    await wire.say(ours)
+    await wire.send(ours)
     await _check_version(wire, gateway=theirs.link, worker=ours.link)
     await _check_proof(wire, "gateway", token, theirs.nonce, ours.nonce)
-    await wire.say(_prove("worker", token, theirs.nonce, ours.nonce))
-    await wire.say(_Info(info=info))
+    await wire.send(_prove("worker", token, theirs.nonce, ours.nonce))
+    await wire.send(_Info(info=info))
 
 
 class Wire:
@@ -129,7 +129,7 @@ class Wire:
         """The greeting is over: larger frames may come."""
         self.inbox.frame_bytes_max = FRAME_BYTES_MAX
 
-    async def say(self, message: attrs.AttrsInstance) -> None:
+    async def send(self, message: attrs.AttrsInstance) -> None:
         """Send a message of the greeting; `LinkError` if the other end is gone."""
         outbox = Outbox()
         outbox.put(URGENT, [orjson.dumps(plain_of(message))])
@@ -139,7 +139,7 @@ class Wire:
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             raise LinkLeft("it left during the greeting") from error
 
-    async def hear(self, kind: type[Told]) -> Told:
+    async def receive(self, kind: type[Told]) -> Told:
         """Wait for a message of the greeting; `LinkError` if it is another, or none comes."""
         while not self.early:
             try:
@@ -170,7 +170,7 @@ def _prove(role: Role, token: str, gateway: str, worker: str) -> _Proof:
 
 
 async def _check_proof(wire: Wire, role: Role, token: str, gateway: str, worker: str) -> None:
-    found = (await wire.hear(_Proof)).proof
+    found = (await wire.receive(_Proof)).proof
     if not hmac.compare_digest(found.encode(), _prove(role, token, gateway, worker).proof.encode()):
         await _refuse(wire, "the token is wrong")
 
@@ -183,5 +183,5 @@ async def _check_version(wire: Wire, *, gateway: tuple[int, int], worker: tuple[
 
 async def _refuse(wire: Wire, text: str) -> None:
     with suppress(LinkError):  # It may refuse too, and have left.
-        await wire.say(_Refused(refused=text))
+        await wire.send(_Refused(refused=text))
     raise LinkRefused(text)

@@ -218,7 +218,7 @@ class RecoveredSession:
         """Take a step of the machine."""
         self._follow_tokens(event)
         if isinstance(event, ev.Forked):
-            self.outstanding = Outstanding()  # the rest was its parent's
+            self.outstanding = Outstanding()  # what was begun before was its parent's
             self.first_frame = self.session.counts["frames_sent"]
         self.outstanding.happened(event)
         for effect in effects:

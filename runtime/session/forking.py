@@ -11,7 +11,6 @@ Everything here works in a thread, on logs of any content.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -27,20 +26,17 @@ from recorder.format.errors import RecorderError
 from recorder.format.mapping import (
     EVENT_KINDS,
     SCHEMA,
-    Hashes,
     MappingError,
     event_of,
     event_record,
 )
 from recorder.format.records import Fields, Record
-from recorder.format.steps import step_records
 from recorder.mend.recover import is_lost
 from recorder.read.reader import LogReader
 from recorder.write.logfile import LogFile
 
 from ..model.backends.base import BackendInfo
 from .crash_recovery import ForkStart, RecoveredSession
-from .journal import FrameIndex
 from .peer import NO_TOKEN
 from .setup import Parent
 
@@ -101,7 +97,7 @@ def write_fork(
         file.create()
         try:
             with LogReader(parent.info.open()) as reader:
-                return _Copy(parent, cut, opened, head, file).write(reader)
+                return _Copy(cut, opened, head, file).write(reader)
         except BaseException:
             file.remove()
             raise
@@ -161,35 +157,19 @@ def _find_cut(reader: LogReader, at: int | None) -> _Cut:
 class _Copy:
     """One fork being written."""
 
-    def __init__(
-        self, parent: Parent, cut: _Cut, opened: ev.ConnectionOpened, head: Fields, file: LogFile
-    ) -> None:
-        self._parent, self._cut, self._opened = parent, cut, opened
+    def __init__(self, cut: _Cut, opened: ev.ConnectionOpened, head: Fields, file: LogFile) -> None:
+        self._cut, self._opened = cut, opened
         self._head, self._file = head, file
-        self._session: Session | None = None
-        self._frame_index, self._hashes = FrameIndex(), Hashes()
-        self._rest = deque[tuple[str, Fields]]()
-        self._start: ForkStart | None = None
-        self._next_seq = self._at_ns = 0
+        self._fork: RecoveredSession | None = None
 
     def write(self, reader: LogReader) -> RecoveredSession:
         """Write the log; return the session that goes on with it."""
         for _ in self._file.write(self._all(reader)):
             pass
-        assert self._session is not None
-        return RecoveredSession(
-            path=self._file.path,
-            opened=self._session.opened,
-            session=self._session,
-            owner="",
-            away_ns=0,
-            at_ns=self._at_ns,
-            next_seq=self._next_seq,
-            frame_index=self._frame_index,
-            first_frame=self._session.counts["frames_sent"],
-            file=self._file,
-            fork=self._start,
-        )
+        assert self._fork is not None
+        self._fork.opened = self._fork.session.opened
+        self._fork.rest.clear()
+        return self._fork
 
     def _all(self, reader: LogReader) -> Iterator[Record]:
         for record in _records(reader):
@@ -201,18 +181,19 @@ class _Copy:
                 if record.seq >= self._cut.seq:
                     break
             elif record.kind != "mark":
-                kind, fields = self._rest.popleft() if self._rest else ("", {})
+                rest = self._fork.rest if self._fork is not None else None
+                kind, fields = rest.popleft() if rest else ("", {})
                 if (kind, fields.get("type")) != (record.kind, record.fields.get("type")):
                     raise unsupported(f"it does not replay, from record {record.seq} on")
-        session = self._session
+        fork = self._fork
         if (
-            session is None
-            or session.state is not State.ACTIVE
-            or session.counts["units"] != self._cut.unit
+            fork is None
+            or fork.session.state is not State.ACTIVE
+            or fork.session.counts["units"] != self._cut.unit
         ):
             raise unsupported("its session was not set up at this unit")
         forked = ev.Forked(
-            at_ns=self._at_ns,
+            at_ns=fork.at_ns,
             limits=self._opened.limits,
             resume_hash=self._opened.resume_hash,
             recording_notice=self._opened.recording_notice,
@@ -221,15 +202,12 @@ class _Copy:
 
     def _first(self, event: ev.ConnectionOpened) -> Record:
         """Make the head, with the seed of the recording; its session must be of the same kind."""
-        opened = self._opened
+        opened, cut = self._opened, self._cut
         if (event.mode, event.endpoint) != (opened.mode, opened.endpoint):
             raise unsupported(f"its session was one of {event.endpoint}, with mode {event.mode}")
-        parent: Fields = {
-            "recording": event.recording_id,
-            "seq": self._cut.seq,
-            "unit": self._cut.unit,
-        }
-        return self._number("session", {**self._head, "seed": event.seed, "parent": parent})
+        parent: Fields = {"recording": event.recording_id, "seq": cut.seq, "unit": cut.unit}
+        fields = {**self._head, "seed": event.seed, "parent": parent}
+        return Record(kind="session", seq=0, at_ns=0, fields=fields)
 
     def _own(self, event: ev.Event) -> ev.Event:
         """Give an event the names of the fork, and none of the parent's tokens."""
@@ -243,22 +221,29 @@ class _Copy:
         return event
 
     def _step(self, event: ev.Event) -> Iterator[Record]:
-        self._at_ns = event.at_ns
-        if self._session is None:
-            if not isinstance(event, ev.ConnectionOpened):
-                raise unsupported("its first event is missing")
-            self._session, effects = Session.open(event)
+        fork = self._fork
+        if fork is not None:
+            effects = fork.session.step(event)
+        elif isinstance(event, ev.ConnectionOpened):
+            session, effects = Session.open(event)
+            fork = self._fork = RecoveredSession(
+                path=self._file.path,
+                opened=event,
+                session=session,
+                owner="",
+                away_ns=0,
+                next_seq=1,
+                file=self._file,
+            )
         else:
-            effects = self._session.step(event)
+            raise unsupported("its first event is missing")
         if isinstance(event, ev.Forked):
-            self._start = ForkStart(event, effects)
-        made = step_records(self._session, event, effects, self._hashes)
-        self._rest = deque(made)
-        for kind, fields in (event_record(event), *made):
+            fork.fork = ForkStart(event, effects)
+        fork.at_ns = event.at_ns
+        fork.rest.clear()
+        fork.stepped(event, effects)
+        for kind, fields in (event_record(event), *fork.rest):
             if kind == "tx":
-                self._frame_index.note(fields, self._next_seq)
-            yield self._number(kind, fields)
-
-    def _number(self, kind: str, fields: Fields) -> Record:
-        seq, self._next_seq = self._next_seq, self._next_seq + 1
-        return Record(kind=kind, seq=seq, at_ns=self._at_ns, fields=fields)
+                fork.frame_index.note(fields, fork.next_seq)
+            yield Record(kind=kind, seq=fork.next_seq, at_ns=fork.at_ns, fields=fields)
+            fork.next_seq += 1

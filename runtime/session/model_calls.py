@@ -350,7 +350,7 @@ class ModelCalls:
 
     def _lost(self, lease: SlotLease) -> None:
         at_ns = self._inbox.now_ns()
-        self._tell(lease, ev.BackendLost(at_ns=at_ns, lease=lease.lease.generation))
+        self._post(lease, ev.BackendLost(at_ns=at_ns, lease=lease.lease.generation))
 
     def _failed(self, lease: SlotLease, effect: object, error: BackendError) -> bool:
         """Post the event of a call that failed; False for one that has none."""
@@ -387,17 +387,17 @@ class ModelCalls:
                 return False
         level = logging.INFO if lease.is_cut else logging.WARNING
         _logger.log(level, "%s failed: %s", name, error)
-        self._tell(lease, event)
+        self._post(lease, event)
         return True
 
     def _bring(self, lease: SlotLease, event: ev.Event) -> None:
-        """Tell what a call came to, and have it stepped at once."""
+        """Post what a call came to, and have it stepped at once."""
         if self._lease is lease:
             self._inbox.bring(event)
         else:
-            self._tell(lease, event)
+            self._post(lease, event)
 
-    def _tell(self, lease: SlotLease, event: ev.Event) -> None:
+    def _post(self, lease: SlotLease, event: ev.Event) -> None:
         if self._lease is lease:
             self._inbox.post(event)
         else:
@@ -424,10 +424,10 @@ class ModelCalls:
             if await self._is_late(lease):
                 return
             event = ev.BackendOpened(at_ns=self._inbox.now_ns(), lease=number, opened=opened)
-        self._tell(lease, event)
+        self._post(lease, event)
 
     async def _roll_back(self, lease: SlotLease, effect: ef.Rollback) -> None:
-        self._tell(lease, await lease.model.call(effect))
+        self._post(lease, await lease.model.call(effect))
 
     async def _run_turn(self, lease: SlotLease, effect: ef.StartTurn) -> None:
         await lease.model.begin(effect)
@@ -435,8 +435,8 @@ class ModelCalls:
             return
         if lease.is_cut:
             lease.model.cut()
-        self._tell(lease, await lease.model.prefill())
-        self._tell(lease, await lease.model.generate(partial(self._tell, lease)))
+        self._post(lease, await lease.model.prefill())
+        self._post(lease, await lease.model.generate(partial(self._post, lease)))
 
     async def _run_chunk(self, lease: SlotLease, effect: ef.RunChunk) -> None:
         if lease.model.transcript is None:
@@ -449,7 +449,7 @@ class ModelCalls:
         began_ns = self._inbox.now_ns()
         try:
             async with self._workers.rebuilds_of(lease.lease), self._inbox.past() as past:
-                steps, batches = await bring_back(lease, past, exact=self._rebuilds_exactly)
+                steps, batches = await rebuild(lease, past, exact=self._rebuilds_exactly)
         except (RecorderError, OSError) as error:
             raise BackendError(f"the log cannot be read: {error}") from error
         now_ns = self._inbox.now_ns()
@@ -460,7 +460,7 @@ class ModelCalls:
             batches=batches,
             cost_us=(now_ns - began_ns) // 1000,
         )
-        self._tell(lease, rebuilt)
+        self._post(lease, rebuilt)
 
     async def _release_model(self, lease: SlotLease, _: None) -> None:
         await lease.model.release()
@@ -513,7 +513,7 @@ async def try_to_open(
 # -- rebuilding -----------------------------------------------------------------------------------
 
 
-async def bring_back(lease: SlotLease, past: Past, *, exact: bool) -> tuple[int, tuple[int, ...]]:
+async def rebuild(lease: SlotLease, past: Past, *, exact: bool) -> tuple[int, tuple[int, ...]]:
     """Open the model, or its transcription, and feed it the past.
 
     Returns:
@@ -535,7 +535,7 @@ async def bring_back(lease: SlotLease, past: Past, *, exact: bool) -> tuple[int,
     if past.is_damaged:
         raise BackendError("the log has a gap")
     if past.chunks:
-        await _hear_again(lease, past)
+        await _transcribe_again(lease, past)
         return len(past.chunks), ()
     if lease.model.opened is None:
         await _open_again(lease, past)
@@ -566,7 +566,7 @@ async def _open_again(lease: SlotLease, past: Past) -> object:
     return model.opened
 
 
-async def _hear_again(lease: SlotLease, past: Past) -> None:
+async def _transcribe_again(lease: SlotLease, past: Past) -> None:
     model, first = lease.model, past.chunks[0][0]
     await model.begin(ef.RunChunk(lease=lease.lease.generation, chunk=first))
     for chunk, recorded in past.chunks:

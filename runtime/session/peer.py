@@ -74,9 +74,9 @@ class Peer:
     """The connection of one session's client.
 
     Args:
-        token: the first one; empty for a session that cannot be resumed, or that is taken up.
+        token: the first one; empty for a session that cannot be resumed, or that is recovered.
         again: reads the frames from one ordinal up to another from the log.
-        tokens: those of a session that is taken up.
+        tokens: those of a session that is recovered.
     """
 
     def __init__(

@@ -209,11 +209,11 @@ class GatewayLink:
         self._worker = worker
         self._sessions: dict[int, Session] = {}
         self._speaks = speaks
-        self.link = Link(wire, self._take, self._lost, self._tell_speaks)
+        self.link = Link(wire, self._received, self._lost, self._send_speaks)
 
     # -- messages -------------------------------------------------------------------------------
 
-    def _take(self, message: Message) -> None:
+    def _received(self, message: Message) -> None:
         if not isinstance(message, Call):
             raise LinkError(f"a {type(message).__name__} from a gateway")
         session = self._sessions.get(message.session)
@@ -248,7 +248,7 @@ class GatewayLink:
         try:
             slot = self._worker.lease(message.slot)
         except BackendError as error:
-            self._tell_failed(message.call, message.session, error)
+            self._send_failed(message.call, message.session, error)
             return
         model = HeldModel(backend=self._worker.backend, slot=slot, now_ns=lambda: 0)
         session = self._sessions[message.session] = Session(number=message.session, model=model)
@@ -265,7 +265,7 @@ class GatewayLink:
 
     def _ask_release(self, session: Session | None, message: Ask) -> None:
         if session is None:
-            self._tell_released(message)
+            self._send_released(message)
         else:
             del self._sessions[session.number]
             self._worker.tasks.start_soon(self._release, session, message)
@@ -309,13 +309,13 @@ class GatewayLink:
             self._ended(session)
             if session.scope.cancel_called:
                 cancelled = BackendError("it was cancelled")
-                self._tell_failed(message.call, session.number, cancelled)
+                self._send_failed(message.call, session.number, cancelled)
             raise
         self._ended(session)
         if isinstance(done, Exception):
-            self._tell_failed(message.call, session.number, done)
+            self._send_failed(message.call, session.number, done)
         else:
-            self._tell_done(message, done)
+            self._send_done(message, done)
 
     def _ended(self, session: Session) -> None:
         """A session's call has ended."""
@@ -335,7 +335,7 @@ class GatewayLink:
                 return await model.prefill()
             case Proceed():
                 return await model.generate(
-                    lambda progress: self._tell_done(message, progress), message.cut
+                    lambda progress: self._send_done(message, progress), message.cut
                 )
             case Rebuild():
                 if not isinstance(model.opened, Rebuilds):
@@ -380,9 +380,9 @@ class GatewayLink:
         if message is None:
             return
         if failure is None:
-            self._tell_released(message)
+            self._send_released(message)
         else:
-            self._tell_failed(message.call, message.session, failure)
+            self._send_failed(message.call, message.session, failure)
 
     def _give_back(self, session: Session, *, is_clean: bool) -> None:
         """Give a session's slot back, once: a call that hung may still end."""
@@ -402,7 +402,7 @@ class GatewayLink:
 
     # -- answers --------------------------------------------------------------------------------
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         try:
             self.link.send(message)
         except LinkError:
@@ -410,26 +410,26 @@ class GatewayLink:
         except RecordInvalid as error:
             assert isinstance(message, Answer)
             too_large = BackendError(f"the answer is too large for one message: {error}")
-            self._tell_failed(message.call, message.session, too_large)
+            self._send_failed(message.call, message.session, too_large)
 
-    def _tell_done(self, message: Call, event: ev.Event) -> None:
-        self._tell(Answer(call=message.call, session=message.session, event=event))
+    def _send_done(self, message: Call, event: ev.Event) -> None:
+        self._send(Answer(call=message.call, session=message.session, event=event))
 
-    def _tell_released(self, message: Ask) -> None:
-        self._tell_done(message, ev.BackendReleased(at_ns=0, lease=message.session))
+    def _send_released(self, message: Ask) -> None:
+        self._send_done(message, ev.BackendReleased(at_ns=0, lease=message.session))
 
-    def _tell_failed(self, call: int, session: int, error: Exception) -> None:
+    def _send_failed(self, call: int, session: int, error: Exception) -> None:
         why: Why = next((why for kind, why in _WHYS if isinstance(error, kind)), "broke")
         text = str(error)[:TEXT_CHARS_MAX] if why != "broke" else type(error).__name__
-        self._tell(Failed(call=call, session=session, why=why, text=text))
+        self._send(Failed(call=call, session=session, why=why, text=text))
         if isinstance(error, BackendGone):
             self._worker.lost(error)
 
-    def _tell_speaks(self) -> None:
+    def _send_speaks(self) -> None:
         speaks = self._worker.backend.info.speaks
         if speaks != self._speaks:
             self._speaks = speaks
-            self._tell(Speaks(speaks=speaks))
+            self._send(Speaks(speaks=speaks))
 
 
 def _cancel(session: Session, message: Cancel) -> None:

@@ -416,12 +416,12 @@ async def test_a_worker_must_know_the_token_too() -> None:
 
     async def pretend(stream: ByteStream) -> None:
         wire = Wire(stream)
-        theirs = await wire.hear(hello._Greeting)
-        await wire.say(theirs)
-        proof = await wire.hear(hello._Proof)
-        await wire.say(proof)
+        theirs = await wire.receive(hello._Greeting)
+        await wire.send(theirs)
+        proof = await wire.receive(hello._Proof)
+        await wire.send(proof)
         with pytest.raises(LinkRefused):
-            await wire.hear(hello._Info)
+            await wire.receive(hello._Info)
 
     async with worker_of(ScriptedBackend()) as pair, standing_in(pair, pretend) as address:
         with pytest.raises(BackendRefused, match="the token is wrong"):
@@ -477,11 +477,11 @@ async def test_versions(gateway_: tuple[int, int], worker: tuple[int, int], is_t
 
     async def serve(stream: ByteStream) -> None:
         wire = Wire(stream)
-        theirs = await wire.hear(hello._Greeting)
-        await wire.say(hello._Greeting(link=worker, software="x", nonce="n"))
+        theirs = await wire.receive(hello._Greeting)
+        await wire.send(hello._Greeting(link=worker, software="x", nonce="n"))
         with suppress(LinkError):
             await hello._check_version(wire, gateway=theirs.link, worker=worker)
-            await wire.hear(hello._Proof)
+            await wire.receive(hello._Proof)
 
     async with (
         worker_of(ScriptedBackend()) as pair,
@@ -489,8 +489,8 @@ async def test_versions(gateway_: tuple[int, int], worker: tuple[int, int], is_t
         await dial(address) as stream,
     ):
         wire = Wire(stream)
-        await wire.say(hello._Greeting(link=gateway_, software="x", nonce="n"))
-        theirs = await wire.hear(hello._Greeting)
+        await wire.send(hello._Greeting(link=gateway_, software="x", nonce="n"))
+        theirs = await wire.receive(hello._Greeting)
         if is_taken:
             await hello._check_version(wire, gateway=gateway_, worker=theirs.link)
         else:
@@ -505,9 +505,9 @@ async def test_a_newer_greeting_can_be_read() -> None:
         greeting = {"link": [9, 0], "software": "later", "nonce": "n", "new": 1}
         await stream.send(piece(0, orjson.dumps(greeting)))
         wire = Wire(stream)
-        await wire.hear(hello._Greeting)
+        await wire.receive(hello._Greeting)
         with pytest.raises(LinkRefused, match="cannot use a worker of 1"):
-            await wire.hear(hello._Proof)
+            await wire.receive(hello._Proof)
         await stream.aclose()
 
 
