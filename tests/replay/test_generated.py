@@ -50,7 +50,7 @@ BATCH = 20
 BATCHES = sample(range(0, 200, BATCH), range(0, 200, 4 * BATCH))
 CHANGED = range(80, 400)
 """Sessions of which one is changed; the first with all kinds of records that are."""
-MODEL_SESSIONS = 10
+MODEL_SESSIONS = sample(10, 6)
 HYPOTHESIS_NUMBER = 1_000_000
 
 

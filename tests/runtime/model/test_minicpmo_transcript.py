@@ -248,19 +248,25 @@ def test_a_flag_that_is_no_truth_is_an_error(copied: Path) -> None:
 # -- on the engine --------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def written_alone(wide: DuplexModel) -> list[list[ChunkResult]]:
+    """What three callers' utterances give, each alone."""
+    written = []
+    for number in range(3):
+        transcript = wide.transcript(slot=7)
+        written.append([*utterance(wide, transcript, 0, number, 4)])
+        written[-1] += utterance(wide, transcript, 1, number + 5, 2)
+        transcript.release()
+    return written
+
+
 @pytest.mark.anyio
 async def test_three_at_once_beside_all_else_write_what_they_write_alone(
-    wide: DuplexModel,
+    wide: DuplexModel, written_alone: list[list[ChunkResult]]
 ) -> None:
     """What is written down of one caller would depend on who else is served (B8)."""
     backend = EngineBackend(wide)
     assert isinstance(backend, Transcribes)
-    expected = []
-    for number in range(3):
-        transcript = wide.transcript(slot=7)
-        expected.append([*utterance(wide, transcript, 0, number, 4)])
-        expected[-1] += utterance(wide, transcript, 1, number + 5, 2)
-        transcript.release()
     got: dict[int, list[ChunkResult]] = {number: [] for number in range(3)}
 
     async def write(number: int) -> None:
@@ -284,7 +290,7 @@ async def test_three_at_once_beside_all_else_write_what_they_write_alone(
                 group.start_soon(write, number)
             group.start_soon(talk)
             group.start_soon(answered, backend, short(1), 5)
-    assert [got[number] for number in range(3)] == expected
+    assert [got[number] for number in range(3)] == written_alone
     assert backend.engine.statistics.largest > 1
     assert all(wiped(wide, slot) for slot in range(6))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -207,39 +209,52 @@ def test_what_is_kept_lies_as_if_fed_there(
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that slide within a few units."""
-    monkeypatch.setattr(window, "BASIC_HIGH", 100)
-    monkeypatch.setattr(window, "BASIC_LOW", 60)
-    monkeypatch.setattr(window, "CONTEXT_UNITS", 2)
+    shorten(monkeypatch)
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(window, "BASIC_HIGH", 100)
+    patch.setattr(window, "BASIC_LOW", 60)
+    patch.setattr(window, "CONTEXT_UNITS", 2)
+
+
+Straight = Callable[[SlidingWindow], list[tuple[Any, ...]]]
+
+
+@pytest.fixture(scope="module")
+def straight(model: DuplexModel) -> Straight:
+    """Runs twelve units with short windows, once for each policy."""
+
+    @functools.cache
+    def run_once(policy: SlidingWindow) -> list[tuple[Any, ...]]:
+        session = model.open(opening(3, sliding_window=policy, generate_audio=False))
+        with pytest.MonkeyPatch.context() as patch:
+            shorten(patch)
+            rows = run(session, 0, 12)
+        session.release()
+        return rows
+
+    return run_once
 
 
 @pytest.mark.parametrize("policy", ["basic", "context"])
-def test_a_session_goes_on_over_its_window(
-    model: DuplexModel, machine: Machine, short: None, policy: SlidingWindow
-) -> None:
+def test_a_session_goes_on_over_its_window(straight: Straight, policy: SlidingWindow) -> None:
     """A long session would end, though its client asked for a window."""
-    session = model.open(opening(3, sliding_window=policy, generate_audio=False))
-    lengths = [row[-1] for row in run(session, 0, 12)]
-    session.release()
-    grown = model.open(opening(3, generate_audio=False))
-    assert lengths[-1] < run(grown, 0, 12)[-1][-1]
-    grown.release()
+    assert straight(policy)[-1][-1] < straight("off")[-1][-1]
 
 
 @pytest.mark.parametrize("policy", ["basic", "context"])
 def test_rollback_is_exact_over_a_slide(
-    model: DuplexModel, machine: Machine, short: None, policy: SlidingWindow
+    model: DuplexModel, machine: Machine, straight: Straight, short: None, policy: SlidingWindow
 ) -> None:
     """After `inference_error` a long session would go on from a garbled past (B3)."""
-    session = model.open(opening(3, sliding_window=policy, generate_audio=False))
-    straight = run(session, 0, 8)
-    session.release()
     session, rows = model.open(opening(3, sliding_window=policy, generate_audio=False)), []
     for index in range(8):
         session.run_unit(unit(index, 9, frames=(picture(1),)))
         session.rollback(index)
         rows += run(session, index, index + 1)
     session.release()
-    assert rows == straight
+    assert rows == straight(policy)[:8]
 
 
 def test_a_session_without_a_window_ends_in_order(model: DuplexModel, machine: Machine) -> None:
