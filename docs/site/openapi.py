@@ -25,7 +25,7 @@ from runtime.telemetry.watching import SessionStatus
 
 from .staging import ROOT
 
-MODULES: Final = ("console", "routes", "recordings", "marks", "voices", "workers")
+MODULES: Final = ("pages", "routes", "recordings", "marks", "voices")
 """Modules of `runtime/api` whose docstrings have addresses."""
 HEALTH: Final = {
     "GET /health": ("whether the server lives, and has a voice", "all"),

@@ -227,7 +227,7 @@ class Views:
 
 
 class _View:
-    """A view, first written, then sent as a `files.File`. The caller closes it."""
+    """A view, first written, then sent as a `requests.File`. The caller closes it."""
 
     def __init__(self, name: ViewName) -> None:
         self._name = name

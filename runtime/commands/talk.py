@@ -56,14 +56,6 @@ from protocol.wire.media import check_frame
 
 from ..client import terminal
 from ..client.resuming import Reconnected, Reconnecting
-from ..client.terminal import (
-    UnusableError,
-    clean,
-    connection_fields,
-    echo_json,
-    show_connection,
-    show_place,
-)
 from ..client.websocket import background
 from ..media.sound import AudioFileError, read_wav, write_wav
 from .interrupts import run
@@ -97,7 +89,7 @@ class View(Observer, Protocol):
 
 def printable(text: str) -> str:
     """Keep a server's text on one line."""
-    return clean(text, kept="")
+    return terminal.clean(text, kept="")
 
 
 class LineView(View):
@@ -119,7 +111,7 @@ class LineView(View):
         message, at_s = happening.message, happening.at_s
         match message:
             case Queued(place=place) | QueueUpdate(place=place):
-                self._write(at_s, "queue", show_place(place))
+                self._write(at_s, "queue", terminal.show_place(place))
             case Created():
                 text = f"{message.session_id}, recording {message.recording}"
                 self._write(at_s, "session", printable(text))
@@ -139,7 +131,7 @@ class LineView(View):
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
         """Write that the connection is lost or back."""
-        self._write(at_s, "session", show_connection(change), style="yellow")
+        self._write(at_s, "session", terminal.show_connection(change), style="yellow")
 
     def end(self, summary: dict[str, object]) -> None:
         """Write the sums in two lines; a conversation that failed gets its error elsewhere."""
@@ -229,7 +221,7 @@ class LiveView(LineView):
         if tally.away:
             return Text("reconnecting", "yellow")
         if tally.place is not None:
-            return Text(f"in the queue: {show_place(tally.place)}")
+            return Text(f"in the queue: {terminal.show_place(tally.place)}")
         if tally.closed is not None:
             return Text("closed")
         if tally.created is None:
@@ -267,11 +259,13 @@ class JsonView(View):
 
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         """Write that a second of input is being sent."""
-        echo_json({"type": "sent", "at_s": round(at_s, 3), "unit": unit, "has_sound": has_sound})
+        terminal.echo_json(
+            {"type": "sent", "at_s": round(at_s, 3), "unit": unit, "has_sound": has_sound}
+        )
 
     def heard(self, happening: Happening) -> None:
         """Write a server's message."""
-        echo_json(
+        terminal.echo_json(
             {
                 "type": _TYPES[type(happening.message)],
                 "at_s": round(happening.at_s, 3),
@@ -281,11 +275,11 @@ class JsonView(View):
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
         """Write that the connection is lost or back."""
-        echo_json({**connection_fields(change), "at_s": round(at_s, 3)})
+        terminal.echo_json({**terminal.connection_fields(change), "at_s": round(at_s, 3)})
 
     def end(self, summary: dict[str, object]) -> None:
         """Write the sums."""
-        echo_json({"type": "summary", **summary})
+        terminal.echo_json({"type": "summary", **summary})
 
 
 _TYPES: Final[dict[type[ServerMessage], str]] = {
@@ -396,7 +390,7 @@ class Devices:
             self._open(sound.RawOutputStream, OUTPUT_RATE_HZ, self._sound)
         except (sound.PortAudioError, ValueError) as error:
             self.__exit__()
-            raise UnusableError(f"--mic: no microphone or loudspeaker: {error}") from error
+            raise terminal.UnusableError(f"--mic: no microphone or loudspeaker: {error}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -488,10 +482,10 @@ def _sounddevice() -> Any:
     try:
         return import_module("sounddevice")
     except ImportError as error:
-        raise UnusableError(MISSING) from error
+        raise terminal.UnusableError(MISSING) from error
     except OSError as error:  # sounddevice is there, and PortAudio is not
         text = f"--mic: {error}: install PortAudio (on Debian: apt install libportaudio2)"
-        raise UnusableError(text) from error
+        raise terminal.UnusableError(text) from error
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Decoding of videos: pictures and sound of an MP4, QuickTime, Matroska or WebM file.
 
-- The file may be hostile, so `process` bounds memory and time; here streams, packets, frames,
-  pixels and seconds are bounded.
+- The file may be hostile, so `decoder` bounds memory and time, in a process; here streams,
+  packets, frames, pixels and seconds are bounded.
 - The head chooses the demuxer, which reads only memory; no file or address in the video is opened,
   and only common decoders run, in one thread: the same bytes give the same answer.
 - The file is read twice, first for pictures, then for sound, so that neither waits in memory.
