@@ -34,6 +34,7 @@ SAMPLED := \
 	tests/runtime/model/test_engine_isolation.py \
 	tests/runtime/model/test_engine_memory.py \
 	tests/runtime/model/test_minicpmo.py \
+	tests/runtime/model/test_minicpmo_flash.py \
 	tests/runtime/model/test_minicpmo_shortlist.py \
 	tests/runtime/model/test_minicpmo_steps.py \
 	tests/runtime/model/test_rebuild.py \

@@ -6,7 +6,7 @@
 |---|---|
 | `ci` (the default) | the same examples at every run: what fails once fails everywhere |
 | `dev` | new examples at every run, those that failed first, and twice as many |
-| `soak` | as `dev`, with fifty times as many; `make soak` |
+| `soak` | as `dev`, fifty times as many, all cases of `tests.project.sampling`; `make soak` |
 
 No profile has a deadline: an example that is slow on a busy machine is no bug.
 

@@ -16,22 +16,19 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
 from runtime.model.backends.base import DeviceLost
-from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
+from runtime.model.backends.minicpmo.attention import Row
 from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.batched import ROWS_MIN, Batched, Means, batched, means_on
 from runtime.model.backends.minicpmo.checkpoint import build_parts, load_parts
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.decoder import DecoderNetwork, RowByRow, Stock, Together
 from runtime.model.backends.minicpmo.device import send
-from runtime.model.backends.minicpmo.flash import SpanCache, spans_of
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.steps import NUMBERS_MAX, Network, Step, Stepper, batches
@@ -101,48 +98,6 @@ def test_the_largest_step_holds_everyone(slots: int) -> None:
         some = batches(slots, length, width)
         assert some == sizes[: len(some)]
         assert max(some) * length * width <= NUMBERS_MAX
-
-
-@given(
-    window=st.sampled_from([None, 1, 7, 20]),
-    causal=st.booleans(),
-    groups=st.sampled_from([1, 3]),
-    count=st.integers(1, 12),
-    starts=st.dictionaries(st.integers(0, 3), st.integers(0, 20), min_size=1),
-)
-@settings(max_examples=sample(80, 30), suppress_health_check=[HealthCheck.differing_executors])
-def test_all_rows_at_once_see_what_each_sees_by_itself(
-    window: int | None, causal: bool, groups: int, count: int, starts: dict[int, int]
-) -> None:
-    """A session would hear another's, or what is not there yet (B8)."""
-    if not causal:
-        window = None  # The audio encoder has none.
-    capacity, heads = 32, 2
-    stores = [
-        KvSlots(layers=2, slots=4, heads=heads, capacity=capacity, width=8, window=window)
-        for _ in range(2)
-    ]
-    for store in stores:
-        store.keys.copy_(noise(*store.keys.shape, seed=1))
-        store.values.copy_(noise(*store.values.shape, seed=2))
-    rows = [Row(slot=slot, start=start) for slot, start in starts.items()]
-    query = noise(len(rows), groups * heads, count, 8, seed=3)
-    new = [noise(len(rows), heads, count, 8, seed=seed) for seed in (4, 5)]
-    caches = (
-        SlotCache(stores[0], rows, count, groups, causal=causal),
-        SpanCache(stores[1], spans_of(stores[1], rows, count, causal=causal)),
-    )
-    outs = []
-    for cache in caches:
-        seen, _ = cache.update(*new, 1)
-        outs.append(seen.attend(query, 0.5))
-    assert_near(*outs)
-    assert torch.equal(stores[0].keys, stores[1].keys)
-    assert torch.equal(stores[0].values, stores[1].values)
-    for slot in range(4):  # Each wipes as far as it wrote.
-        for store in stores:
-            store.wipe(slot)
-        assert torch.equal(stores[0].keys, stores[1].keys)
 
 
 @pytest.mark.parametrize("count", [1, 2, UNIT_ROWS, 5, 80])
