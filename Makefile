@@ -22,24 +22,27 @@ SAMPLED := \
 	tests/replay/test_assess.py \
 	tests/replay/test_assess_planted.py \
 	tests/replay/test_eval.py \
+	tests/replay/test_eval_naive.py \
 	tests/replay/test_export.py \
+	tests/replay/test_export_formats.py \
 	tests/replay/test_forced.py \
 	tests/replay/test_generated.py \
 	tests/replay/test_placing.py \
 	tests/replay/test_redact.py \
 	tests/replay/test_remake.py \
+	tests/replay/test_shrink.py \
 	tests/replay/test_view.py \
 	tests/replay/test_view_words.py \
 	tests/runtime/model/test_engine_chat.py \
 	tests/runtime/model/test_engine_isolation.py \
 	tests/runtime/model/test_engine_memory.py \
-	tests/runtime/model/test_minicpmo.py \
 	tests/runtime/model/test_minicpmo_flash.py \
 	tests/runtime/model/test_minicpmo_shortlist.py \
 	tests/runtime/model/test_minicpmo_steps.py \
 	tests/runtime/model/test_rebuild.py \
 	tests/runtime/model/test_rebuild_engine.py \
-	tests/runtime/model/test_tiny_scores.py
+	tests/runtime/model/test_tiny_scores.py \
+	tests/runtime/telemetry/test_talk_meter.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -6,7 +6,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-IMPORT = re.compile(r"^from tests\.project\.sampling import", re.MULTILINE)
+IMPORT = re.compile(
+    r"^from tests\.(project\.sampling|golden\.logs|replay\.test_remake|replay\.test_view) import"
+    r"[^\n]*\b(sample|IS_SOAK|SAMPLE|SAMPLED|GOLDEN)\b",
+    re.MULTILINE,
+)
+"""What a file imports that samples, by itself or with the golden logs of another one."""
 
 
 def test_files_that_try_a_few_cases_are_named_in_make_soak() -> None:

@@ -18,12 +18,10 @@ from recorder.read.reader import LogReader
 from replay.export.moments import Moment
 from replay.export.timeline import Timeline
 from replay.export.writing import Format, export
-from tests.golden.logs import SAMPLE
 from tests.replay.test_logs import HEAD, Scene
 from tests.sessions.in_memory import base64
 
 GOLDEN: Final = Path(__file__).parents[2] / "fixtures" / "logs"
-LOGS: Final = SAMPLE
 VIDEO: Final = GOLDEN / "v1-realtime-video.session.zst"
 AUDIO: Final = GOLDEN / "v1-duplex-v1-audio.session.zst"
 CHAT: Final = GOLDEN / "v1-realtime-chat.session.zst"

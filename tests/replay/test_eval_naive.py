@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from replay.eval.score import score
 from runtime.measures.conversation import Conversation, Span, Text, ns_of
 from runtime.measures.measure import Ratio, Times, Total
+from tests.golden.logs import SAMPLE
 from tests.replay.evaluated import facts_in, facts_of, measured
-from tests.replay.exported import LOGS
 from tests.replay.test_logs import Scene, scenes
 
 Cells = NDArray[np.bool_]
@@ -196,7 +196,7 @@ def test_intervals_and_cells_agree(user: Cells, model: Cells, words: Sequence[Ru
     compare(talk, Naive(user, model, 10, [*words]), lambda cells: cells * CELL_NS)
 
 
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+@pytest.mark.parametrize("log", SAMPLE, ids=lambda log: log.name)
 def test_both_agree_on_golden_logs_to_the_sample(log: Path) -> None:
     """Lengths that are no whole tenths of a second would be rounded."""
     talk = facts_in(log).conversation

@@ -34,11 +34,11 @@ from replay.export.timeline import Timeline
 from replay.export.writing import FORMATS
 from runtime.measures.placing import HELD_UP_S_MAX, Sound
 from runtime.model.backends.scripted import ScriptedBackend
+from tests.golden.logs import SAMPLE
 from tests.replay.exported import (
     ASKED_ALOUD,
     AUDIO,
     CHAT,
-    LOGS,
     MS,
     SECOND,
     VIDEO,
@@ -280,7 +280,7 @@ def test_what_is_moved_back_is_not_gone_through_for_each_sound(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name.removesuffix(".session.zst"))
+@pytest.mark.parametrize("log", SAMPLE, ids=lambda log: log.name.removesuffix(".session.zst"))
 def test_every_golden_log_in_every_format(log: Path) -> None:
     """Some dialect's sessions could not be exported."""
     files = {to: exported(log, to) for to in FORMATS if to != "dataset"}

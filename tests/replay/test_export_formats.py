@@ -24,11 +24,11 @@ from replay.export.mcap_file import write_mcap
 from replay.export.moments import Words
 from replay.export.timeline import Timeline
 from runtime.measures.placing import Sound
+from tests.golden.logs import SAMPLE
 from tests.replay.exported import (
     AUDIO,
     CHAT,
     GOLDEN,
-    LOGS,
     MS,
     PAUSED,
     SECOND,
@@ -120,7 +120,7 @@ def test_an_asciicast_plays() -> None:
 def test_the_lines_say_what_they_promise() -> None:
     """A script would have to read the source for what a line holds."""
     documented = jsonl.__doc__ or ""
-    for log in LOGS:
+    for log in SAMPLE:
         lines = [json.loads(line) for line in exported(log, "jsonl").splitlines()]
         assert (lines[0]["kind"], lines[-1]["kind"]) == ("session", "end")
         for line in lines:

@@ -31,7 +31,8 @@ from runtime.measures.placing import (
     time_of,
 )
 from tests.browser.view_pages import narrate
-from tests.replay.exported import LOGS, exported, peaks, read_stereo
+from tests.golden.logs import SAMPLE
+from tests.replay.exported import exported, peaks, read_stereo
 from tests.replay.test_export import talk_of_impulses
 from tests.replay.test_logs import HEAD, Scene, scenes, write_log
 
@@ -64,7 +65,7 @@ def in_view(head: Fields, items: Iterable[Record | Damage], voice: Voice) -> lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("voice", VOICES)
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name.removesuffix(".session.zst"))
+@pytest.mark.parametrize("log", SAMPLE, ids=lambda log: log.name.removesuffix(".session.zst"))
 def test_a_page_and_a_file_agree_on_every_golden_log(log: Path, voice: Voice) -> None:
     """Whoever listens to the page and cuts the WAV would cut at another word."""
     with LogReader(log) as reader:

@@ -12,8 +12,8 @@ import pytest
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.meters import values_of
 from runtime.telemetry.metrics import Metrics
+from tests.golden.logs import SAMPLE
 from tests.replay.evaluated import facts_in, scores_in
-from tests.replay.exported import LOGS
 from tests.sessions.telemetry import is_whole, meter_log
 
 Counts = dict[tuple[str, str], list[float]]
@@ -47,7 +47,7 @@ def recorded_in(logs: Iterable[Path]) -> Counts:
     return counts
 
 
-WHOLE: Final = [log for log in LOGS if is_whole(log)]
+WHOLE: Final = [log for log in SAMPLE if is_whole(log)]
 
 
 @pytest.mark.parametrize("log", WHOLE, ids=lambda log: log.name)
