@@ -1,30 +1,197 @@
-"""The conversation by turns: a question, its media decoded, a slot leased, an answer.
+"""Sessions by turns: a question, its media decoded, a slot leased, an answer.
 
 asked -> decoded -> queued -> running -> answered
 
-A turn holds a slot from prefill to its end; between turns a chat has no slot. At most one turn is
-in progress. Its answer is sent in pieces (streaming) or at once, and always ends: with a
-`Response`, an error, or the session.
+- A turn holds a slot from prefill to its end; between turns a session has no slot. At most one turn
+  is in progress. Its answer is sent in pieces (streaming) or at once, and always ends: with a
+  `Response`, an error, or the session.
+- The client's conversation becomes the model's: text and raw sound at the model's rate are ready;
+  files are decoded outside and come back by number. A video becomes its pictures and its sound,
+  second by second.
+- `Chat` has many turns (001); `SingleRequest` one without an init, and closes after its answer or
+  error (004).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
+from operator import attrgetter
+from typing import ClassVar, Final, Protocol
 
 import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.digest import derive_id
-from ..values.errors import ErrorCode
-from ..values.messages import Delta, Metrics, Prefilled, QueueDone, Response
-from ..values.requests import Ask, ChatMessage, Init, TextPart
+from ..values.errors import (
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_TOO_BIG,
+    REFUSALS,
+    ErrorCode,
+    FrameError,
+)
+from ..values.limits import SLICES_MAX
+from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, Response
+from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from ..values.requests import (
+    Ask,
+    AudioPart,
+    ChatMessage,
+    ImagePart,
+    Init,
+    Part,
+    SpeechRequest,
+    TextPart,
+    VideoPart,
+)
 from ..values.state import Course, Gate, State
-from ..values.tools import CALLS_MAX, ToolCall
-from ..values.turn import Prefill, StopReason, Turn, TurnResult
-from .pending_turn import PendingTurn
-from .resuming import Resuming
-from .unit_loop import Phase
+from ..values.tools import CALLS_MAX, ToolCall, ToolResult
+from ..values.turn import (
+    Content,
+    Message,
+    Picture,
+    Prefill,
+    Role,
+    Sound,
+    SpeechConfig,
+    StopReason,
+    Text,
+    Turn,
+    TurnResult,
+)
+from .core import Call, Phase, Recording, Step, Timers
+from .kind import Handlers, Kind
+from .peer import Peer
+from .setup import Decode, decode_voice
+from .slot import Slot
+
+SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES
+VIDEO_SLICES: Final = 1
+"""Slices a picture of a video, by default: there are many pictures, and each counts."""
+
+Contents = tuple[Content, ...]
+
+
+def _decode(part: Part, decode: Decode) -> int | Contents:
+    match part:
+        case TextPart(text=text):
+            return (Text(text=text),)
+        case ToolCall() | ToolResult():
+            return (part,)
+        case ImagePart(data=data):
+            return decode("image", data)
+        case AudioPart(data=data, is_wav=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
+            return (Sound(pcm=data),)
+        case AudioPart(data=data, is_wav=is_wav, rate_hz=rate):
+            return decode("audio", data, rate_hz=0 if is_wav else rate)
+        case VideoPart(data=data, stack_frames=stack):
+            return decode("video", data, stack_frames=stack)
+
+
+@attrs.define
+class PendingTurn:
+    """A turn that was asked for, and the media that it waits for.
+
+    Attributes:
+        ask: the request without the conversation: its files are not held twice.
+        contents: by message, the decoded form of each content.
+        undecided: message and content of each media number; None for the voice.
+    """
+
+    ask: Ask
+    roles: tuple[Role, ...]
+    has_video: bool
+    contents: list[list[Contents]]
+    undecided: dict[int, tuple[int, int] | None]
+    voice_pcm: bytes = b""
+
+    @classmethod
+    def of(cls, ask: Ask, decode: Decode) -> PendingTurn:
+        """Take a turn, and have its media decoded."""
+        pending = cls(
+            ask=attrs.evolve(ask, messages=()),
+            roles=tuple(message.role for message in ask.messages),
+            has_video=any(
+                isinstance(part, VideoPart) for message in ask.messages for part in message.content
+            ),
+            contents=[[() for _ in message.content] for message in ask.messages],
+            undecided={},
+        )
+        for at, message in enumerate(ask.messages):
+            for place, part in enumerate(message.content):
+                found = _decode(part, decode)
+                if isinstance(found, int):
+                    pending.undecided[found] = (at, place)
+                else:
+                    pending.contents[at][place] = found
+        voice = None if ask.speech is None else ask.speech.voice
+        if voice is not None:
+            asked = decode_voice(voice, decode)
+            if isinstance(asked, int):
+                pending.undecided[asked] = None
+            else:
+                pending.voice_pcm = asked
+        return pending
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all media is decoded."""
+        return not self.undecided
+
+    def awaits(self, media: int) -> bool:
+        """Whether `media` belongs to the turn."""
+        return media in self.undecided
+
+    def decoded(self, event: ev.MediaDecoded) -> None:
+        """Take decoded media."""
+        place = self.undecided.pop(event.media)
+        if place is None:
+            self.voice_pcm = event.pcm
+        else:
+            at, index = place
+            self.contents[at][index] = tuple(_contents(event))
+
+    def to_turn(self, index: int, seed: int) -> Turn:
+        """Make the backend's request; the conversation is the model's from then on."""
+        ask = self.ask
+        slices = ask.max_slice_nums or (VIDEO_SLICES if self.has_video else SLICES_MAX)
+        contents, self.contents = self.contents, []
+        return Turn(
+            index=index,
+            messages=tuple(
+                Message(role=role, content=tuple(part for known in message for part in known))
+                for role, message in zip(self.roles, contents, strict=True)
+            ),
+            config=ask.config,
+            speech=None if ask.speech is None else self._speech(ask.speech),
+            max_slice_nums=slices,
+            use_image_id=ask.use_image_id,
+            omni=ask.omni,
+            thinking=ask.thinking,
+            tts_template=ask.tts_template,
+            seed=seed,
+            tools=() if ask.tool_choice == "none" else ask.tools,
+        )
+
+    def _speech(self, asked: SpeechRequest) -> SpeechConfig:
+        pcm = self.voice_pcm
+        if asked.voice_ms_max is not None:
+            pcm = pcm[: asked.voice_ms_max * SECOND_BYTES // 1000]
+        return SpeechConfig(mode=asked.mode, language=asked.language, voice_pcm=pcm)
+
+
+def _contents(event: ev.MediaDecoded) -> Iterator[Content]:
+    """Lay media out: a picture, a sound, or a video's pictures with the sound of their second."""
+    if not event.pictures:
+        yield Sound(pcm=event.pcm)
+        return
+    for second, jpeg in enumerate(event.pictures):
+        yield Picture(jpeg=jpeg)
+        pcm = event.pcm[second * SECOND_BYTES : (second + 1) * SECOND_BYTES]
+        if pcm:
+            yield Sound(pcm=pcm)
+        if second < len(event.stacked):
+            yield Picture(jpeg=event.stacked[second])
 
 
 class Stage(StrEnum):
@@ -63,80 +230,48 @@ class ActiveTurn:
     repeated: int | None = None
 
 
+class TurnKind(Protocol):
+    """The kind of a session by turns."""
+
+    def send_error(self, code: ErrorCode, message: str) -> None:
+        """Send an `error`."""
+
+    def model_failed(self, index: int) -> None:
+        """Tell the client that the model failed at the turn."""
+
+    def turn_over(self) -> None:
+        """Go on after the turn."""
+
+    def refuse(self, code: ErrorCode, message: str) -> None:
+        """Turn the session away."""
+
+    def end(self, reason: EndReason) -> None:
+        """End the session."""
+
+
 @attrs.define(kw_only=True, eq=False)
-class Chat(Resuming):
-    """A chat's state between events; `turn` is None between turns.
+class TurnLoop:
+    """The turns of a session; `turn` is None between them."""
 
-    `instructions` is the system message of turns that have none; it may be empty.
-    """
-
-    course = Course.CHAT
-
+    step: Step
+    timers: Timers
+    recording: Recording
+    peer: Peer
+    slot: Slot
+    call: Call
+    kind: TurnKind
     turns: int = 0
     turn: ActiveTurn | None = None
-    instructions: str = ""
-
-    def begin(self) -> None:
-        """Ask for room; each turn waits for its own slot."""
-        self.do(ef.Admit())
-
-    def admitted(self) -> None:
-        """Wait for the client's init."""
-        self.queue_done()
-
-    def admission_refused(self, code: ErrorCode) -> None:
-        """Refuse the session, or end the turn without an answer."""
-        turn = self.turn
-        if turn is not None and turn.repeated is not None:
-            self._lost(turn)
-            return
-        self.turn = None
-        super().admission_refused(code)
-
-    @property
-    def gate(self) -> Gate:
-        """The gate that judges the client's messages."""
-        return super().gate if self.turn is None else Gate.TURN
 
     @property
     def counts(self) -> dict[str, int]:
         """Turns asked for."""
-        return {"turns": self.turns, **super().counts}
+        return {"turns": self.turns, "units": 0, "units_dropped": 0, "appends": 0}
 
     @property
-    def may_sleep(self) -> bool:
-        """Whether it can do without a slot: it has one for a turn only, and the turn goes on."""
-        return True
-
-    def init(self, init: Init) -> None:
-        """Take the system message of turns that have none."""
-        self.cancel_timer("init")
-        self.instructions = init.instructions
-        self.set_timer("idle", self.opened.limits.idle_s)
-        self.create(is_chat=True)
-
-    # -- in -------------------------------------------------------------------------------------
-
-    def ask(self, ask: Ask) -> None:
-        """Begin a turn; none is in progress."""
-        recording_id = self.opened.recording_id
-        self.place = None
-        self.cancel_timer("idle")
-        self.cancel_timer("init")
-        self.turn = ActiveTurn(
-            pending=PendingTurn.of(self._instructed(ask), self.decode),
-            index=self.turns,
-            input_id=ask.input_id or derive_id("input", recording_id, self.turns),
-            response_id=derive_id("resp", recording_id, self.turns),
-        )
-        self.turns += 1
-        self._queue_if_due()
-
-    def _instructed(self, ask: Ask) -> Ask:
-        if not self.instructions or ask.messages[0].role == "system":
-            return ask
-        prompt = ChatMessage(role="system", content=(TextPart(text=self.instructions),))
-        return attrs.evolve(ask, messages=(prompt, *ask.messages))
+    def units_waiting(self) -> int:
+        """None: a turn has no units."""
+        return 0
 
     @property
     def is_busy(self) -> bool:
@@ -144,10 +279,46 @@ class Chat(Resuming):
         turn = self.turn
         return turn is not None and (turn.stage is Stage.RUNNING or turn.repeated is not None)
 
+    # -- in -------------------------------------------------------------------------------------
+
+    def ask(self, ask: Ask) -> None:
+        """Begin a turn; none is in progress."""
+        self.slot.place = None
+        self.timers.cancel("idle")
+        self.timers.cancel("init")
+        self.turn = ActiveTurn(
+            pending=PendingTurn.of(ask, self.step.decode),
+            index=self.turns,
+            input_id=ask.input_id or self.step.derive("input", self.turns),
+            response_id=self.step.derive("resp", self.turns),
+        )
+        self.turns += 1
+        self._queue_if_due()
+
     @property
-    def hears_queue(self) -> bool:
-        """Whether the client hears of the queue: not while a lost answer waits to go on."""
-        return self.turn is None or self.turn.repeated is None
+    def is_quiet(self) -> bool:
+        """Whether the client hears nothing of the queue: a lost answer waits to go on."""
+        return self.turn is not None and self.turn.repeated is not None
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it can do without a slot: it has one for a turn only, and the turn goes on."""
+        return True
+
+    def sleep(self) -> None:
+        """Go on with the turn."""
+
+    def wake(self) -> None:
+        """Go on with the turn."""
+
+    def admission_refused(self, code: ErrorCode) -> None:
+        """Refuse the session, or end the turn without an answer."""
+        turn = self.turn
+        if turn is not None and turn.repeated is not None:
+            self._give_up(turn)
+            return
+        self.turn = None
+        self.kind.refuse(code, REFUSALS[code])
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Take a part of the question."""
@@ -157,37 +328,36 @@ class Chat(Resuming):
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
         """End the turn for a damaged part; the client may ask again."""
-        if self.is_closed or self.turn is None or not self.turn.pending.awaits(event.media):
+        if self.peer.is_closed or self.turn is None or not self.turn.pending.awaits(event.media):
             return
         for other in self.turn.pending.undecided:
             if other != event.media:
-                self.do(ef.CancelDecode(media=other))
-        self._answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {event.reason}")
+                self.step.do(ef.CancelDecode(media=other))
+        self.answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {event.reason}")
 
     def _queue_if_due(self) -> None:
         turn = self.turn
-        if self.is_closed or turn is None or turn.stage is not Stage.DECODING:
+        if self.peer.is_closed or turn is None or turn.stage is not Stage.DECODING:
             return
-        if turn.pending.is_complete and self.lease is None and not self.waits_for_slot:
+        if turn.pending.is_complete and self.slot.lease is None and not self.slot.is_waiting:
             turn.stage = Stage.QUEUED
-            self.waits_for_slot = True
-            self.do(ef.EnterQueue(mode="chat", ahead=turn.repeated is not None))
+            self.slot.enter_queue("chat", ahead=turn.repeated is not None)
 
     def slot_leased(self) -> None:
         """Start the turn on its slot."""
-        turn, lease = self.turn, self.lease
+        turn, lease = self.turn, self.slot.lease
         assert lease is not None
         if turn is None or turn.stage is not Stage.QUEUED:  # it was lost while the slot came
-            self.release()
+            self.slot.release()
             return
-        self.cancel_timer("rebuild")
-        if self.state is State.QUEUED:
-            self.say(QueueDone())
+        self.timers.cancel("rebuild")
+        if self.peer.state is State.QUEUED:
+            self.peer.send(QueueDone())
         turn.stage = Stage.RUNNING
         self.call.begin(turn.index)
-        made = turn.made or turn.pending.to_turn(turn.index, self.opened.seed)
-        turn.made = made if self.outlives_worker else None
-        self.do(ef.StartTurn(lease=lease, turn=made))
+        made = turn.made or turn.pending.to_turn(turn.index, self.step.opened.seed)
+        turn.made = made if self.recording.outlives_worker else None
+        self.step.do(ef.StartTurn(lease=lease, turn=made))
 
     def slot_returned(self) -> None:
         """Let the next turn queue: the last one's slot is clean."""
@@ -199,13 +369,13 @@ class Chat(Resuming):
         """Return the turn of a model's report; None if it is over, or another."""
         turn = self.turn
         is_it = turn is not None and turn.stage is Stage.RUNNING and turn.index == index
-        return turn if is_it and not self.is_closed else None
+        return turn if is_it and not self.peer.is_closed else None
 
     def _settled(self, index: int) -> ActiveTurn | None:
         """Settle the call and its slot; returns the turn, as `_running`."""
         if self.call.awaits(Phase.RUNNING, index):
             self.call.settle()
-            self.release()
+            self.slot.release()
         return self._running(index)
 
     def turn_prefilled(self, event: ev.TurnPrefilled) -> None:
@@ -213,7 +383,7 @@ class Chat(Resuming):
         turn = self._running(event.prefill.index)
         if turn is not None and turn.prefill is None:
             turn.prefill = event.prefill
-            self.say(Prefilled(input_tokens=event.prefill.input_tokens))
+            self.peer.send(Prefilled(input_tokens=event.prefill.input_tokens))
 
     def turn_progressed(self, event: ev.TurnProgress) -> None:
         """Send a piece of the answer, or keep it until the answer is complete."""
@@ -231,7 +401,7 @@ class Chat(Resuming):
         if not turn.pending.ask.streaming:
             turn.pcm.append(chunk.pcm)
         elif chunk.text or chunk.pcm:
-            self._say_piece(turn, chunk.text, chunk.pcm)
+            self._send_piece(turn, chunk.text, chunk.pcm)
 
     def turn_done(self, event: ev.TurnDone) -> None:
         """Send the end of the answer, and release the slot."""
@@ -245,14 +415,14 @@ class Chat(Resuming):
         if not turn.pending.ask.streaming:
             turn.pcm.append(result.pcm)
         elif result.pcm:
-            self._say_piece(turn, "", result.pcm)
-        self.say(self._response(turn, result.reason, result))
-        self._go_on()
+            self._send_piece(turn, "", result.pcm)
+        self.peer.send(self._response(turn, result.reason, result))
+        self._over()
 
-    def _say_piece(self, turn: ActiveTurn, text: str, pcm: bytes) -> None:
-        self.say(
+    def _send_piece(self, turn: ActiveTurn, text: str, pcm: bytes) -> None:
+        self.peer.send(
             Delta(
-                session_id=self.session_id,
+                session_id=self.peer.session_id,
                 response_id=turn.response_id,
                 input_id=turn.input_id,
                 text=text,
@@ -271,13 +441,9 @@ class Chat(Resuming):
         if context_full:
             refused = "the conversation does not fit the model's context"
         if refused:
-            self._answer_with(ErrorCode.INVALID_PAYLOAD, refused)
+            self.answer_with(ErrorCode.INVALID_PAYLOAD, refused)
         else:
-            self.model_failed(index)
-
-    def model_failed(self, index: int) -> None:
-        """Tell the client that the model failed at the turn."""
-        self._answer_with(ErrorCode.INFERENCE_ERROR, f"turn {index} failed")
+            self.kind.model_failed(index)
 
     def backend_lost(self) -> None:
         """Have the turn answered on another slot, once, or end it: the backend is lost.
@@ -285,56 +451,54 @@ class Chat(Resuming):
         What was sent is not sent again: the model gives the same pieces with the same seed.
         """
         turn = None if self.call.is_idle else self._running(self.call.index)
-        may_repeat = self.opened.limits.can_repeat or (turn is not None and not turn.pieces)
+        may_repeat = self.step.limits.can_repeat or (turn is not None and not turn.pieces)
         if turn is None or turn.made is None or turn.repeated is not None or not may_repeat:
             if not self.call.is_idle:
                 self.failed(self.call.index)
             return
         turn.repeated, turn.stage = turn.pieces, Stage.DECODING
         self.call.settle()
-        self.set_timer("rebuild", self.opened.limits.rebuild_wait_s)
-        self.release()
+        self.timers.set("rebuild", self.step.limits.rebuild_wait_s)
+        self.slot.release()
 
-    def timed_out(self, name: ev.TimerName) -> None:
-        """Handle a timer that bounds the session, or a turn's wait for another slot."""
-        if name == "rebuild" and self.turn is not None:
-            self._lost(self.turn)
+    def rebuild_timed_out(self) -> None:
+        """End a turn that waited too long for another slot, or the session."""
+        if self.turn is not None:
+            self._give_up(self.turn)
         else:
-            super().timed_out(name)
+            self.kind.end("timeout")
 
-    def _lost(self, turn: ActiveTurn) -> None:
+    def _give_up(self, turn: ActiveTurn) -> None:
         """End a turn whose model is lost, and that finds no other."""
-        if self.waits_for_slot:
-            self.do(ef.LeaveQueue())
-        self.cancel_timer("rebuild")
-        self.model_failed(turn.index)
+        if self.slot.is_waiting:
+            self.step.do(ef.LeaveQueue())
+        self.timers.cancel("rebuild")
+        self.kind.model_failed(turn.index)
 
     def cut(self) -> ef.CutTurn | None:
         """Cut the answer in progress."""
         return None if self.call.is_idle else ef.CutTurn(index=self.call.index)
 
-    def farewell(self) -> None:
+    def finish(self) -> None:
         """Send the answer so far: the session ends during a turn."""
         turn, self.turn = self.turn, None
         if turn is not None:
-            self.say(self._response(turn, "interrupted", None))
+            self.peer.send(self._response(turn, "interrupted", None))
 
-    def _answer_with(self, code: ErrorCode, text: str) -> None:
-        self.complain(code, text)
-        self._go_on()
+    def answer_with(self, code: ErrorCode, text: str) -> None:
+        """End the turn with an error."""
+        self.kind.send_error(code, text)
+        self._over()
 
-    def _go_on(self) -> None:
+    def _over(self) -> None:
         self.turn = None
-        if self.is_draining:
-            self.end("server_shutdown")
-        elif not self.is_closed:
-            self.set_timer("idle", self.opened.limits.idle_s)
+        self.kind.turn_over()
 
     def _response(
         self, turn: ActiveTurn, reason: StopReason, result: TurnResult | None
     ) -> Response:
         return Response(
-            session_id=self.session_id,
+            session_id=self.peer.session_id,
             response_id=turn.response_id,
             input_id=turn.input_id,
             text=turn.text,
@@ -343,7 +507,7 @@ class Chat(Resuming):
             streaming=turn.pending.ask.streaming,
             input_tokens=0 if turn.prefill is None else turn.prefill.input_tokens,
             generated_tokens=turn.tokens,
-            recording_id=self.recording_id,
+            recording_id=self.recording.id,
             metrics=self._metrics(turn, result),
             tool_calls=() if result is None else self._named(turn, result.calls),
         )
@@ -352,13 +516,13 @@ class Chat(Resuming):
         """Give the calls of an answer their ids, which no other turn has."""
         first = turn.index * CALLS_MAX
         return tuple(
-            attrs.evolve(call, id=derive_id("call", self.opened.recording_id, first + place))
+            attrs.evolve(call, id=self.step.derive("call", first + place))
             for place, call in enumerate(calls)
         )
 
     def _metrics(self, turn: ActiveTurn, result: TurnResult | None) -> Metrics:
         prefill_us = 0 if turn.prefill is None else turn.prefill.cost_us
-        recording = self.recording
+        recording = self.recording.state
         if result is None:
             return Metrics(kv_cache_length=0, prefill_ms=prefill_us / 1000, recording=recording)
         costs = result.costs
@@ -374,3 +538,158 @@ class Chat(Resuming):
             n_tts_tokens=turn.codes,
             recording=recording,
         )
+
+
+_HANDLERS: Final[Handlers] = {
+    Ask: attrgetter("ask"),
+    ev.MediaDecoded: attrgetter("loop.media_decoded"),
+    ev.MediaRejected: attrgetter("loop.media_rejected"),
+    ev.TurnPrefilled: attrgetter("loop.turn_prefilled"),
+    ev.TurnProgress: attrgetter("loop.turn_progressed"),
+    ev.TurnDone: attrgetter("loop.turn_done"),
+    ev.TurnFailed: attrgetter("loop.turn_failed"),
+}
+
+
+def turn_loop(kind: Chat | SingleRequest) -> TurnLoop:
+    """Make the turns of a session."""
+    return TurnLoop(
+        step=kind.step,
+        timers=kind.timers,
+        recording=kind.recording,
+        peer=kind.peer,
+        slot=kind.slot,
+        call=kind.slot.call,
+        kind=kind,
+    )
+
+
+@attrs.define(eq=False)
+class Chat(Kind):
+    """A chat of many turns (001).
+
+    `instructions` is the system message of turns that have none; it may be empty.
+    """
+
+    course = Course.CHAT
+    handlers: ClassVar[Handlers] = {**_HANDLERS, Init: attrgetter("init")}
+
+    loop: TurnLoop = attrs.field(init=False)
+    instructions: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.loop = self.slot_user = turn_loop(self)
+
+    def begin(self) -> None:
+        """Ask for room; each turn waits for its own slot."""
+        self.step.do(ef.Admit())
+
+    def admitted(self) -> None:
+        """Wait for the client's init."""
+        self.send_queue_done()
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that judges the client's messages."""
+        return super().gate if self.loop.turn is None else Gate.TURN
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the model works for a turn."""
+        return self.loop.is_busy
+
+    def init(self, init: Init) -> None:
+        """Take the system message of turns that have none."""
+        self.timers.cancel("init")
+        self.instructions = init.instructions
+        self.timers.set("idle", self.step.limits.idle_s)
+        self.peer.send_created(prompt_length=0, is_chat=True)
+
+    def ask(self, ask: Ask) -> None:
+        """Begin a turn; none is in progress."""
+        if self.instructions and ask.messages[0].role != "system":
+            prompt = ChatMessage(role="system", content=(TextPart(text=self.instructions),))
+            ask = attrs.evolve(ask, messages=(prompt, *ask.messages))
+        self.loop.ask(ask)
+
+    def model_failed(self, index: int) -> None:
+        """Tell the client that the model failed at the turn."""
+        self.loop.answer_with(ErrorCode.INFERENCE_ERROR, f"turn {index} failed")
+
+    def turn_over(self) -> None:
+        """Wait for the next turn."""
+        if self.is_draining:
+            self.end("server_shutdown")
+        elif not self.peer.is_closed:
+            self.timers.set("idle", self.step.limits.idle_s)
+
+    def finish(self, _reason: EndReason) -> None:
+        """Send the answer so far: the session ends during a turn."""
+        if self.peer.is_active:
+            self.loop.finish()
+
+
+@attrs.define(eq=False)
+class SingleRequest(Kind):
+    """One turn a connection (004)."""
+
+    course = Course.REQUEST
+    has_opening = False
+    closed_in = frozenset()
+    handlers: ClassVar[Handlers] = _HANDLERS
+
+    loop: TurnLoop = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.loop = self.slot_user = turn_loop(self)
+
+    def begin(self) -> None:
+        """Ask for room; the turn waits for its slot."""
+        self.step.do(ef.Admit())
+
+    def admitted(self) -> None:
+        """Wait for the request, for a limited time."""
+        self.timers.set("init", self.step.limits.init_wait_s)
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that judges the client's messages."""
+        return super().gate if self.loop.turn is None else Gate.TURN
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the model works for the turn."""
+        return self.loop.is_busy
+
+    def ask(self, ask: Ask) -> None:
+        """Begin the turn."""
+        self.loop.ask(ask)
+
+    def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
+        """Answer an unreadable frame like any other mistake."""
+        self.peer.send_error(ErrorCode.INVALID_PAYLOAD, error.reason)
+        is_too_big = error.close_code == CLOSE_TOO_BIG
+        self.end("rejected", close_code=CLOSE_TOO_BIG if is_too_big else None)
+
+    def send_error(self, code: ErrorCode, message: str) -> None:
+        """Send an `error`, and close."""
+        self.peer.send_error(code, message)
+        self.end("rejected")
+
+    def model_failed(self, index: int) -> None:
+        """End the session: the model failed at the turn."""
+        self.give_up(f"turn {index} failed")
+
+    def turn_over(self) -> None:
+        """End the session: its turn is answered."""
+        self.end("answered")
+
+    def give_up(self, _text: str) -> None:
+        """End the session: the model does not answer."""
+        self.refuse(ErrorCode.INFERENCE_ERROR, "the turn failed", close_code=CLOSE_INTERNAL_ERROR)
+
+    def shut_down(self) -> None:
+        """End the session: the server shuts down."""
+        self.refuse(ErrorCode.SERVICE_UNAVAILABLE, "the server shuts down")

@@ -12,17 +12,16 @@ started -> fed, fed, ... -> committed -> completed | failed
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from operator import attrgetter
+from typing import ClassVar, Final
 
 import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.digest import derive_id
-from ..values.errors import ErrorCode
+from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.items import Item, Part
 from ..values.limits import MS_PER_S
-from ..values.messages import Created, ServerMessage, TranscriptDelta, TranscriptDone
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
 from ..values.openai import (
     ClearSound,
@@ -36,19 +35,13 @@ from ..values.openai import (
 )
 from ..values.requests import AppendSound, ClientMessage, Commit
 from ..values.sound import rate_of
-from ..values.state import Gate, ModelChosen, State
+from ..values.state import Course, Gate, ModelChosen
 from ..values.utf8 import Refused
 from ..wire.g711 import expand
 from ..wire.rates import DOWN, HISTORY_BYTES, resample, to_pcm16
-from .event_ids import (
-    UPDATES_MAX,
-    EventIds,
-    first_settings,
-    is_served,
-    no_model,
-    size_refusal,
-)
-from .transcription import Transcription, Utterance
+from .kind import Handlers, Kind
+from .sound import UPDATES_MAX, first_settings, is_served, no_model, size_refusal
+from .transcription import CHUNK_HANDLERS, ChunkLoop, Utterance, chunk_loop
 
 FOUND_MS_MAX: Final = 2 * MS_PER_S
 """Speech is found so long after its start at most: sound before it is kept for so long."""
@@ -70,13 +63,13 @@ class Spoken:
     is_lost: bool = False
 
 
-@attrs.define(kw_only=True, eq=False)
-class Dictation(EventIds, Transcription):
-    """State of such a session between events.
+@attrs.define(eq=False)
+class Dictation(Kind):
+    """A session of the Realtime API that transcribes.
 
     Attributes:
-        told: the settings in force.
-        updates: settings that were changed before the session was there, and not told yet.
+        settings: those in force.
+        updates: settings that were changed before the session was there, and not sent yet.
         items_made: how many ids were made.
         last_item: the item that was committed last.
         open: the utterance being spoken.
@@ -89,9 +82,21 @@ class Dictation(EventIds, Transcription):
         is_speaking: the client speaks, as far as that is looked for.
     """
 
-    goodbye_in = frozenset()
+    course = Course.TRANSCRIPTION
+    has_opening = False
+    closed_in = frozenset()
+    handlers: ClassVar[Handlers] = {
+        **CHUNK_HANDLERS,
+        Configure: attrgetter("configure"),
+        AppendSound: attrgetter("append_sound"),
+        CommitSound: attrgetter("commit_sound"),
+        ClearSound: attrgetter("clear_sound"),
+        ev.SpeechStarted: attrgetter("speech_started"),
+        ev.SpeechStopped: attrgetter("speech_stopped"),
+    }
 
-    told: OpenAISession = attrs.Factory(OpenAISession)
+    loop: ChunkLoop = attrs.field(init=False)
+    settings: OpenAISession = attrs.Factory(OpenAISession)
     updates: int = 0
     items_made: int = 0
     last_item: str | None = None
@@ -103,86 +108,97 @@ class Dictation(EventIds, Transcription):
     searched: int = 0
     is_speaking: bool = False
 
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.loop = chunk_loop(self, self)
+        self.slot_user = self.loop.migration
+
     # -- the session ----------------------------------------------------------------------------
 
     @property
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
-        return Gate.CLOSED if self.is_closed else Gate.OPEN
+        return Gate.OPEN
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an utterance waits to be answered."""
+        return self.loop.is_busy
 
     def begin(self) -> None:
         """Queue for the slot, with the settings of a client that has said nothing."""
-        told, detection = first_settings(self), TurnDetection(kind="server_vad")
-        self.told = attrs.evolve(told, transcriber=told.model, detection=detection)
-        if is_served(self, told.model):
+        first, detection = first_settings(self.peer), TurnDetection(kind="server_vad")
+        self.settings = attrs.evolve(first, transcriber=first.model, detection=detection)
+        if is_served(self, first.model):
             super().begin()
 
     def first_slot(self) -> None:
         """Tell the client that the session is there, and take the sound that came early."""
-        self.create()
-        self.move(ModelChosen)
-        self.active_ns = self.now_ns
-        self.set_timer("idle", self.opened.limits.idle_s)
+        self.peer.send_created(prompt_length=0, openai=self.settings)
+        self.peer.move(ModelChosen)
+        self.loop.active_ns = self.step.now_ns
+        self.timers.set("idle", self.step.limits.idle_s)
         for _ in range(self.updates):
-            self.say(Configured(openai=self.told))
+            self.peer.send(Configured(openai=self.settings))
         early, self.sound, self.updates = self.sound, b"", 0
         self._take(early)
 
-    def say(self, message: ServerMessage) -> None:
-        """Send a message; text is that of the oldest utterance's item."""
-        match message:
-            case Created():
-                message = attrs.evolve(message, openai=self.told)
-            case TranscriptDelta(text=text):
-                name = self.unanswered[0].item_id
-                message = InputStep(kind="transcript_delta", item_id=name, text=text)
-            case TranscriptDone(text=text):
-                spoken = self.unanswered.popleft()
-                message = InputStep(
-                    kind="transcript_done",
-                    item_id=spoken.item_id,
-                    text=text.strip(),
-                    at_ms=spoken.samples * MS_PER_S // self._rate_hz,
-                )
-        super().say(message)
+    def received(self) -> None:
+        """Note that the client is active."""
+        super().received()
+        self.loop.active_ns = self.step.now_ns
 
-    def refused(self, message: ClientMessage) -> Refused | None:
+    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
+        """Answer an unreadable frame, and go on."""
+        if error.close_code == CLOSE_TOO_BIG:
+            super().frame_refused(error, code)
+        else:
+            self.send_error(code, error.reason)
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """End the session, if the client is silent."""
+        if name == "idle":
+            self.loop.look_at_idle()
+        else:
+            super().timed_out(name)
+
+    def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse what needs the session, another model, and sound for which there is no room."""
-        ignored, limits = len(getattr(message, "ignored", ())), self.opened.limits
+        ignored, limits = len(getattr(message, "ignored", ())), self.step.limits
         code, text = ErrorCode.INVALID_PAYLOAD, ""
         match message:
-            case CommitSound() | ClearSound() if self.state is not State.ACTIVE:
+            case CommitSound() | ClearSound() if not self.peer.is_active:
                 code, text = ErrorCode.NOT_READY, "the session is not there yet"
             case Configure(transcriber=str() as name) if name not in limits.models:
                 code = ErrorCode.MODEL_NOT_FOUND
                 path = "$.session.audio.input.transcription.model"
                 text = f"{path}: {no_model(name)}"
             case AppendSound(pcm16=sound):
-                refused = size_refusal(message, self.told.heard, self._rate_hz)
+                refused = size_refusal(message, self.settings.heard, self._rate_hz)
                 if refused is not None:
                     return refused
-                waiting = self.waiting_bytes + len(self.sound)
-                width = 1 if self.told.heard == "audio/pcm" else SAMPLE16_BYTES  # once expanded
+                waiting = self.loop.waiting_bytes + len(self.sound)
+                width = 1 if self.settings.heard == "audio/pcm" else SAMPLE16_BYTES  # once expanded
                 if waiting + len(sound) * width > limits.sound_bytes:
                     code, most = ErrorCode.BUFFER_FULL, limits.sound_bytes
                     text = f"{waiting} bytes of sound wait, at most {most} may: it is not kept"
         return Refused(code=code, message=text, ignored=ignored) if text else None
 
-    def configure_session(self, message: Configure) -> None:
-        """Change settings, and tell what is in force."""
-        told = self.told
+    def configure(self, message: Configure) -> None:
+        """Change settings, and send those in force."""
+        now = self.settings
         if message.transcriber is not None:
-            told = attrs.evolve(told, transcriber=message.transcriber)
+            now = attrs.evolve(now, transcriber=message.transcriber)
         if message.heard is not None and not self.samples and not self.sound:
-            told = attrs.evolve(told, heard=message.heard)
+            now = attrs.evolve(now, heard=message.heard)
         if message.detection is not None or message.is_undetected:
-            told = attrs.evolve(told, detection=message.detection)
-        if told.detection is not None and self.told.detection is None and self.open is not None:
+            now = attrs.evolve(now, detection=message.detection)
+        if now.detection is not None and self.settings.detection is None and self.open is not None:
             self._commit()
-        self.is_speaking = self.is_speaking and told.detection is not None
-        self.told = told
-        if self.state is State.ACTIVE:
-            self.say(Configured(openai=told))
+        self.is_speaking = self.is_speaking and now.detection is not None
+        self.settings = now
+        if self.peer.is_active:
+            self.peer.send(Configured(openai=now))
         else:
             self.updates = min(self.updates + 1, UPDATES_MAX)
 
@@ -190,19 +206,19 @@ class Dictation(EventIds, Transcription):
 
     @property
     def _rate_hz(self) -> int:
-        return rate_of(self.told.heard)
+        return rate_of(self.settings.heard)
 
     def append_sound(self, message: AppendSound) -> None:
         """Take sound: it belongs to an utterance, or is kept for one that may have begun."""
-        self.appends += 1
-        pcm16 = expand(message.pcm16, self.told.heard)
-        if self.state is State.ACTIVE:
+        self.loop.appends += 1
+        pcm16 = expand(message.pcm16, self.settings.heard)
+        if self.peer.is_active:
             self._take(pcm16)
         else:
             self.sound += pcm16
 
     def _take(self, pcm16: bytes) -> None:
-        how, at = self.told.detection, self.samples
+        how, at = self.settings.detection, self.samples
         self.sound += pcm16
         self.samples += len(pcm16) // SAMPLE16_BYTES
         self.searched = self.samples if how is None else at
@@ -210,7 +226,7 @@ class Dictation(EventIds, Transcription):
             if self.open is None and pcm16:
                 self._start(self._new_id())
         elif pcm16:
-            self.do(
+            self.step.do(
                 ef.DetectSpeech(
                     at=at,
                     rate_hz=self._rate_hz,
@@ -228,15 +244,15 @@ class Dictation(EventIds, Transcription):
 
     def speech_started(self, event: ev.SpeechStarted) -> None:
         """Start an utterance, a little before the speech that was found."""
-        how = self.told.detection
-        if how is None or self.is_speaking or self.state is not State.ACTIVE:
+        how = self.settings.detection
+        if how is None or self.is_speaking or not self.peer.is_active:
             return
         self.is_speaking = True
         if self.open is not None:
             self._commit()
         start_ms = max(event.at_ms - how.prefix_ms, 0)
         item_id = self._new_id()
-        self.say(InputStep(kind="speech_started", item_id=item_id, at_ms=start_ms))
+        self.peer.send(InputStep(kind="speech_started", item_id=item_id, at_ms=start_ms))
         later = max(self.samples - start_ms * self._rate_hz // MS_PER_S, 0)
         self.sound = self.sound[max(len(self.sound) - later * SAMPLE16_BYTES, 0) :]
         self._start(item_id)
@@ -244,13 +260,13 @@ class Dictation(EventIds, Transcription):
 
     def speech_stopped(self, event: ev.SpeechStopped) -> None:
         """Commit the utterance; sound after it may belong to the next one."""
-        if not self.is_speaking or self.state is not State.ACTIVE:
+        if not self.is_speaking or not self.peer.is_active:
             return
         self.is_speaking = False
         if self.open is None:
             return
         name = self.open.item_id
-        self.say(InputStep(kind="speech_stopped", item_id=name, at_ms=event.at_ms))
+        self.peer.send(InputStep(kind="speech_stopped", item_id=name, at_ms=event.at_ms))
         later = max(self.samples - event.at_ms * self._rate_hz // MS_PER_S, 0)
         kept = max(len(self.sound) - later * SAMPLE16_BYTES, 0)
         own, rest = self.sound[:kept], self.sound[kept:]
@@ -262,7 +278,7 @@ class Dictation(EventIds, Transcription):
         """Commit the utterance as far as it was spoken."""
         if self.open is None:
             code = ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY
-            self.complain(code, "there is no sound since the last item")
+            self.peer.send_error(code, "there is no sound since the last item")
             return
         self.is_speaking = False
         self._commit()
@@ -270,24 +286,24 @@ class Dictation(EventIds, Transcription):
     def clear_sound(self, _message: ClearSound) -> None:
         """Forget the utterance that is not committed: its text ends where it is."""
         spoken, self.open, self.sound, self.is_speaking = self.open, None, b"", False
-        self.say(InputStep(kind="cleared"))
+        self.peer.send(InputStep(kind="cleared"))
         if spoken is None or spoken.is_lost:
             return
         self.unanswered.pop()
-        utterance = self.pending[-1]
-        self.waiting_bytes -= len(utterance.sound)
+        utterance = self.loop.pending[-1]
+        self.loop.waiting_bytes -= len(utterance.sound)
         utterance.sound.clear()
         utterance.is_final = utterance.is_answered = utterance.is_heard_out = True
-        self.go_on()
+        self.loop.go_on()
 
     # -- utterances -----------------------------------------------------------------------------
 
     def _new_id(self) -> str:
         self.items_made += 1
-        return derive_id("item", self.opened.recording_id, self.items_made)
+        return self.step.derive("item", self.items_made)
 
     def _start(self, item_id: str) -> None:
-        utterance = self.open_utterance()
+        utterance = self.loop.open_utterance()
         self.tail = bytes(HISTORY_BYTES)
         self.open = Spoken(item_id, is_lost=utterance is None)
         if utterance is not None:
@@ -298,7 +314,7 @@ class Dictation(EventIds, Transcription):
         """Give each second of the open utterance that is full to the model."""
         second_bytes = self._rate_hz * SAMPLE16_BYTES
         kept_bytes = second_bytes + (self.samples - self.searched) * SAMPLE16_BYTES
-        while self.open is not None and len(self.sound) >= kept_bytes and not self.is_closed:
+        while self.open is not None and len(self.sound) >= kept_bytes and not self.peer.is_closed:
             second, self.sound = self.sound[:second_bytes], self.sound[second_bytes:]
             self._give(second)
 
@@ -311,9 +327,9 @@ class Dictation(EventIds, Transcription):
         pcm16 += bytes(-len(pcm16) % (DOWN * SAMPLE16_BYTES))
         sound = to_pcm16(resample(self.tail + pcm16, self._rate_hz, INPUT_RATE_HZ))
         self.tail = (self.tail + pcm16)[-HISTORY_BYTES:]
-        self.pending[-1].sound += sound
-        self.waiting_bytes += len(sound)
-        self.go_on()
+        self.loop.pending[-1].sound += sound
+        self.loop.waiting_bytes += len(sound)
+        self.loop.go_on()
 
     def _commit(self) -> None:
         """Close the open utterance, with the sound that is kept, and make it an item."""
@@ -323,14 +339,29 @@ class Dictation(EventIds, Transcription):
         spoken, self.open, self.sound = self.open, None, b""
         previous, item = self.last_item, Item(id=spoken.item_id, role="user", parts=_SOUND)
         self.last_item = item.id
-        self.say(InputStep(kind="committed", item_id=item.id, previous_id=previous))
-        self.say(ItemStep(kind="added", item=item, previous_id=previous))
-        self.say(ItemStep(kind="done", item=item, previous_id=previous))
+        self.peer.send(InputStep(kind="committed", item_id=item.id, previous_id=previous))
+        self.peer.send(ItemStep(kind="added", item=item, previous_id=previous))
+        self.peer.send(ItemStep(kind="done", item=item, previous_id=previous))
         if not spoken.is_lost:
-            self.commit(Commit(final=True))
+            self.loop.commit(Commit(final=True))
 
-    def failed(self, _utterance: Utterance, code: ErrorCode, text: str) -> None:
+    # -- out ------------------------------------------------------------------------------------
+
+    def send_text(self, text: str) -> None:
+        """Send text of the oldest utterance's item."""
+        name = self.unanswered[0].item_id
+        self.peer.send(InputStep(kind="transcript_delta", item_id=name, text=text))
+
+    def send_answer(self, utterance: Utterance) -> None:
+        """Send the whole text of the oldest utterance's item."""
+        spoken, text = self.unanswered.popleft(), "".join(utterance.texts).strip()
+        took_ms = spoken.samples * MS_PER_S // self._rate_hz
+        step = InputStep(kind="transcript_done", item_id=spoken.item_id, text=text, at_ms=took_ms)
+        self.peer.send(step)
+
+    def send_failure(self, _utterance: Utterance, code: ErrorCode, text: str) -> None:
         """Tell that the model failed at an utterance."""
         spoken = self.unanswered.popleft()
         spoken.is_lost = True
-        self.say(InputStep(kind="transcript_failed", item_id=spoken.item_id, fault=code, text=text))
+        step = InputStep(kind="transcript_failed", item_id=spoken.item_id, fault=code, text=text)
+        self.peer.send(step)

@@ -1,6 +1,6 @@
 """A duplex session of OpenAI's Live API: sound in pieces of any size, a second out for each unit.
 
-- Sound is 16-bit, at 24 or 16 kHz, or G.711, in both directions (`pieces`).
+- Sound is 16-bit, at 24 or 16 kHz, or G.711, in both directions (`sound`).
 - A muted client is heard as silence, as long as what it sends.
 - Each unit is answered by a second of sound, so that the sound is the session's time line: silence
   for a listen, before a turn's short first piece and after its short last one. What a turn's last
@@ -10,8 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any, ClassVar, Final
 
 import attrs
 
@@ -32,16 +33,18 @@ from ..values.live import (
     Usage,
     UserWords,
 )
-from ..values.messages import Closed, Created, EndReason, Listen, Metrics, ServerMessage, Speech
+from ..values.messages import EndReason, Listen, Metrics, Speech
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
-from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
+from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.sound import Coding
-from ..values.state import State
+from ..values.state import Course, Gate, State
 from ..values.utf8 import Refused
 from ..wire.g711 import expand
 from ..wire.rates import to_pcm16
-from .pieces import Pieces
-from .units import PendingUnit
+from .kind import Handlers, Kind
+from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
+from .sound import SoundPieces
+from .unit_loop import UnitLoop
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 """Of the model's speech."""
@@ -52,20 +55,37 @@ _EXPIRY: Final[Mapping[EndReason, Notice]] = {
 """Why a session expires, which its end does not tell."""
 
 
-@attrs.define(kw_only=True, eq=False)
-class Live(Pieces):
-    """State of such a session between events.
+@attrs.define(eq=False)
+class Live(Kind):
+    """A session of the Live API.
 
     Attributes:
         settings: what the client chose.
-        instructions, voice: the same, as it is told again.
+        instructions, voice: the same, as it is sent back.
         is_muted: the client's sound is taken as silence.
         surplus: the model's speech above the last second: float32 LE, 24 kHz.
-        seconds: told so far.
+        seconds: sent so far.
         kv_length: tokens in the model's cache, as last reported.
-        is_mid_turn: a piece of the turn was told.
+        is_mid_turn: a piece of the turn was sent.
     """
 
+    course = Course.DUPLEX
+    handlers: ClassVar[Handlers] = {
+        **DUPLEX_HANDLERS,
+        Init: attrgetter("init"),
+        AppendSound: attrgetter("append_sound"),
+        Mute: attrgetter("mute"),
+        Unmute: attrgetter("unmute"),
+        Update: attrgetter("update"),
+        ev.Forked: attrgetter("setup.forked"),
+        ev.SpeechStarted: attrgetter("loop.speech_started"),
+        ev.SpeechStopped: attrgetter("loop.speech_stopped"),
+        ev.UserTranscribed: attrgetter("user_transcribed"),
+    }
+
+    setup: Setup = attrs.field(init=False)
+    loop: UnitLoop = attrs.field(init=False)
+    sound: SoundPieces = attrs.field(init=False)
     settings: LiveSettings = attrs.Factory(LiveSettings)
     instructions: str = ""
     voice: str = ""
@@ -75,22 +95,75 @@ class Live(Pieces):
     kv_length: int = 0
     is_mid_turn: bool = False
 
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.setup = duplex_parts(self)
+        self.loop, self.slot_user = self.setup.loop, self.setup.migration
+        self.sound = SoundPieces(step=self.step, peer=self.peer, kind=self)
+
+    # -- the session ----------------------------------------------------------------------------
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that judges the client's messages."""
+        return super().gate if self.setup.pending is None else Gate.OPENING
+
+    def first_slot(self) -> None:
+        """Wait for the client's init."""
+        self.send_queue_done()
+
+    def ready(self, prompt_length: int) -> None:
+        """Go on: the model holds the prompt."""
+        self.send_created(prompt_length)
+
+    def send_created(self, prompt_length: int = 0) -> None:
+        """Tell the client that the session is set up, and what is in force."""
+        self.peer.send_created(
+            prompt_length=prompt_length,
+            live=self._in_force,
+            client_event_id=self.settings.event_id,
+        )
+        if self.settings.delegation == "responses":
+            text = "the model answers by itself: nothing is delegated"
+            self.peer.send(Notice(code="nothing_delegated", text=text))
+
+    def init_rejected(self, message: str) -> None:
+        """Return to CONNECTED: the client may send a better init."""
+        self.peer.send_error(ErrorCode.INVALID_PAYLOAD, message)
+        self.timers.set("init", self.step.limits.init_wait_s)
+
+    def give_up(self, text: str) -> None:
+        """Refuse or end the session: the model does not answer."""
+        if self.peer.state is State.CONNECTED:
+            self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
+        else:
+            self.end("backend_error")
+
+    def finish(self, reason: EndReason) -> None:
+        """Tell why a session expires."""
+        if self.peer.is_active and reason in _EXPIRY:
+            self.peer.send(_EXPIRY[reason])
+
+    def closed_fields(self) -> dict[str, Any]:
+        """Return what is in force, and how much was used."""
+        return {"live": self._in_force, "seconds": self.seconds}
+
     # -- in -------------------------------------------------------------------------------------
 
     def init(self, init: Init) -> None:
         """Accept an init; what was said before is a part of the prompt, which a fork has."""
-        if self.is_forking:
+        if self.step.is_forking:
             self.settings = _inherited(self.settings, init.live)
-            super().init(init)
+            self.setup.init(init)
             return
         self.settings, self.instructions = init.live, init.instructions
         self.voice = init.ref_audio.name if isinstance(init.ref_audio, VoiceName) else ""
         prompt = as_prompt(init.instructions, init.live.history)
-        super().init(attrs.evolve(init, instructions=prompt))
+        self.setup.init(attrs.evolve(init, instructions=prompt))
 
-    def refused(self, message: ClientMessage) -> Refused | None:
+    def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an unknown model, and more text than a prompt may have."""
-        known = ("", self.settings.model) if self.is_forking else self.opened.limits.models
+        known = ("", self.settings.model) if self.step.is_forking else self.step.limits.models
         match message:
             case Init(live=LiveSettings(history=said)) if (
                 len(as_prompt(message.instructions, said)) > INSTRUCTIONS_CHARS_MAX
@@ -100,7 +173,7 @@ class Live(Pieces):
             case Init(live=LiveSettings(model=model)) if model not in known:
                 text = f"$.session.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
                 return Refused(code=ErrorCode.MODEL_NOT_FOUND, message=text)
-        return super().refused(message)
+        return self.sound.refusal(message) or self.setup.refusal(message)
 
     @property
     def coding(self) -> Coding:
@@ -115,35 +188,62 @@ class Live(Pieces):
     def append_sound(self, message: AppendSound) -> None:
         """Take sound, or as much silence of a muted client."""
         pcm16 = expand(message.pcm16, self.coding)
-        self.take_sound(bytes(len(pcm16)) if self.is_muted else pcm16)
+        for second in self.sound.cut(bytes(len(pcm16)) if self.is_muted else pcm16):
+            self.sound.convert(second)
+
+    def room_bytes(self) -> int:
+        """Return the bytes of sound that are only kept: the rest of a second."""
+        is_plain = self.coding == "audio/pcm"
+        return self.sound.second_bytes - 1 - len(self.sound.rest) if is_plain else 0
+
+    def keep(self, messages: Sequence[AppendSound]) -> None:
+        """Keep sound for the next second."""
+        for message in messages:
+            self.append_sound(message)
+
+    def take_second(self, pcm: bytes) -> None:
+        """Take a second of sound: float32 LE, 16 kHz."""
+        self.loop.append(Append(pcm=pcm))
+
+    def media_decoded(self, event: ev.MediaDecoded) -> None:
+        """Take a decoded voice, or a second that was resampled."""
+        self.setup.media_decoded(event)
+        self.loop.start_if_due()
+        self.sound.resampled(event.media, event.pcm)
+
+    def media_rejected(self, event: ev.MediaRejected) -> None:
+        """Handle a damaged voice, or take a second as silence."""
+        self.setup.media_rejected(event)
+        self.sound.resampled(event.media, b"")
 
     def forget_client(self) -> None:
         """Hear the next client."""
-        super().forget_client()
+        self.loop.forget_client()
+        self.sound.forget()
         self.is_muted = False
 
     def mute(self, message: Mute) -> None:
         """Hear silence from here on."""
         self.is_muted = True
-        self.say(Muted(client_event_id=message.event_id))
+        self.peer.send(Muted(client_event_id=message.event_id))
 
     def unmute(self, message: Unmute) -> None:
         """Hear the client from here on."""
         self.is_muted = False
-        self.say(Unmuted(client_event_id=message.event_id))
+        self.peer.send(Unmuted(client_event_id=message.event_id))
 
     def update(self, message: Update) -> None:
         """Tell what is in force."""
-        self.say(Updated(live=self._in_force, client_event_id=message.event_id))
+        self.peer.send(Updated(live=self._in_force, client_event_id=message.event_id))
 
     # -- out ------------------------------------------------------------------------------------
 
     @property
     def _in_force(self) -> LiveSession:
-        created_s = self.opened.created_ms // MS_PER_S
+        created_s = self.step.opened.created_ms // MS_PER_S
         return LiveSession(
-            id=self.session_id,
-            expires_at=created_s + self.opened.limits.session_s,
+            id=self.peer.session_id,
+            expires_at=created_s + self.step.limits.session_s,
             model=self.settings.model,
             coding=self.coding,
             rate_hz=self.rate_hz,
@@ -152,36 +252,25 @@ class Live(Pieces):
             safety_identifier=self.settings.safety_identifier,
             instructions=self.instructions,
             voice=self.voice,
-            store=self.recording == "on",
+            store=self.recording.is_on,
         )
 
-    def say(self, message: ServerMessage) -> None:
-        """Send a message; one about the whole session has what is in force."""
-        match message:
-            case Created():
-                told = self.settings.event_id
-                message = attrs.evolve(message, live=self._in_force, client_event_id=told)
-            case Closed():
-                message = attrs.evolve(message, live=self._in_force, seconds=self.seconds)
-        super().say(message)
-        if isinstance(message, Created) and self.settings.delegation == "responses":
-            text = "the model answers by itself: nothing is delegated"
-            self.say(Notice(code="nothing_delegated", text=text))
+    def has_model(self) -> bool:
+        """Whether the model is open: sound comes only then."""
+        return True
 
-    def end(self, reason: EndReason, **more: Any) -> None:
-        """End the session; one that expires is told why."""
-        if self.state is State.ACTIVE and reason in _EXPIRY:
-            self.say(_EXPIRY[reason])
-        super().end(reason, **more)
+    def must_speak(self) -> bool:
+        """Whether the next unit may not listen."""
+        return False
 
-    def tell(self, outcome: Listen | Speech) -> None:
+    def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's second, and now and then how much was used."""
         self.kv_length = outcome.metrics.kv_cache_length
         speech = outcome if isinstance(outcome, Speech) else None
-        self._say_second(
+        self._send_second(
             self._line_up(speech),
             "" if speech is None else speech.text,
-            session_id=self.session_id,
+            session_id=self.peer.session_id,
             response_id=outcome.response_id,
             input_id=outcome.input_id,
             metrics=outcome.metrics,
@@ -189,28 +278,25 @@ class Live(Pieces):
 
     def user_transcribed(self, event: ev.UserTranscribed) -> None:
         """Tell what the user said."""
-        if self.state is State.ACTIVE and event.text:
+        if self.peer.is_active and event.text:
             words = UserWords(text=event.text, start_ms=event.start_ms, end_ms=event.end_ms)
-            self.say(words)
+            self.peer.send(words)
 
-    def miss(self) -> None:
+    def unit_undone(self) -> None:
         """Let the time line go on where a unit failed or was dropped."""
         metrics = Metrics(kv_cache_length=self.kv_length)
         names = dict.fromkeys(("session_id", "response_id", "input_id"), "")
-        self._say_second(self._line_up(None), "", metrics=metrics, **names)
+        self._send_second(self._line_up(None), "", metrics=metrics, **names)
 
-    def drop(self, unit: PendingUnit) -> None:
-        """Let the time line go on where a unit is dropped: others would be taken for its answer."""
-        super().drop(unit)
-        self.miss()
+    unit_dropped = unit_undone  # else another unit would be taken for its answer
 
-    def _say_second(self, pcm: bytes, text: str, **unit: Any) -> None:
-        pcm, unit = self.resampled(pcm, self.rate_hz), unit | {"coding": self.coding}
+    def _send_second(self, pcm: bytes, text: str, **unit: Any) -> None:
+        pcm, unit = self.sound.to_rate(pcm, self.rate_hz), unit | {"coding": self.coding}
         if text or any(to_pcm16(pcm)):
             at_ms = self.seconds * MS_PER_S
-            self.say(Speech(text=text, pcm=pcm, end_of_turn=False, start_ms=at_ms, **unit))
+            self.peer.send(Speech(text=text, pcm=pcm, end_of_turn=False, start_ms=at_ms, **unit))
         else:
-            self.say(Listen(silence_samples=self.rate_hz, **unit))
+            self.peer.send(Listen(silence_samples=self.rate_hz, **unit))
         self._count()
 
     def _line_up(self, speech: Speech | None) -> bytes:
@@ -227,8 +313,8 @@ class Live(Pieces):
     def _count(self) -> None:
         self.seconds += 1
         if self.seconds % USAGE_UNITS == 0:
-            ratio = min(self.kv_length / self.opened.limits.context_tokens, 1.0)
-            self.say(Usage(seconds=self.seconds, ratio=ratio))
+            ratio = min(self.kv_length / self.step.limits.context_tokens, 1.0)
+            self.peer.send(Usage(seconds=self.seconds, ratio=ratio))
 
 
 def _inherited(settings: LiveSettings, asked: LiveSettings) -> LiveSettings:

@@ -3,268 +3,472 @@
 - The session is there once it has a slot, with settings of its own; the client changes them when it
   likes. The model is opened with the first sound, and takes instructions and voice no more then.
 - Sound comes as in `live`, and goes out as the model speaks it: nothing is sent for a listen.
+- Where the client speaks is found outside (`DetectSpeech`). The client gets a message about it, it
+  becomes an item, and it stops the model where the client wants it to (barge-in); while the client
+  speaks on, the model listens.
+- A client may stop sending: while an answer is due, or goes on, the model gets silence in its
+  place, a second each second.
 - The model decides when it speaks. Where it can be made to, it answers who asks for a response;
   else that response has failed if it listens on.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from operator import attrgetter
+from typing import ClassVar, Final
 
 import attrs
 
 from ..values import events as ev
 from ..values.errors import ErrorCode
-from ..values.limits import (
-    ANSWER_UNITS,
-    FRAMES_MAX,
-    INSTRUCTIONS_CHARS_MAX,
-    NS_PER_S,
-)
-from ..values.messages import Created, Listen, ServerMessage, Speech
+from ..values.items import Item, Part
+from ..values.limits import ANSWER_UNITS, FRAMES_MAX, INSTRUCTIONS_CHARS_MAX, MS_PER_S, NS_PER_S
+from ..values.messages import EndReason, Listen, Speech
+from ..values.model import SAMPLE16_BYTES
 from ..values.openai import (
     CancelResponse,
+    ClearSound,
+    CommitSound,
     Configure,
     Configured,
     CreateItem,
+    DeleteItem,
+    InputStep,
+    OpenAISession,
+    ReplyReason,
     Respond,
+    RetrieveItem,
+    TruncateItem,
 )
-from ..values.requests import AppendSound, ClientMessage, Init, VoiceName
-from ..values.state import Gate, State
+from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
+from ..values.sound import Coding, rate_of
+from ..values.state import Course, Gate, State
 from ..values.utf8 import Refused
+from ..wire.g711 import expand
 from ..wire.kinds import STOCK_VOICES
-from .event_ids import UPDATES_MAX, first_settings, is_served
-from .hearing import Hearing
+from .conversation import Conversation
+from .kind import Handlers, Kind
+from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
+from .sound import UPDATES_MAX, SoundPieces, first_settings, is_served
+from .unit_loop import UnitLoop
 
+AWAY_NS: Final = 3 * NS_PER_S // 2
+"""A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
+_SOUND: Final = (Part(kind="input_audio"),)
 _EARLY: Final = (Configure, AppendSound, CreateItem)
-"""Messages that are taken while the session waits for its slot."""
+"""Messages that are accepted while the session waits for its slot."""
 
 
-@attrs.define(kw_only=True, eq=False)
-class OpenAI(Hearing):
-    """State of such a session between events.
+@attrs.define(eq=False)
+class OpenAI(Kind):
+    """A session of the Realtime API.
 
     Attributes:
-        is_opened: the model holds the prompt.
-        updates: settings that were changed before the session was there, and not told yet.
+        updates: settings that were changed before the session was there, and not sent yet.
+        input_item: the item that the client's speech, or its sound so far, will be.
+        uncommitted_bytes: sound since the last item of sound.
+        is_asked: a response was asked for, and has not begun.
+        due_units: seconds for which an answer is still due.
+        sound_ns: when the client last sent sound.
+        skipped: samples that the model never gets: of before the session, or cleared.
     """
 
-    is_opened: bool = False
+    course = Course.DUPLEX
+    has_opening = False
+    handlers: ClassVar[Handlers] = {
+        **DUPLEX_HANDLERS,
+        Configure: attrgetter("configure"),
+        AppendSound: attrgetter("append_sound"),
+        CommitSound: attrgetter("commit_sound"),
+        ClearSound: attrgetter("clear_sound"),
+        CreateItem: attrgetter("create_item"),
+        DeleteItem: attrgetter("conversation.delete_item"),
+        RetrieveItem: attrgetter("conversation.retrieve_item"),
+        TruncateItem: attrgetter("conversation.truncate_item"),
+        Respond: attrgetter("respond"),
+        CancelResponse: attrgetter("cancel_response"),
+        ev.SpeechStarted: attrgetter("speech_started"),
+        ev.SpeechStopped: attrgetter("speech_stopped"),
+        ev.UserTranscribed: attrgetter("conversation.user_transcribed"),
+    }
+
+    setup: Setup = attrs.field(init=False)
+    loop: UnitLoop = attrs.field(init=False)
+    sound: SoundPieces = attrs.field(init=False)
+    conversation: Conversation = attrs.field(init=False)
     updates: int = 0
+    input_item: str = ""
+    uncommitted_bytes: int = 0
+    is_asked: bool = False
+    due_units: int = 0
+    sound_ns: int = 0
+    skipped: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.setup = duplex_parts(self)
+        self.loop, self.slot_user = self.setup.loop, self.setup.migration
+        self.sound = SoundPieces(step=self.step, peer=self.peer, kind=self)
+        self.conversation = Conversation(
+            step=self.step,
+            peer=self.peer,
+            loop=self.loop,
+            sound=self.sound,
+            settings=first_settings(self.peer),
+        )
 
     # -- the session ----------------------------------------------------------------------------
 
     @property
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
-        return Gate.CLOSED if self.is_closed else Gate.OPEN
+        return Gate.OPEN
 
     @property
-    def early_bytes(self) -> int | None:
-        """No opening message is kept: settings are taken at once."""
-        return None
+    def settings(self) -> OpenAISession:
+        """The settings in force."""
+        return self.conversation.settings
 
     def begin(self) -> None:
-        """Queue for the slot, with the settings of a client that has said nothing."""
-        self.told = first_settings(self)
-        if is_served(self, self.told.model):
+        """Queue for the slot, with the settings of a client that has sent nothing."""
+        if is_served(self, self.settings.model):
             super().begin()
 
-    def refused(self, message: ClientMessage) -> Refused | None:
+    def first_slot(self) -> None:
+        """Tell the client that the session is there, and add the items that came early."""
+        self.send_queue_done()
+        self.send_created()
+        for _ in range(self.updates):
+            self.peer.send(Configured(openai=self.settings))
+        conversation = self.conversation
+        self.updates, early, conversation.items = 0, conversation.items, {}
+        for item in early.values():
+            conversation.add(item, conversation.last_id)
+
+    def send_created(self, prompt_length: int = 0) -> None:
+        """Tell the client that the session is there, and its settings."""
+        self.peer.send_created(prompt_length=prompt_length, openai=self.settings)
+
+    def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse what needs a slot before there is one, and more text than a prompt may have."""
-        if self.state is not State.ACTIVE and not isinstance(message, _EARLY):
+        if not self.peer.is_active and not isinstance(message, _EARLY):
             return Refused(code=ErrorCode.NOT_READY, message="the session is not there yet")
-        if not self.is_begun and len(self.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
+        if not self._is_begun and len(self.conversation.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
             text = f"instructions and items of over {INSTRUCTIONS_CHARS_MAX} characters"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
         if isinstance(message, CreateItem) and message.item.pictures:
-            return self._unseen(message)
-        return super().refused(message)
+            return self._picture_refusal(message)
+        return self.sound.refusal(message)
 
-    def _unseen(self, message: CreateItem) -> Refused | None:
-        """Refuse pictures that the model cannot see, or for which there is no room."""
-        ignored = len(message.ignored)
-        if self.state is not State.ACTIVE:
+    def _picture_refusal(self, message: CreateItem) -> Refused | None:
+        """Refuse pictures that the model does not take, or for which there is no room."""
+        ignored, waiting = len(message.ignored), len(self.loop.input.pictures)
+        if not self.peer.is_active:
             text = "$.item.content: pictures are seen once the session is there"
             return Refused(code=ErrorCode.NOT_READY, message=text, ignored=ignored)
-        if not self.opened.limits.can_see:
+        if not self.step.limits.can_see:
             text = "$.item.content: this model sees no pictures"
             return Refused(code=ErrorCode.UNSUPPORTED, message=text, ignored=ignored)
-        if len(self.seen) + len(message.item.pictures) > FRAMES_MAX:
+        if waiting + len(message.item.pictures) > FRAMES_MAX:
             text = f"$.item.content: {FRAMES_MAX} pictures at most wait for the next sound"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
         return None
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether the prompt is in the model, or on its way."""
-        return self.is_opened or self.pending is not None
-
-    def forked(self, _event: ev.Forked) -> None:
-        """Take no notice: its items and responses are no past that another client could have."""
-
-    def first_slot(self) -> None:
-        """Tell the client that the session is there."""
-        super().first_slot()
-        self.create()
-        for _ in range(self.updates):
-            self.say(Configured(openai=self.told))
-        self.updates, early, self.items = 0, self.items, {}
-        for item in early.values():
-            self.add(item, self.last_id)
-
-    def say(self, message: ServerMessage) -> None:
-        """Send a message; the first one has the settings in force."""
-        if isinstance(message, Created):
-            message = attrs.evolve(message, openai=self.told)
-        super().say(message)
-
-    def configure_session(self, message: Configure) -> None:
-        """Change settings, and tell what is in force."""
-        told = self.told
-        if not self.is_begun:
+    def configure(self, message: Configure) -> None:
+        """Change settings, and send those in force."""
+        now, speech = self.settings, self.loop.speech
+        if not self._is_begun:
             if message.instructions is not None:
-                told = attrs.evolve(told, instructions=message.instructions)
+                now = attrs.evolve(now, instructions=message.instructions)
             if message.voice is not None:
                 voice = "" if message.voice in STOCK_VOICES else message.voice
-                told = attrs.evolve(told, voice=voice)
+                now = attrs.evolve(now, voice=voice)
         if message.modality is not None:
-            told = attrs.evolve(told, modality=message.modality)
+            now = attrs.evolve(now, modality=message.modality)
         if message.detection is not None or message.is_undetected:
-            told = attrs.evolve(told, detection=message.detection)
-            self.is_hushed = False
-            self.is_speaking = self.is_speaking and message.detection is not None
+            now = attrs.evolve(now, detection=message.detection)
+            speech.must_listen = False
+            speech.is_speaking = speech.is_speaking and message.detection is not None
         if message.transcribes is not None:
-            named = self.opened.limits.transcriber if message.transcribes else ""
-            told = attrs.evolve(told, transcriber=named)
-        if not self.samples:
-            heard, spoken = message.heard or told.heard, message.spoken or told.spoken
-            told = attrs.evolve(told, heard=heard, spoken=spoken)
-        self.told = told
+            named = self.step.limits.transcriber if message.transcribes else ""
+            now = attrs.evolve(now, transcriber=named)
+        if not speech.samples:
+            heard, spoken = message.heard or now.heard, message.spoken or now.spoken
+            now = attrs.evolve(now, heard=heard, spoken=spoken)
+        self.conversation.settings = now
         self._wait_on()
-        if self.state is State.ACTIVE:
-            self.say(Configured(openai=told))
+        if self.peer.is_active:
+            self.peer.send(Configured(openai=now))
         else:
             self.updates = min(self.updates + 1, UPDATES_MAX)
 
     def _wait_on(self) -> None:
         """Give a client time that sets its session up, and has not spoken."""
-        if self.state is State.ACTIVE and not self.is_begun:
-            self.cancel_timer("init")
-            self.set_timer("init", self.opened.limits.init_wait_s)
+        if self.peer.is_active and not self._is_begun:
+            self.timers.cancel("init")
+            self.timers.set("init", self.step.limits.init_wait_s)
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client whose sound comes, but is no second yet, is waited for."""
-        due_ns = self.sound_ns + self.opened.limits.init_wait_s * NS_PER_S
-        if name == "init" and self.sound_ns and due_ns > self.now_ns:
-            self.set_timer("init", (due_ns - self.now_ns) / NS_PER_S)
+        due_ns = self.sound_ns + self.step.limits.init_wait_s * NS_PER_S
+        if name == "silence":
+            self._take_silence()
+        elif name == "init" and self.sound_ns and due_ns > self.step.now_ns:
+            self.timers.set("init", (due_ns - self.step.now_ns) / NS_PER_S)
         else:
             super().timed_out(name)
 
-    def end(self, reason: Any, **more: Any) -> None:
-        """End the session, and the response in progress; no message says so."""
-        if self.state is State.ACTIVE:
-            self.finish("cancelled" if reason == "client" else "failed", fault=reason)
-        super().end(reason, **more)
+    def peer_attached(self, event: ev.PeerAttached) -> None:
+        """Go on with a client that is back: an answer may still be due."""
+        super().peer_attached(event)
+        self._expect_answer()
+
+    def finish(self, reason: EndReason) -> None:
+        """End the response in progress."""
+        if self.peer.is_active:
+            status = "cancelled" if reason == "client" else "failed"
+            self.conversation.finish(status, fault=reason)
 
     # -- the model ------------------------------------------------------------------------------
 
+    @property
+    def _is_begun(self) -> bool:
+        """Whether the prompt is in the model, or on its way."""
+        return self.setup.is_opened or self.setup.pending is not None
+
     def _open(self) -> None:
         """Open the model with the settings in force."""
-        if self.is_begun or self.lease is None or self.is_moving:
+        if self._is_begun or self.slot.lease is None or self.setup.migration.is_migrating:
             return
-        voice = VoiceName(name=self.told.voice) if self.told.voice else None
-        self.init(Init(instructions=self.prompt(), ref_audio=voice))
+        voice = VoiceName(name=self.settings.voice) if self.settings.voice else None
+        self.setup.init(Init(instructions=self.conversation.prompt(), ref_audio=voice))
 
-    def configure(self, init: Init) -> None:
-        """Take the settings of an init: none is kept twice."""
+    def has_model(self) -> bool:
+        """Whether the model is open; the first second of sound opens it."""
+        if not self.setup.is_opened and self.loop.input.waiting:
+            if not self.setup.migration.move_if_due():
+                self._open()
+            return False
+        return self.setup.is_opened
 
     def ready(self, _prompt_length: int) -> None:
         """Go on: the model holds the prompt."""
-        self.is_opened = True
-        self.start_if_due()
+        self.loop.start_if_due()
 
-    def _reject(self, message: str) -> None:
+    def init_rejected(self, message: str) -> None:
         """Go on with the model's own voice; a prompt that does not fit ends the session."""
-        self.pending = None
-        self.complain(ErrorCode.INVALID_PAYLOAD, message)
-        if not self.told.voice:
+        self.peer.send_error(ErrorCode.INVALID_PAYLOAD, message)
+        if not self.settings.voice:
             self.end("context_full")
             return
-        self.told = attrs.evolve(self.told, voice="")
+        self.conversation.settings = attrs.evolve(self.settings, voice="")
         self._open()
 
-    def past_s(self) -> int | None:
-        """Return the seconds that the model was fed; none before it was opened."""
-        return super().past_s() if self.is_opened else None
-
-    def start_if_due(self) -> None:
-        """Start the oldest waiting unit if it may start, and the model is open."""
-        if self.is_opened:
-            super().start_if_due()
-        elif self.waiting and not self.move_if_due():
-            self._open()
-
-    def take_up(self) -> None:
-        """Go on where the session was: the model is back."""
-        if self.is_begun:
-            super().take_up()
+    def give_up(self, text: str) -> None:
+        """Refuse or end the session: the model does not answer."""
+        if self.peer.state is State.CONNECTED:
+            self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
         else:
-            self.start_if_due()
+            self.end("backend_error")
 
-    # -- items ----------------------------------------------------------------------------------
+    def forget_client(self) -> None:
+        """Never called: no fork begins from such a session."""
 
-    def create_item(self, message: CreateItem) -> None:
-        """Add an item, and give its client time to speak."""
-        super().create_item(message)
-        self._wait_on()
+    # -- sound ----------------------------------------------------------------------------------
+
+    @property
+    def coding(self) -> Coding:
+        """How the client's sound is written."""
+        return self.settings.heard
+
+    @property
+    def rate_hz(self) -> int:
+        """The rate of the client's sound."""
+        return rate_of(self.coding)
+
+    def append_sound(self, message: AppendSound) -> None:
+        """Take sound: find speech in it, and have each second that is full run."""
+        pcm16 = expand(message.pcm16, self.coding)
+        self._detect(pcm16)
+        if not self.peer.is_active:
+            self.skipped = self.loop.speech.samples
+            return
+        self.sound_ns = self.step.now_ns
+        self.uncommitted_bytes += len(pcm16)
+        for second in self.sound.cut(pcm16):
+            self._convert(second)
+
+    def _detect(self, pcm16: bytes) -> None:
+        """Have speech found in a session's next sound, unless its client has turned that off."""
+        how = self.settings.detection
+        if how is None or not self.peer.is_active:
+            self.loop.speech.samples += len(pcm16) // SAMPLE16_BYTES
+        else:
+            self.loop.speech.detect(pcm16, self.rate_hz, how.threshold, how.silence_ms)
+
+    def _convert(self, second: bytes) -> None:
+        """Bring a second to the model; an answer may be due after it."""
+        self.sound.convert(second)
+        self._expect_answer()
+
+    def take_second(self, pcm: bytes) -> None:
+        """Take a second of sound; the model may be made to listen to it."""
+        how, reply = self.settings.detection, self.conversation.reply
+        is_held = how is not None and not how.creates and not self.is_asked and reply is None
+        self.loop.append(Append(pcm=pcm, force_listen=is_held))
+
+    def media_decoded(self, event: ev.MediaDecoded) -> None:
+        """Take a decoded voice or picture, or a second that was resampled."""
+        self.setup.media_decoded(event)
+        self.loop.input.media_decoded(event)
+        self.loop.start_if_due()
+        self.sound.resampled(event.media, event.pcm)
+
+    def media_rejected(self, event: ev.MediaRejected) -> None:
+        """Handle a damaged voice or picture, or take a second as silence."""
+        self.setup.media_rejected(event)
+        if self.loop.input.media_rejected(event):
+            self.loop.start_if_due()
+        self.sound.resampled(event.media, b"")
+
+    def speech_started(self, event: ev.SpeechStarted) -> None:
+        """Tell that the client speaks, and stop the model where the client wants that."""
+        how, speech = self.settings.detection, self.loop.speech
+        if how is None or speech.is_speaking or not self.peer.is_active:
+            return
+        speech.is_speaking, self.input_item = True, self.conversation.new_id()
+        start_ms = max(event.at_ms - how.prefix_ms, 0)
+        step = InputStep(kind="speech_started", item_id=self.input_item, at_ms=start_ms)
+        self.peer.send(step)
+        if how.interrupts:
+            self._interrupt("turn_detected")
+            speech.must_listen = True
+
+    def speech_stopped(self, event: ev.SpeechStopped) -> None:
+        """Make an item of what the client said."""
+        speech = self.loop.speech
+        if not speech.is_speaking or not self.peer.is_active:
+            return
+        speech.is_speaking = speech.must_listen = False
+        self.input_item = self.input_item or self.conversation.new_id()
+        step = InputStep(kind="speech_stopped", item_id=self.input_item, at_ms=event.at_ms)
+        self.peer.send(step)
+        self._commit()
+
+    def commit_sound(self, _message: CommitSound) -> None:
+        """Make an item of the sound so far."""
+        if not self.uncommitted_bytes:
+            code = ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY
+            self.peer.send_error(code, "there is no sound since the last item")
+            return
+        self.input_item = self.input_item or self.conversation.new_id()
+        self._commit()
+
+    def _commit(self) -> None:
+        previous = self.conversation.last_id
+        item = Item(id=self.input_item, role="user", parts=_SOUND)
+        self.uncommitted_bytes, self.input_item = 0, ""
+        self.peer.send(InputStep(kind="committed", item_id=item.id, previous_id=previous))
+        samples = self.loop.speech.samples - self.skipped
+        self.conversation.add_sound(item, samples * MS_PER_S // self.rate_hz)
+        self.due_units = max(self.due_units, ANSWER_UNITS)
+        self._expect_answer()
+
+    def clear_sound(self, _message: ClearSound) -> None:
+        """Forget the sound that the model has not received yet."""
+        self.skipped += len(self.sound.rest) // SAMPLE16_BYTES
+        self.sound.rest, self.uncommitted_bytes = bytearray(), 0
+        self.peer.send(InputStep(kind="cleared"))
+
+    # -- silence in place of a client that sends none -------------------------------------------
+
+    def _expect_answer(self) -> None:
+        """Have silence taken a second from now, if an answer is due and the client sends none."""
+        if self.due_units and "silence" not in self.timers.pending and not self.peer.is_closed:
+            self.timers.set("silence", 1.0)
+
+    def _take_silence(self) -> None:
+        """Fill up the second with silence, if the client has stopped sending."""
+        if not self.due_units or self.peer.is_detached:
+            return
+        left_ns = self.sound_ns + AWAY_NS - self.step.now_ns
+        if left_ns > 0:
+            self.timers.set("silence", left_ns / NS_PER_S + 1 / MS_PER_S)
+            return
+        if not self.loop.input.waiting and not self.sound.resampling and self.loop.unit is None:
+            silence = bytes(self.sound.second_bytes - len(self.sound.rest))
+            second, self.sound.rest = bytes(self.sound.rest) + silence, bytearray()
+            self._detect(silence)
+            self._convert(second)
+        self._expect_answer()
 
     # -- responses ------------------------------------------------------------------------------
 
+    def create_item(self, message: CreateItem) -> None:
+        """Add an item, and give its client time to speak."""
+        self.conversation.create_item(message)
+        self._wait_on()
+
     def respond(self, message: Respond) -> None:
         """Ask the model for a response, in the next seconds."""
-        if self.reply is not None or self.is_asked:
-            self.complain(ErrorCode.ACTIVE_RESPONSE, "a response is in progress, or was asked for")
+        loop, conversation = self.loop, self.conversation
+        if conversation.reply is not None or self.is_asked:
+            text = "a response is in progress, or was asked for"
+            self.peer.send_error(ErrorCode.ACTIVE_RESPONSE, text)
             return
-        self.is_asked, self.is_hushed, self.metadata = True, False, message.metadata
-        behind = len(self.waiting) + len(self.resampling) + (self.call.unit is not None)
+        self.is_asked, loop.speech.must_listen = True, False
+        conversation.metadata = message.metadata
+        behind = len(loop.input.waiting) + len(self.sound.resampling) + (loop.unit is not None)
         self.due_units = max(self.due_units, ANSWER_UNITS + behind)
         self._open()
-        self.expect_answer()
+        self._expect_answer()
 
-    @property
     def must_speak(self) -> bool:
         """Whether the next unit may not listen: a response was asked for."""
-        return self.is_asked and self.opened.limits.can_speak
+        return self.is_asked and self.step.limits.can_speak
 
     def cancel_response(self, message: CancelResponse) -> None:
         """Have the model stop speaking, or not begin to."""
-        names = {None, self.reply.id} if self.reply else {None} if self.is_asked else set()
+        reply = self.conversation.reply
+        names = {None, reply.id} if reply else {None} if self.is_asked else set()
         if message.response_id in names:
-            self.interrupt_reply("client_cancelled")
+            self._interrupt("client_cancelled")
             return
         code = ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE
-        self.complain(code, "there is no such response in progress")
+        self.peer.send_error(code, "there is no such response in progress")
 
-    def tell(self, outcome: Listen | Speech) -> None:
+    def _interrupt(self, reason: ReplyReason) -> None:
+        """Have the model listen, and end the response that is there or was asked for."""
+        self.loop.fall_silent()
+        self.loop.response_id, self.due_units = None, 0
+        self.conversation.finish("cancelled", reason)
+        if self.is_asked:
+            self.is_asked = False
+            self.conversation.give_none("cancelled", reason)
+
+    def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's speech, as a part of its response."""
         if isinstance(outcome, Listen):
-            self.finish("completed")
+            self.conversation.finish("completed")
             self._listened_on()
             return
         self.is_asked = False
-        self.speak(outcome)
+        self.conversation.speak(outcome)
         self.due_units = 0 if outcome.end_of_turn else max(self.due_units, 2)
-        self.expect_answer()
+        self._expect_answer()
 
-    def miss(self) -> None:
-        """Go on after a unit that failed."""
-        self.finish("failed", fault="inference_error")
+    def unit_dropped(self) -> None:
+        """Go on after a waiting unit was dropped: only its sound is lost."""
+
+    def unit_undone(self) -> None:
+        """End the response: a unit of it failed."""
+        self.conversation.finish("failed", fault="inference_error")
 
     def _listened_on(self) -> None:
         self.due_units = max(self.due_units - 1, 0)
         if self.due_units or not self.is_asked:
-            self.expect_answer()
+            self._expect_answer()
             return
         self.is_asked = False
-        self.give_none("failed", fault="no_speech", message="the model listens, and does not speak")
+        text = "the model listens, and does not speak"
+        self.conversation.give_none("failed", fault="no_speech", message=text)

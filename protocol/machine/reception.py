@@ -1,7 +1,7 @@
 """Judges a client's frame in the order of the wire: JSON, close, state, type, fields.
 
 A refused frame is answered here; an accepted one becomes a checked message, which `session` hands
-over. The course decides what an unreadable frame does (`Core.frame_refused`).
+over. The kind decides what an unreadable frame does (`Kind.frame_refused`).
 
 A large refused frame is shortened before it is recorded (`Reception.shortened`): a client that
 sends one after the other would fill the disk.
@@ -10,6 +10,7 @@ sends one after the other would fill the disk.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Mapping
 from itertools import islice
 from typing import Final
@@ -20,7 +21,7 @@ from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import PIECES, FrameReceived
 from ..values.modes import OF_MODE
-from ..values.requests import ClientMessage, Request
+from ..values.requests import Append, AppendSound, ClientMessage, Request
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
@@ -30,9 +31,8 @@ from ..wire.dialects.opening import OPENING, choose
 from ..wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
 from ..wire.strict import not_json
-from ..wire.template import EVENT_ID
-from .likeness import Likeness
-from .resuming import Resuming
+from ..wire.template import EVENT_ID, Alike, Template
+from .kind import Kind
 
 SHORTENED_BYTES_MIN: Final = 4096
 """Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
@@ -87,6 +87,71 @@ _WITHOUT_CONTENT: Final = (
 )
 
 
+LESSONS: Final = 8
+"""Appends of which a template is made; each one that a template reads gives one back. A client
+whose appends all differ soon has them parsed, and no more."""
+TEMPLATES: Final = 2
+"""Kept of a session: one piece of a second may be other than the rest."""
+
+
+class Likeness:
+    """The templates of a session's appends, if they are alike."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind: Final = kind
+        self._templates: deque[Template] = deque(maxlen=TEMPLATES)
+        self._made_in: tuple[Dialect, Context] | None = None
+        self._lessons = LESSONS
+        self._ahead: tuple[Frame, Alike] | None = None
+
+    def learn(self, frame: Frame, body: Json, message: ClientMessage, context: Context) -> None:
+        """Make the template of appends like one that had to be parsed."""
+        if not (isinstance(message, Append | AppendSound) and isinstance(frame, str)):
+            return
+        dialect = self._kind.peer.dialect
+        if self._made_in != (dialect, context):
+            self._made_in, self._lessons = (dialect, context), LESSONS
+            self._templates.clear()
+        table = dialect.table(Request.APPEND, type(message))
+        if table is None or not self._lessons:
+            return
+        self._lessons -= 1
+        template = Template.of(frame, body, message, table, context)
+        known = [it.literals for it in self._templates]
+        if template is not None and template.literals not in known:
+            self._templates.append(template)
+
+    def read(
+        self, gate: Gate, frame: Frame, context: Context, *, ahead: bool = False
+    ) -> Alike | None:
+        """Read a frame like an earlier append; None: it is to be parsed.
+
+        `ahead`: it is read before its step, and remembered for that.
+        """
+        kept, self._ahead = self._ahead, None
+        if (
+            not isinstance(frame, str)
+            or self._made_in != (self._kind.peer.dialect, context)
+            or judge(gate, Request.APPEND) != ACCEPT
+            or len(frame) > OF_MODE[self._kind.step.opened.mode].frame_bytes_max
+        ):
+            return None
+        if kept is not None and kept[0] is frame:
+            self._ahead = kept if ahead else None
+            return kept[1]
+        for template in self._templates:
+            alike = template.read(frame)
+            if alike is not None:
+                self._lessons = min(self._lessons + 1, LESSONS)
+                self._ahead = (frame, alike) if ahead else None
+                return alike
+        return None
+
+    def forget_ahead(self) -> None:
+        """Forget a frame that was read before its step."""
+        self._ahead = None
+
+
 @attrs.define
 class _Ahead:
     """A frame that was read before its step; `message` is None if its fields were not read."""
@@ -100,63 +165,65 @@ class _Ahead:
 class Reception:
     """Reads the frames of one session."""
 
-    def __init__(self, core: Resuming) -> None:
-        self._core: Final = core
-        self._opened, self._made = core.opened, _context(core)
+    def __init__(self, kind: Kind) -> None:
+        self._kind: Final = kind
+        self._opened, self._made = kind.step.opened, _context(kind)
         self._ahead: _Ahead | None = None
-        self._likeness: Final = Likeness(core)
+        self._likeness: Final = Likeness(kind)
 
     @property
     def _context(self) -> Context:
         """What reading depends on; only a fork changes it."""
-        core = self._core
-        if core.opened is not self._opened or core.is_forking != self._made.is_fork:
-            self._opened, self._made = core.opened, _context(core)
+        kind = self._kind
+        if kind.step.opened is not self._opened or kind.step.is_forking != self._made.is_fork:
+            self._opened, self._made = kind.step.opened, _context(kind)
         return self._made
 
     def read(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
         """Read a frame in a session that is not CLOSED; None if it was answered, or is kept."""
-        core, frame = self._core, event.frame
+        kind, frame = self._kind, event.frame
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.frame is not frame:
             ahead = None
         is_read = ahead is not None or event.shortened is not None
         like = None if is_read else self._likeness.read(gate, frame, self._context)
         if like is not None:
-            core.cause = _cause_of(core, like.event_id)
+            kind.peer.cause = _cause_of(kind, like.event_id)
             return like.message
         try:
             body = self._body_of(event) if ahead is None else ahead.body
         except FrameError as error:
             is_binary = isinstance(frame, bytes)
             code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
-            core.frame_refused(error, code)
+            kind.frame_refused(error, code)
             return None
-        core.cause = _cause_of(core, body.get(EVENT_ID))
-        if _is_openai(core, gate, body):
-            core.complain(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
-            core.end("rejected", words=ErrorCode.INVALID_EVENT)
+        kind.peer.cause = _cause_of(kind, body.get(EVENT_ID))
+        if _is_openai(kind, gate, body):
+            kind.send_error(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
+            kind.end("rejected", words=ErrorCode.INVALID_EVENT)
             return None
-        request = core.dialect.classify(body)
-        if request is Request.INIT and gate in _SETTING_UP and _is_unrecorded(core, body):
-            core.forget_recording()  # also where the message is refused, or has to wait
+        request = kind.peer.dialect.classify(body)
+        if request is Request.INIT and gate in _SETTING_UP and _is_unrecorded(kind, body):
+            kind.forget_recording()  # also where the message is refused, or has to wait
         if event.shortened is not None:
             self._refuse_again(gate, request, body, event.shortened.refused)
             return None
         if event.has_room and judge(gate, request) == KEEP:
-            core.early = frame
+            kind.peer.early = frame
             return None
-        refusal = _refusal(core, gate, request, body)
+        refusal = _refusal(kind, gate, request, body)
         if refusal is not None:
-            core.complain(*refusal)
+            kind.send_error(*refusal)
             return None
-        core.dialect = _dialect_after(core.dialect, gate, request, body)
-        message = ahead.message if ahead is not None and ahead.dialect is core.dialect else None
+        kind.peer.dialect = _dialect_after(kind.peer.dialect, gate, request, body)
+        message = (
+            ahead.message if ahead is not None and ahead.dialect is kind.peer.dialect else None
+        )
         if message is None:
             try:
-                message = core.dialect.parse(request, body, self._context)
+                message = kind.peer.dialect.parse(request, body, self._context)
             except FieldError as error:
-                core.complain(error.code, error.message)
+                kind.send_error(error.code, error.message)
                 return None
         self._likeness.learn(frame, body, message, self._context)
         return message
@@ -165,14 +232,14 @@ class Reception:
         self, gate: Gate, request: Request, body: Json, refused: Refused | None
     ) -> None:
         """Answer a message that was recorded without its content, as it was answered then."""
-        core = self._core
+        kind = self._kind
         if refused is None:
-            refusal = _refusal(core, gate, request, body)
-            core.complain(*(refusal or _WITHOUT_CONTENT))  # the latter in a fork, elsewhere now
+            refusal = _refusal(kind, gate, request, body)
+            kind.send_error(*(refusal or _WITHOUT_CONTENT))  # the latter in a fork, elsewhere now
             return
         if judge(gate, request) == ACCEPT:
-            core.dialect = _dialect_after(core.dialect, gate, request, body)
-        core.turn_down(refused)
+            kind.peer.dialect = _dialect_after(kind.peer.dialect, gate, request, body)
+        kind.reject(refused)
 
     def foresee(self, gate: Gate, frame: Frame) -> ClientMessage | None:
         """Read an append like an earlier one, before its step; None for any other frame."""
@@ -189,11 +256,11 @@ class Reception:
         The outline is refused in the same words as the frame; if it would not be, the answer goes
         along. An opening message that is kept while queued stays whole: it is read later.
         """
-        core, frame = self._core, event.frame
+        kind, frame = self._kind, event.frame
         if frame is None:
             return event
         like = self._likeness.read(gate, frame, self._context, ahead=True)
-        if like is not None and core.refused(like.message) is None:
+        if like is not None and kind.refusal(like.message) is None:
             return event
         try:
             body = self._body_of(event)
@@ -201,15 +268,15 @@ class Reception:
             if error.close_code == CLOSE_TOO_BIG:
                 return shorten(event, None)
             return shorten(event, _start_of(frame), unreadable=error.reason)
-        self._ahead = _Ahead(frame, body, core.dialect)
-        request = core.dialect.classify(body)
-        if _is_openai(core, gate, body):
+        self._ahead = _Ahead(frame, body, kind.peer.dialect)
+        request = kind.peer.dialect.classify(body)
+        if _is_openai(kind, gate, body):
             outline = _outline(body)
-            is_seen = core.dialect.classify(outline) is request
+            is_seen = kind.peer.dialect.classify(outline) is request
             return shorten(event, dump_frame(outline)) if is_seen else event
         if event.has_room and judge(gate, request) == KEEP:
             return event
-        refusal = _refusal(core, gate, request, body)
+        refusal = _refusal(kind, gate, request, body)
         if refusal is not None:
             refused: Refused | None = Refused(code=refusal[0], message=refusal[1])
         else:
@@ -217,27 +284,27 @@ class Reception:
         if refused is None:
             return event
         outline = _outline(body)
-        if core.dialect.classify(outline) is not request:
+        if kind.peer.dialect.classify(outline) is not request:
             return event
-        if refusal is not None and _refusal(core, gate, request, outline) == refusal:
+        if refusal is not None and _refusal(kind, gate, request, outline) == refusal:
             return shorten(event, dump_frame(outline))
         return shorten(event, dump_frame(outline), refused=refused)
 
     def _refused(self, gate: Gate, request: Request, ahead: _Ahead) -> Refused | None:
         """Return the refusal of a message for its fields, or by the session."""
-        core = self._core
-        ahead.dialect = _dialect_after(core.dialect, gate, request, ahead.body)
+        kind = self._kind
+        ahead.dialect = _dialect_after(kind.peer.dialect, gate, request, ahead.body)
         try:
             ahead.message = ahead.dialect.parse(request, ahead.body, self._context)
         except FieldError as error:
             return Refused(code=error.code, message=error.message)
-        return core.refused(ahead.message)
+        return kind.refusal(ahead.message)
 
     def _body_of(self, event: FrameReceived) -> Json:
         """Read a frame as a JSON object; `FrameError` if it is not one."""
         if event.shortened is not None and event.shortened.unreadable:
             raise not_json(event.shortened.unreadable)
-        return parse_frame(event.frame, OF_MODE[self._core.opened.mode].frame_bytes_max)
+        return parse_frame(event.frame, OF_MODE[self._kind.step.opened.mode].frame_bytes_max)
 
 
 def shorten(
@@ -271,9 +338,9 @@ _DECIDING: Final = ("type", "session", "payload", "record", "model")
 _OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: [], dict: {}}
 
 
-def _cause_of(core: Resuming, name: object) -> str:
+def _cause_of(kind: Kind, name: object) -> str:
     """The client's own name for its message, where its dialect has one."""
-    if core.opened.endpoint not in PIECES:
+    if kind.step.opened.endpoint not in PIECES:
         return ""
     return name if isinstance(name, str) and len(name) <= WORD_CHARS_MAX else ""
 
@@ -294,55 +361,57 @@ def _outline_of(key: str, value: object) -> object:
     return _OUTLINES.get(type(value), value)
 
 
-def _is_unrecorded(core: Resuming, body: Json) -> bool:
-    if core.opened.must_record:
+def _is_unrecorded(kind: Kind, body: Json) -> bool:
+    if kind.step.opened.must_record:
         return False
     places = (body, *(body.get(name) for name in _NESTED))
-    name = "store" if core.opened.endpoint == "live" else "record"
+    name = "store" if kind.step.opened.endpoint == "live" else "record"
     return any(isinstance(place, Mapping) and place.get(name) is False for place in places)
 
 
-def _refusal(
-    core: Resuming, gate: Gate, request: Request, body: Json
-) -> tuple[ErrorCode, str] | None:
+def _refusal(kind: Kind, gate: Gate, request: Request, body: Json) -> tuple[ErrorCode, str] | None:
     """Return why a message is refused before its fields are read; None accepts it."""
     verdict = judge(gate, request)
     if verdict == ACCEPT and request is Request.UNKNOWN:  # whose parsing says what is wrong
         try:
-            core.dialect.parse(request, body, _context(core))
+            kind.peer.dialect.parse(request, body, _context(kind))
         except FieldError as error:
             return error.code, error.message
     if verdict == ACCEPT:
         return None
     code = ErrorCode.NOT_READY if verdict == KEEP else ErrorCode(verdict)
-    return code, _words_of_refusal(core, gate, request, body, verdict)
+    return code, _words_of_refusal(kind, gate, request, body, verdict)
 
 
-def _context(core: Resuming) -> Context:
-    limits = core.opened.limits
+def _context(kind: Kind) -> Context:
+    limits = kind.step.opened.limits
     return Context(
-        mode=core.opened.mode,
+        mode=kind.step.opened.mode,
         sliding_windows=limits.sliding_windows,
-        behaviour=core.opened.behaviour,
-        must_record=core.opened.must_record,
-        is_fork=core.is_forking,
+        behaviour=kind.step.opened.behaviour,
+        must_record=kind.step.opened.must_record,
+        is_fork=kind.step.is_forking,
     )
 
 
-def _is_openai(core: Resuming, gate: Gate, body: Json) -> bool:
-    is_here = gate in OPENAI_GATES and core.opened.endpoint == "realtime"
+def _is_openai(kind: Kind, gate: Gate, body: Json) -> bool:
+    is_here = gate in OPENAI_GATES and kind.step.opened.endpoint == "realtime"
     return is_here and is_openai_update(body)
 
 
 def _words_of_refusal(
-    core: Resuming, gate: Gate, request: Request, body: Json, verdict: Verdict
+    kind: Kind, gate: Gate, request: Request, body: Json, verdict: Verdict
 ) -> str:
     """Describe the refused message in the client's own words, and when."""
-    kind = body.get("type")
+    named = body.get("type")
     if request is Request.UNKNOWN:
         name = "an event of no known type"
     else:  # The type is one of ours, but for a request of 004, which has none.
-        name = kind if isinstance(kind, str) and core.dialect is not LEGACY_CHAT else "a message"
+        name = (
+            named
+            if isinstance(named, str) and kind.peer.dialect is not LEGACY_CHAT
+            else "a message"
+        )
     if request is Request.MISPLACED and verdict == ErrorCode.INVALID_EVENT:
         return f"{name} has no place in this session"
     return f"{name} {_GATE_WORDS[gate]}" + _AFTERWARDS.get((gate, request), "")

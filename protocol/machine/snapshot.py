@@ -13,98 +13,79 @@ from typing import Any, Final
 from ..values.messages import Listen, Speech
 from ..values.model import Unit
 from ..values.openai import TurnDetection
-from ..values.state import Course
 from ..values.transcript import Chunk
 from ..values.utf8 import frame_bytes
-from .beginning import PendingInit
-from .chat import ActiveTurn, Chat
-from .core import Core
+from .chat import ActiveTurn, Chat, SingleRequest
+from .core import Phase
 from .dictation import Dictation, Spoken
 from .duplex import Duplex
+from .input import Attachments, Frame, PendingUnit
+from .kind import Kind
 from .live import Live
-from .lockstep import Lockstep
-from .moving import Moving
 from .openai import OpenAI
-from .pieces import Pieces
-from .resuming import Resuming
-from .transcription import Transcription, Utterance
-from .unit_loop import Phase, UnitLoop
-from .units import Attachments, Frame, PendingUnit
+from .setup import PendingInit, Setup
+from .slot import Migration
+from .sound import SoundPieces
+from .transcription import ChunkLoop, Transcription, Utterance
+from .unit_loop import Lockstep
 
 Keys = dict[str, object]
 
 
-def snapshot_of(core: Resuming) -> Keys:
-    """Return a session's state; a course's keys replace those of its model call."""
+def snapshot_of(kind: Kind) -> Keys:
+    """Return a session's state; a kind's keys replace those of its model call."""
+    peer, slot, place = kind.peer, kind.slot, kind.slot.place
     return {
-        **_core(core),
-        "migration": _migration(core),
-        "peer": _peer(core),
-        "opening": False,
-        "running_turn": None,
-        "running_chunk": None,
-        "loop": _loop(UnitLoop()),
-        "init": None,
-        **_OWN[core.course](core),
-    }
-
-
-def _core(core: Core) -> Keys:
-    place = core.place
-    return {
-        "now_ns": core.now_ns,
-        "state": core.state.value,
-        "dialect": core.dialect.name,
-        "recording": core.recording,
-        "end_reason": core.end_reason,
-        "lease": core.lease,
-        "waits_for_slot": core.waits_for_slot,
-        "releasing": core.releasing,
-        "draining": core.is_draining,
-        "alive_ns": core.alive_ns,
-        "frames_sent": core.frames_sent,
-        "fields_ignored": core.fields_ignored,
-        "early_bytes": None if core.early is None else frame_bytes(core.early),
-        "wants_notices": core.wants_notices,
-        "forking": core.is_forking,
-        "timers": {"set": dict(core.timers.pending), "generation": core.timers.generation},
+        "now_ns": kind.step.now_ns,
+        "state": peer.state.value,
+        "dialect": peer.dialect.name,
+        "recording": kind.recording.state,
+        "end_reason": kind.end_reason,
+        "lease": slot.lease,
+        "waits_for_slot": slot.is_waiting,
+        "releasing": slot.is_releasing,
+        "draining": kind.is_draining,
+        "alive_ns": kind.watchdog.alive_ns,
+        "frames_sent": peer.frames_sent,
+        "fields_ignored": peer.fields_ignored,
+        "early_bytes": None if peer.early is None else frame_bytes(peer.early),
+        "wants_notices": peer.wants_notices,
+        "forking": kind.step.is_forking,
+        "timers": {"set": dict(kind.timers.pending), "generation": kind.timers.generation},
         "queue": {
-            "sent_ns": core.told_ns,
+            "sent_ns": slot.sent_ns,
             "position": None if place is None else place.position,
             "length": None if place is None else place.queue_length,
             "wait_s": None if place is None else place.estimated_wait_s,
             "ticket_id": None if place is None else place.ticket_id,
         },
+        "peer": {
+            "detached": peer.is_detached,
+            "asleep": peer.is_asleep,
+            "received": peer.frames_received,
+        },
+        "opening": False,
+        "running_turn": None,
+        "running_chunk": None,
+        "loop": {
+            "phase": Phase.IDLE.value,
+            "unit": -1,
+            "input_id": "",
+            "interrupted": False,
+            "failures": 0,
+        },
+        "init": None,
+        **_OWN[type(kind)](kind),
     }
 
 
-def _migration(core: Core) -> Keys:
+def _migration(migration: Migration) -> Keys:
     """The keys of a session that may move to another worker."""
-    keys: Keys = {}
-    if isinstance(core, Moving):
-        keys = {
-            "migrating": core.is_moving,
-            "revoked": core.is_revoked,
-            "repeated": core.is_repeated,
-            "losses": core.losses,
-        }
-    match core:
-        case Duplex():
-            unit = core.call.unit
-            keys |= {"units_max": core.waiting.most, "unit": unit and _running(unit)}
-        case Transcription():
-            chunk = core.chunk
-            keys["chunk"] = chunk and _chunk(chunk)
-        case Chat():
-            keys["turn"] = core.turn and [core.turn.pieces, core.turn.repeated]
-    return keys
-
-
-def _peer(core: Resuming) -> Keys:
     return {
-        "detached": core.is_detached,
-        "asleep": core.is_asleep,
-        "received": core.frames_received,
+        "migrating": migration.is_migrating,
+        "revoked": migration.is_revoked,
+        "repeated": migration.is_repeated,
+        "losses": migration.losses,
     }
 
 
@@ -129,17 +110,6 @@ def _chunk(chunk: Chunk) -> Keys:
     }
 
 
-def _loop(loop: UnitLoop) -> Keys:
-    is_opening = loop.phase is Phase.OPENING
-    return {
-        "phase": "idle" if is_opening else loop.phase.value,
-        "unit": loop.index,
-        "input_id": loop.input_id,
-        "interrupted": loop.interrupted,
-        "failures": loop.failures,
-    }
-
-
 def _init(init: PendingInit) -> Keys:
     return {
         "undecided": dict(init.undecided),
@@ -147,45 +117,62 @@ def _init(init: PendingInit) -> Keys:
     }
 
 
-def _duplex(duplex: Duplex) -> Keys:
-    assembler = duplex.assembler
+def _units(setup: Setup) -> Keys:
+    """The keys of a kind with units."""
+    loop, call, waiting = setup.loop, setup.slot.call, setup.loop.input
+    speech, unit, assembler = loop.speech, loop.unit, waiting.assembler
+    is_opening = call.phase is Phase.OPENING
     own: Keys = {
-        "media": duplex.media,
-        "undecided": sorted(duplex.undecided_media),
+        "media": setup.step.media,
+        "undecided": sorted(waiting.undecided_media),
         "assembler": {
             "seconds": assembler.ordinal,
             "bytes": len(assembler.remainder),
             "attached": _attached(assembler.attached),
         },
-        "waiting": [_unit(unit) for unit in duplex.waiting.units],
-        "held": None if duplex.held is None else _outcome(duplex.held),
-        "response_id": duplex.response_id,
-        "ended_id": duplex.ended_id,
-        "responses": duplex.responses,
-        "appends": duplex.appends,
-        "units_dropped": duplex.units_dropped,
-        "pictures": _frames(duplex.seen),
-        "is_paused": duplex.is_paused,
-        "max_slice_nums": duplex.max_slice_nums,
-        "deferred_finalize": duplex.deferred_finalize,
-        "lockstep": None if duplex.lockstep is None else _lockstep(duplex.lockstep),
-        "user": [duplex.samples, duplex.is_speaking, duplex.is_hushed, duplex.over_samples],
+        "waiting": [_unit(unit) for unit in waiting.waiting.units],
+        "held": None if loop.held is None else _outcome(loop.held),
+        "response_id": loop.response_id,
+        "ended_id": loop.ended_id,
+        "responses": loop.responses,
+        "appends": loop.appends,
+        "units_dropped": waiting.units_dropped,
+        "pictures": _frames(waiting.pictures),
+        "is_paused": loop.is_paused,
+        "max_slice_nums": loop.max_slice_nums,
+        "deferred_finalize": loop.deferred_finalize,
+        "lockstep": None if loop.lockstep is None else _lockstep(loop.lockstep),
+        "user": [speech.samples, speech.is_speaking, speech.must_listen, speech.over_samples],
     }
-    if isinstance(duplex, Live):
-        own["live"] = _live(duplex)
-    elif isinstance(duplex, OpenAI):
-        own["openai"] = _openai(duplex)
     return {
-        "opening": duplex.call.phase is Phase.OPENING,
-        "loop": _loop(duplex.call),
-        "init": None if duplex.pending is None else _init(duplex.pending),
+        "opening": is_opening,
+        "loop": {
+            "phase": Phase.IDLE.value if is_opening else call.phase.value,
+            "unit": call.index,
+            "input_id": loop.input_id,
+            "interrupted": loop.interrupted,
+            "failures": loop.failures,
+        },
+        "init": None if setup.pending is None else _init(setup.pending),
+        "migration": {
+            **_migration(setup.migration),
+            "units_max": waiting.waiting.most,
+            "unit": unit and _running(unit),
+        },
         "own": own,
     }
 
 
-def _pieces(pieces: Pieces) -> Keys:
+def _with(keys: Keys, **own: Keys) -> Keys:
+    """Add keys to those of a kind's own."""
+    before = keys["own"]
+    assert isinstance(before, dict)
+    return {**keys, "own": {**before, **own}}
+
+
+def _pieces(pieces: SoundPieces) -> Keys:
     return {
-        "bytes": len(pieces.unheard),
+        "bytes": len(pieces.rest),
         "before_bytes": len(pieces.before),
         "resampling": [[it.media, it.pcm is not None] for it in pieces.resampling],
         "spoken_bytes": len(pieces.spoken),
@@ -206,7 +193,7 @@ def _live(live: Live) -> Keys:
         "instructions": len(live.instructions),
         "voice": live.voice,
         "muted": live.is_muted,
-        **_pieces(live),
+        **_pieces(live.sound),
         "surplus_bytes": len(live.surplus),
         "seconds": live.seconds,
         "kv_length": live.kv_length,
@@ -215,35 +202,36 @@ def _live(live: Live) -> Keys:
 
 
 def _openai(openai: OpenAI) -> Keys:
-    told, reply = openai.told, openai.reply
+    now, talk, speech = openai.settings, openai.conversation, openai.loop.speech
+    reply = talk.reply
     return {
-        "model": told.model,
-        "instructions": len(told.instructions),
-        "voice": told.voice,
-        "modality": told.modality,
-        "input_format": told.heard,
-        "output_format": told.spoken,
-        "detection": None if told.detection is None else _detection(told.detection),
-        **_pieces(openai),
-        "opened": openai.is_opened,
+        "model": now.model,
+        "instructions": len(now.instructions),
+        "voice": now.voice,
+        "modality": now.modality,
+        "input_format": now.heard,
+        "output_format": now.spoken,
+        "detection": None if now.detection is None else _detection(now.detection),
+        **_pieces(openai.sound),
+        "opened": openai.setup.is_opened,
         "updates": openai.updates,
-        "samples": openai.samples,
-        "speaking": openai.is_speaking,
-        "input_item": openai.heard_item,
+        "samples": speech.samples,
+        "speaking": speech.is_speaking,
+        "input_item": openai.input_item,
         "uncommitted_bytes": openai.uncommitted_bytes,
-        "items": [[it.id, it.role, it.status, len(it.parts)] for it in openai.items.values()],
-        "items_made": openai.items_made,
+        "items": [[it.id, it.role, it.status, len(it.parts)] for it in talk.items.values()],
+        "items_made": talk.items_made,
         "reply": None if reply is None else [reply.id, reply.modality, reply.output_tokens],
-        "words": len(openai.words),
-        "must_listen": openai.is_hushed,
+        "words": len(talk.words),
+        "must_listen": speech.must_listen,
         "asked": openai.is_asked,
-        "metadata": len(openai.metadata or ()),
+        "metadata": len(talk.metadata or ()),
         "due_units": openai.due_units,
         "sound_ns": openai.sound_ns,
-        "transcriber": told.transcriber,
-        "spans": [[*span] for span in openai.spans],
+        "transcriber": now.transcriber,
+        "spans": [[*span] for span in talk.spans],
         "skipped": openai.skipped,
-        "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in openai.utterances],
+        "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in talk.utterances],
     }
 
 
@@ -293,14 +281,18 @@ def _lockstep(lockstep: Lockstep) -> Keys:
     }
 
 
-def _chat(chat: Chat) -> Keys:
-    own = {
-        "media": chat.media,
-        "turns": chat.turns,
-        "turn": None if chat.turn is None else _turn(chat.turn),
-        "instructions": chat.instructions,
+def _turns(kind: Chat | SingleRequest) -> Keys:
+    loop, call, turn = kind.loop, kind.slot.call, kind.loop.turn
+    return {
+        "running_turn": None if call.is_idle else call.index,
+        "migration": {"turn": turn and [turn.pieces, turn.repeated]},
+        "own": {
+            "media": kind.step.media,
+            "turns": loop.turns,
+            "turn": None if turn is None else _turn(turn),
+            "instructions": kind.instructions if isinstance(kind, Chat) else "",
+        },
     }
-    return {"running_turn": None if chat.call.is_idle else chat.call.index, "own": own}
 
 
 def _turn(turn: ActiveTurn) -> Keys:
@@ -323,31 +315,33 @@ def _turn(turn: ActiveTurn) -> Keys:
     }
 
 
-def _transcription(transcription: Transcription) -> Keys:
-    call, pending = transcription.call, transcription.pending
-    own = {
-        "model": transcription.model,
-        "utterances": transcription.utterances,
-        "pending": [_utterance(utterance) for utterance in pending],
-        "appends": transcription.appends,
-        "chunks": transcription.chunks,
-        "waiting_bytes": transcription.waiting_bytes,
-        "active_ns": transcription.active_ns,
-        "owes_commit": transcription.owes_commit,
-    }
-    if isinstance(transcription, Dictation):
-        own["openai"] = _dictation(transcription)
+def _chunks(loop: ChunkLoop, model: str) -> Keys:
+    """The keys of a kind that transcribes."""
+    call, pending, chunk = loop.call, loop.pending, loop.chunk
     is_running = call.phase is Phase.RUNNING
-    return {"running_chunk": (pending[0].index, call.index) if is_running else None, "own": own}
+    return {
+        "running_chunk": (pending[0].index, call.index) if is_running else None,
+        "migration": {**_migration(loop.migration), "chunk": chunk and _chunk(chunk)},
+        "own": {
+            "model": model,
+            "utterances": loop.utterances,
+            "pending": [_utterance(utterance) for utterance in pending],
+            "appends": loop.appends,
+            "chunks": loop.chunks,
+            "waiting_bytes": loop.waiting_bytes,
+            "active_ns": loop.active_ns,
+            "owes_commit": loop.owes_commit,
+        },
+    }
 
 
 def _dictation(dictation: Dictation) -> Keys:
-    told, spoken = dictation.told, dictation.open
+    now, spoken = dictation.settings, dictation.open
     return {
-        "model": told.model,
-        "transcriber": told.transcriber,
-        "input_format": told.heard,
-        "detection": None if told.detection is None else _detection(told.detection),
+        "model": now.model,
+        "transcriber": now.transcriber,
+        "input_format": now.heard,
+        "detection": None if now.detection is None else _detection(now.detection),
         "updates": dictation.updates,
         "items_made": dictation.items_made,
         "last_item": dictation.last_item,
@@ -380,9 +374,12 @@ def _utterance(utterance: Utterance) -> Keys:
     }
 
 
-_OWN: Final[Mapping[Course, Callable[[Any], Keys]]] = {
-    Course.DUPLEX: _duplex,
-    Course.CHAT: _chat,
-    Course.REQUEST: _chat,
-    Course.TRANSCRIPTION: _transcription,
+_OWN: Final[Mapping[type[Kind], Callable[[Any], Keys]]] = {
+    Duplex: lambda it: _units(it.setup),
+    Live: lambda it: _with(_units(it.setup), live=_live(it)),
+    OpenAI: lambda it: _with(_units(it.setup), openai=_openai(it)),
+    Chat: _turns,
+    SingleRequest: _turns,
+    Transcription: lambda it: _chunks(it.loop, it.model),
+    Dictation: lambda it: _with(_chunks(it.loop, ""), openai=_dictation(it)),
 }

@@ -19,7 +19,9 @@ Sent text is never taken back. Sound is cut only here: its split into appends ch
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import ClassVar, Final, Protocol
 
 import attrs
 
@@ -27,15 +29,17 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
-from ..values.messages import TranscriptDelta, TranscriptDone
+from ..values.messages import EndReason, TranscriptDelta, TranscriptDone
 from ..values.model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES
 from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
 from ..values.state import Course, ModelChosen, State
 from ..values.transcript import Chunk
 from ..values.utf8 import Refused
 from ..wire.rates import to_float32
-from .moving import Moving
-from .unit_loop import Phase
+from .core import Call, Phase, Step, Timers
+from .kind import Handlers, Kind
+from .peer import Peer
+from .slot import Migrating, Migration, Slot
 
 _TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
 SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
@@ -96,13 +100,30 @@ class Utterance:
         return chunk
 
 
+class ChunkKind(Migrating, Protocol):
+    """The kind of a session that transcribes."""
+
+    is_draining: bool
+
+    def send_text(self, text: str) -> None:
+        """Send the text of a chunk."""
+
+    def send_answer(self, utterance: Utterance) -> None:
+        """Send the whole text of an utterance."""
+
+    def send_failure(self, utterance: Utterance, code: ErrorCode, text: str) -> None:
+        """Tell that the model failed at an utterance."""
+
+    def end(self, reason: EndReason) -> None:
+        """End the session."""
+
+
 @attrs.define(kw_only=True, eq=False)
-class Transcription(Moving):
-    """A transcription's state between events.
+class ChunkLoop:
+    """The utterances of a session, and their chunks.
 
     Attributes:
         chunk: the chunk that is with the model.
-        model: the last chosen one; empty before.
         pending: unanswered utterances, oldest first; the last may be open.
         utterances: number begun or appended to so far.
         waiting_bytes: waiting PCM16 of all utterances.
@@ -111,11 +132,13 @@ class Transcription(Moving):
         active_ns: the last message of the client or answer of the model.
     """
 
-    course = Course.TRANSCRIPTION
-    has_opening = False
-    goodbye_in = frozenset(State)  # it is an error
-
-    model: str = ""
+    step: Step
+    timers: Timers
+    peer: Peer
+    slot: Slot
+    call: Call
+    migration: Migration
+    kind: ChunkKind
     pending: deque[Utterance] = attrs.Factory(deque)
     utterances: int = 0
     appends: int = 0
@@ -125,79 +148,47 @@ class Transcription(Moving):
     owes_commit: bool = False
     chunk: Chunk | None = None
 
+    def __attrs_post_init__(self) -> None:
+        self.migration.work = self
+
     @property
-    def hears_queue(self) -> bool:
-        """Whether the client hears of the queue: 003 has no word for it."""
-        return False
+    def counts(self) -> dict[str, int]:
+        """Utterances begun, their chunks, and appends."""
+        own = {"utterances": self.utterances, "chunks": self.chunks}
+        return {**own, "units": 0, "units_dropped": 0, "appends": self.appends}
 
-    # -- beginning ------------------------------------------------------------------------------
+    @property
+    def units_waiting(self) -> int:
+        """None: a chunk is no unit."""
+        return 0
 
-    def first_slot(self) -> None:
-        """Greet the client, and set the time to choose a model."""
-        self.create()
-        self.active_ns = self.now_ns
-        self.set_timer("init", self.opened.limits.init_wait_s)
-        self.set_timer("idle", self.opened.limits.idle_s)
+    @property
+    def is_busy(self) -> bool:
+        """Whether an utterance waits to be answered."""
+        return any(not utterance.is_answered for utterance in self.pending)
 
-    def choose(self, message: ChooseModel) -> None:
-        """Take a model's name; all allowed names mean the same model."""
-        self.model = message.model
-        self.cancel_timer("init")
-        self.move(ModelChosen)
+    def cut(self) -> None:
+        """Let the chunk in progress end: it is not cut."""
 
-    def refused(self, message: ClientMessage) -> Refused | None:
-        """Refuse an unknown model, or sound for which there is no room."""
-        match message:
-            case ChooseModel(model=model) if model not in self.opened.limits.models:
-                code = ErrorCode.MODEL_NOT_FOUND
-                text = f"$.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
-            case AppendSound(pcm16=sound) if self._has_no_room(sound):
-                code, limit = ErrorCode.BUFFER_FULL, self.opened.limits.sound_bytes
-                text = (
-                    f"{self.waiting_bytes} bytes of sound wait, at most {limit} may: it is not kept"
-                )
-            case AppendSound() if self._is_full:
-                code, text = ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES
-            case _:
-                return None
-        return Refused(code=code, message=text, ignored=len(message.ignored))
-
-    def _has_no_room(self, sound: bytes) -> bool:
-        return self.waiting_bytes + len(sound) > self.opened.limits.sound_bytes
-
-    def heard(self) -> None:
-        """Note that the client is active."""
-        super().heard()
-        self.active_ns = self.now_ns
-
-    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
-        """Answer an unreadable frame, and go on (003)."""
-        if error.close_code == CLOSE_TOO_BIG:
-            super().frame_refused(error, code)
+    def look_at_idle(self) -> None:
+        """End a silent session; otherwise set its timer again, rather than with every frame."""
+        if not self.call.is_idle:
+            self.active_ns = self.step.now_ns
+        idle_ns = self.step.limits.idle_s * NS_PER_S
+        if self.step.now_ns - self.active_ns >= idle_ns:
+            self.kind.end("idle")
         else:
-            self.complain(code, error.reason)
-
-    def timed_out(self, name: ev.TimerName) -> None:
-        """End the session: no model was chosen in time, or the client is silent."""
-        if name == "idle":
-            self._look_at_idle()
-        elif name == "init":
-            wait_s = self.opened.limits.init_wait_s
-            text = f"the session is over: no model was chosen within {wait_s:g} s"
-            self.end("timeout", told=text)
-        else:
-            super().timed_out(name)
+            self.timers.set_at("idle", self.active_ns + idle_ns)
 
     # -- in -------------------------------------------------------------------------------------
 
-    def append_sound(self, message: AppendSound) -> None:
+    def append(self, pcm16: bytes) -> None:
         """Keep sound for the open utterance, and transcribe if possible."""
         utterance = self.open_utterance()
         assert utterance is not None, "a sound without room for it is refused"
-        self.appends += 1
         if not utterance.is_answered:
-            utterance.sound += message.pcm16
-            self.waiting_bytes += len(message.pcm16)
+            utterance.sound += pcm16
+            self.waiting_bytes += len(pcm16)
         self.go_on()
 
     def commit(self, message: Commit) -> None:
@@ -221,7 +212,8 @@ class Transcription(Moving):
         return last is not None and (not last.is_final or last.is_void)
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether there is no open utterance, and room for none."""
         return not self._is_open and len(self.pending) >= UTTERANCES_PENDING_MAX
 
     def open_utterance(self) -> Utterance | None:
@@ -229,64 +221,43 @@ class Transcription(Moving):
         if self._is_open:
             self.pending[-1].is_final = False
             return self.pending[-1]
-        if self._is_full:
-            self.complain(ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES)
+        if self.is_full:
+            self.peer.send_error(ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES)
             return None
         utterance = Utterance(index=self.utterances)
         self.utterances += 1
         self.pending.append(utterance)
         return utterance
 
-    def _look_at_idle(self) -> None:
-        """End a silent session; otherwise set its timer again, rather than with every frame."""
-        if not self.call.is_idle:
-            self.active_ns = self.now_ns
-        idle_ns = self.opened.limits.idle_s * NS_PER_S
-        if self.now_ns - self.active_ns >= idle_ns:
-            self.end("idle")
-        else:
-            self.do(self.timers.set("idle", self.active_ns + idle_ns))
-
     # -- out ------------------------------------------------------------------------------------
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Utterances begun, their chunks, and appends."""
-        own = {"utterances": self.utterances, "chunks": self.chunks}
-        return {**own, **super().counts, "appends": self.appends}
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether an utterance waits to be answered."""
-        return any(not utterance.is_answered for utterance in self.pending)
 
     def go_on(self) -> None:
         """Transcribe the oldest utterance as far as its sound goes, and answer what is done."""
-        if self.move_if_due():
+        if self.migration.move_if_due():
             return
-        while self.pending and self.call.is_idle and not self.is_closed:
+        while self.pending and self.call.is_idle and not self.peer.is_closed:
             utterance = self.pending[0]
             if utterance.is_begun and utterance.has_chunk:
                 self._run(utterance)
             elif utterance.is_begun and utterance.is_final:
                 self.pending.popleft()
                 if not utterance.is_answered:
-                    self._answer(utterance)
+                    self.kind.send_answer(utterance)
                 self._end_if_due()
             else:
                 return
 
     def _run(self, utterance: Utterance) -> None:
         waiting_bytes = len(utterance.sound)
-        chunk = utterance.take_chunk(self.opened.seed)
+        chunk = utterance.take_chunk(self.step.opened.seed)
         self.waiting_bytes -= waiting_bytes - len(utterance.sound)
         self._run_chunk(chunk)
 
     def _run_chunk(self, chunk: Chunk) -> None:
-        assert self.lease is not None, "a transcription holds its slot to its end"
+        assert self.slot.lease is not None, "a transcription holds its slot to its end"
         self.chunk = chunk
         self.call.begin(chunk.index)
-        self.do(ef.RunChunk(lease=self.lease, chunk=chunk))
+        self.step.do(ef.RunChunk(lease=self.slot.lease, chunk=chunk))
 
     def past_s(self) -> int | None:
         """Return the seconds of the oldest utterance that the model was fed; None without any."""
@@ -294,7 +265,10 @@ class Transcription(Moving):
             return None
         return self.pending[0].chunks - (self.chunk is not None) or None
 
-    def take_up(self) -> None:
+    def leaving(self) -> None:
+        """Keep what waits, as usual."""
+
+    def resume_work(self) -> None:
         """Transcribe the second again that was lost, or the next one."""
         if self.chunk is not None:
             self._run_chunk(self.chunk)
@@ -315,7 +289,7 @@ class Transcription(Moving):
         utterance.prompt_tokens += result.prompt_tokens
         utterance.completion_tokens += result.generated_tokens
         if result.text:
-            self.say(TranscriptDelta(text=result.text))
+            self.kind.send_text(result.text)
         self.go_on()
 
     def chunk_failed(self, event: ev.ChunkFailed) -> None:
@@ -329,10 +303,10 @@ class Transcription(Moving):
             return
         if event.context_full:
             text = f"utterance {number} outgrew the model's context after {index} s"
-            self.failed(utterance, ErrorCode.CONTEXT_FULL, text)
+            self.kind.send_failure(utterance, ErrorCode.CONTEXT_FULL, text)
         else:
             text = f"the model failed at second {index} of utterance {number}"
-            self.failed(utterance, ErrorCode.INFERENCE_ERROR, text)
+            self.kind.send_failure(utterance, ErrorCode.INFERENCE_ERROR, text)
         utterance.is_answered = utterance.is_heard_out = True
         self.owes_commit = not utterance.is_final
         utterance.is_final = True
@@ -341,22 +315,163 @@ class Transcription(Moving):
         self._end_if_due()
         self.go_on()
 
-    def failed(self, utterance: Utterance, code: ErrorCode, text: str) -> None:
-        """Tell that the model failed at an utterance, with its text so far."""
-        self.complain(code, text)
-        self._answer(utterance)
-
     def _settled(self, number: int, index: int) -> Utterance | None:
         """Settle the call; None for another call, or one that is not awaited."""
         if not self.call.awaits(Phase.RUNNING, index) or self.pending[0].index != number:
             return None
-        self.active_ns = self.now_ns
+        self.active_ns = self.step.now_ns
         self.chunk = None
-        self.answered()
-        return self.pending[0] if self.settle() else None
+        self.migration.answered()
+        return self.pending[0] if self.slot.settle() else None
 
-    def _answer(self, utterance: Utterance) -> None:
-        self.say(
+    def _end_if_due(self) -> None:
+        if self.kind.is_draining and not self.is_busy:
+            self.kind.end("server_shutdown")
+
+
+def chunk_loop(kind: ChunkKind, parts: Kind) -> ChunkLoop:
+    """Make the part of a kind that transcribes, with its slot's migration."""
+    migration = Migration(
+        step=parts.step,
+        timers=parts.timers,
+        peer=parts.peer,
+        recording=parts.recording,
+        slot=parts.slot,
+        call=parts.slot.call,
+        kind=kind,
+        has_queue_messages=False,
+    )
+    return ChunkLoop(
+        step=parts.step,
+        timers=parts.timers,
+        peer=parts.peer,
+        slot=parts.slot,
+        call=parts.slot.call,
+        migration=migration,
+        kind=kind,
+    )
+
+
+CHUNK_HANDLERS: Final[Handlers] = {
+    ev.ChunkDone: attrgetter("loop.chunk_done"),
+    ev.ChunkFailed: attrgetter("loop.chunk_failed"),
+    ev.LeaseRevoked: attrgetter("loop.migration.lease_revoked"),
+    ev.Rebuilt: attrgetter("loop.migration.rebuilt"),
+    ev.RebuildFailed: attrgetter("loop.migration.rebuild_failed"),
+}
+"""The events of every kind with these parts."""
+
+
+@attrs.define(eq=False)
+class Transcription(Kind):
+    """A session of 003. `model` is the last chosen one; empty before."""
+
+    course = Course.TRANSCRIPTION
+    has_opening = False
+    closed_in = frozenset(State)  # it is an error
+    handlers: ClassVar[Handlers] = {
+        **CHUNK_HANDLERS,
+        ChooseModel: attrgetter("choose"),
+        AppendSound: attrgetter("append_sound"),
+        Commit: attrgetter("loop.commit"),
+    }
+
+    loop: ChunkLoop = attrs.field(init=False)
+    model: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.loop = chunk_loop(self, self)
+        self.slot_user = self.loop.migration
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an utterance waits to be answered."""
+        return self.loop.is_busy
+
+    def first_slot(self) -> None:
+        """Greet the client, and set the time to choose a model."""
+        self.peer.send_created(prompt_length=0)
+        self.loop.active_ns = self.step.now_ns
+        self.timers.set("init", self.step.limits.init_wait_s)
+        self.timers.set("idle", self.step.limits.idle_s)
+
+    def choose(self, message: ChooseModel) -> None:
+        """Take a model's name; all allowed names mean the same model."""
+        self.model = message.model
+        self.timers.cancel("init")
+        self.peer.move(ModelChosen)
+
+    def refusal(self, message: ClientMessage) -> Refused | None:
+        """Refuse an unknown model, or sound for which there is no room."""
+        limits, waiting_bytes = self.step.limits, self.loop.waiting_bytes
+        match message:
+            case ChooseModel(model=model) if model not in limits.models:
+                code = ErrorCode.MODEL_NOT_FOUND
+                text = f"$.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
+            case AppendSound(pcm16=sound) if waiting_bytes + len(sound) > limits.sound_bytes:
+                code, most = ErrorCode.BUFFER_FULL, limits.sound_bytes
+                text = f"{waiting_bytes} bytes of sound wait, at most {most} may: it is not kept"
+            case AppendSound() if self.loop.is_full:
+                code, text = ErrorCode.BUFFER_FULL, _TOO_MANY_UTTERANCES
+            case _:
+                return None
+        return Refused(code=code, message=text, ignored=len(message.ignored))
+
+    def received(self) -> None:
+        """Note that the client is active."""
+        super().received()
+        self.loop.active_ns = self.step.now_ns
+
+    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
+        """Answer an unreadable frame, and go on (003)."""
+        if error.close_code == CLOSE_TOO_BIG:
+            super().frame_refused(error, code)
+        else:
+            self.send_error(code, error.reason)
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """End the session: no model was chosen in time, or the client is silent."""
+        if name == "idle":
+            self.loop.look_at_idle()
+        elif name == "init":
+            wait_s = self.step.limits.init_wait_s
+            text = f"the session is over: no model was chosen within {wait_s:g} s"
+            self.end("timeout", told=text)
+        else:
+            super().timed_out(name)
+
+    def append_sound(self, message: AppendSound) -> None:
+        """Keep sound for the open utterance, and transcribe if possible."""
+        self.loop.appends += 1
+        self.loop.append(message.pcm16)
+
+    def room_bytes(self) -> int:
+        """Return the room in the open utterance, if it is the only one, or the model is at work."""
+        loop = self.loop
+        if not loop.pending or loop.migration.is_revoked or self.peer.is_asleep:
+            return 0
+        last, left = loop.pending[-1], self.step.limits.sound_bytes - loop.waiting_bytes
+        if last.is_final or last.is_answered:
+            return 0
+        if not loop.call.is_idle:
+            return left
+        return min(left, SECOND_BYTES - 1 - len(last.sound)) if len(loop.pending) == 1 else 0
+
+    def keep(self, messages: Sequence[AppendSound]) -> None:
+        """Keep sound for the open utterance."""
+        self.loop.appends += len(messages)
+        pcm16 = b"".join([message.pcm16 for message in messages])
+        self.loop.pending[-1].sound += pcm16
+        self.loop.waiting_bytes += len(pcm16)
+
+    def send_text(self, text: str) -> None:
+        """Send the text of a chunk."""
+        self.peer.send(TranscriptDelta(text=text))
+
+    def send_answer(self, utterance: Utterance) -> None:
+        """Send the whole text of an utterance."""
+        self.peer.send(
             TranscriptDone(
                 text="".join(utterance.texts),
                 prompt_tokens=utterance.prompt_tokens,
@@ -364,6 +479,7 @@ class Transcription(Moving):
             )
         )
 
-    def _end_if_due(self) -> None:
-        if self.is_draining and not self.is_busy:
-            self.end("server_shutdown")
+    def send_failure(self, utterance: Utterance, code: ErrorCode, text: str) -> None:
+        """Tell that the model failed at an utterance, with its text so far."""
+        self.send_error(code, text)
+        self.send_answer(utterance)

@@ -1,116 +1,339 @@
-"""The model call of one session, and the unit loop with its barrier.
-
-A turn and a chunk are one call each; a unit is a call and a second one that finalizes or undoes it:
+"""The unit loop of a duplex session, and its barrier: seconds in, listens and speech out.
 
 prefill -> generate -> send -> finalize (deferred) -> barrier -> next prefill
 
-At most one model call of a session is in progress, and `phase` names it. A unit starts only from
-IDLE, and only `FinalizeDone` or `RollbackDone` of the unit before lead to IDLE: this is the barrier
-(B1), and how cleanup knows what to wait for (B4).
+- A unit starts only when no call is in progress, and only `FinalizeDone` or `RollbackDone` of the
+  unit before leads there: this is the barrier (B1), and how cleanup knows what to wait for (B4).
+- Each started unit has exactly one outcome: listen, speech, `inference_error`, or the session's end
+  (B9). The kind sends it.
+- `force_listen` and the interrupts make the model listen (B6). The user's own speech does too,
+  where the operator wants that (`--barge-in`): where it begins and stops is found outside
+  (`DetectSpeech`), and the model listens while the user speaks on. A turn that the model begins
+  while the user speaks may be the answer to it, and goes on; unless the user does too.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections import deque
+from typing import Protocol
 
 import attrs
 
-from ..values.effects import Interrupt, Rollback, StartFinalize, StartUnit
-from ..values.errors import LocalProtocolError
-from ..values.model import Unit, UnitResult
-from .units import PendingUnit
-
-
-class Phase(StrEnum):
-    """The kind of the model call in progress."""
-
-    IDLE = "idle"
-    OPENING = "opening"
-    RUNNING = "running"
-    FINALIZING = "finalizing"
-    ROLLING_BACK = "rolling_back"
-    REBUILDING = "rebuilding"
+from ..values import effects as ef
+from ..values import events as ev
+from ..values.errors import ErrorCode
+from ..values.limits import NS_PER_MS, SPEECH_SILENCE_MS, SPEECH_THRESHOLD, UNIT_FAILURES_MAX
+from ..values.messages import EndReason, Listen, Metrics, Pending, Speech
+from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Unit, UnitResult
+from ..values.requests import Append
+from ..wire.rates import to_pcm16
+from .core import Call, Phase, Recording, Step
+from .input import Input, PendingUnit
+from .peer import Peer
+from .slot import MODEL_LOST, Migration, Slot
 
 
 @attrs.define
-class Call:
-    """The model call in progress; one at a time.
+class Owed:
+    """A unit whose result is owed, the chunk that completed it, and its pending results."""
 
-    `index` is that of its unit, turn or chunk, or of the last one; -1 before the first.
+    ordinal: int
+    chunk: int
+    pending: int = 0
+
+
+@attrs.define
+class Lockstep:
+    """Counts the results that chunks of sound are owed in the dialect of 002, one at least each.
+
+    Its clients send the next chunk after the last one was answered. A chunk that completes units
+    has a result of each; one that completes none, or whose units were all dropped (B7), has a
+    pending result. Results keep the order of chunks: a pending one waits behind the units before
+    it. They are bounded by the waiting units and the one in flight.
+
+    `chunk` is the last one answered; `kv_length` tokens in the model's cache, as last reported.
     """
 
-    phase: Phase = Phase.IDLE
-    index: int = -1
+    kv_length: int
+    units: deque[Owed] = attrs.Factory(deque)
+    chunk: int = -1
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no call is in progress."""
-        return self.phase is Phase.IDLE
+    def owe(self, ordinal: int, chunk: int) -> None:
+        """Note a unit that a chunk completed."""
+        self.units.append(Owed(ordinal=ordinal, chunk=chunk))
 
-    def begin(self, index: int) -> None:
-        """Begin a unit, a turn or a chunk."""
-        self._require(Phase.IDLE)
-        self.phase, self.index = Phase.RUNNING, index
+    def wait(self) -> int:
+        """Note a chunk that completed none; returns how many pending results are due now."""
+        return self._pend(len(self.units) - 1, 1)
 
-    def awaits(self, phase: Phase, index: int) -> bool:
-        """Whether a completion is due; others are stale."""
-        return self.phase is phase and self.index == index
+    def answer(self) -> int:
+        """Note the result of the unit in flight; returns how many pending ones are due now."""
+        owed = self.units.popleft()
+        self.chunk = owed.chunk
+        return owed.pending
 
-    def settle(self) -> None:
-        """End the call."""
-        self.phase = Phase.IDLE
+    def drop(self, ordinal: int) -> int:
+        """Note a dropped unit; returns how many pending results are due now."""
+        numbers = [owed.ordinal for owed in self.units]
+        index = numbers.index(ordinal)
+        dropped = self.units[index]
+        del self.units[index]
+        others = any(owed.chunk == dropped.chunk for owed in self.units)
+        is_answered = others or self.chunk == dropped.chunk
+        return self._pend(index - 1, dropped.pending + (not is_answered))
 
-    def _require(self, phase: Phase) -> None:
-        if self.phase is not phase:
-            raise LocalProtocolError(f"call {self.index} is {self.phase}, not {phase}")
+    def _pend(self, index: int, count: int) -> int:
+        """Owe pending results after the unit at an index; without one they are due now."""
+        if index < 0:
+            return count
+        self.units[index].pending += count
+        return 0
 
 
-@attrs.define
-class UnitLoop(Call):
-    """The unit in flight and its progress. Its index is never reused (B9).
+@attrs.define(kw_only=True, eq=False)
+class UserSpeech:
+    """What is known of the user's speech.
+
+    Attributes:
+        samples: that the client sent, as far as they are searched.
+        is_speaking: the user speaks.
+        over_samples: spoken by the user in this turn, which began meanwhile.
+        must_listen: the model only listens, for the user interrupted it and speaks on.
+    """
+
+    step: Step
+    samples: int = 0
+    is_speaking: bool = False
+    over_samples: int = 0
+    must_listen: bool = False
+
+    def detect(self, pcm16: bytes, rate_hz: int, threshold: float, silence_ms: int) -> None:
+        """Have speech found in the client's next sound."""
+        self.step.do(
+            ef.DetectSpeech(
+                at=self.samples,
+                rate_hz=rate_hz,
+                data=pcm16,
+                threshold=threshold,
+                silence_ms=silence_ms,
+                is_speech=self.is_speaking,
+            )
+        )
+        self.samples += len(pcm16) // SAMPLE16_BYTES
+
+    def forget(self) -> None:
+        """Forget the user, but not how much was said."""
+        self.is_speaking, self.must_listen, self.over_samples = False, False, 0
+
+
+class UnitKind(Protocol):
+    """The kind of a session that runs on units."""
+
+    def has_model(self) -> bool:
+        """Whether the model is open; it is opened if that is due."""
+
+    def must_speak(self) -> bool:
+        """Whether the next unit may not listen."""
+
+    def send_outcome(self, outcome: Listen | Speech) -> None:
+        """Send a unit's outcome."""
+
+    def unit_dropped(self) -> None:
+        """Go on after a waiting unit was dropped."""
+
+    def unit_undone(self) -> None:
+        """Go on after a unit that failed, and has no outcome."""
+
+    def end(self, reason: EndReason) -> None:
+        """End the session."""
+
+    def give_up(self, text: str) -> None:
+        """End the session: the model does not answer."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class UnitLoop:
+    """The unit in flight, its progress and its outcome. Its index is never reused (B9).
 
     Attributes:
         input_id: the append that completed it.
         interrupted: it is being cut, or its answer withheld (B6).
         failures: units failed in a row (B3).
         unit: the one that runs, or was lost with its worker.
+        held: an outcome that waits for its finalize, if that is not deferred (B2).
+        response_id: the turn being spoken, or None.
+        ended_id: an ended turn that no listen has followed.
+        is_paused: no unit starts until the client resumes (002).
+        max_slice_nums: for frames whose append has none.
+        lockstep: results owed to chunks, if each is owed one (002).
     """
 
+    step: Step
+    peer: Peer
+    recording: Recording
+    slot: Slot
+    call: Call
+    migration: Migration
+    input: Input
+    speech: UserSpeech
+    kind: UnitKind
     input_id: str = ""
     interrupted: bool = False
     failures: int = 0
     unit: Unit | None = None
+    held: Listen | Speech | None = None
+    response_id: str | None = None
+    ended_id: str | None = None
+    responses: int = 0
+    appends: int = 0
+    max_slice_nums: int = 1
+    deferred_finalize: bool = True
+    is_paused: bool = False
+    lockstep: Lockstep | None = None
 
-    def start(
-        self, pending: PendingUnit, max_slice_nums: int, *, force_speak: bool = False
-    ) -> StartUnit:
-        """Start the next unit (B1: only through the open barrier).
+    @property
+    def counts(self) -> dict[str, int]:
+        """Units started and dropped, and appends."""
+        started, dropped = self.call.index + 1, self.input.units_dropped
+        return {"units": started, "units_dropped": dropped, "appends": self.appends}
 
-        `max_slice_nums` is for frames whose append has none.
-        """
-        self.begin(self.index + 1)
-        self.input_id = pending.attached.input_id
-        self.interrupted = False
+    @property
+    def units_waiting(self) -> int:
+        """Full seconds of input that wait for the model."""
+        return len(self.input.waiting)
+
+    def forget_client(self) -> None:
+        """Forget the input, the unit that was lost, and what the client was owed."""
+        self.input.forget(self.call.index + 1 + self.input.units_dropped)
+        self.unit, self.held, self.lockstep = None, None, None
+        self.failures, self.is_paused = 0, False
+        self.speech.forget()
+
+    # -- in -------------------------------------------------------------------------------------
+
+    def append(self, message: Append) -> None:
+        """Take an append: force first, then cut it into units, and start a unit if one may."""
+        input_id = message.input_id or self.step.derive("input", self.appends)
+        self.appends += 1
+        message = self._search(message)
+        if message.force_listen:
+            self._force_listen()
+        attached = self.input.attach(message, input_id)
+        units = self.input.assembler.add(message.pcm, attached)
+        for unit in units:
+            dropped = self.input.waiting.push(unit)
+            if self.lockstep is not None:
+                self.lockstep.owe(unit.ordinal, self.appends)
+            if dropped is not None:
+                self.input.drop(dropped)
+                self.kind.unit_dropped()
+                if self.lockstep is not None:
+                    self._send_pending(self.lockstep.drop(dropped.ordinal))
+            self.start_if_due()
+        if self.lockstep is not None and not units:
+            self._send_pending(self.lockstep.wait())
+
+    def _search(self, message: Append) -> Append:
+        """Have speech found in an append; while the user speaks on, the model listens to it."""
+        if self.step.limits.barge_in:
+            self._speak_over(len(message.pcm) // SAMPLE_BYTES)
+            pcm16 = to_pcm16(message.pcm)
+            self.speech.detect(pcm16, INPUT_RATE_HZ, SPEECH_THRESHOLD, SPEECH_SILENCE_MS)
+        is_forced = self.speech.must_listen
+        return attrs.evolve(message, force_listen=True) if is_forced else message
+
+    def _speak_over(self, samples: int) -> None:
+        """Stop a turn that began while the user spoke, if the user goes on for a second."""
+        speech = self.speech
+        if self.response_id is None or not speech.is_speaking or speech.must_listen:
+            speech.over_samples = 0
+        elif speech.over_samples < INPUT_RATE_HZ:
+            speech.over_samples += samples
+        else:
+            self._barge_in()
+
+    def _barge_in(self) -> None:
+        self.speech.over_samples, self.speech.must_listen = 0, True
+        self.fall_silent()
+
+    def speech_started(self, _event: ev.SpeechStarted) -> None:
+        """Stop the turn that is being spoken."""
+        if self.peer.is_active:
+            self.speech.is_speaking = True
+            if self.response_id is not None:
+                self._barge_in()
+
+    def speech_stopped(self, _event: ev.SpeechStopped) -> None:
+        """Let the model speak again."""
+        self.speech.is_speaking = self.speech.must_listen = False
+
+    def interrupt_next(self) -> None:
+        """Have the unit in flight listen, else the next one (002, interrupt)."""
+        if self.unit is not None or isinstance(self.held, Speech):
+            self._withhold()
+        elif not self.input.waiting.force_next():
+            self.input.assembler.force_listen()
+
+    def fall_silent(self) -> None:
+        """Have the model listen from now on: the next unit, if none is there (B6)."""
+        if self.unit is None and not self.input.waiting:
+            self.input.assembler.force_listen()
+        self._force_listen()
+
+    def _force_listen(self) -> None:
+        """Force the unit in flight and all waiting ones to listen (B6)."""
+        self._withhold()
+        self.input.waiting.force_listen()
+
+    def _withhold(self) -> None:
+        """Cut the unit in flight, or withhold its outcome if it is done."""
+        interrupt = self.cut()
+        if interrupt is not None:
+            self.step.do(interrupt)
+        if isinstance(self.held, Speech):  # not sent yet, so it is not sent at all
+            self.response_id = None
+            self.held = Listen(
+                session_id=self.held.session_id,
+                input_id=self.held.input_id,
+                metrics=self.held.metrics,
+                response_id=self.held.response_id,
+            )
+
+    # -- the call -------------------------------------------------------------------------------
+
+    def start_if_due(self) -> None:
+        """Start the oldest waiting unit if the barrier is open (B1) and its media is decoded."""
+        if not self.kind.has_model() or self.migration.move_if_due():
+            return
+        if not self.peer.is_closed and self.call.is_idle and not self.is_paused:
+            pending = self.input.waiting.pop_ready(self.input.undecided_media)
+            if pending is not None:
+                self.start(pending, must_speak=self.kind.must_speak())
+            self.input.catch_up()
+
+    def start(self, pending: PendingUnit, *, must_speak: bool) -> None:
+        """Start the next unit (B1: only through the open barrier)."""
+        self.call.begin(self.call.index + 1)
+        attached = pending.attached
+        self.input_id, self.interrupted = attached.input_id, False
         self.unit = Unit(
-            index=self.index,
+            index=self.call.index,
             pcm=pending.pcm,
-            frames=tuple(frame.jpeg for frame in pending.attached.frames),
-            force_listen=pending.attached.force_listen,
-            max_slice_nums=pending.attached.max_slice_nums or max_slice_nums,
-            force_speak=force_speak and not pending.attached.force_listen,
+            frames=tuple(frame.jpeg for frame in attached.frames),
+            force_listen=attached.force_listen,
+            max_slice_nums=attached.max_slice_nums or self.max_slice_nums,
+            force_speak=must_speak and not attached.force_listen,
         )
-        return StartUnit(unit=self.unit)
+        self.step.do(ef.StartUnit(unit=self.unit))
 
-    def start_again(self) -> StartUnit:
+    def start_again(self, unit: Unit) -> None:
         """Start the unit that was lost with its worker, forced to listen if it was being cut."""
-        assert self.unit is not None
-        self.begin(self.index)
-        is_forced = self.unit.force_listen or self.interrupted
-        self.unit = attrs.evolve(self.unit, force_listen=is_forced)
+        self.call.begin(self.call.index)
+        self.unit = attrs.evolve(unit, force_listen=unit.force_listen or self.interrupted)
         self.interrupted = False
-        return StartUnit(unit=self.unit)
+        self.step.do(ef.StartUnit(unit=self.unit))
 
-    def interrupt(self) -> Interrupt | None:
+    def cut(self) -> ef.Interrupt | None:
         """Cut the running unit; None without one, or if it is being cut already.
 
         A unit that was lost with its worker will listen when it starts again.
@@ -118,21 +341,179 @@ class UnitLoop(Call):
         if self.unit is None or self.interrupted:
             return None
         self.interrupted = True
-        return Interrupt(index=self.index) if self.phase is Phase.RUNNING else None
-
-    def finalize(self, result: UnitResult) -> StartFinalize:
-        """Finalize the unit that is done."""
-        self._require(Phase.RUNNING)
-        self.phase = Phase.FINALIZING
-        self.failures, self.unit = 0, None
-        return StartFinalize(index=self.index, interrupted=self.is_withheld(result))
+        is_running = self.call.phase is Phase.RUNNING
+        return ef.Interrupt(index=self.call.index) if is_running else None
 
     def is_withheld(self, result: UnitResult) -> bool:
         """Whether the unit's speech, whole or in part, is withheld (B6)."""
         return self.interrupted and (result.cut is not None or not result.is_listen)
 
-    def rollback(self) -> Rollback:
-        """Undo the unit that failed (B3)."""
-        self._require(Phase.RUNNING)
-        self.phase, self.unit = Phase.ROLLING_BACK, None
-        return Rollback(index=self.index)
+    def resume_work(self) -> None:
+        """Send what waited for its finalize, and start the unit again that was lost."""
+        self._send_held()
+        if self.unit is not None and not self.peer.is_closed:
+            self.start_again(self.unit)
+            self.input.catch_up()
+        else:
+            self.start_if_due()
+
+    def _go_on(self) -> None:
+        """Go on after a model call: start the next unit, or release the slot."""
+        if self.slot.settle():
+            self.start_if_due()
+
+    def unit_done(self, event: ev.UnitDone) -> None:
+        """Send a unit's outcome, then finalize it; not deferred, the other way round (B2)."""
+        result = event.result
+        if not self.call.awaits(Phase.RUNNING, result.index):
+            return
+        self.migration.answered()
+        if self.peer.is_closed:
+            self._go_on()
+            return
+        outcome = self._outcome(result)
+        if result.kv_length >= self.step.limits.context_tokens:
+            self.kind.send_outcome(outcome)
+            self.call.settle()
+            self.kind.end("context_full")
+            return
+        if self.deferred_finalize:
+            self._send_outcome(outcome)
+        else:
+            self.held = outcome
+        self.call.require(Phase.RUNNING)
+        self.call.phase = Phase.FINALIZING
+        self.failures, self.unit = 0, None
+        is_withheld = self.is_withheld(result)
+        self.step.do(ef.StartFinalize(index=self.call.index, interrupted=is_withheld))
+
+    def finalize_done(self, event: ev.FinalizeDone) -> None:
+        """Open the barrier (B1)."""
+        if self.call.awaits(Phase.FINALIZING, event.finalized.index):
+            self._send_held()
+            self._go_on()
+
+    def unit_failed(self, event: ev.UnitFailed) -> None:
+        """Undo a failed unit, or end the session if that cannot help (B3, B10)."""
+        index = event.index
+        if not self.call.awaits(Phase.RUNNING, index):
+            return
+        self.failures += 1
+        self.migration.answered()
+        if self.peer.is_closed:
+            self._go_on()
+        elif event.context_full:
+            self.call.settle()
+            self.kind.end("context_full")
+        elif not self.step.limits.can_rollback or self.failures >= UNIT_FAILURES_MAX:
+            self.call.settle()
+            self.kind.end("backend_error")
+        else:
+            self.response_id = None
+            text = f"unit {index} failed and was undone"
+            self.peer.send_error(ErrorCode.INFERENCE_ERROR, text)
+            self.kind.unit_undone()
+            if self.lockstep is not None:
+                self._send_pending(self.lockstep.answer())
+            self.call.require(Phase.RUNNING)
+            self.call.phase, self.unit = Phase.ROLLING_BACK, None
+            self.step.do(ef.Rollback(index=index))
+
+    def rollback_done(self, event: ev.RollbackDone) -> None:
+        """Go on after the failed unit is undone (B3)."""
+        if self.call.awaits(Phase.ROLLING_BACK, event.index):
+            self._go_on()
+
+    def finalize_failed(self, event: ev.FinalizeFailed) -> None:
+        """End the session: no unit may run on what is left (B3)."""
+        if self.call.awaits(Phase.FINALIZING, event.index) and self.slot.settle():
+            self.kind.give_up(MODEL_LOST)
+
+    def rollback_failed(self, event: ev.RollbackFailed) -> None:
+        """End the session: no unit may run on what is left (B3)."""
+        if self.call.awaits(Phase.ROLLING_BACK, event.index) and self.slot.settle():
+            self.kind.give_up(MODEL_LOST)
+
+    # -- out ------------------------------------------------------------------------------------
+
+    def _send_held(self) -> None:
+        if self.held is not None and not self.peer.is_closed:
+            self._send_outcome(self.held)
+        self.held = None
+
+    def _send_outcome(self, outcome: Listen | Speech) -> None:
+        self.kind.send_outcome(outcome)
+        if self.lockstep is not None:
+            self.lockstep.kv_length = outcome.metrics.kv_cache_length
+            self._send_pending(self.lockstep.answer())
+
+    def _send_pending(self, count: int) -> None:
+        for _ in range(count):
+            assert self.lockstep is not None
+            metrics = self._timed(Metrics(kv_cache_length=self.lockstep.kv_length))
+            self.peer.send(Pending(is_speaking=self.response_id is not None, metrics=metrics))
+
+    def _outcome(self, result: UnitResult) -> Listen | Speech:
+        """Turn a result into the message to the client (B9)."""
+        metrics = self._metrics(result)
+        if result.is_listen or self.is_withheld(result):
+            ended = self.response_id or self.ended_id or self.next_response_id
+            self.response_id = self.ended_id = None
+            return Listen(
+                session_id=self.peer.session_id,
+                input_id=self.input_id,
+                metrics=metrics,
+                response_id=ended,  # the turn that the listen ends, else the one it precedes
+            )
+        if self.response_id is None:
+            self.response_id = self.next_response_id
+            self.responses += 1
+        speech = Speech(
+            session_id=self.peer.session_id,
+            response_id=self.response_id,
+            input_id=self.input_id,
+            text=result.text,
+            pcm=result.pcm,
+            end_of_turn=result.end_of_turn,
+            metrics=metrics,
+        )
+        self.ended_id = None
+        if result.end_of_turn:
+            self.ended_id = self.response_id
+            self.response_id = None
+        return speech
+
+    @property
+    def next_response_id(self) -> str:
+        """The id of the next turn that the model speaks."""
+        return self.step.derive("resp", self.responses)
+
+    def _metrics(self, result: UnitResult) -> Metrics:
+        costs = result.costs
+        metrics = Metrics(
+            kv_cache_length=result.kv_length,
+            prefill_ms=costs.prefill_us / 1000,
+            generate_ms=costs.generate_us / 1000,
+            wall_clock_ms=costs.wall_us / 1000,
+            cost_llm_ms=costs.llm_us / 1000,
+            cost_tts_ms=costs.tts_us / 1000,
+            cost_token2wav_ms=costs.token2wav_us / 1000,
+            n_tokens=len(result.decided_ids),
+            n_tts_tokens=len(result.codec_ids),
+            vision_slices=result.vision_slices,
+            vision_tokens=result.vision_tokens,
+            recording="off",
+        )
+        return self._timed(metrics)
+
+    def _timed(self, metrics: Metrics) -> Metrics:
+        """Add the facts other than a unit's costs; only 002 has the time of a message."""
+        opened = self.step.opened
+        at_ms = self.step.now_ns / NS_PER_MS if opened.endpoint == "duplex" else 0.0
+        return attrs.evolve(
+            metrics,
+            dropped_units=self.input.units_dropped,
+            recording=self.recording.state,
+            session_ms=at_ms,
+            wall_ms=opened.created_ms + at_ms if at_ms else 0.0,
+        )

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import attrs
 
+from protocol.machine.core import Phase
 from protocol.machine.session import Session
-from protocol.machine.unit_loop import Phase
 from protocol.values import events as ev
 from protocol.values.errors import FieldError, LocalProtocolError
 from protocol.values.limits import APPEND_SAMPLES_MIN

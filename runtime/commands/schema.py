@@ -17,7 +17,7 @@ import click
 import orjson
 import yaml
 
-from protocol.machine.core import CLOSE_CODES
+from protocol.machine.kind import CLOSE_CODES
 from protocol.values.errors import (
     CLOSE_MEANINGS,
     CLOSE_NORMAL,

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import attrs
 
+from protocol.machine.core import Phase
 from protocol.machine.session import Session
-from protocol.machine.unit_loop import Phase
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART

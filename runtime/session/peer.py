@@ -20,7 +20,7 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from protocol.machine.resuming import TOKEN
+from protocol.machine.peer import TOKEN
 from protocol.machine.session import Session
 from protocol.values.effects import Attach
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL

@@ -26,7 +26,7 @@ import anyio
 import attrs
 
 from protocol.machine.client import ClientConnection
-from protocol.machine.core import CLOSE_CODES
+from protocol.machine.kind import CLOSE_CODES
 from protocol.values import openai as oa
 from protocol.values.errors import (
     ADMISSION_ERRORS,

@@ -1,4 +1,4 @@
-"""The table of courses: a session holds one, and the machine never asks which it is."""
+"""The kinds of sessions: each wires its parts, and the machine never asks which it is."""
 
 from __future__ import annotations
 
@@ -9,39 +9,65 @@ from typing import Final, get_args
 
 import pytest
 
-from protocol.machine.live import Live
-from protocol.machine.openai import OpenAI
-from protocol.machine.session import _HANDLERS, COURSES, METHODS
+from protocol.machine.kind import Kind
+from protocol.machine.session import _HANDLERS, KINDS, KINDS_OF_ENDPOINTS, Session
 from protocol.values import events as ev
+from protocol.values.modes import Mode
 from protocol.values.requests import ClientMessage, CloseRequest, Played, Report
 from protocol.values.state import Course
 
 ROOT: Final = Path(__file__).parents[2]
 MACHINE: Final = (
-    *("beginning", "chat", "core", "duplex", "lockstep", "overdue", "pending_turn", "reception"),
-    *("session", "timers", "transcription", "unit_loop", "units"),
+    *("core", "input", "kind", "peer", "reception", "session", "setup", "slot", "sound"),
+    "unit_loop",
 )
 ANSWERED_BY_THE_SESSION: Final = {ev.ConnectionOpened, CloseRequest, Played, Report}
+LIMITS: Final = ev.SessionLimits(
+    session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192
+)
+OPENED: Final[tuple[tuple[Mode, ev.Endpoint], ...]] = (
+    *(("audio", "realtime"), ("audio", "live"), ("audio", "openai"), ("chat", "realtime")),
+    *(("chat", "chat"), ("transcription", "realtime"), ("transcription", "openai")),
+)
 
 
-def test_each_course_has_its_class() -> None:
+def kinds() -> list[Kind]:
+    """Open a session of each kind."""
+    opened = [
+        ev.ConnectionOpened(
+            recording_id="rec-1",
+            created_ms=1,
+            mode=mode,
+            endpoint=endpoint,
+            seed=1,
+            recording="on",
+            limits=LIMITS,
+        )
+        for mode, endpoint in OPENED
+    ]
+    return [Session.open(event)[0].kind for event in opened]
+
+
+def test_each_course_has_its_kind() -> None:
     """A session would take the states of one course, and do what another does."""
-    assert {course: cls.course for course, cls in COURSES.items()} == {it: it for it in Course}
+    assert {course: cls.course for course, cls in KINDS.items()} == {it: it for it in Course}
+    assert {type(kind) for kind in kinds()} == {*KINDS.values(), *KINDS_OF_ENDPOINTS.values()}
 
 
-def test_all_that_can_be_said_has_a_method() -> None:
-    """A message or a fact would end the session with an error of ours."""
-    said = {*get_args(ev.Event), *get_args(ClientMessage)}
-    assert {*METHODS, *_HANDLERS} | ANSWERED_BY_THE_SESSION == said
-    assert not METHODS.keys() & _HANDLERS.keys()
+def test_every_message_and_event_has_a_handler() -> None:
+    """A message or an event would be lost."""
+    known = {*get_args(ev.Event), *get_args(ClientMessage)}
+    handled = {item for kind in kinds() for item in kind.handlers}
+    assert {*handled, *_HANDLERS} | ANSWERED_BY_THE_SESSION == known
+    assert not handled & _HANDLERS.keys()
 
 
-@pytest.mark.parametrize("said", METHODS, ids=lambda said: said.__name__)
-def test_a_method_takes_what_it_is_there_for(said: type) -> None:
-    """A name in the table would be of no method, and what it stands for be lost."""
-    methods = [getattr(cls, METHODS[said], None) for cls in (*COURSES.values(), Live, OpenAI)]
-    taken = [list(signature(method).parameters.values()) for method in methods if method]
-    assert said.__name__ in {given.annotation.rpartition(".")[2] for _, given in taken}
+def test_a_handler_takes_its_message_or_event() -> None:
+    """A name in a table would be of no method, or of one for another message."""
+    for kind in kinds():
+        for item, method_of in kind.handlers.items():
+            (given,) = signature(method_of(kind)).parameters.values()
+            assert item.__name__ == given.annotation.rpartition(".")[2], (kind, item)
 
 
 @pytest.mark.parametrize("name", MACHINE)

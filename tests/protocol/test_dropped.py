@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import simplejpeg
 
+from protocol.machine.duplex import Duplex
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import UNITS_PENDING_MAX
@@ -53,4 +54,6 @@ def test_only_what_is_not_decoded_yet_is_cancelled() -> None:
     assert [it for it in done if isinstance(it, ef.CancelDecode)] == [ef.CancelDecode(media=0)]
     late = client.step(ev.MediaRejected, media=0, reason="it is damaged")
     assert said(late) == []  # It was on its way; its unit is gone, and the client was told.
-    assert client.session._core.undecided_media == set(range(2, 2 * UNITS_PENDING_MAX + 2))
+    kind = client.session.kind
+    assert isinstance(kind, Duplex)
+    assert kind.loop.input.undecided_media == set(range(2, 2 * UNITS_PENDING_MAX + 2))

@@ -133,7 +133,7 @@ def test_it_goes_with_the_session() -> None:
     waiting.say(OPENINGS["legacy-duplex"][1])
     waiting.step(ev.PeerGone)
     assert waiting.session.early_bytes is None
-    assert waiting.session._core.early is None
+    assert waiting.session.kind.peer.early is None
 
 
 def test_the_state_names_what_is_kept() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pybase64 import b64encode_as_string as base64
 
+from protocol.machine.duplex import Duplex
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -190,7 +191,9 @@ def test_each_chunk_has_its_results_in_order(does: list[int | str], deferred: bo
     pending = sum("pending" in result for result in call.results)
     assert len(call.results) - pending + failed + call.dropped == units
     assert len(call.results) + failed >= chunks
-    lockstep = call.session._core.lockstep
+    kind = call.session.kind
+    assert isinstance(kind, Duplex)
+    lockstep = kind.loop.lockstep
     assert lockstep is not None
     assert not lockstep.units
 
@@ -207,6 +210,8 @@ def test_the_frames_of_a_second_are_bounded(way: str) -> None:
             call.chunk(1)
             call.say(type="video_frame", frame=jpeg)
             call.chunk(1)
-    frames = len(call.session._core.assembler.attached.frames)
+    kind = call.session.kind
+    assert isinstance(kind, Duplex)
+    frames = len(kind.loop.input.assembler.attached.frames)
     assert frames == UNIT_FRAMES_MAX
     assert {error["code"] for error in call.errors} == {"invalid_payload"}

@@ -8,13 +8,14 @@ from typing import Any
 import attrs
 import pytest
 
-from protocol.machine.duplex import Duplex
-from protocol.machine.moving import Moving
+from protocol.machine.setup import Setup
+from protocol.machine.slot import Migration
 from protocol.machine.unit_loop import UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import ErrorCode, LocalProtocolError
 from protocol.values.limits import LOSSES_MAX
+from protocol.values.model import Unit
 from protocol.values.state import State
 from tests.protocol.test_session_properties import SessionMachine, append
 
@@ -261,9 +262,8 @@ def test_a_lease_that_is_revoked_amid_a_rebuild_is_left_after_it() -> None:
 def _next_index(patch: pytest.MonkeyPatch) -> None:
     again = UnitLoop.start_again
 
-    def start_again(self: UnitLoop) -> ef.StartUnit:
-        started = again(self)
-        return ef.StartUnit(unit=attrs.evolve(started.unit, index=started.unit.index + 1))
+    def start_again(self: UnitLoop, unit: Unit) -> None:
+        again(self, attrs.evolve(unit, index=unit.index + 1))
 
     patch.setattr(UnitLoop, "start_again", start_again)
 
@@ -271,44 +271,42 @@ def _next_index(patch: pytest.MonkeyPatch) -> None:
 def _speaks(patch: pytest.MonkeyPatch) -> None:
     again = UnitLoop.start_again
 
-    def start_again(self: UnitLoop) -> ef.StartUnit:
-        unit = self.unit
-        again(self)
-        assert unit is not None
-        return ef.StartUnit(unit=unit)
+    def start_again(self: UnitLoop, unit: Unit) -> None:
+        self.interrupted = False
+        again(self, unit)
 
     patch.setattr(UnitLoop, "start_again", start_again)
 
 
 def _poison(patch: pytest.MonkeyPatch) -> None:
-    lost = Moving.backend_lost
+    lost = Migration.backend_lost
 
-    def backend_lost(self: Moving) -> None:
+    def backend_lost(self: Migration) -> None:
         self.is_repeated, self.losses = False, 0
         lost(self)
 
-    patch.setattr(Moving, "backend_lost", backend_lost)
+    patch.setattr(Migration, "backend_lost", backend_lost)
 
 
 def _queue_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Moving, "hears_queue", True)
+    patch.setattr(Migration, "is_quiet", False)
 
 
 def _no_rebuild(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Duplex, "past_s", lambda self: None)
-    patch.setattr(Moving, "is_moving", property(lambda self: False, lambda self, value: None))
+    patch.setattr(Setup, "past_s", lambda self: None)
+    patch.setattr(Migration, "is_migrating", property(lambda self: False, lambda self, value: None))
 
 
 def _said_again(patch: pytest.MonkeyPatch) -> None:
-    take_up = Duplex.take_up
+    resume_work = UnitLoop.resume_work
 
-    def said_twice(self: Duplex) -> None:
+    def sent_twice(self: UnitLoop) -> None:
         held = self.held
-        take_up(self)
+        resume_work(self)
         if held is not None:
-            self.say(held)
+            self.peer.send(held)
 
-    patch.setattr(Duplex, "take_up", said_twice)
+    patch.setattr(UnitLoop, "resume_work", sent_twice)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
+from protocol.machine.openai import OpenAI
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -393,7 +394,9 @@ def test_a_picture_goes_with_the_next_second() -> None:
     client.hear(QUIET * 2)
     assert client.seen == [0, 3, 0, 4, 0]
     assert _shown(client) == "conversation.item.added"
-    kept = client.session._core.items.values()
+    kind = client.session.kind
+    assert isinstance(kind, OpenAI)
+    kept = kind.conversation.items.values()
     assert [part for item in kept for part in item.parts if part.picture] == []
 
 

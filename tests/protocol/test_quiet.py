@@ -109,7 +109,7 @@ def compare(seed: int) -> None:
             except LocalProtocolError:
                 break  # what was drawn has led away from the log
             if is_whole(event):
-                is_amid = not together._core.call.is_idle
+                is_amid = not together.kind.slot.call.is_idle
                 count, effects = step_together(together, batch)
                 kept["amid a call"] += count * is_amid
                 kept[together.dialect_name] += count

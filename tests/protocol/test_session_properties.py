@@ -26,9 +26,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from protocol.machine.core import Call, Phase
 from protocol.machine.duplex import Duplex
 from protocol.machine.session import Session
-from protocol.machine.unit_loop import Phase, UnitLoop
+from protocol.machine.unit_loop import UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL, ErrorCode, LocalProtocolError
@@ -145,7 +146,9 @@ class SessionMachine(RuleBasedStateMachine):
                     self.timers.pop(effect.name)
                 case ef.OpenBackend():
                     # No dialect of today can ask for it; the machine obeys it all the same.
-                    self.session._core.deferred_finalize = self.deferred
+                    kind = self.session.kind
+                    assert isinstance(kind, Duplex)
+                    kind.loop.deferred_finalize = self.deferred
                     self.calls.append(effect)
                 case ef.Send() | ef.Attach() | ef.Close() | ef.Interrupt() | ef.DropUnit():
                     pass
@@ -403,11 +406,11 @@ def mutant(name: str) -> Callable[[pytest.MonkeyPatch], None]:
     """Give a way to break the machine."""
 
     def no_barrier(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(UnitLoop, "is_idle", property(lambda self: self.phase is not Phase.RUNNING))
-        patch.setattr(UnitLoop, "_require", lambda self, phase: None)
+        patch.setattr(Call, "is_idle", property(lambda self: self.phase is not Phase.RUNNING))
+        patch.setattr(Call, "require", lambda self, phase: None)
 
     def barrier_opens_on_failed_finalize(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(Duplex, "finalize_failed", lambda self, _: self.go_on())
+        patch.setattr(UnitLoop, "finalize_failed", lambda self, _: self._go_on())
 
     def finalize_before_send(patch: pytest.MonkeyPatch) -> None:
         step = Session.step
@@ -419,13 +422,13 @@ def mutant(name: str) -> Callable[[pytest.MonkeyPatch], None]:
         patch.setattr(Session, "step", swapped)
 
     def release_at_once(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(UnitLoop, "is_idle", property(lambda self: True))
+        patch.setattr(Call, "is_idle", property(lambda self: True))
 
     def no_interrupt(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(UnitLoop, "interrupt", lambda self: None)
+        patch.setattr(UnitLoop, "cut", lambda self: None)
 
     def any_completion_will_do(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(UnitLoop, "awaits", lambda self, phase, index: self.phase is phase)
+        patch.setattr(Call, "awaits", lambda self, phase, index: self.phase is phase)
 
     return locals()[name]
 

@@ -19,11 +19,12 @@ from typing import Any, Final
 import attrs
 import pytest
 
-from protocol.machine.beginning import PendingInit
-from protocol.machine.chat import ActiveTurn
-from protocol.machine.core import Core
-from protocol.machine.pending_turn import PendingTurn
+from protocol.machine.chat import ActiveTurn, PendingTurn
+from protocol.machine.core import Step
+from protocol.machine.peer import Peer
 from protocol.machine.session import Session
+from protocol.machine.setup import PendingInit
+from protocol.machine.slot import Migration
 from protocol.values import events as ev
 from protocol.values.items import Part
 from protocol.values.messages import Listen, Speech
@@ -41,11 +42,14 @@ from tests.golden.logs import FOLDER, SCENES
 
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {
-    "Core.opened": "it is the first event, which the log holds",
-    "Core.effects": "they are handed over after each step",
-    "Core.said": "they are the frames of the step's effects, before they were written",
-    "Core.taken": "it is of the message that was read",
-    "Core.cause": "it is of the message that is being read",
+    "Step.opened": "it is the first event, which the log holds",
+    "Step.effects": "they are handed over after each step",
+    "Peer.course": "it is of the kind, as the first event says",
+    "Peer.has_event_ids": "the same",
+    "Migration.has_queue_messages": "the same",
+    "Peer.sent": "they are the frames of the step's effects, before they were written",
+    "Peer.accepted": "it is of the message that was read",
+    "Peer.cause": "it is of the message that is being read",
     "PendingInit.init": "what was asked stands in the log",
     "PendingTurn.ask": "likewise",
     "ActiveTurn.made": "likewise",
@@ -87,7 +91,7 @@ LEFT_OUT: Final = {
 }
 """What a session has that is not in its snapshot, and why."""
 CLASSES: Final = (
-    *(Core, PendingInit, PendingTurn, ActiveTurn, Prefill),
+    *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
     *(OpenAISession, Part, Reply, ToolCall, ToolResult),
 )
@@ -106,28 +110,27 @@ def sessions(path: Path) -> Iterator[Session]:
 
 
 def name_of(part: Any, field: str) -> str:
-    """Name a field by the class that has it first: a course is a core."""
+    """Name a field by the class that has it first."""
     classes = [cls for cls in type(part).__mro__ if attrs.has(cls)]
     return f"{[c for c in classes if field in attrs.fields_dict(c)][-1].__name__}.{field}"
 
 
-def parts(value: object, *, is_top: bool = True) -> Iterator[Any]:
-    """Find the attrs instances that a session is made of."""
-    if is_top:
-        for part in vars(value).values():
-            if attrs.has(type(part)):
-                yield from parts(part, is_top=False)
-    elif attrs.has(type(value)):
+def parts(value: object, seen: set[int]) -> Iterator[Any]:
+    """Find the attrs instances that a session's kind is made of, each once."""
+    if id(value) in seen:
+        return
+    if attrs.has(type(value)):
+        seen.add(id(value))
         yield value
         for field in attrs.fields(type(value)):
             if name_of(value, field.name) not in LEFT_OUT:
-                yield from parts(getattr(value, field.name), is_top=False)
+                yield from parts(getattr(value, field.name), seen)
     elif isinstance(value, dict):
         for below in value.values():
-            yield from parts(below, is_top=False)
+            yield from parts(below, seen)
     elif not isinstance(value, str | bytes | bytearray) and hasattr(value, "__iter__"):
         for below in value:
-            yield from parts(below, is_top=False)
+            yield from parts(below, seen)
 
 
 def others(value: Any) -> Iterator[Any]:
@@ -173,7 +176,7 @@ def test_all_that_a_session_remembers_is_in_its_snapshot() -> None:
     found, seen = set[str](), set[str]()
     for path in sorted(FOLDER.glob("*" + SUFFIX)):
         for session in sessions(path):
-            for part in list(parts(session)):
+            for part in list(parts(session.kind, set())):
                 for field in attrs.fields(type(part)):
                     name = name_of(part, field.name)
                     is_part = attrs.has(type(getattr(part, field.name)))
@@ -221,16 +224,16 @@ RENAMED: Final = {
     "PendingInit": "InitOnItsWay",
     # attributes
     "alive_ns": "last_sign_ns",
-    "waits_for_slot": "is_in_line",
+    "is_waiting": "is_in_line",
     "undecided_media": "being_decoded",
     "owes_commit": "has_a_commit_to_come",
     "ended_id": "id_of_the_last_turn",
-    "told_ns": "said_ns",
+    "sent_ns": "said_ns",
     "is_heard_out": "is_done_with",
 }
 REORDERED: Final = {
-    "core.py": "Core",
-    "duplex.py": "Duplex",
+    "peer.py": "Peer",
+    "slot.py": "Migration",
     "unit_loop.py": "UnitLoop",
     "chat.py": "ActiveTurn",
     "transcription.py": "Utterance",

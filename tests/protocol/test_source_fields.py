@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from protocol.machine.pending_turn import PendingTurn
+from protocol.machine.chat import PendingTurn
 from protocol.values.errors import FieldError
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
 from protocol.values.requests import Ask, ReferenceAudio, Request, SpeechRequest

@@ -12,7 +12,8 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from protocol.machine.core import Core
+from protocol.machine.core import Step
+from protocol.machine.peer import Peer
 from protocol.machine.session import Session
 from protocol.values import behaviour
 from protocol.values.behaviour import NEWEST
@@ -105,15 +106,15 @@ LOUDER: Final = NEWEST + 1
 @contextmanager
 def changed_product() -> Iterator[None]:
     """Be a later version, whose errors end with an exclamation mark since `LOUDER`."""
-    complain = Core.complain
+    send_error = Peer.send_error
 
-    def louder(core: Core, code: ErrorCode, message: str) -> None:
-        complain(core, code, f"{message}!" if core.behaves(LOUDER) else message)
+    def louder(peer: Peer, code: ErrorCode, message: str) -> None:
+        send_error(peer, code, f"{message}!" if peer.step.behaves(LOUDER) else message)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(behaviour, "NEWEST", LOUDER)
         patch.setattr(logic, "HERE", attrs.evolve(HERE, behaviour=LOUDER))
-        patch.setattr(Core, "complain", louder)
+        patch.setattr(Peer, "send_error", louder)
         yield
 
 
@@ -139,7 +140,7 @@ def test_old_logs_take_the_old_branch_and_new_sessions_the_new_one(tmp_path: Pat
 def test_a_change_without_a_number_is_noticed() -> None:
     """Golden logs would be no use."""
     with changed_product(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Core, "behaves", lambda _core, _change: True)
+        patch.setattr(Step, "behaves", lambda _step, _change: True)
         outcome = replay_log(FOLDER / "v1-realtime-mistakes.session.zst")
     assert outcome.divergence is not None
     assert outcome.divergence.record == "tx Send"

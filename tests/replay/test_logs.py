@@ -17,8 +17,8 @@ import anyio
 import attrs
 from hypothesis import strategies as st
 
+from protocol.machine.core import Phase
 from protocol.machine.session import Session
-from protocol.machine.unit_loop import Phase
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import ErrorCode

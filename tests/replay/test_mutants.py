@@ -10,16 +10,15 @@ from unittest.mock import patch
 
 import pytest
 
-from protocol.machine import overdue
+from protocol.machine import core
 from protocol.machine import session as session_module
-from protocol.machine.beginning import Beginning
-from protocol.machine.chat import Chat
-from protocol.machine.core import Core
+from protocol.machine.chat import TurnLoop
+from protocol.machine.core import Call, Phase, Timers
+from protocol.machine.kind import Kind
 from protocol.machine.session import Session
-from protocol.machine.timers import Timers
-from protocol.machine.unit_loop import Phase, UnitLoop
+from protocol.machine.setup import Setup
+from protocol.machine.unit_loop import UnitLoop
 from protocol.values import events as ev
-from protocol.values.effects import StartUnit
 from recorder.format.records import Record
 from recorder.read.scan import Damage
 from replay.rerun.logic import replay
@@ -41,37 +40,37 @@ def handled_by(event: type[ev.Event], handler: Handler) -> AbstractContextManage
 
 def kept_after_close(session: Session, event: ev.BackendReleased) -> None:
     """The lease of a session that is over is never cleared."""
-    if event.lease == session._core.lease and not session._core.is_closed:
-        session._core.lease = None
-        session._core.releasing = False
-        session._core.slot_returned()
+    slot = session.kind.slot
+    if event.lease == slot.lease and not session.kind.peer.is_closed:
+        slot.lease, slot.is_releasing = None, False
+        session.kind.slot_user.slot_returned()
 
 
 def any_release(session: Session, _event: ev.BackendReleased) -> None:
     """The release of another lease is taken for one's own."""
-    session._core.lease = None
-    session._core.releasing = False
-    session._core.slot_returned()
+    slot = session.kind.slot
+    slot.lease, slot.is_releasing = None, False
+    session.kind.slot_user.slot_returned()
 
 
 def leased_to_the_closed(session: Session, event: ev.SlotLeased) -> None:
     """A slot that comes for a session that is over is not given back."""
-    if session._core.is_closed:
-        session._core.waits_for_slot = False
-        session._core.lease = event.lease
+    if session.kind.peer.is_closed:
+        session.kind.slot.is_waiting = False
+        session.kind.slot.lease = event.lease
     else:
         Session._slot_leased(session, event)
 
 
-def any_opening(self: Beginning, event: ev.BackendOpened) -> None:
+def any_opening(self: Setup, event: ev.BackendOpened) -> None:
     """A model that was opened for another lease is taken for one's own."""
-    was = self.lease
-    self.lease = event.lease
+    was = self.slot.lease
+    self.slot.lease = event.lease
     opened_before(self, event)
-    self.lease = was
+    self.slot.lease = was
 
 
-opened_before = Beginning.backend_opened
+opened_before = Setup.backend_opened
 
 
 def any_timer(self: Timers, name: Any, _generation: int) -> bool:
@@ -79,38 +78,38 @@ def any_timer(self: Timers, name: Any, _generation: int) -> bool:
     return self.pending.pop(name, None) is not None
 
 
-def starts_amid_finalize(self: UnitLoop, pending: Any, max_slice_nums: int) -> StartUnit:
+def begins_amid_finalize(self: Call, index: int) -> None:
     """A unit starts while the last one is finalized."""
     self.phase = Phase.IDLE
-    return started_before(self, pending, max_slice_nums)
+    begun_before(self, index)
 
 
-started_before = UnitLoop.start
+begun_before = Call.begin
 
 
-def ends_by_failure(self: Chat, index: int, **fields: Any) -> None:
+def ends_by_failure(self: TurnLoop, index: int, **fields: Any) -> None:
     """A chat whose turn failed ends, as a single request does."""
     failed_before(self, index, **fields)
-    self.end("backend_error")
+    self.kind.end("backend_error")
 
 
-def goes_on_with_the_failed(self: Chat, index: int, **fields: Any) -> None:
+def goes_on_with_the_failed(self: TurnLoop, index: int, **fields: Any) -> None:
     """A single request whose turn failed is told of it, and stays."""
-    with patch.object(Core, "refuse", lambda self, code, text, **_: self.complain(code, text)):
+    with patch.object(Kind, "refuse", lambda self, code, text, **_: self.send_error(code, text)):
         failed_before(self, index, **fields)
 
 
-failed_before = Chat.failed
+failed_before = TurnLoop.failed
 
 
 @contextmanager
 def no_signs_of_life() -> Iterator[None]:
     """Progress of a call does not count as life."""
-    with patch.object(overdue, "SIGNS_OF_LIFE", ()):
+    with patch.object(core, "SIGNS_OF_LIFE", ()):
         yield
 
 
-def is_open_barrier(self: UnitLoop) -> bool:
+def is_open_barrier(self: Call) -> bool:
     """The barrier is open as soon as a unit is done."""
     return self.phase in {Phase.IDLE, Phase.FINALIZING}
 
@@ -119,14 +118,14 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "lease kept after a close": lambda: handled_by(ev.BackendReleased, kept_after_close),
     "lease of the closed kept": lambda: handled_by(ev.SlotLeased, leased_to_the_closed),
     "stale release heeded": lambda: handled_by(ev.BackendReleased, any_release),
-    "stale opening heeded": lambda: patch.object(Beginning, "backend_opened", any_opening),
+    "stale opening heeded": lambda: patch.object(Setup, "backend_opened", any_opening),
     "stale timer heeded": lambda: patch.object(Timers, "fire", any_timer),
     "withheld unit sent": lambda: patch.object(UnitLoop, "is_withheld", lambda *_: False),
     "barrier open amid finalize": lambda: patch.multiple(
-        UnitLoop, is_idle=property(is_open_barrier), start=starts_amid_finalize
+        Call, is_idle=property(is_open_barrier), begin=begins_amid_finalize
     ),
-    "failed chat ends": lambda: patch.object(Chat, "failed", ends_by_failure),
-    "failed request stays": lambda: patch.object(Chat, "failed", goes_on_with_the_failed),
+    "failed chat ends": lambda: patch.object(TurnLoop, "failed", ends_by_failure),
+    "failed request stays": lambda: patch.object(TurnLoop, "failed", goes_on_with_the_failed),
     "progress is no life": no_signs_of_life,
 }
 

@@ -114,7 +114,7 @@ class CountsUnseen(Double):
     """What nobody is told of counts something by the clock."""
 
     def spoil(self, effects: Effects) -> Effects:
-        self._core.fields_ignored += time.perf_counter_ns() % 1_000_003
+        self.kind.peer.fields_ignored += time.perf_counter_ns() % 1_000_003
         return effects
 
 

@@ -18,14 +18,15 @@ import anyio
 import attrs
 
 from protocol.machine import session as session_module
-from protocol.machine.core import Core
-from protocol.machine.duplex import Duplex
-from protocol.machine.resuming import Resuming
-from protocol.machine.unit_loop import Phase, UnitLoop
+from protocol.machine.core import Phase, Timers
+from protocol.machine.kind import Kind
+from protocol.machine.peer import Peer as PeerPart
+from protocol.machine.slot import Migration
+from protocol.machine.unit_loop import UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.messages import Listen, QueuePlace, QueueUpdate, Speech
-from protocol.values.model import PastUnit
+from protocol.values.model import PastUnit, Unit
 from protocol.values.state import State
 from runtime.net.connection import Ready
 from runtime.session import model_calls
@@ -74,30 +75,29 @@ def _release_before_cleanup(stack: ExitStack) -> None:
 
 def _barrier_open_on_failed_finalize(stack: ExitStack) -> None:
     """After a finalize that failed the next unit starts as if it had not (B1, B3)."""
-    real = Duplex.finalize_failed
+    real = UnitLoop.finalize_failed
 
-    def finalize_failed(self: Duplex, event: ev.FinalizeFailed) -> None:
-        if self.call.awaits(Phase.FINALIZING, event.index) and not self.is_closed:
-            if self.held is not None:
-                self._say_outcome(self.held)
-            self.held = None
-            self.go_on()
+    def finalize_failed(self: UnitLoop, event: ev.FinalizeFailed) -> None:
+        if self.call.awaits(Phase.FINALIZING, event.index) and not self.peer.is_closed:
+            self._send_held()
+            self._go_on()
         else:
             real(self, event)
 
-    _put(stack, Duplex, "finalize_failed", finalize_failed)
+    _put(stack, UnitLoop, "finalize_failed", finalize_failed)
 
 
 def _leak_without_queue_done(stack: ExitStack) -> None:
     """Who goes before the slot is used takes it along (B5)."""
-    real, real_give_up = Core.lose_peer, ModelCalls.give_up
+    real, real_give_up = Kind.lose_peer, ModelCalls.give_up
 
-    def lose_peer(self: Core) -> None:
-        unused = self.state is State.CONNECTED and self.lease is not None
+    def lose_peer(self: Kind) -> None:
+        unused = self.peer.state is State.CONNECTED and self.slot.lease is not None
         real(self)
-        if unused and self.releasing:
-            self.effects = [one for one in self.effects if not isinstance(one, ef.Release)]
-            self.lease, self.releasing = None, False
+        if unused and self.slot.is_releasing:
+            done = self.step.effects
+            self.step.effects = [one for one in done if not isinstance(one, ef.Release)]
+            self.slot.lease, self.slot.is_releasing = None, False
 
     def give_up(self: ModelCalls) -> None:
         driver = self._inbox
@@ -105,7 +105,7 @@ def _leak_without_queue_done(stack: ExitStack) -> None:
         if driver.session is None or driver.session.end_reason != "peer_gone":
             real_give_up(self)
 
-    _put(stack, Core, "lose_peer", lose_peer)
+    _put(stack, Kind, "lose_peer", lose_peer)
     _put(stack, ModelCalls, "give_up", give_up)
 
 
@@ -133,11 +133,11 @@ def _update_after_closed(stack: ExitStack) -> None:
     gone = QueuePlace(position=1, estimated_wait_s=0, ticket_id="ticket_0", queue_length=1)
 
     def left(session: Any, _event: ev.TicketLeft) -> None:
-        core: Core = session._core
-        core.waits_for_slot = False
-        for frame in core.dialect.encode(QueueUpdate(place=gone)):
-            core.do(ef.Send(ordinal=core.frames_sent, frame=frame))
-            core.frames_sent += 1
+        kind: Kind = session.kind
+        kind.slot.is_waiting = False
+        for frame in kind.peer.dialect.encode(QueueUpdate(place=gone)):
+            kind.step.do(ef.Send(ordinal=kind.peer.frames_sent, frame=frame))
+            kind.peer.frames_sent += 1
 
     stack.enter_context(patch.dict(session_module._HANDLERS, {ev.TicketLeft: left}))
 
@@ -204,12 +204,12 @@ def _answers_of_a_neighbour(stack: ExitStack) -> None:
 
 def _no_limit(stack: ExitStack) -> None:
     """Whoever is paused is forgotten: the pause has no end."""
-    real = Core.set_timer
+    real = Timers.set
 
-    def set_timer(self: Core, name: ev.TimerName, seconds: float) -> None:
+    def set_timer(self: Timers, name: ev.TimerName, seconds: float) -> None:
         real(self, name, seconds * 3 if name == "pause" else seconds)
 
-    _put(stack, Core, "set_timer", set_timer)
+    _put(stack, Timers, "set", set_timer)
 
 
 # -- of sessions that lose their worker (B11) ------------------------------------------------------
@@ -219,11 +219,9 @@ def _next_index(stack: ExitStack) -> None:
     """The unit that was lost gets the next index, and so another seed."""
     real = UnitLoop.start_again
 
-    def start_again(self: UnitLoop) -> ef.StartUnit:
-        self.index += 1
-        assert self.unit is not None
-        self.unit = attrs.evolve(self.unit, index=self.index)
-        return real(self)
+    def start_again(self: UnitLoop, unit: Unit) -> None:
+        self.call.index += 1
+        real(self, attrs.evolve(unit, index=self.call.index))
 
     _put(stack, UnitLoop, "start_again", start_again)
 
@@ -232,29 +230,29 @@ def _interrupt_lost(stack: ExitStack) -> None:
     """The unit that was lost while it was cut speaks (B6)."""
     real = UnitLoop.start_again
 
-    def start_again(self: UnitLoop) -> ef.StartUnit:
+    def start_again(self: UnitLoop, unit: Unit) -> None:
         self.interrupted = False
-        return real(self)
+        real(self, unit)
 
     _put(stack, UnitLoop, "start_again", start_again)
 
 
 def _said_again(stack: ExitStack) -> None:
     """What was said last is said again after a rebuild."""
-    real, real_say = Duplex.take_up, Duplex._say_outcome
-    last: WeakKeyDictionary[Duplex, Listen | Speech] = WeakKeyDictionary()
+    real, real_send = UnitLoop.resume_work, UnitLoop._send_outcome
+    last: WeakKeyDictionary[UnitLoop, Listen | Speech] = WeakKeyDictionary()
 
-    def say_outcome(self: Duplex, outcome: Listen | Speech) -> None:
+    def send_outcome(self: UnitLoop, outcome: Listen | Speech) -> None:
         last[self] = outcome
-        real_say(self, outcome)
+        real_send(self, outcome)
 
-    def take_up(self: Duplex) -> None:
+    def resume_work(self: UnitLoop) -> None:
         if self in last:
-            self.say(last[self])
+            self.peer.send(last[self])
         real(self)
 
-    _put(stack, Duplex, "_say_outcome", say_outcome)
-    _put(stack, Duplex, "take_up", take_up)
+    _put(stack, UnitLoop, "_send_outcome", send_outcome)
+    _put(stack, UnitLoop, "resume_work", resume_work)
 
 
 def _past_reversed(stack: ExitStack) -> None:
@@ -317,13 +315,13 @@ def _not_ahead(stack: ExitStack) -> None:
 
 def _no_rebuild_timer(stack: ExitStack) -> None:
     """Who waits for another slot waits for ever."""
-    real = Core.set_timer
+    real = Timers.set
 
-    def set_timer(self: Core, name: ev.TimerName, seconds: float) -> None:
+    def set_timer(self: Timers, name: ev.TimerName, seconds: float) -> None:
         if name != "rebuild":
             real(self, name, seconds)
 
-    _put(stack, Core, "set_timer", set_timer)
+    _put(stack, Timers, "set", set_timer)
 
 
 def _frame_left_out(stack: ExitStack) -> None:
@@ -349,30 +347,30 @@ def _tokens_stay_right(stack: ExitStack) -> None:
 
 def _messages_counted_late(stack: ExitStack) -> None:
     """A client is told of fewer messages than have come, and sends the last one again."""
-    real = Resuming._attach
+    real = PeerPart._send_greeting
 
-    def attach(self: Resuming, after: int) -> None:
+    def send_greeting(self: PeerPart, after: int) -> None:
         self.frames_received -= 1
         real(self, after)
         self.frames_received += 1
 
-    _put(stack, Resuming, "_attach", attach)
+    _put(stack, PeerPart, "_send_greeting", send_greeting)
 
 
 def _waits_for_ever(stack: ExitStack) -> None:
     """A session waits for its client until its total time is over."""
-    real = Resuming.set_timer
+    real = Timers.set
 
-    def set_timer(self: Resuming, name: ev.TimerName, seconds: int) -> None:
+    def set_timer(self: Timers, name: ev.TimerName, seconds: float) -> None:
         if name != "resume":
             real(self, name, seconds)
 
-    _put(stack, Resuming, "set_timer", set_timer)
+    _put(stack, Timers, "set", set_timer)
 
 
 def _sleeps_on_its_slot(stack: ExitStack) -> None:
     """A session whose client is away keeps its slot."""
-    _put(stack, Duplex, "sleep", lambda self: None)
+    _put(stack, Migration, "sleep", lambda self: None)
 
 
 BUGS: Final = MappingProxyType(

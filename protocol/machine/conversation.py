@@ -1,12 +1,13 @@
-"""The conversation of a session of `openai`: its items, and the response in progress."""
+"""The conversation of a session of `openai`: its items, responses, and the user's words."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Final
 
 import attrs
 
-from ..values.digest import derive_id
+from ..values import events as ev
 from ..values.errors import ErrorCode
 from ..values.items import Item, Part, as_prompt
 from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX
@@ -15,6 +16,7 @@ from ..values.openai import (
     Configure,
     CreateItem,
     DeleteItem,
+    InputStep,
     ItemDeleted,
     ItemStep,
     ItemTruncated,
@@ -32,40 +34,62 @@ from ..values.openai import (
 )
 from ..values.requests import ClientMessage
 from ..values.sound import rate_of
-from ..values.state import State
 from ..wire.rates import HISTORY_BYTES
-from .pieces import Pieces
+from .core import Step
+from .peer import Peer
+from .sound import SoundPieces
+from .unit_loop import UnitLoop
 
 FIRST: Final = "root"
 """In place of an item's id: before all items."""
+UTTERANCES_MAX: Final = 16
+"""Of what was said so long ago nothing is sent any more."""
+
+
+@attrs.define
+class Utterance:
+    """What the client said, as it is written down: where it begins and ends in its sound."""
+
+    start_ms: int
+    end_ms: int
+    text: str = ""
+    is_whole: bool = False
 
 
 @attrs.define(kw_only=True, eq=False)
-class Replies(Pieces):
+class Conversation:
     """What was said in a session, by either side.
 
     Attributes:
-        told: the settings in force.
+        settings: those in force.
         items: of the conversation, by their ids; the oldest are forgotten.
         items_made: how many ids were made.
         reply: the response in progress.
         metadata: of the response that was asked for.
         words: its text so far.
+        spans: the last items of sound, each with its end in milliseconds of the model's sound.
+        utterances: what is written down, and in no item yet.
     """
 
-    told: OpenAISession = attrs.Factory(OpenAISession)
+    step: Step
+    peer: Peer
+    loop: UnitLoop
+    sound: SoundPieces
+    settings: OpenAISession
     items: dict[str, Item] = attrs.Factory(dict)
     items_made: int = 0
     reply: Reply | None = None
     metadata: Metadata | None = None
     words: str = ""
+    spans: deque[tuple[str, int]] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
+    utterances: deque[Utterance] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
 
     # -- items ----------------------------------------------------------------------------------
 
     def new_id(self) -> str:
         """Make the id of an item."""
         self.items_made += 1
-        return derive_id("item", self.opened.recording_id, self.items_made)
+        return self.step.derive("item", self.items_made)
 
     @property
     def last_id(self) -> str | None:
@@ -76,8 +100,8 @@ class Replies(Pieces):
         """Add an item that is whole."""
         self.keep(item, after)
         previous = None if after == FIRST else after
-        self.say(ItemStep(kind="added", item=item, previous_id=previous))
-        self.say(ItemStep(kind="done", item=item, previous_id=previous))
+        self.peer.send(ItemStep(kind="added", item=item, previous_id=previous))
+        self.peer.send(ItemStep(kind="done", item=item, previous_id=previous))
 
     def keep(self, item: Item, after: str | None = None) -> None:
         """Keep an item, after all others or one of them, and forget the oldest of too many."""
@@ -96,23 +120,23 @@ class Replies(Pieces):
         """Add an item; before the first sound, its text is part of the prompt."""
         item, after = message.item, message.previous_id
         if item.id in self.items:
-            self.complain(ErrorCode.INVALID_PAYLOAD, "$.item.id: there is such an item")
+            self.peer.send_error(ErrorCode.INVALID_PAYLOAD, "$.item.id: there is such an item")
             return
         if after not in (None, FIRST) and after not in self.items:
             text = "$.previous_item_id: there is no such item"
-            self.complain(ErrorCode.ITEM_NOT_FOUND, text)
+            self.peer.send_error(ErrorCode.ITEM_NOT_FOUND, text)
             return
-        self.show(item.pictures)
+        self.loop.input.show(item.pictures)
         parts = tuple(attrs.evolve(part, picture=b"") for part in item.parts)
         item = attrs.evolve(item, id=item.id or self.new_id(), parts=parts)
-        if self.state is State.ACTIVE:
+        if self.peer.is_active:
             self.add(item, self.last_id if after is None else after)
         else:
             self.keep(item, after)
 
     def prompt(self, message: ClientMessage | None = None) -> str:
         """The instructions, and the text of the items that come before the first sound."""
-        instructions, items = self.told.instructions, list(self.items.values())
+        instructions, items = self.settings.instructions, list(self.items.values())
         if isinstance(message, Configure) and message.instructions is not None:
             instructions = message.instructions
         elif isinstance(message, CreateItem):
@@ -123,17 +147,17 @@ class Replies(Pieces):
         """Forget an item."""
         if self._knows(message.item_id):
             del self.items[message.item_id]
-            self.say(ItemDeleted(item_id=message.item_id))
+            self.peer.send(ItemDeleted(item_id=message.item_id))
 
     def retrieve_item(self, message: RetrieveItem) -> None:
-        """Tell an item again."""
+        """Send an item again."""
         if self._knows(message.item_id):
-            self.say(ItemStep(kind="retrieved", item=self.items[message.item_id]))
+            self.peer.send(ItemStep(kind="retrieved", item=self.items[message.item_id]))
 
     def truncate_item(self, message: TruncateItem) -> None:
-        """Note how much of an item was played: the message in the log says it."""
+        """Note how much of an item was played: the message in the log has it."""
         if self._knows(message.item_id):
-            self.say(
+            self.peer.send(
                 ItemTruncated(
                     item_id=message.item_id,
                     content_index=message.content_index,
@@ -143,7 +167,7 @@ class Replies(Pieces):
 
     def _knows(self, item_id: str) -> bool:
         if item_id not in self.items:
-            self.complain(ErrorCode.ITEM_NOT_FOUND, "$.item_id: there is no such item")
+            self.peer.send_error(ErrorCode.ITEM_NOT_FOUND, "$.item_id: there is no such item")
         return item_id in self.items
 
     # -- the response ---------------------------------------------------------------------------
@@ -158,37 +182,41 @@ class Replies(Pieces):
         self.reply = attrs.evolve(self.reply, output_tokens=tokens)
         self.words += speech.text
         if self.reply.modality == "audio" and (speech.text or speech.pcm):
-            coding = self.told.spoken
-            pcm = self.resampled(speech.pcm, rate_of(coding))
-            self.say(attrs.evolve(speech, pcm=pcm, coding=coding))
+            coding = self.settings.spoken
+            pcm = self.sound.to_rate(speech.pcm, rate_of(coding))
+            self.peer.send(attrs.evolve(speech, pcm=pcm, coding=coding))
         elif speech.text:
-            self.say(ReplyStep(kind="text_delta", response_id=self.reply.id, text=speech.text))
+            self.peer.send(
+                ReplyStep(kind="text_delta", response_id=self.reply.id, text=speech.text)
+            )
         if speech.end_of_turn:
             self.finish("completed")
 
     def give_none(self, status: ReplyStatus, reason: ReplyReason = "", **why: Any) -> None:
         """Tell that the response that was asked for does not come."""
-        reply = self._new_reply(self._next_response_id)
-        self.responses += 1
-        self.say(ReplyState(reply=reply))
-        self.say(ReplyState(reply=attrs.evolve(reply, status=status, reason=reason, **why)))
+        reply = self._new_reply(self.loop.next_response_id)
+        self.loop.responses += 1
+        self.peer.send(ReplyState(reply=reply))
+        self.peer.send(ReplyState(reply=attrs.evolve(reply, status=status, reason=reason, **why)))
 
     def _new_reply(self, response_id: str) -> Reply:
         metadata, self.metadata = self.metadata, None
-        return Reply(id=response_id, modality=self.told.modality, metadata=metadata)
+        return Reply(id=response_id, modality=self.settings.modality, metadata=metadata)
 
     def begin_reply(self, response_id: str) -> None:
         """Begin a response."""
-        self.words, self.spoken = "", bytes(HISTORY_BYTES)
+        self.words, self.sound.spoken = "", bytes(HISTORY_BYTES)
         self.reply = self._new_reply(response_id)
-        self.say(ReplyState(reply=self.reply))
+        self.peer.send(ReplyState(reply=self.reply))
         item = Item(id=item_of(response_id), role="assistant", status="in_progress")
-        self.say(ReplyStep(kind="item_added", response_id=response_id, item=item))
+        self.peer.send(ReplyStep(kind="item_added", response_id=response_id, item=item))
         previous = self.last_id
         self.keep(item)
-        self.say(ItemStep(kind="added", item=item, previous_id=previous))
-        step = ReplyStep(kind="part_added", response_id=response_id, modality=self.told.modality)
-        self.say(step)
+        self.peer.send(ItemStep(kind="added", item=item, previous_id=previous))
+        step = ReplyStep(
+            kind="part_added", response_id=response_id, modality=self.settings.modality
+        )
+        self.peer.send(step)
 
     def finish(
         self, status: Any, reason: ReplyReason = "", *, fault: str = "", message: str = ""
@@ -199,13 +227,13 @@ class Replies(Pieces):
             return
         is_sound, name = reply.modality == "audio", reply.id
         if is_sound:
-            self.say(ReplyStep(kind="audio_done", response_id=name))
+            self.peer.send(ReplyStep(kind="audio_done", response_id=name))
         done: ReplyKind = "transcript_done" if is_sound else "text_done"
-        self.say(ReplyStep(kind=done, response_id=name, text=self.words))
+        self.peer.send(ReplyStep(kind=done, response_id=name, text=self.words))
         part = ReplyStep(
             kind="part_done", response_id=name, modality=reply.modality, text=self.words
         )
-        self.say(part)
+        self.peer.send(part)
         content = Part(kind="output_audio" if is_sound else "output_text", text=self.words)
         item = Item(
             id=item_of(name),
@@ -218,9 +246,44 @@ class Replies(Pieces):
         previous = ids[at - 1] if at else None
         if item.id in self.items:
             self.items[item.id] = item
-        self.say(ReplyStep(kind="item_done", response_id=name, item=item))
-        self.say(ItemStep(kind="done", item=item, previous_id=previous))
+        self.peer.send(ReplyStep(kind="item_done", response_id=name, item=item))
+        self.peer.send(ItemStep(kind="done", item=item, previous_id=previous))
         ended = attrs.evolve(
             reply, status=status, reason=reason, fault=fault, message=message, items=(item,)
         )
-        self.say(ReplyState(reply=ended))
+        self.peer.send(ReplyState(reply=ended))
+
+    # -- the user's words -----------------------------------------------------------------------
+
+    def user_transcribed(self, event: ev.UserTranscribed) -> None:
+        """Take words of the client; they are sent once the item of their sound is there."""
+        if not self.utterances or self.utterances[-1].is_whole:
+            self.utterances.append(Utterance(event.start_ms, event.end_ms))
+        said = self.utterances[-1]
+        said.text, said.end_ms, said.is_whole = said.text + event.text, event.end_ms, event.is_last
+        if event.is_last and self.peer.is_active:
+            self._place_words()
+
+    def add_sound(self, item: Item, end_ms: int) -> None:
+        """Add an item of the client's sound, which ends there, and the words that belong to it."""
+        self.add(item, self.last_id)
+        self.spans.append((item.id, end_ms))
+        self._place_words()
+
+    def _place_words(self) -> None:
+        for said in [it for it in self.utterances if it.is_whole]:
+            item_id = next((name for name, end_ms in self.spans if said.start_ms < end_ms), "")
+            if item_id:
+                self.utterances.remove(said)
+                self._send_words(item_id, said)
+
+    def _send_words(self, item_id: str, said: Utterance) -> None:
+        item, text = self.items.get(item_id), said.text.strip()
+        if item is None or not text or not self.settings.transcriber:
+            return
+        whole = " ".join(filter(None, [*(part.text for part in item.parts), text]))
+        self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=whole),))
+        took_ms = said.end_ms - said.start_ms
+        self.peer.send(InputStep(kind="transcript_delta", item_id=item_id, text=text))
+        done = InputStep(kind="transcript_done", item_id=item_id, text=whole, at_ms=took_ms)
+        self.peer.send(done)

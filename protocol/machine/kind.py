@@ -1,0 +1,330 @@
+"""What all kinds of sessions share: the parts that each has, and how a session begins and ends.
+
+A kind (`duplex`, `live`, `openai`, `chat`, `transcription`, `dictation`) is a `Kind` that wires its
+parts and holds what only it has. `handlers` names the method for each event and message of its own.
+
+- `end` sends `session.closed` if there was a `session.created`, then closes the socket.
+- A CLOSED session releases its slot when the model call in progress ends (B4, B5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol
+
+import attrs
+
+from ..values import effects as ef
+from ..values import events as ev
+from ..values.errors import (
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_NORMAL,
+    CLOSE_POLICY,
+    CLOSE_RESTART,
+    CLOSE_TRY_LATER,
+    ErrorCode,
+    FrameError,
+)
+from ..values.messages import Closed, EndReason, GoingAway, QueueDone
+from ..values.requests import ClientMessage
+from ..values.state import BEGINNINGS, ConnectionEnded, Course, Gate, State, gate_of
+from ..values.utf8 import Refused
+from ..wire.dialects import first_dialect
+from .core import LIFE_TIMERS, Recording, Step, Timers, Watchdog
+from .peer import Peer
+from .slot import Slot, SlotUser
+
+CLOSE_CODES: Final[Mapping[EndReason, int]] = {
+    "backend_error": CLOSE_INTERNAL_ERROR,
+    "server_shutdown": CLOSE_RESTART,
+    "flooded": CLOSE_POLICY,
+}
+"""The WebSocket close code of each reason; other reasons close normally (the wire decisions)."""
+
+CLOSE_WORDS: Final[Mapping[EndReason, str]] = {
+    "client": "stopped",
+    "pause_timeout": "timeout",
+    "flooded": "more was sent than can be recorded",
+}
+"""The reason of the WebSocket close, where it differs from the end's name."""
+Handlers = Mapping[type[ev.Event] | type[ClientMessage], Callable[[Any], Callable[[Any], None]]]
+"""How a kind's method for an event or message is found, as by `attrgetter`."""
+
+
+class ModelLoop(Protocol):
+    """The model calls of a session, one after the other."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Units started and dropped, and appends; turns, or utterances and chunks."""
+
+    @property
+    def units_waiting(self) -> int:
+        """Full seconds of input that wait for the model."""
+
+    def cut(self) -> ef.Effect | None:
+        """Return the effect that cuts the model call in progress, or None."""
+
+
+@attrs.define(eq=False)
+class Kind:
+    """One session: its parts, and what its kind decides.
+
+    Attributes:
+        has_opening: an init sets it up, which may come early and ask for notices.
+        closed_in: the states in which an end is a message of its own.
+        slot_user: the part that uses the slot.
+        loop: the part that makes model calls on it.
+        is_draining: the server will shut down; no turn begins any more.
+    """
+
+    course: ClassVar[Course]
+    has_opening: ClassVar[bool] = True
+    closed_in: ClassVar[frozenset[State]] = frozenset({State.ACTIVE})
+    handlers: ClassVar[Handlers]
+
+    step: Step
+    timers: Timers = attrs.field(init=False)
+    recording: Recording = attrs.field(init=False)
+    peer: Peer = attrs.field(init=False)
+    slot: Slot = attrs.field(init=False)
+    watchdog: Watchdog = attrs.field(init=False)
+    slot_user: SlotUser = attrs.field(init=False)
+    loop: ModelLoop = attrs.field(init=False)
+    end_reason: EndReason | None = None
+    is_draining: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        opened = self.step.opened
+        self.timers = Timers(self.step)
+        self.recording = Recording(self.step, opened.recording)
+        self.peer = Peer(
+            step=self.step,
+            timers=self.timers,
+            recording=self.recording,
+            course=self.course,
+            state=BEGINNINGS[self.course],
+            dialect=first_dialect(opened.mode, opened.endpoint),
+            has_event_ids=opened.endpoint in ev.PIECES,
+        )
+        self.slot = Slot(step=self.step, timers=self.timers, peer=self.peer)
+        self.watchdog = Watchdog(self.step, self.timers, self.slot.call)
+
+    # -- what a kind decides --------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Queue for the slot that is held to the session's end."""
+        self.timers.set("session", self.step.limits.session_s)
+        self.slot.enter_queue(self.step.opened.mode)
+
+    def admitted(self) -> None:
+        """Go on: there is room for a session without a slot."""
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that judges the client's messages."""
+        if self.early_bytes is not None:
+            return Gate.KEPT if self.early_bytes else Gate.WAITING
+        return gate_of(self.course, self.peer.state)
+
+    def refusal(self, _message: ClientMessage) -> Refused | None:
+        """Return the refusal of a valid message, changing nothing; None accepts it."""
+        return None
+
+    def received(self) -> None:
+        """Note that the client sent a message of any kind."""
+        self.peer.frames_received += 1
+
+    def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
+        """Answer an unreadable frame."""
+        self.end("invalid_frame", close_code=error.close_code, words=error.reason)
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """Handle a timer that bounds the session, or a wait for its client or slot."""
+        match name:
+            case "detach":
+                self._fall_asleep()
+            case "rebuild":
+                self.slot_user.rebuild_timed_out()
+            case _:
+                self.end("pause_timeout" if name == "pause" else "timeout")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the model works for the client, who is warned before the server shuts down."""
+        return self.peer.is_active
+
+    def shut_down(self) -> None:
+        """End the session: the server shuts down."""
+        self.end("server_shutdown")
+
+    def give_up(self, _text: str) -> None:
+        """End the session: the model does not answer."""
+        self.end("backend_error")
+
+    def finish(self, _reason: EndReason) -> None:
+        """Send what is due before the end."""
+
+    def closed_fields(self) -> dict[str, Any]:
+        """Return the fields of `Closed` that only this kind has."""
+        return {}
+
+    def room_bytes(self) -> int:
+        """Return the bytes of sound that are only kept, at least; one more might fill a second."""
+        return 0
+
+    def keep(self, messages: Sequence[Any]) -> None:
+        """Keep the sound of messages that fit into the room, as taking each would."""
+        raise NotImplementedError
+
+    @property
+    def early_bytes(self) -> int | None:
+        """Size of the kept opening message; 0 if one may come, None if not."""
+        is_kept = self.has_opening and self.peer.state is State.QUEUED
+        return len(self.peer.early or b"") if is_kept else None
+
+    # -- the client -----------------------------------------------------------------------------
+
+    def send_error(self, code: ErrorCode, message: str) -> None:
+        """Send an `error`; the connection stays."""
+        self.peer.send_error(code, message)
+
+    def reject(self, refused: Refused) -> None:
+        """Refuse a valid message, or one that its recording holds as refused."""
+        self.peer.fields_ignored += refused.ignored
+        self.send_error(refused.code, refused.message)
+
+    def send_queue_done(self) -> None:
+        """Tell the client that its turn has come, and set the time for its init."""
+        if self.step.opened.quiet and self.slot.place is None:
+            self.peer.move(QueueDone)
+        else:
+            self.peer.send(QueueDone())
+        self.timers.set("init", self.step.limits.init_wait_s)
+
+    def peer_gone(self, event: ev.PeerGone | ev.SendFailed) -> None:
+        """Wait for the client, or end the session: the connection is over."""
+        peer, code = self.peer, event.code if isinstance(event, ev.PeerGone) else 0
+        if peer.is_closed or peer.is_detached or not peer.is_resumable or code == CLOSE_NORMAL:
+            self.lose_peer()
+        else:
+            peer.detach()
+
+    def peer_attached(self, event: ev.PeerAttached) -> None:
+        """Give the new connection what the client has not received, and go on."""
+        self.peer.attach(event.after)
+        if self.peer.is_closed:
+            self.step.do(ef.Close(code=CLOSE_NORMAL, reason=self.end_reason or ""))
+        elif self.peer.is_asleep:
+            self.peer.is_asleep = False
+            self.slot_user.wake()
+
+    def _fall_asleep(self) -> None:
+        if self.peer.is_active and self.slot_user.may_sleep:
+            self.peer.is_asleep = True
+            self.slot_user.sleep()
+        else:
+            self.lose_peer()
+
+    def forget_recording(self) -> None:
+        """Stop recording and remove the log, as the client asked."""
+        if self.recording.state != "off":
+            self.recording.state = "off"
+            self.step.do(ef.ForgetRecording())
+            self._not_recorded()
+
+    def recording_failed(self) -> None:
+        """Report it, except to a client that asked not to be recorded."""
+        if self.recording.state != "off":
+            self.recording.state = "failed"
+            if self.step.limits.close_on_recording_failure:
+                self.end("backend_error")
+            self._not_recorded()
+
+    def _not_recorded(self) -> None:
+        """Tell the client that it cannot come back any more, or end the session if it has left."""
+        if not self.peer.has_numbers or self.peer.is_closed:
+            return
+        if self.peer.is_detached:
+            self.lose_peer()
+        else:
+            self.peer.send_unresumable()
+
+    def drain(self, wait_s: int) -> None:
+        """Warn a client whose model works for it; shut down the other sessions."""
+        if self.peer.is_closed:
+            return
+        self.is_draining = True
+        if not self.is_busy:
+            self.shut_down()
+        elif self.has_opening and self.peer.wants_notices:
+            self.peer.send(GoingAway(seconds_left=wait_s))
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    def end(
+        self,
+        reason: EndReason,
+        *,
+        close_code: int | None = None,
+        words: str | None = None,
+        client_reason: str | None = None,
+        told: str | None = None,
+    ) -> None:
+        """End the session from our side; without effect once it is CLOSED.
+
+        Args:
+            close_code: WebSocket close code; None takes the reason's.
+            words: WebSocket close reason; None takes the reason's.
+            client_reason: the client's own words.
+            told: as in `Closed`.
+        """
+        peer = self.peer
+        if peer.is_closed:
+            return
+        self.finish(reason)
+        if peer.state in self.closed_in:
+            peer.send(
+                Closed(
+                    session_id=peer.session_id,
+                    reason=reason,
+                    client_reason=client_reason,
+                    told=told,
+                    **self.closed_fields(),
+                )
+            )
+        else:
+            peer.move(ConnectionEnded)
+        code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
+        self.step.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
+        self._clean_up(reason)
+
+    def lose_peer(self) -> None:
+        """End the session without sending: the peer is gone."""
+        if not self.peer.is_closed:
+            self.peer.move(ConnectionEnded)
+            self._clean_up("peer_gone")
+
+    def refuse(self, code: ErrorCode, message: str, *, close_code: int = CLOSE_TRY_LATER) -> None:
+        """Turn the session away for a reason of ours: an error, then 1013 (000, Server Errors)."""
+        if not self.peer.is_closed:
+            self.peer.send_error(code, message)
+            self.end("refused", close_code=close_code, words=code)
+
+    def _clean_up(self, reason: EndReason) -> None:
+        self.end_reason = reason
+        self.peer.early = None
+        for timer in LIFE_TIMERS:
+            self.timers.cancel(timer)
+        slot = self.slot
+        if slot.is_waiting:
+            self.step.do(ef.LeaveQueue())
+        if slot.lease is None:
+            return
+        cut = self.loop.cut()
+        if cut is not None:
+            self.step.do(cut)
+        if slot.call.is_idle:
+            slot.release()
+        else:
+            self.timers.set("cleanup", self.step.limits.cleanup_wait_s)

@@ -1,0 +1,347 @@
+"""How the model of a duplex session is set up: an init, its voices decoded, the model opened.
+
+Meanwhile the session is CONNECTED, and a second init is refused (`Gate.OPENING`). After a wrong
+init the client may send a better one. Raw float32 voices are ready; WAV files are decoded outside
+and come back by number.
+
+A fork begins from the past of another session:
+
+copied -> forked -> queued -> slot leased -> the client's init -> rebuilt -> it goes on
+
+Its log begins with what the other session did, up to a unit, so the machine comes to where that one
+was. With `Forked` it begins again: a client of its own waits in the queue and sets it up,
+and the model is rebuilt (B11) where that of another session is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Final, Protocol
+
+import attrs
+
+from ..values import effects as ef
+from ..values import events as ev
+from ..values.errors import ErrorCode
+from ..values.model import Opening, Voice
+from ..values.requests import ClientMessage, Init, VoiceName
+from ..values.requests import Voice as AskedVoice
+from ..values.state import BEGINNINGS
+from ..values.utf8 import Refused
+from ..wire.dialects import first_dialect
+from .core import Phase, Recording, Step, Timers
+from .input import Input
+from .kind import Handlers
+from .peer import Peer
+from .slot import Migrating, Migration, Slot
+from .unit_loop import UnitKind, UnitLoop, UserSpeech
+
+AT_REST: Final = frozenset({Phase.IDLE, Phase.FINALIZING, Phase.ROLLING_BACK})
+"""What a rebuild stands for; a unit that runs, or a model that is opened, is no past."""
+_KEPT: Final = (
+    "a fork keeps the prompt, the voice and the settings of its recording: leave them out"
+)
+Decode = Callable[..., int]
+"""Has media decoded outside (`Step.decode`); returns its number."""
+
+
+def decode_voice(voice: AskedVoice, decode: Decode) -> int | bytes:
+    """Have reference audio decoded, or return it if it needs no decoding."""
+    if isinstance(voice, VoiceName):
+        return decode("voice", voice.name.encode())
+    return decode("wav", voice.data) if voice.is_wav else voice.data
+
+
+@attrs.define
+class PendingInit:
+    """An accepted init and the voices that it waits for, both by field name.
+
+    `voices` are PCM, float32 LE 16 kHz mono, as far as decoded; `undecided` media numbers.
+    """
+
+    init: Init
+    voices: dict[str, bytes] = attrs.Factory(dict)
+    undecided: dict[str, int] = attrs.Factory(dict)
+
+    @classmethod
+    def of(cls, init: Init, decode: Decode) -> PendingInit:
+        """Take an init, and have its voices decoded."""
+        pending = cls(init)
+        for name, source in {"llm": init.ref_audio, "tts": init.tts_ref_audio}.items():
+            known = b"" if source is None else decode_voice(source, decode)
+            if isinstance(known, int):
+                pending.undecided[name] = known
+            elif source is not None:
+                pending.voices[name] = known
+        return pending
+
+    def awaits(self, media: int) -> bool:
+        """Whether `media` is one of its voices."""
+        return media in self.undecided.values()
+
+    def decoded(self, media: int, pcm: bytes) -> None:
+        """Take a decoded voice."""
+        for name, number in list(self.undecided.items()):
+            if number == media:
+                self.voices[name] = pcm
+                del self.undecided[name]
+
+    def to_opening(self, seed: int) -> Opening:
+        """Make the backend's request; the spoken voice defaults to the heard one (000)."""
+        llm = self.voices.get("llm", b"")
+        voice = Voice(llm_pcm=llm, tts_pcm=self.voices.get("tts", llm))
+        return Opening(
+            instructions=self.init.instructions, voice=voice, config=self.init.config, seed=seed
+        )
+
+
+class Openable(Protocol):
+    """A kind whose model is opened by an init."""
+
+    is_draining: bool
+
+    def begin(self) -> None:
+        """Queue for the slot."""
+
+    def ready(self, prompt_length: int) -> None:
+        """Go on: the model holds the prompt."""
+
+    def send_created(self, prompt_length: int = 0) -> None:
+        """Tell the client that the session is set up."""
+
+    def init_rejected(self, message: str) -> None:
+        """Answer an init that the model cannot be opened with."""
+
+    def forget_client(self) -> None:
+        """Forget what the client sent that the model has not received, and what it is owed."""
+
+    def give_up(self, text: str) -> None:
+        """End the session: the model does not answer."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class Setup:
+    """The model, from the init to its prompt, and again after a loss.
+
+    Attributes:
+        pending: the accepted init; None before, and once the model is open.
+        is_opened: the model holds the prompt.
+    """
+
+    step: Step
+    timers: Timers
+    recording: Recording
+    peer: Peer
+    slot: Slot
+    migration: Migration
+    loop: UnitLoop
+    kind: Openable
+    pending: PendingInit | None = None
+    is_opened: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.migration.work = self
+
+    # -- an init --------------------------------------------------------------------------------
+
+    def init(self, init: Init) -> None:
+        """Accept an init."""
+        self.timers.cancel("init")
+        self.pending = PendingInit.of(init, self.step.decode)
+        self._open_if_decoded(self.pending)
+
+    def refusal(self, message: ClientMessage) -> Refused | None:
+        """Refuse an init that would change what the model of a fork was opened with."""
+        if self.step.is_forking and isinstance(message, Init) and _asks_for_another(message):
+            return Refused(code=ErrorCode.INVALID_PAYLOAD, message=_KEPT)
+        return None
+
+    def media_decoded(self, event: ev.MediaDecoded) -> None:
+        """Take a decoded voice."""
+        if self.pending is not None and self.pending.awaits(event.media):
+            self.pending.decoded(event.media, event.pcm)
+            if not self.peer.is_closed:
+                self._open_if_decoded(self.pending)
+
+    def media_rejected(self, event: ev.MediaRejected) -> None:
+        """Refuse the init of a damaged voice."""
+        pending = self.pending
+        if pending is not None and pending.awaits(event.media) and not self.peer.is_closed:
+            self._reject(f"reference audio: {event.reason}")
+
+    def _open_if_decoded(self, pending: PendingInit) -> None:
+        """Have the model opened, or brought to the past of a fork, unless that must wait."""
+        if self.migration.is_migrating:
+            return
+        if self.step.is_forking:
+            self.migration.rebuild(self.slot.call.index + 1)
+            return
+        if pending.undecided:
+            return
+        assert self.slot.lease is not None
+        self.slot.call.phase = Phase.OPENING
+        self.loop.max_slice_nums = pending.init.max_slice_nums
+        self.loop.deferred_finalize = pending.init.config.deferred_finalize
+        opening = pending.to_opening(self.step.opened.seed)
+        self.step.do(ef.OpenBackend(lease=self.slot.lease, opening=opening))
+
+    def _reject(self, message: str) -> None:
+        self.pending = None
+        self.kind.init_rejected(message)
+
+    def _is_opening(self, lease: int) -> bool:
+        return lease == self.slot.lease and self.slot.call.phase is Phase.OPENING
+
+    def backend_opened(self, event: ev.BackendOpened) -> None:
+        """Become ACTIVE: the model holds the prompt."""
+        if self._is_opening(event.lease):
+            self.pending = None
+            self.migration.answered()
+            if self.slot.settle():
+                self.is_opened = True
+                self.kind.ready(event.opened.prompt_length)
+                self.migration.move_if_due()
+
+    def backend_open_failed(self, event: ev.BackendOpenFailed) -> None:
+        """Refuse a prompt that is too long, or end the session if the model failed."""
+        if not self._is_opening(event.lease):
+            return
+        if event.is_lost and self.recording.outlives_worker:
+            self.migration.backend_lost()
+            return
+        if not self.slot.settle():
+            return
+        if event.context_full:
+            self._reject("the prompt does not fit the model's context")
+        else:
+            self.kind.give_up("the model could not be opened")
+
+    # -- another slot ---------------------------------------------------------------------------
+
+    def past_s(self) -> int | None:
+        """Return the seconds that the model was fed; None before it was opened."""
+        is_past = self.is_opened and self.peer.is_active
+        return self.slot.call.index + 1 if is_past else None
+
+    def leaving(self) -> None:
+        """Let more units wait than usual."""
+        self.loop.input.let_wait(self.step.limits.rebuild_units)
+
+    def resume_work(self) -> None:
+        """Open the model, if that was lost or became due meanwhile; else go on with the units."""
+        if self.pending is not None:
+            self._open_if_decoded(self.pending)
+        else:
+            self.loop.resume_work()
+
+    # -- a fork ---------------------------------------------------------------------------------
+
+    def forked(self, event: ev.Forked) -> None:
+        """Begin again, with the past as it is; ignored if the session was never set up."""
+        if not self.peer.is_active or self.slot.call.phase not in AT_REST:
+            return
+        opened = attrs.evolve(
+            self.step.opened,
+            limits=event.limits,
+            resume_hash=event.resume_hash,
+            recording_notice=event.recording_notice,
+            must_record=True,  # the rebuild reads it
+        )
+        self.step.opened, self.step.is_forking = opened, True
+        for name in tuple(self.timers.pending):
+            self.timers.cancel(name)
+        self.recording.state = "on"
+        peer = self.peer
+        peer.dialect = first_dialect(opened.mode, opened.endpoint)
+        peer.state, peer.early = BEGINNINGS[peer.course], None
+        peer.wants_notices = peer.is_detached = peer.is_asleep = False
+        peer.frames_received = 0
+        self.kind.is_draining = self.is_opened = False
+        self.slot.forget()
+        self.migration.forget()
+        self.kind.forget_client()
+        peer.greet()
+        self.kind.begin()
+
+    def rebuilt(self, event: ev.Rebuilt) -> None:
+        """Go on; the client of a fork is told that its session is set up."""
+        if not self.step.is_forking:
+            self.migration.rebuilt(event)
+        elif self.migration.is_rebuilding(event.lease):
+            self.pending, self.step.is_forking, self.is_opened = None, False, True
+            self.timers.cancel("rebuild")
+            self.migration.answered()
+            if self.slot.settle():
+                self.kind.send_created()
+                self.migration.move_if_due()
+
+
+def _asks_for_another(init: Init) -> bool:
+    """Whether an init has what opens a model."""
+    plain = Init(instructions="")
+    names = ("instructions", "ref_audio", "tts_ref_audio", "max_slice_nums", "config")
+    return any(getattr(init, name) != getattr(plain, name) for name in names)
+
+
+class DuplexKind(Openable, Migrating, UnitKind, Protocol):
+    """A kind with the parts of `duplex_parts`."""
+
+    step: Step
+    timers: Timers
+    recording: Recording
+    peer: Peer
+    slot: Slot
+
+
+def duplex_parts(kind: DuplexKind) -> Setup:
+    """Make the parts of a duplex session: its setup, with migration and unit loop."""
+    step, peer, slot, recording = kind.step, kind.peer, kind.slot, kind.recording
+    migration = Migration(
+        step=step,
+        timers=kind.timers,
+        peer=peer,
+        recording=recording,
+        slot=slot,
+        call=slot.call,
+        kind=kind,
+    )
+    loop = UnitLoop(
+        step=step,
+        peer=peer,
+        recording=recording,
+        slot=slot,
+        call=slot.call,
+        migration=migration,
+        input=Input(step=step, peer=peer),
+        speech=UserSpeech(step=step),
+        kind=kind,
+    )
+    return Setup(
+        step=step,
+        timers=kind.timers,
+        recording=recording,
+        peer=peer,
+        slot=slot,
+        migration=migration,
+        loop=loop,
+        kind=kind,
+    )
+
+
+DUPLEX_HANDLERS: Final[Handlers] = {
+    ev.BackendOpened: attrgetter("setup.backend_opened"),
+    ev.BackendOpenFailed: attrgetter("setup.backend_open_failed"),
+    ev.Rebuilt: attrgetter("setup.rebuilt"),
+    ev.RebuildFailed: attrgetter("setup.migration.rebuild_failed"),
+    ev.LeaseRevoked: attrgetter("setup.migration.lease_revoked"),
+    ev.UnitDone: attrgetter("loop.unit_done"),
+    ev.UnitFailed: attrgetter("loop.unit_failed"),
+    ev.FinalizeDone: attrgetter("loop.finalize_done"),
+    ev.FinalizeFailed: attrgetter("loop.finalize_failed"),
+    ev.RollbackDone: attrgetter("loop.rollback_done"),
+    ev.RollbackFailed: attrgetter("loop.rollback_failed"),
+    ev.MediaDecoded: attrgetter("media_decoded"),
+    ev.MediaRejected: attrgetter("media_rejected"),
+}
+"""The events of every kind with these parts."""

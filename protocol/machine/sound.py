@@ -1,0 +1,162 @@
+"""What the kinds of OpenAI's APIs share: sound in pieces of any size, and settings.
+
+Sound is 16-bit, and is cut into seconds as it came. A second at another rate than the model's is
+resampled outside, with the end of the one before it, and comes back by its number. So the units do
+not depend on how the sound was split, and joined they are the whole resampled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+import attrs
+
+from ..values.errors import CLOSE_POLICY, ErrorCode
+from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
+from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES
+from ..values.openai import OpenAISession
+from ..values.requests import AppendSound, ClientMessage
+from ..values.sound import Coding
+from ..values.utf8 import Refused
+from ..wire.rates import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
+from .core import Step
+from .kind import Kind
+from .peer import Peer
+
+UPDATES_MAX: Final = 16
+"""Changes that are sent one by one when the session is there: no client sets itself up in more."""
+
+
+@attrs.define
+class Second:
+    """A second of the client's sound: the number of its decoding, and its float32 once decoded."""
+
+    media: int
+    pcm: bytes | None = None
+
+
+class SoundKind(Protocol):
+    """A kind whose sound comes in pieces of any size."""
+
+    @property
+    def coding(self) -> Coding:
+        """How the client's sound is written."""
+
+    @property
+    def rate_hz(self) -> int:
+        """The rate of the client's sound."""
+
+    def take_second(self, pcm: bytes) -> None:
+        """Take a second of sound: float32 LE, 16 kHz."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class SoundPieces:
+    """The client's sound on its way to units, and the model's on its way to the client.
+
+    Attributes:
+        rest: the client's sound that does not fill a second yet: PCM16.
+        before: the end of the second before it, as the resampler needs it.
+        resampling: seconds that are being resampled, oldest first.
+        spoken: the end of the model's speech before, as the resampler needs it: PCM16, 24 kHz.
+    """
+
+    step: Step
+    peer: Peer
+    kind: SoundKind
+    rest: bytearray = attrs.Factory(bytearray)
+    before: bytes = bytes(HISTORY_BYTES)
+    resampling: deque[Second] = attrs.Factory(deque)
+    spoken: bytes = bytes(HISTORY_BYTES)
+
+    @property
+    def second_bytes(self) -> int:
+        """A second of the client's sound, as 16-bit samples."""
+        return self.kind.rate_hz * SAMPLE16_BYTES
+
+    def forget(self) -> None:
+        """Forget sound that fills no second, or is being resampled."""
+        self.rest, self.before = bytearray(), bytes(HISTORY_BYTES)
+        self.resampling.clear()
+
+    def refusal(self, message: ClientMessage) -> Refused | None:
+        """Refuse half a sample, and more sound at once than may wait."""
+        if isinstance(message, AppendSound):
+            return size_refusal(message, self.kind.coding, self.kind.rate_hz)
+        return None
+
+    def cut(self, pcm16: bytes) -> Iterator[bytes]:
+        """Take sound; gives each second that is full."""
+        self.rest += pcm16
+        while len(self.rest) >= self.second_bytes and not self.peer.is_closed:
+            second = bytes(self.rest[: self.second_bytes])
+            del self.rest[: self.second_bytes]
+            yield second
+
+    def convert(self, second: bytes) -> None:
+        """Bring a second to the model's rate."""
+        rate_hz = self.kind.rate_hz
+        if rate_hz == INPUT_RATE_HZ:
+            self.kind.take_second(to_float32(second))
+            return
+        rate = {} if rate_hz == LIVE_RATE_HZ else {"rate_hz": rate_hz}
+        media = self.step.decode("second", self.before + second, **rate)
+        self.before = second[-HISTORY_BYTES:]
+        self.resampling.append(Second(media))
+
+    def resampled(self, media: int, pcm: bytes) -> None:
+        """Take a second that was resampled, or silence for one that could not be; in order."""
+        for second in self.resampling:
+            if second.media == media:
+                second.pcm = pcm[:UNIT_BYTES].ljust(UNIT_BYTES, b"\0")
+        while self.resampling and not self.peer.is_closed:
+            first = self.resampling[0].pcm
+            if first is None:
+                return
+            self.resampling.popleft()
+            self.kind.take_second(first)
+
+    def to_rate(self, pcm: bytes, rate_hz: int) -> bytes:
+        """Resample the model's next speech from 24 kHz; both float32 LE."""
+        if rate_hz == LIVE_RATE_HZ:
+            return pcm
+        pcm16 = to_pcm16(pcm)
+        pcm16 += bytes(-len(pcm16) % (DOWN * SAMPLE16_BYTES))
+        sound, self.spoken = self.spoken + pcm16, (self.spoken + pcm16)[-HISTORY_BYTES:]
+        return resample(sound, LIVE_RATE_HZ, rate_hz)
+
+
+def size_refusal(message: AppendSound, coding: Coding, rate_hz: int) -> Refused | None:
+    """Refuse half a sample, and more sound at once than may wait; None accepts it."""
+    size, width = len(message.pcm16), SAMPLE16_BYTES if coding == "audio/pcm" else 1
+    most, text = APPEND_S_MAX * rate_hz, ""
+    if size % width:
+        text = f"{size} bytes, a multiple of {width} is needed (int16)"
+    elif size > most * width:
+        text = f"{size // width} samples, at most {most} are allowed"
+    return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"$.audio: {text}") if text else None
+
+
+def first_settings(peer: Peer) -> OpenAISession:
+    """The settings in the Realtime API of a client that has sent nothing but its address."""
+    opened, limits = peer.step.opened, peer.step.limits
+    return OpenAISession(
+        id=peer.session_id,
+        model=opened.label or next(iter(limits.models), ""),
+        expires_at=opened.created_ms // MS_PER_S + limits.session_s,
+    )
+
+
+def no_model(name: str) -> str:
+    """The words for a model that is not served."""
+    return f"there is no model {name[:MODEL_CHARS_SHOWN]!r} here"
+
+
+def is_served(kind: Kind, name: str) -> bool:
+    """Whether a session's model is served; one that is not ends the session."""
+    if name in kind.step.limits.models:
+        return True
+    kind.refuse(ErrorCode.MODEL_NOT_FOUND, no_model(name), close_code=CLOSE_POLICY)
+    return False
