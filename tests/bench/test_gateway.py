@@ -12,7 +12,9 @@ import statistics
 import struct
 from base64 import b64decode
 from contextlib import closing
+from importlib import import_module
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,6 +148,12 @@ def test_only_what_records_has_a_recorder(found: GatewayResult) -> None:
         assert (run.recorder_us > 0) == (run.contender == "recorded")
     assert all(ratio > 0 for ratio in found.recorded_of_antiphon.values())
     assert all(ratio > 0 for ratio in found.recorded_of_logged.values())
+
+
+@pytest.mark.parametrize(("module", "name"), [stage[1:] for stage in STAGES])
+def test_every_stage_is_a_function(module: str, name: str) -> None:
+    """A function was renamed, and the bench stops hours later."""
+    assert callable(attrgetter(name)(import_module(module)))
 
 
 @pytest.mark.soak
