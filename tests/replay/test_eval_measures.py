@@ -389,7 +389,8 @@ def test_sound_after_a_gap_is_held_in_16_bits_and_only_while_it_may_move(
     held: list[bytes] = []
 
     def hold(pcm: bytes) -> bytes:
-        held.append(pcm)
+        if len(pcm) == sound.nbytes // 400:  # a piece; speech is found in several at once
+            held.append(pcm)
         return to_pcm16(pcm)
 
     monkeypatch.setattr("runtime.measures.talk.to_pcm16", hold)
