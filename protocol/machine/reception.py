@@ -21,7 +21,16 @@ from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import PIECES, FrameReceived
 from ..values.modes import OF_MODE
-from ..values.requests import Append, AppendSound, ClientMessage, Request
+from ..values.requests import (
+    Append,
+    AppendSound,
+    ClientMessage,
+    CloseRequest,
+    Init,
+    Played,
+    Report,
+    Request,
+)
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
@@ -81,10 +90,10 @@ _OPENAI_WORDS: Final = (
 """The error of a client of OpenAI before its connection ends: it can never be right here."""
 
 
-_WITHOUT_CONTENT: Final = (
-    ErrorCode.INVALID_PAYLOAD,
-    "this message was recorded without its content",
+_WITHOUT_CONTENT: Final = Refused(
+    code=ErrorCode.INVALID_PAYLOAD, message="this message was recorded without its content"
 )
+"""The answer to such a message in a fork, where it would be accepted now."""
 
 
 LESSONS: Final = 8
@@ -104,11 +113,11 @@ class Likeness:
         self._lessons = LESSONS
         self._ahead: tuple[Frame, Alike] | None = None
 
-    def learn(self, frame: Frame, body: Json, message: ClientMessage, context: Context) -> None:
+    def learn(self, reading: Reading, context: Context) -> None:
         """Make the template of appends like one that had to be parsed."""
+        message, frame, dialect = reading.message, reading.frame, reading.dialect
         if not (isinstance(message, Append | AppendSound) and isinstance(frame, str)):
             return
-        dialect = self._kind.peer.dialect
         if self._made_in != (dialect, context):
             self._made_in, self._lessons = (dialect, context), LESSONS
             self._templates.clear()
@@ -116,7 +125,7 @@ class Likeness:
         if table is None or not self._lessons:
             return
         self._lessons -= 1
-        template = Template.of(frame, body, message, table, context)
+        template = Template.of(frame, reading.body, message, table, context)
         known = [it.literals for it in self._templates]
         if template is not None and template.literals not in known:
             self._templates.append(template)
@@ -152,14 +161,33 @@ class Likeness:
         self._ahead = None
 
 
-@attrs.define
-class _Ahead:
-    """A frame that was read before its step; `message` is None if its fields were not read."""
+@attrs.define(kw_only=True)
+class Reading:
+    """A frame as it was read and judged: once, for its record and for its step.
+
+    Attributes:
+        dialect: the session's from here on.
+        cause: the client's own name for the message.
+        message: what was read; it is accepted unless it is refused.
+        refused: the answer to a frame that is refused.
+        unreadable: it is no message.
+        is_foreign: a client of OpenAI sent it, and can never be right here.
+        is_unrecorded: it asks not to be recorded; also where it is refused, or has to wait.
+        is_kept: it is an opening message, and is read after the queue.
+        body, request: None of a frame that a template read.
+    """
 
     frame: Frame
-    body: Json
     dialect: Dialect
+    cause: str = ""
     message: ClientMessage | None = None
+    refused: Refused | None = None
+    unreadable: FrameError | None = None
+    is_foreign: bool = False
+    is_unrecorded: bool = False
+    is_kept: bool = False
+    body: Json = attrs.Factory(dict)
+    request: Request | None = None
 
 
 class Reception:
@@ -168,78 +196,45 @@ class Reception:
     def __init__(self, kind: Kind) -> None:
         self._kind: Final = kind
         self._opened, self._made = kind.step.opened, _context(kind)
-        self._ahead: _Ahead | None = None
+        self._reading: Reading | None = None
         self._likeness: Final = Likeness(kind)
 
     @property
     def _context(self) -> Context:
         """What reading depends on; only a fork changes it."""
-        kind = self._kind
-        if kind.step.opened is not self._opened or kind.step.is_forking != self._made.is_fork:
-            self._opened, self._made = kind.step.opened, _context(kind)
+        step = self._kind.step
+        if step.opened is not self._opened or step.is_forking != self._made.is_fork:
+            self._opened, self._made = step.opened, _context(self._kind)
         return self._made
 
     def read(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
         """Read a frame in a session that is not CLOSED; None if it was answered, or is kept."""
-        kind, frame = self._kind, event.frame
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.frame is not frame:
-            ahead = None
-        is_read = ahead is not None or event.shortened is not None
-        like = None if is_read else self._likeness.read(gate, frame, self._context)
-        if like is not None:
-            kind.peer.cause = _cause_of(kind, like.event_id)
-            return like.message
-        try:
-            body = self._body_of(event) if ahead is None else ahead.body
-        except FrameError as error:
-            is_binary = isinstance(frame, bytes)
+        kind, peer = self._kind, self._kind.peer
+        reading, self._reading = self._reading, None
+        if reading is None or reading.frame is not event.frame:
+            reading = self._judge(gate, event)
+        if reading.unreadable is not None:
+            is_binary = isinstance(event.frame, bytes)
             code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
-            kind.frame_refused(error, code)
+            kind.frame_refused(reading.unreadable, code)
             return None
-        kind.peer.cause = _cause_of(kind, body.get(EVENT_ID))
-        if _is_openai(kind, gate, body):
+        peer.cause = reading.cause
+        if reading.is_foreign:
             kind.send_error(ErrorCode.INVALID_EVENT, _OPENAI_WORDS)
             kind.end("rejected", words=ErrorCode.INVALID_EVENT)
             return None
-        request = kind.peer.dialect.classify(body)
-        if request is Request.INIT and gate in _SETTING_UP and _is_unrecorded(kind, body):
-            kind.forget_recording()  # also where the message is refused, or has to wait
-        if event.shortened is not None:
-            self._refuse_again(gate, request, body, event.shortened.refused)
+        if reading.is_unrecorded:
+            kind.forget_recording()
+        if reading.is_kept:
+            peer.early = event.frame
             return None
-        if event.has_room and judge(gate, request) == KEEP:
-            kind.peer.early = frame
+        peer.dialect = reading.dialect
+        if isinstance(reading.message, Init):
+            peer.wants_notices = reading.message.notices
+        if reading.refused is not None:
+            kind.reject(reading.refused)
             return None
-        refusal = _refusal(kind, gate, request, body)
-        if refusal is not None:
-            kind.send_error(*refusal)
-            return None
-        kind.peer.dialect = _dialect_after(kind.peer.dialect, gate, request, body)
-        message = (
-            ahead.message if ahead is not None and ahead.dialect is kind.peer.dialect else None
-        )
-        if message is None:
-            try:
-                message = kind.peer.dialect.parse(request, body, self._context)
-            except FieldError as error:
-                kind.send_error(error.code, error.message)
-                return None
-        self._likeness.learn(frame, body, message, self._context)
-        return message
-
-    def _refuse_again(
-        self, gate: Gate, request: Request, body: Json, refused: Refused | None
-    ) -> None:
-        """Answer a message that was recorded without its content, as it was answered then."""
-        kind = self._kind
-        if refused is None:
-            refusal = _refusal(kind, gate, request, body)
-            kind.send_error(*(refusal or _WITHOUT_CONTENT))  # the latter in a fork, elsewhere now
-            return
-        if judge(gate, request) == ACCEPT:
-            kind.peer.dialect = _dialect_after(kind.peer.dialect, gate, request, body)
-        kind.reject(refused)
+        return reading.message
 
     def foresee(self, gate: Gate, frame: Frame) -> ClientMessage | None:
         """Read an append like an earlier one, before its step; None for any other frame."""
@@ -256,49 +251,68 @@ class Reception:
         The outline is refused in the same words as the frame; if it would not be, the answer goes
         along. An opening message that is kept while queued stays whole: it is read later.
         """
-        kind, frame = self._kind, event.frame
-        if frame is None:
+        if event.frame is None:
             return event
-        like = self._likeness.read(gate, frame, self._context, ahead=True)
-        if like is not None and kind.refusal(like.message) is None:
-            return event
-        try:
-            body = self._body_of(event)
-        except FrameError as error:
+        reading = self._reading = self._judge(gate, event)
+        if reading.unreadable is not None:
+            error, self._reading = reading.unreadable, None
             if error.close_code == CLOSE_TOO_BIG:
                 return shorten(event, None)
-            return shorten(event, _start_of(frame), unreadable=error.reason)
-        self._ahead = _Ahead(frame, body, kind.peer.dialect)
-        request = kind.peer.dialect.classify(body)
-        if _is_openai(kind, gate, body):
-            outline = _outline(body)
-            is_seen = kind.peer.dialect.classify(outline) is request
-            return shorten(event, dump_frame(outline)) if is_seen else event
-        if event.has_room and judge(gate, request) == KEEP:
+            return shorten(event, _start_of(event.frame), unreadable=error.reason)
+        refused = reading.refused
+        if refused is None and not reading.is_foreign:
             return event
-        refusal = _refusal(kind, gate, request, body)
-        if refusal is not None:
-            refused: Refused | None = Refused(code=refusal[0], message=refusal[1])
-        else:
-            refused = self._refused(gate, request, self._ahead)
-        if refused is None:
+        kind, outline, request = self._kind, _outline(reading.body), reading.request
+        if request is None or kind.peer.dialect.classify(outline) is not request:
             return event
-        outline = _outline(body)
-        if kind.peer.dialect.classify(outline) is not request:
-            return event
-        if refusal is not None and _refusal(kind, gate, request, outline) == refusal:
+        self._reading = None  # the outline is read
+        if refused is None or _refusal(kind, gate, request, outline) == refused:
             return shorten(event, dump_frame(outline))
         return shorten(event, dump_frame(outline), refused=refused)
 
-    def _refused(self, gate: Gate, request: Request, ahead: _Ahead) -> Refused | None:
-        """Return the refusal of a message for its fields, or by the session."""
-        kind = self._kind
-        ahead.dialect = _dialect_after(kind.peer.dialect, gate, request, ahead.body)
+    def _judge(self, gate: Gate, event: FrameReceived) -> Reading:
+        """Read and judge a frame, changing nothing in the session."""
+        kind, frame, is_whole = self._kind, event.frame, event.shortened is None
+        reading = Reading(frame=frame, dialect=kind.peer.dialect)
+        like = self._likeness.read(gate, frame, self._context) if is_whole else None
+        if like is not None and kind.refusal(like.message) is None:
+            reading.cause, reading.message = _cause_of(kind, like.event_id), like.message
+            return reading
         try:
-            ahead.message = ahead.dialect.parse(request, ahead.body, self._context)
+            body = reading.body = self._body_of(event)
+        except FrameError as error:
+            reading.unreadable = error
+            return reading
+        reading.cause = _cause_of(kind, body.get(EVENT_ID))
+        request = reading.request = kind.peer.dialect.classify(body)
+        if _is_openai(kind, gate, body):
+            reading.is_foreign = True
+            return reading
+        is_init = request is Request.INIT and gate in _SETTING_UP
+        reading.is_unrecorded = is_init and _is_unrecorded(kind, body)
+        if is_whole and event.has_room and judge(gate, request) == KEEP:
+            reading.is_kept = True
+            return reading
+        reading.refused = _refusal(kind, gate, request, body)
+        if reading.refused is None:
+            reading.dialect = _dialect_after(kind.peer.dialect, gate, request, body)
+            if is_whole:
+                self._parse(reading, request)
+        if event.shortened is not None:
+            reading.refused = event.shortened.refused or reading.refused or _WITHOUT_CONTENT
+        return reading
+
+    def _parse(self, reading: Reading, request: Request) -> None:
+        """Read the fields of a message that the session's state allows."""
+        try:
+            message = reading.dialect.parse(request, reading.body, self._context)
         except FieldError as error:
-            return Refused(code=error.code, message=error.message)
-        return kind.refusal(ahead.message)
+            reading.refused = Refused(code=error.code, message=error.message)
+            return
+        reading.message = message
+        if not isinstance(message, CloseRequest | Report | Played):
+            reading.refused = self._kind.refusal(message)
+        self._likeness.learn(reading, self._context)
 
     def _body_of(self, event: FrameReceived) -> Json:
         """Read a frame as a JSON object; `FrameError` if it is not one."""
@@ -369,18 +383,18 @@ def _is_unrecorded(kind: Kind, body: Json) -> bool:
     return any(isinstance(place, Mapping) and place.get(name) is False for place in places)
 
 
-def _refusal(kind: Kind, gate: Gate, request: Request, body: Json) -> tuple[ErrorCode, str] | None:
+def _refusal(kind: Kind, gate: Gate, request: Request, body: Json) -> Refused | None:
     """Return why a message is refused before its fields are read; None accepts it."""
     verdict = judge(gate, request)
     if verdict == ACCEPT and request is Request.UNKNOWN:  # whose parsing says what is wrong
         try:
             kind.peer.dialect.parse(request, body, _context(kind))
         except FieldError as error:
-            return error.code, error.message
+            return Refused(code=error.code, message=error.message)
     if verdict == ACCEPT:
         return None
     code = ErrorCode.NOT_READY if verdict == KEEP else ErrorCode(verdict)
-    return code, _words_of_refusal(kind, gate, request, body, verdict)
+    return Refused(code=code, message=_words_of_refusal(kind, gate, request, body, verdict))
 
 
 def _context(kind: Kind) -> Context:

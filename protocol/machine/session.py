@@ -25,7 +25,6 @@ from ..values.requests import (
     AppendSound,
     ClientMessage,
     CloseRequest,
-    Init,
     Played,
     Report,
 )
@@ -356,12 +355,6 @@ class Session:
             case CloseRequest(reason=reason):
                 kind.end("client", client_reason=reason)
                 return
-            case Init(notices=notices):
-                kind.peer.wants_notices = notices
-        refused = kind.refusal(message)
-        if refused is not None:
-            kind.reject(refused)
-            return
         kind.peer.fields_ignored += len(getattr(message, "ignored", ()))
         if not getattr(message, "record", True):
             kind.forget_recording()
