@@ -249,7 +249,7 @@ class TurnKind(Protocol):
         """End the session."""
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class TurnLoop:
     """The turns of a session; `turn` is None between them."""
 
@@ -551,19 +551,6 @@ _HANDLERS: Final[Handlers] = {
 }
 
 
-def turn_loop(kind: Chat | SingleRequest) -> TurnLoop:
-    """Make the turns of a session."""
-    return TurnLoop(
-        step=kind.step,
-        timers=kind.timers,
-        recording=kind.recording,
-        peer=kind.peer,
-        slot=kind.slot,
-        call=kind.slot.call,
-        kind=kind,
-    )
-
-
 @attrs.define(eq=False)
 class Chat(Kind):
     """A chat of many turns (001).
@@ -579,7 +566,8 @@ class Chat(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.loop = self.slot_user = turn_loop(self)
+        parts = self.step, self.timers, self.recording, self.peer, self.slot
+        self.loop = self.slot_user = TurnLoop(*parts, self.slot.call, self)
 
     def begin(self) -> None:
         """Ask for room; each turn waits for its own slot."""
@@ -593,11 +581,6 @@ class Chat(Kind):
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
         return super().gate if self.loop.turn is None else Gate.TURN
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the model works for a turn."""
-        return self.loop.is_busy
 
     def init(self, init: Init) -> None:
         """Take the system message of turns that have none."""
@@ -643,7 +626,8 @@ class SingleRequest(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.loop = self.slot_user = turn_loop(self)
+        parts = self.step, self.timers, self.recording, self.peer, self.slot
+        self.loop = self.slot_user = TurnLoop(*parts, self.slot.call, self)
 
     def begin(self) -> None:
         """Ask for room; the turn waits for its slot."""
@@ -657,11 +641,6 @@ class SingleRequest(Kind):
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
         return super().gate if self.loop.turn is None else Gate.TURN
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the model works for the turn."""
-        return self.loop.is_busy
 
     def ask(self, ask: Ask) -> None:
         """Begin the turn."""

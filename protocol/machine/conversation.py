@@ -56,7 +56,7 @@ class Utterance:
     is_whole: bool = False
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class Conversation:
     """What was said in a session, by either side.
 

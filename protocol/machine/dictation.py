@@ -19,7 +19,7 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
+from ..values.errors import ErrorCode
 from ..values.items import Item, Part
 from ..values.limits import MS_PER_S
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
@@ -84,6 +84,7 @@ class Dictation(Kind):
 
     course = Course.TRANSCRIPTION
     has_opening = False
+    answers_unreadable = True
     closed_in = frozenset()
     handlers: ClassVar[Handlers] = {
         **CHUNK_HANDLERS,
@@ -110,7 +111,7 @@ class Dictation(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.loop = chunk_loop(self, self)
+        self.loop = chunk_loop(self)
         self.slot_user = self.loop.migration
 
     # -- the session ----------------------------------------------------------------------------
@@ -119,11 +120,6 @@ class Dictation(Kind):
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
         return Gate.OPEN
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether an utterance waits to be answered."""
-        return self.loop.is_busy
 
     def begin(self) -> None:
         """Queue for the slot, with the settings of a client that has said nothing."""
@@ -136,24 +132,12 @@ class Dictation(Kind):
         """Tell the client that the session is there, and take the sound that came early."""
         self.peer.send_created(prompt_length=0, openai=self.settings)
         self.peer.move(ModelChosen)
-        self.loop.active_ns = self.step.now_ns
+        self.peer.active_ns = self.step.now_ns
         self.timers.set("idle", self.step.limits.idle_s)
         for _ in range(self.updates):
             self.peer.send(Configured(openai=self.settings))
         early, self.sound, self.updates = self.sound, b"", 0
         self._take(early)
-
-    def received(self) -> None:
-        """Note that the client is active."""
-        super().received()
-        self.loop.active_ns = self.step.now_ns
-
-    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
-        """Answer an unreadable frame, and go on."""
-        if error.close_code == CLOSE_TOO_BIG:
-            super().frame_refused(error, code)
-        else:
-            self.send_error(code, error.reason)
 
     def timed_out(self, name: ev.TimerName) -> None:
         """End the session, if the client is silent."""

@@ -17,7 +17,7 @@ from ..values.limits import UNIT_FRAMES_MAX
 from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech
 from ..values.model import UNIT_BYTES
 from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See
-from ..values.state import Course, Gate, State
+from ..values.state import Course, Gate
 from ..values.utf8 import Refused
 from .input import Attachments
 from .kind import Handlers, Kind
@@ -30,6 +30,7 @@ class Duplex(Kind):
     """A session of units, each of which is answered by a message."""
 
     course = Course.DUPLEX
+    opens_model = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
         Init: attrgetter("setup.init"),
@@ -86,13 +87,6 @@ class Duplex(Kind):
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an init that a fork may not have, and a picture without room."""
         return self.setup.refusal(message) or self.loop.input.refusal(message)
-
-    def give_up(self, text: str) -> None:
-        """Refuse or end the session: the model does not answer."""
-        if self.peer.state is State.CONNECTED:
-            self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
-        else:
-            self.end("backend_error")
 
     # -- in -------------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ def decided(frames: tuple[Frame, ...], media: int, jpeg: bytes) -> tuple[Frame, 
     )
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class Input:
     """The sound and pictures of a duplex session that wait for the model.
 

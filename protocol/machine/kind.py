@@ -21,6 +21,7 @@ from ..values.errors import (
     CLOSE_NORMAL,
     CLOSE_POLICY,
     CLOSE_RESTART,
+    CLOSE_TOO_BIG,
     CLOSE_TRY_LATER,
     ErrorCode,
     FrameError,
@@ -62,6 +63,10 @@ class ModelLoop(Protocol):
     def units_waiting(self) -> int:
         """Full seconds of input that wait for the model."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the model works for the client, who is warned before the server shuts down."""
+
     def cut(self) -> ef.Effect | None:
         """Return the effect that cuts the model call in progress, or None."""
 
@@ -73,6 +78,8 @@ class Kind:
     Attributes:
         has_opening: an init sets it up, which may come early and ask for notices.
         closed_in: the states in which an end is a message of its own.
+        opens_model: the model is opened before the session is set up.
+        answers_unreadable: an unreadable frame is answered by an error, and the session goes on.
         slot_user: the part that uses the slot.
         loop: the part that makes model calls on it.
         is_draining: the server will shut down; no turn begins any more.
@@ -81,6 +88,8 @@ class Kind:
     course: ClassVar[Course]
     has_opening: ClassVar[bool] = True
     closed_in: ClassVar[frozenset[State]] = frozenset({State.ACTIVE})
+    opens_model: ClassVar[bool] = False
+    answers_unreadable: ClassVar[bool] = False
     handlers: ClassVar[Handlers]
 
     step: Step
@@ -107,7 +116,7 @@ class Kind:
             dialect=first_dialect(opened.mode, opened.endpoint),
             has_event_ids=opened.endpoint in ev.PIECES,
         )
-        self.slot = Slot(step=self.step, timers=self.timers, peer=self.peer)
+        self.slot = Slot(self.step, self.timers, self.peer)
         self.watchdog = Watchdog(self.step, self.timers, self.slot.call)
 
     # -- what a kind decides --------------------------------------------------------------------
@@ -131,13 +140,12 @@ class Kind:
         """Return the refusal of a valid message, changing nothing; None accepts it."""
         return None
 
-    def received(self) -> None:
-        """Note that the client sent a message of any kind."""
-        self.peer.frames_received += 1
-
-    def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
-        """Answer an unreadable frame."""
-        self.end("invalid_frame", close_code=error.close_code, words=error.reason)
+    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
+        """Answer an unreadable frame, and end the session, unless its kind goes on (003)."""
+        if self.answers_unreadable and error.close_code != CLOSE_TOO_BIG:
+            self.send_error(code, error.reason)
+        else:
+            self.end("invalid_frame", close_code=error.close_code, words=error.reason)
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer that bounds the session, or a wait for its client or slot."""
@@ -149,18 +157,16 @@ class Kind:
             case _:
                 self.end("pause_timeout" if name == "pause" else "timeout")
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the model works for the client, who is warned before the server shuts down."""
-        return self.peer.is_active
-
     def shut_down(self) -> None:
         """End the session: the server shuts down."""
         self.end("server_shutdown")
 
-    def give_up(self, _text: str) -> None:
-        """End the session: the model does not answer."""
-        self.end("backend_error")
+    def give_up(self, text: str) -> None:
+        """End the session, or refuse it before it is set up: the model does not answer."""
+        if self.opens_model and self.peer.state is State.CONNECTED:
+            self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
+        else:
+            self.end("backend_error")
 
     def finish(self, _reason: EndReason) -> None:
         """Send what is due before the end."""
@@ -255,7 +261,7 @@ class Kind:
         if self.peer.is_closed:
             return
         self.is_draining = True
-        if not self.is_busy:
+        if not self.loop.is_busy:
             self.shut_down()
         elif self.has_opening and self.peer.wants_notices:
             self.peer.send(GoingAway(seconds_left=wait_s))

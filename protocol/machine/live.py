@@ -37,7 +37,7 @@ from ..values.messages import EndReason, Listen, Metrics, Speech
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.sound import Coding
-from ..values.state import Course, Gate, State
+from ..values.state import Course, Gate
 from ..values.utf8 import Refused
 from ..wire.g711 import expand
 from ..wire.rates import to_pcm16
@@ -70,6 +70,7 @@ class Live(Kind):
     """
 
     course = Course.DUPLEX
+    opens_model = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
         Init: attrgetter("init"),
@@ -99,7 +100,7 @@ class Live(Kind):
         super().__attrs_post_init__()
         self.setup = duplex_parts(self)
         self.loop, self.slot_user = self.setup.loop, self.setup.migration
-        self.sound = SoundPieces(step=self.step, peer=self.peer, kind=self)
+        self.sound = SoundPieces(self.step, self.peer, self)
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -131,13 +132,6 @@ class Live(Kind):
         """Return to CONNECTED: the client may send a better init."""
         self.peer.send_error(ErrorCode.INVALID_PAYLOAD, message)
         self.timers.set("init", self.step.limits.init_wait_s)
-
-    def give_up(self, text: str) -> None:
-        """Refuse or end the session: the model does not answer."""
-        if self.peer.state is State.CONNECTED:
-            self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
-        else:
-            self.end("backend_error")
 
     def finish(self, reason: EndReason) -> None:
         """Tell why a session expires."""

@@ -42,7 +42,7 @@ from ..values.openai import (
 )
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.sound import Coding, rate_of
-from ..values.state import Course, Gate, State
+from ..values.state import Course, Gate
 from ..values.utf8 import Refused
 from ..wire.g711 import expand
 from ..wire.kinds import STOCK_VOICES
@@ -74,6 +74,7 @@ class OpenAI(Kind):
     """
 
     course = Course.DUPLEX
+    opens_model = True
     has_opening = False
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
@@ -108,14 +109,9 @@ class OpenAI(Kind):
         super().__attrs_post_init__()
         self.setup = duplex_parts(self)
         self.loop, self.slot_user = self.setup.loop, self.setup.migration
-        self.sound = SoundPieces(step=self.step, peer=self.peer, kind=self)
-        self.conversation = Conversation(
-            step=self.step,
-            peer=self.peer,
-            loop=self.loop,
-            sound=self.sound,
-            settings=first_settings(self.peer),
-        )
+        self.sound = SoundPieces(self.step, self.peer, self)
+        first = first_settings(self.peer)
+        self.conversation = Conversation(self.step, self.peer, self.loop, self.sound, first)
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -263,13 +259,6 @@ class OpenAI(Kind):
             return
         self.conversation.settings = attrs.evolve(self.settings, voice="")
         self._open()
-
-    def give_up(self, text: str) -> None:
-        """Refuse or end the session: the model does not answer."""
-        if self.peer.state is State.CONNECTED:
-            self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
-        else:
-            self.end("backend_error")
 
     def forget_client(self) -> None:
         """Never called: no fork begins from such a session."""

@@ -48,6 +48,7 @@ class Peer:
         is_asleep: the session gives its slot back, or has none, until its client comes back.
         frames_sent: the ordinal of the next `Send`.
         frames_received: messages of the client.
+        active_ns: the last message of the client, or answer of the model to a transcription.
         fields_ignored: unknown or unused fields that clients sent (the wire decisions).
         wants_notices: the client asked for messages that do not answer its own.
         early: an opening message that came in the queue, and is read after it.
@@ -66,6 +67,7 @@ class Peer:
     is_asleep: bool = False
     frames_sent: int = 0
     frames_received: int = 0
+    active_ns: int = 0
     fields_ignored: int = 0
     wants_notices: bool = False
     early: Frame = None
@@ -156,6 +158,11 @@ class Peer:
         """Tell the client how to come back, on its first connection."""
         if self.has_numbers:
             self._send_greeting(after=self.frames_sent - 1)
+
+    def received(self) -> None:
+        """Note that the client sent a message of any kind."""
+        self.frames_received += 1
+        self.active_ns = self.step.now_ns
 
     def detach(self) -> None:
         """Wait for the client: the connection is over."""

@@ -136,7 +136,7 @@ class Session:
         kind = self.kind
         kind.peer.sent, kind.peer.accepted, kind.peer.cause = [], messages[-1], ""
         for message in messages:
-            kind.received()
+            kind.peer.received()
             kind.peer.fields_ignored += len(getattr(message, "ignored", ()))
         kind.keep(messages)
 
@@ -342,7 +342,7 @@ class Session:
 
     def _frame_received(self, event: ev.FrameReceived) -> None:
         if not self.kind.peer.is_closed:
-            self.kind.received()
+            self.kind.peer.received()
             self._read(event)
             self.kind.peer.cause = ""
 

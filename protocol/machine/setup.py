@@ -120,7 +120,7 @@ class Openable(Protocol):
         """End the session: the model does not answer."""
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class Setup:
     """The model, from the init to its prompt, and again after a loss.
 
@@ -296,37 +296,12 @@ class DuplexKind(Openable, Migrating, UnitKind, Protocol):
 
 def duplex_parts(kind: DuplexKind) -> Setup:
     """Make the parts of a duplex session: its setup, with migration and unit loop."""
-    step, peer, slot, recording = kind.step, kind.peer, kind.slot, kind.recording
-    migration = Migration(
-        step=step,
-        timers=kind.timers,
-        peer=peer,
-        recording=recording,
-        slot=slot,
-        call=slot.call,
-        kind=kind,
-    )
-    loop = UnitLoop(
-        step=step,
-        peer=peer,
-        recording=recording,
-        slot=slot,
-        call=slot.call,
-        migration=migration,
-        input=Input(step=step, peer=peer),
-        speech=UserSpeech(step=step),
-        kind=kind,
-    )
-    return Setup(
-        step=step,
-        timers=kind.timers,
-        recording=recording,
-        peer=peer,
-        slot=slot,
-        migration=migration,
-        loop=loop,
-        kind=kind,
-    )
+    step, timers, recording = kind.step, kind.timers, kind.recording
+    peer, slot = kind.peer, kind.slot
+    migration = Migration(step, timers, peer, recording, slot, slot.call, kind)
+    waiting, speech = Input(step, peer), UserSpeech(step)
+    loop = UnitLoop(step, peer, recording, slot, slot.call, migration, waiting, speech, kind)
+    return Setup(step, timers, recording, peer, slot, migration, loop, kind)
 
 
 DUPLEX_HANDLERS: Final[Handlers] = {

@@ -30,7 +30,7 @@ from .peer import Peer
 MODEL_LOST: Final = "the model was lost"
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class Slot:
     """The lease of a slot, from `SlotLeased` to `BackendReleased`, or the place in the queue.
 
@@ -148,7 +148,7 @@ class Work(Protocol):
         """Go on where the session was: the model is back."""
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class Migration:
     """A slot that is held to the session's end, and its move to another worker.
 

@@ -329,7 +329,7 @@ def _chunks(loop: ChunkLoop, model: str) -> Keys:
             "appends": loop.appends,
             "chunks": loop.chunks,
             "waiting_bytes": loop.waiting_bytes,
-            "active_ns": loop.active_ns,
+            "active_ns": loop.peer.active_ns,
             "owes_commit": loop.owes_commit,
         },
     }

@@ -52,7 +52,7 @@ class SoundKind(Protocol):
         """Take a second of sound: float32 LE, 16 kHz."""
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class SoundPieces:
     """The client's sound on its way to units, and the model's on its way to the client.
 

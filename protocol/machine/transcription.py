@@ -27,7 +27,7 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
+from ..values.errors import ErrorCode
 from ..values.limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
 from ..values.messages import EndReason, TranscriptDelta, TranscriptDone
 from ..values.model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES
@@ -36,7 +36,7 @@ from ..values.state import Course, ModelChosen, State
 from ..values.transcript import Chunk
 from ..values.utf8 import Refused
 from ..wire.rates import to_float32
-from .core import Call, Phase, Step, Timers
+from .core import Call, Phase, Recording, Step, Timers
 from .kind import Handlers, Kind
 from .peer import Peer
 from .slot import Migrating, Migration, Slot
@@ -103,6 +103,11 @@ class Utterance:
 class ChunkKind(Migrating, Protocol):
     """The kind of a session that transcribes."""
 
+    step: Step
+    timers: Timers
+    recording: Recording
+    peer: Peer
+    slot: Slot
     is_draining: bool
 
     def send_text(self, text: str) -> None:
@@ -118,7 +123,7 @@ class ChunkKind(Migrating, Protocol):
         """End the session."""
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class ChunkLoop:
     """The utterances of a session, and their chunks.
 
@@ -129,7 +134,6 @@ class ChunkLoop:
         waiting_bytes: waiting PCM16 of all utterances.
         owes_commit: the model failed at an utterance before it was closed: the commit that closes
             it is still to come, and requests the text of the sound since.
-        active_ns: the last message of the client or answer of the model.
     """
 
     step: Step
@@ -144,7 +148,6 @@ class ChunkLoop:
     appends: int = 0
     chunks: int = 0
     waiting_bytes: int = 0
-    active_ns: int = 0
     owes_commit: bool = False
     chunk: Chunk | None = None
 
@@ -173,12 +176,12 @@ class ChunkLoop:
     def look_at_idle(self) -> None:
         """End a silent session; otherwise set its timer again, rather than with every frame."""
         if not self.call.is_idle:
-            self.active_ns = self.step.now_ns
+            self.peer.active_ns = self.step.now_ns
         idle_ns = self.step.limits.idle_s * NS_PER_S
-        if self.step.now_ns - self.active_ns >= idle_ns:
+        if self.step.now_ns - self.peer.active_ns >= idle_ns:
             self.kind.end("idle")
         else:
-            self.timers.set_at("idle", self.active_ns + idle_ns)
+            self.timers.set_at("idle", self.peer.active_ns + idle_ns)
 
     # -- in -------------------------------------------------------------------------------------
 
@@ -319,7 +322,7 @@ class ChunkLoop:
         """Settle the call; None for another call, or one that is not awaited."""
         if not self.call.awaits(Phase.RUNNING, index) or self.pending[0].index != number:
             return None
-        self.active_ns = self.step.now_ns
+        self.peer.active_ns = self.step.now_ns
         self.chunk = None
         self.migration.answered()
         return self.pending[0] if self.slot.settle() else None
@@ -329,27 +332,12 @@ class ChunkLoop:
             self.kind.end("server_shutdown")
 
 
-def chunk_loop(kind: ChunkKind, parts: Kind) -> ChunkLoop:
+def chunk_loop(kind: ChunkKind) -> ChunkLoop:
     """Make the part of a kind that transcribes, with its slot's migration."""
-    migration = Migration(
-        step=parts.step,
-        timers=parts.timers,
-        peer=parts.peer,
-        recording=parts.recording,
-        slot=parts.slot,
-        call=parts.slot.call,
-        kind=kind,
-        has_queue_messages=False,
-    )
-    return ChunkLoop(
-        step=parts.step,
-        timers=parts.timers,
-        peer=parts.peer,
-        slot=parts.slot,
-        call=parts.slot.call,
-        migration=migration,
-        kind=kind,
-    )
+    step, timers, peer, slot = kind.step, kind.timers, kind.peer, kind.slot
+    migration = Migration(step, timers, peer, kind.recording, slot, slot.call, kind)
+    migration.has_queue_messages = False
+    return ChunkLoop(step, timers, peer, slot, slot.call, migration, kind)
 
 
 CHUNK_HANDLERS: Final[Handlers] = {
@@ -368,6 +356,7 @@ class Transcription(Kind):
 
     course = Course.TRANSCRIPTION
     has_opening = False
+    answers_unreadable = True
     closed_in = frozenset(State)  # it is an error
     handlers: ClassVar[Handlers] = {
         **CHUNK_HANDLERS,
@@ -381,18 +370,13 @@ class Transcription(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.loop = chunk_loop(self, self)
+        self.loop = chunk_loop(self)
         self.slot_user = self.loop.migration
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether an utterance waits to be answered."""
-        return self.loop.is_busy
 
     def first_slot(self) -> None:
         """Greet the client, and set the time to choose a model."""
         self.peer.send_created(prompt_length=0)
-        self.loop.active_ns = self.step.now_ns
+        self.peer.active_ns = self.step.now_ns
         self.timers.set("init", self.step.limits.init_wait_s)
         self.timers.set("idle", self.step.limits.idle_s)
 
@@ -417,18 +401,6 @@ class Transcription(Kind):
             case _:
                 return None
         return Refused(code=code, message=text, ignored=len(message.ignored))
-
-    def received(self) -> None:
-        """Note that the client is active."""
-        super().received()
-        self.loop.active_ns = self.step.now_ns
-
-    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
-        """Answer an unreadable frame, and go on (003)."""
-        if error.close_code == CLOSE_TOO_BIG:
-            super().frame_refused(error, code)
-        else:
-            self.send_error(code, error.reason)
 
     def timed_out(self, name: ev.TimerName) -> None:
         """End the session: no model was chosen in time, or the client is silent."""

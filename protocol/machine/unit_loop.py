@@ -90,7 +90,7 @@ class Lockstep:
         return 0
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class UserSpeech:
     """What is known of the user's speech.
 
@@ -151,7 +151,7 @@ class UnitKind(Protocol):
         """End the session: the model does not answer."""
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(eq=False)
 class UnitLoop:
     """The unit in flight, its progress and its outcome. Its index is never reused (B9).
 
@@ -196,6 +196,11 @@ class UnitLoop:
         """Units started and dropped, and appends."""
         started, dropped = self.call.index + 1, self.input.units_dropped
         return {"units": started, "units_dropped": dropped, "appends": self.appends}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the model works for the client: as long as the session is set up."""
+        return self.peer.is_active
 
     @property
     def units_waiting(self) -> int:
