@@ -5,10 +5,10 @@
 
 PYTHON ?=
 ARGS ?=
-# One worker more than cores; each loads torch, so more than eight only cost memory. Which tests stay
-# together, and in which order, tests/conftest.py says. Bytecode is kept, else each of the many
+# One worker more than cores; each loads torch, so more than eight only cost memory. The tests of one
+# file stay together, for they share what is slow to make; tests/conftest.py orders them. Bytecode is kept, else each of the many
 # processes that tests start compiles all that it imports anew.
-PYTEST_WORKERS ?= -n auto --maxprocesses=8 --dist loadgroup --no-loadscope-reorder
+PYTEST_WORKERS ?= -n auto --maxprocesses=8 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -77,10 +77,6 @@ NEEDS = re.compile(
 """What a file of quick tests does not import: a model, a process, a whole simulation."""
 
 
-PIECE = 64
-"""Tests that a worker takes at a time."""
-
-
 @functools.cache
 def is_quick(path: Path) -> bool:
     """Whether a file of tests needs nothing that takes seconds."""
@@ -102,25 +98,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 2
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark quick tests, for `-m quick`, and say which tests one worker runs in a row.
+    """Mark quick tests, for `-m quick`, and have them run last.
 
-    A file whose tests share what is slow to make stays whole, other files go in pieces. Quick tests
-    come last, so that no worker is left with a long file when the others have ended.
+    So no worker is left with a long file when the others have ended.
     """
     items.sort(key=lambda item: is_quick(item.path))
-    for number, item in enumerate(items):
+    for item in items:
         if is_quick(item.path) and not any(map(item.get_closest_marker, ("slow", "soak"))):
             item.add_marker("quick")
-        piece = 0 if shares(item.path) else number // PIECE
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.name}-{piece}"))
-
-
-@functools.cache
-def shares(path: Path) -> bool:
-    """Whether the tests of a file share what one of them made."""
-    return re.search(r"scope=|cache", path.read_text("utf-8")) is not None
 
 
 @pytest.fixture(scope="session", autouse=True)
