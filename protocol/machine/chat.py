@@ -23,6 +23,8 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
+from ..values import requests as rq
+from ..values import turn as tn
 from ..values.errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_TOO_BIG,
@@ -33,32 +35,8 @@ from ..values.errors import (
 from ..values.limits import SLICES_MAX
 from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, Response
 from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from ..values.requests import (
-    Ask,
-    AudioPart,
-    ChatMessage,
-    ImagePart,
-    Init,
-    Part,
-    SpeechRequest,
-    TextPart,
-    VideoPart,
-)
 from ..values.state import Course, Gate, State
 from ..values.tools import CALLS_MAX, ToolCall, ToolResult
-from ..values.turn import (
-    Content,
-    Message,
-    Picture,
-    Prefill,
-    Role,
-    Sound,
-    SpeechConfig,
-    StopReason,
-    Text,
-    Turn,
-    TurnResult,
-)
 from .core import Call, Phase, Recording, Step, Timers
 from .kind import Handlers, Kind
 from .peer import Peer
@@ -69,22 +47,22 @@ SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES
 VIDEO_SLICES: Final = 1
 """Slices a picture of a video, by default: there are many pictures, and each counts."""
 
-Contents = tuple[Content, ...]
+Contents = tuple[tn.Content, ...]
 
 
-def _decode(part: Part, decode: Decode) -> int | Contents:
+def _decode(part: rq.Part, decode: Decode) -> int | Contents:
     match part:
-        case TextPart(text=text):
-            return (Text(text=text),)
+        case rq.TextPart(text=text):
+            return (tn.Text(text=text),)
         case ToolCall() | ToolResult():
             return (part,)
-        case ImagePart(data=data):
+        case rq.ImagePart(data=data):
             return decode("image", data)
-        case AudioPart(data=data, is_wav=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
-            return (Sound(pcm=data),)
-        case AudioPart(data=data, is_wav=is_wav, rate_hz=rate):
+        case rq.AudioPart(data=data, is_wav=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
+            return (tn.Sound(pcm=data),)
+        case rq.AudioPart(data=data, is_wav=is_wav, rate_hz=rate):
             return decode("audio", data, rate_hz=0 if is_wav else rate)
-        case VideoPart(data=data, stack_frames=stack):
+        case rq.VideoPart(data=data, stack_frames=stack):
             return decode("video", data, stack_frames=stack)
 
 
@@ -98,21 +76,23 @@ class PendingTurn:
         undecided: message and content of each media number; None for the voice.
     """
 
-    ask: Ask
-    roles: tuple[Role, ...]
+    ask: rq.Ask
+    roles: tuple[tn.Role, ...]
     has_video: bool
     contents: list[list[Contents]]
     undecided: dict[int, tuple[int, int] | None]
     voice_pcm: bytes = b""
 
     @classmethod
-    def of(cls, ask: Ask, decode: Decode) -> PendingTurn:
+    def of(cls, ask: rq.Ask, decode: Decode) -> PendingTurn:
         """Take a turn, and have its media decoded."""
         pending = cls(
             ask=attrs.evolve(ask, messages=()),
             roles=tuple(message.role for message in ask.messages),
             has_video=any(
-                isinstance(part, VideoPart) for message in ask.messages for part in message.content
+                isinstance(part, rq.VideoPart)
+                for message in ask.messages
+                for part in message.content
             ),
             contents=[[() for _ in message.content] for message in ask.messages],
             undecided={},
@@ -151,15 +131,15 @@ class PendingTurn:
             at, index = place
             self.contents[at][index] = tuple(_contents(event))
 
-    def to_turn(self, index: int, seed: int) -> Turn:
+    def to_turn(self, index: int, seed: int) -> tn.Turn:
         """Make the backend's request; the conversation is the model's from then on."""
         ask = self.ask
         slices = ask.max_slice_nums or (VIDEO_SLICES if self.has_video else SLICES_MAX)
         contents, self.contents = self.contents, []
-        return Turn(
+        return tn.Turn(
             index=index,
             messages=tuple(
-                Message(role=role, content=tuple(part for known in message for part in known))
+                tn.Message(role=role, content=tuple(part for known in message for part in known))
                 for role, message in zip(self.roles, contents, strict=True)
             ),
             config=ask.config,
@@ -173,25 +153,25 @@ class PendingTurn:
             tools=() if ask.tool_choice == "none" else ask.tools,
         )
 
-    def _speech(self, asked: SpeechRequest) -> SpeechConfig:
+    def _speech(self, asked: rq.SpeechRequest) -> tn.SpeechConfig:
         pcm = self.voice_pcm
         if asked.voice_ms_max is not None:
             pcm = pcm[: asked.voice_ms_max * SECOND_BYTES // 1000]
-        return SpeechConfig(mode=asked.mode, language=asked.language, voice_pcm=pcm)
+        return tn.SpeechConfig(mode=asked.mode, language=asked.language, voice_pcm=pcm)
 
 
-def _contents(event: ev.MediaDecoded) -> Iterator[Content]:
+def _contents(event: ev.MediaDecoded) -> Iterator[tn.Content]:
     """Lay media out: a picture, a sound, or a video's pictures with the sound of their second."""
     if not event.pictures:
-        yield Sound(pcm=event.pcm)
+        yield tn.Sound(pcm=event.pcm)
         return
     for second, jpeg in enumerate(event.pictures):
-        yield Picture(jpeg=jpeg)
+        yield tn.Picture(jpeg=jpeg)
         pcm = event.pcm[second * SECOND_BYTES : (second + 1) * SECOND_BYTES]
         if pcm:
-            yield Sound(pcm=pcm)
+            yield tn.Sound(pcm=pcm)
         if second < len(event.stacked):
-            yield Picture(jpeg=event.stacked[second])
+            yield tn.Picture(jpeg=event.stacked[second])
 
 
 class Stage(StrEnum):
@@ -220,12 +200,12 @@ class ActiveTurn:
     input_id: str
     response_id: str
     stage: Stage = Stage.DECODING
-    prefill: Prefill | None = None
+    prefill: tn.Prefill | None = None
     text: str = ""
     pcm: list[bytes] = attrs.Factory(list)
     tokens: int = 0
     codes: int = 0
-    made: Turn | None = None
+    made: tn.Turn | None = None
     pieces: int = 0
     repeated: int | None = None
 
@@ -281,7 +261,7 @@ class TurnLoop:
 
     # -- in -------------------------------------------------------------------------------------
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: rq.Ask) -> None:
         """Begin a turn; none is in progress."""
         self.slot.place = None
         self.timers.cancel("idle")
@@ -495,7 +475,7 @@ class TurnLoop:
         self.kind.turn_over()
 
     def _response(
-        self, turn: ActiveTurn, reason: StopReason, result: TurnResult | None
+        self, turn: ActiveTurn, reason: tn.StopReason, result: tn.TurnResult | None
     ) -> Response:
         return Response(
             session_id=self.peer.session_id,
@@ -520,7 +500,7 @@ class TurnLoop:
             for place, call in enumerate(calls)
         )
 
-    def _metrics(self, turn: ActiveTurn, result: TurnResult | None) -> Metrics:
+    def _metrics(self, turn: ActiveTurn, result: tn.TurnResult | None) -> Metrics:
         prefill_us = 0 if turn.prefill is None else turn.prefill.cost_us
         recording = self.recording.state
         if result is None:
@@ -541,7 +521,7 @@ class TurnLoop:
 
 
 _HANDLERS: Final[Handlers] = {
-    Ask: attrgetter("ask"),
+    rq.Ask: attrgetter("ask"),
     ev.MediaDecoded: attrgetter("loop.media_decoded"),
     ev.MediaRejected: attrgetter("loop.media_rejected"),
     ev.TurnPrefilled: attrgetter("loop.turn_prefilled"),
@@ -559,7 +539,7 @@ class Chat(Kind):
     """
 
     course = Course.CHAT
-    handlers: ClassVar[Handlers] = {**_HANDLERS, Init: attrgetter("init")}
+    handlers: ClassVar[Handlers] = {**_HANDLERS, rq.Init: attrgetter("init")}
 
     loop: TurnLoop = attrs.field(init=False)
     instructions: str = ""
@@ -582,17 +562,17 @@ class Chat(Kind):
         """The gate that judges the client's messages."""
         return super().gate if self.loop.turn is None else Gate.TURN
 
-    def init(self, init: Init) -> None:
+    def init(self, init: rq.Init) -> None:
         """Take the system message of turns that have none."""
         self.timers.cancel("init")
         self.instructions = init.instructions
         self.timers.set("idle", self.step.limits.idle_s)
         self.peer.send_created(prompt_length=0, is_chat=True)
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: rq.Ask) -> None:
         """Begin a turn; none is in progress."""
         if self.instructions and ask.messages[0].role != "system":
-            prompt = ChatMessage(role="system", content=(TextPart(text=self.instructions),))
+            prompt = rq.ChatMessage(role="system", content=(rq.TextPart(text=self.instructions),))
             ask = attrs.evolve(ask, messages=(prompt, *ask.messages))
         self.loop.ask(ask)
 
@@ -642,7 +622,7 @@ class SingleRequest(Kind):
         """The gate that judges the client's messages."""
         return super().gate if self.loop.turn is None else Gate.TURN
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: rq.Ask) -> None:
         """Begin the turn."""
         self.loop.ask(ask)
 

@@ -8,30 +8,11 @@ from typing import Any, Final
 import attrs
 
 from ..values import events as ev
+from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.items import Item, Part, as_prompt
 from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX
 from ..values.messages import Speech
-from ..values.openai import (
-    Configure,
-    CreateItem,
-    DeleteItem,
-    InputStep,
-    ItemDeleted,
-    ItemStep,
-    ItemTruncated,
-    Metadata,
-    OpenAISession,
-    Reply,
-    ReplyKind,
-    ReplyReason,
-    ReplyState,
-    ReplyStatus,
-    ReplyStep,
-    RetrieveItem,
-    TruncateItem,
-    item_of,
-)
 from ..values.requests import ClientMessage
 from ..values.sound import rate_of
 from ..wire.rates import HISTORY_BYTES
@@ -75,11 +56,11 @@ class Conversation:
     peer: Peer
     loop: UnitLoop
     sound: SoundPieces
-    settings: OpenAISession
+    settings: oa.OpenAISession
     items: dict[str, Item] = attrs.Factory(dict)
     items_made: int = 0
-    reply: Reply | None = None
-    metadata: Metadata | None = None
+    reply: oa.Reply | None = None
+    metadata: oa.Metadata | None = None
     words: str = ""
     spans: deque[tuple[str, int]] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
     utterances: deque[Utterance] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
@@ -100,8 +81,8 @@ class Conversation:
         """Add an item that is whole."""
         self.keep(item, after)
         previous = None if after == FIRST else after
-        self.peer.send(ItemStep(kind="added", item=item, previous_id=previous))
-        self.peer.send(ItemStep(kind="done", item=item, previous_id=previous))
+        self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
+        self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
 
     def keep(self, item: Item, after: str | None = None) -> None:
         """Keep an item, after all others or one of them, and forget the oldest of too many."""
@@ -116,7 +97,7 @@ class Conversation:
             oldest = self.items.pop(next(iter(self.items)))
             chars -= sum(len(part.text) for part in oldest.parts)
 
-    def create_item(self, message: CreateItem) -> None:
+    def create_item(self, message: oa.CreateItem) -> None:
         """Add an item; before the first sound, its text is part of the prompt."""
         item, after = message.item, message.previous_id
         if item.id in self.items:
@@ -137,28 +118,28 @@ class Conversation:
     def prompt(self, message: ClientMessage | None = None) -> str:
         """The instructions, and the text of the items that come before the first sound."""
         instructions, items = self.settings.instructions, list(self.items.values())
-        if isinstance(message, Configure) and message.instructions is not None:
+        if isinstance(message, oa.Configure) and message.instructions is not None:
             instructions = message.instructions
-        elif isinstance(message, CreateItem):
+        elif isinstance(message, oa.CreateItem):
             items.append(message.item)
         return as_prompt(instructions, items)
 
-    def delete_item(self, message: DeleteItem) -> None:
+    def delete_item(self, message: oa.DeleteItem) -> None:
         """Forget an item."""
         if self._knows(message.item_id):
             del self.items[message.item_id]
-            self.peer.send(ItemDeleted(item_id=message.item_id))
+            self.peer.send(oa.ItemDeleted(item_id=message.item_id))
 
-    def retrieve_item(self, message: RetrieveItem) -> None:
+    def retrieve_item(self, message: oa.RetrieveItem) -> None:
         """Send an item again."""
         if self._knows(message.item_id):
-            self.peer.send(ItemStep(kind="retrieved", item=self.items[message.item_id]))
+            self.peer.send(oa.ItemStep(kind="retrieved", item=self.items[message.item_id]))
 
-    def truncate_item(self, message: TruncateItem) -> None:
+    def truncate_item(self, message: oa.TruncateItem) -> None:
         """Note how much of an item was played: the message in the log has it."""
         if self._knows(message.item_id):
             self.peer.send(
-                ItemTruncated(
+                oa.ItemTruncated(
                     item_id=message.item_id,
                     content_index=message.content_index,
                     audio_end_ms=message.audio_end_ms,
@@ -187,39 +168,41 @@ class Conversation:
             self.peer.send(attrs.evolve(speech, pcm=pcm, coding=coding))
         elif speech.text:
             self.peer.send(
-                ReplyStep(kind="text_delta", response_id=self.reply.id, text=speech.text)
+                oa.ReplyStep(kind="text_delta", response_id=self.reply.id, text=speech.text)
             )
         if speech.end_of_turn:
             self.finish("completed")
 
-    def give_none(self, status: ReplyStatus, reason: ReplyReason = "", **why: Any) -> None:
+    def give_none(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", **why: Any) -> None:
         """Tell that the response that was asked for does not come."""
         reply = self._new_reply(self.loop.next_response_id)
         self.loop.responses += 1
-        self.peer.send(ReplyState(reply=reply))
-        self.peer.send(ReplyState(reply=attrs.evolve(reply, status=status, reason=reason, **why)))
+        self.peer.send(oa.ReplyState(reply=reply))
+        self.peer.send(
+            oa.ReplyState(reply=attrs.evolve(reply, status=status, reason=reason, **why))
+        )
 
-    def _new_reply(self, response_id: str) -> Reply:
+    def _new_reply(self, response_id: str) -> oa.Reply:
         metadata, self.metadata = self.metadata, None
-        return Reply(id=response_id, modality=self.settings.modality, metadata=metadata)
+        return oa.Reply(id=response_id, modality=self.settings.modality, metadata=metadata)
 
     def begin_reply(self, response_id: str) -> None:
         """Begin a response."""
         self.words, self.sound.spoken = "", bytes(HISTORY_BYTES)
         self.reply = self._new_reply(response_id)
-        self.peer.send(ReplyState(reply=self.reply))
-        item = Item(id=item_of(response_id), role="assistant", status="in_progress")
-        self.peer.send(ReplyStep(kind="item_added", response_id=response_id, item=item))
+        self.peer.send(oa.ReplyState(reply=self.reply))
+        item = Item(id=oa.item_of(response_id), role="assistant", status="in_progress")
+        self.peer.send(oa.ReplyStep(kind="item_added", response_id=response_id, item=item))
         previous = self.last_id
         self.keep(item)
-        self.peer.send(ItemStep(kind="added", item=item, previous_id=previous))
-        step = ReplyStep(
+        self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
+        step = oa.ReplyStep(
             kind="part_added", response_id=response_id, modality=self.settings.modality
         )
         self.peer.send(step)
 
     def finish(
-        self, status: Any, reason: ReplyReason = "", *, fault: str = "", message: str = ""
+        self, status: Any, reason: oa.ReplyReason = "", *, fault: str = "", message: str = ""
     ) -> None:
         """End the response in progress, if there is one."""
         reply, self.reply = self.reply, None
@@ -227,16 +210,16 @@ class Conversation:
             return
         is_sound, name = reply.modality == "audio", reply.id
         if is_sound:
-            self.peer.send(ReplyStep(kind="audio_done", response_id=name))
-        done: ReplyKind = "transcript_done" if is_sound else "text_done"
-        self.peer.send(ReplyStep(kind=done, response_id=name, text=self.words))
-        part = ReplyStep(
+            self.peer.send(oa.ReplyStep(kind="audio_done", response_id=name))
+        done: oa.ReplyKind = "transcript_done" if is_sound else "text_done"
+        self.peer.send(oa.ReplyStep(kind=done, response_id=name, text=self.words))
+        part = oa.ReplyStep(
             kind="part_done", response_id=name, modality=reply.modality, text=self.words
         )
         self.peer.send(part)
         content = Part(kind="output_audio" if is_sound else "output_text", text=self.words)
         item = Item(
-            id=item_of(name),
+            id=oa.item_of(name),
             role="assistant",
             status="completed" if status == "completed" else "incomplete",
             parts=(content,),
@@ -246,12 +229,12 @@ class Conversation:
         previous = ids[at - 1] if at else None
         if item.id in self.items:
             self.items[item.id] = item
-        self.peer.send(ReplyStep(kind="item_done", response_id=name, item=item))
-        self.peer.send(ItemStep(kind="done", item=item, previous_id=previous))
+        self.peer.send(oa.ReplyStep(kind="item_done", response_id=name, item=item))
+        self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
         ended = attrs.evolve(
             reply, status=status, reason=reason, fault=fault, message=message, items=(item,)
         )
-        self.peer.send(ReplyState(reply=ended))
+        self.peer.send(oa.ReplyState(reply=ended))
 
     # -- the user's words -----------------------------------------------------------------------
 
@@ -284,6 +267,6 @@ class Conversation:
         whole = " ".join(filter(None, [*(part.text for part in item.parts), text]))
         self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=whole),))
         took_ms = said.end_ms - said.start_ms
-        self.peer.send(InputStep(kind="transcript_delta", item_id=item_id, text=text))
-        done = InputStep(kind="transcript_done", item_id=item_id, text=whole, at_ms=took_ms)
+        self.peer.send(oa.InputStep(kind="transcript_delta", item_id=item_id, text=text))
+        done = oa.InputStep(kind="transcript_done", item_id=item_id, text=whole, at_ms=took_ms)
         self.peer.send(done)

@@ -19,20 +19,11 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
+from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.items import Item, Part
 from ..values.limits import MS_PER_S
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
-from ..values.openai import (
-    ClearSound,
-    CommitSound,
-    Configure,
-    Configured,
-    InputStep,
-    ItemStep,
-    OpenAISession,
-    TurnDetection,
-)
 from ..values.requests import AppendSound, ClientMessage, Commit
 from ..values.sound import rate_of
 from ..values.state import Course, Gate, ModelChosen
@@ -88,16 +79,16 @@ class Dictation(Kind):
     closed_in = frozenset()
     handlers: ClassVar[Handlers] = {
         **CHUNK_HANDLERS,
-        Configure: attrgetter("configure"),
+        oa.Configure: attrgetter("configure"),
         AppendSound: attrgetter("append_sound"),
-        CommitSound: attrgetter("commit_sound"),
-        ClearSound: attrgetter("clear_sound"),
+        oa.CommitSound: attrgetter("commit_sound"),
+        oa.ClearSound: attrgetter("clear_sound"),
         ev.SpeechStarted: attrgetter("speech_started"),
         ev.SpeechStopped: attrgetter("speech_stopped"),
     }
 
     loop: ChunkLoop = attrs.field(init=False)
-    settings: OpenAISession = attrs.Factory(OpenAISession)
+    settings: oa.OpenAISession = attrs.Factory(oa.OpenAISession)
     updates: int = 0
     items_made: int = 0
     last_item: str | None = None
@@ -123,7 +114,7 @@ class Dictation(Kind):
 
     def begin(self) -> None:
         """Queue for the slot, with the settings of a client that has said nothing."""
-        first, detection = first_settings(self.peer), TurnDetection(kind="server_vad")
+        first, detection = first_settings(self.peer), oa.TurnDetection(kind="server_vad")
         self.settings = attrs.evolve(first, transcriber=first.model, detection=detection)
         if is_served(self, first.model):
             super().begin()
@@ -135,7 +126,7 @@ class Dictation(Kind):
         self.peer.active_ns = self.step.now_ns
         self.timers.set("idle", self.step.limits.idle_s)
         for _ in range(self.updates):
-            self.peer.send(Configured(openai=self.settings))
+            self.peer.send(oa.Configured(openai=self.settings))
         early, self.sound, self.updates = self.sound, b"", 0
         self._take(early)
 
@@ -151,9 +142,9 @@ class Dictation(Kind):
         ignored, limits = len(getattr(message, "ignored", ())), self.step.limits
         code, text = ErrorCode.INVALID_PAYLOAD, ""
         match message:
-            case CommitSound() | ClearSound() if not self.peer.is_active:
+            case oa.CommitSound() | oa.ClearSound() if not self.peer.is_active:
                 code, text = ErrorCode.NOT_READY, "the session is not there yet"
-            case Configure(transcriber=str() as name) if name not in limits.models:
+            case oa.Configure(transcriber=str() as name) if name not in limits.models:
                 code = ErrorCode.MODEL_NOT_FOUND
                 path = "$.session.audio.input.transcription.model"
                 text = f"{path}: {no_model(name)}"
@@ -168,7 +159,7 @@ class Dictation(Kind):
                     text = f"{waiting} bytes of sound wait, at most {most} may: it is not kept"
         return Refused(code=code, message=text, ignored=ignored) if text else None
 
-    def configure(self, message: Configure) -> None:
+    def configure(self, message: oa.Configure) -> None:
         """Change settings, and send those in force."""
         now = self.settings
         if message.transcriber is not None:
@@ -182,7 +173,7 @@ class Dictation(Kind):
         self.is_speaking = self.is_speaking and now.detection is not None
         self.settings = now
         if self.peer.is_active:
-            self.peer.send(Configured(openai=now))
+            self.peer.send(oa.Configured(openai=now))
         else:
             self.updates = min(self.updates + 1, UPDATES_MAX)
 
@@ -236,7 +227,7 @@ class Dictation(Kind):
             self._commit()
         start_ms = max(event.at_ms - how.prefix_ms, 0)
         item_id = self._new_id()
-        self.peer.send(InputStep(kind="speech_started", item_id=item_id, at_ms=start_ms))
+        self.peer.send(oa.InputStep(kind="speech_started", item_id=item_id, at_ms=start_ms))
         later = max(self.samples - start_ms * self._rate_hz // MS_PER_S, 0)
         self.sound = self.sound[max(len(self.sound) - later * SAMPLE16_BYTES, 0) :]
         self._start(item_id)
@@ -250,7 +241,7 @@ class Dictation(Kind):
         if self.open is None:
             return
         name = self.open.item_id
-        self.peer.send(InputStep(kind="speech_stopped", item_id=name, at_ms=event.at_ms))
+        self.peer.send(oa.InputStep(kind="speech_stopped", item_id=name, at_ms=event.at_ms))
         later = max(self.samples - event.at_ms * self._rate_hz // MS_PER_S, 0)
         kept = max(len(self.sound) - later * SAMPLE16_BYTES, 0)
         own, rest = self.sound[:kept], self.sound[kept:]
@@ -258,7 +249,7 @@ class Dictation(Kind):
         self._commit()
         self.sound = rest
 
-    def commit_sound(self, _message: CommitSound) -> None:
+    def commit_sound(self, _message: oa.CommitSound) -> None:
         """Commit the utterance as far as it was spoken."""
         if self.open is None:
             code = ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY
@@ -267,10 +258,10 @@ class Dictation(Kind):
         self.is_speaking = False
         self._commit()
 
-    def clear_sound(self, _message: ClearSound) -> None:
+    def clear_sound(self, _message: oa.ClearSound) -> None:
         """Forget the utterance that is not committed: its text ends where it is."""
         spoken, self.open, self.sound, self.is_speaking = self.open, None, b"", False
-        self.peer.send(InputStep(kind="cleared"))
+        self.peer.send(oa.InputStep(kind="cleared"))
         if spoken is None or spoken.is_lost:
             return
         self.unanswered.pop()
@@ -323,9 +314,9 @@ class Dictation(Kind):
         spoken, self.open, self.sound = self.open, None, b""
         previous, item = self.last_item, Item(id=spoken.item_id, role="user", parts=_SOUND)
         self.last_item = item.id
-        self.peer.send(InputStep(kind="committed", item_id=item.id, previous_id=previous))
-        self.peer.send(ItemStep(kind="added", item=item, previous_id=previous))
-        self.peer.send(ItemStep(kind="done", item=item, previous_id=previous))
+        self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
+        self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
+        self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
         if not spoken.is_lost:
             self.loop.commit(Commit(final=True))
 
@@ -334,18 +325,20 @@ class Dictation(Kind):
     def send_text(self, text: str) -> None:
         """Send text of the oldest utterance's item."""
         name = self.unanswered[0].item_id
-        self.peer.send(InputStep(kind="transcript_delta", item_id=name, text=text))
+        self.peer.send(oa.InputStep(kind="transcript_delta", item_id=name, text=text))
 
     def send_answer(self, utterance: Utterance) -> None:
         """Send the whole text of the oldest utterance's item."""
         spoken, text = self.unanswered.popleft(), "".join(utterance.texts).strip()
         took_ms = spoken.samples * MS_PER_S // self._rate_hz
-        step = InputStep(kind="transcript_done", item_id=spoken.item_id, text=text, at_ms=took_ms)
+        step = oa.InputStep(
+            kind="transcript_done", item_id=spoken.item_id, text=text, at_ms=took_ms
+        )
         self.peer.send(step)
 
     def send_failure(self, _utterance: Utterance, code: ErrorCode, text: str) -> None:
         """Tell that the model failed at an utterance."""
         spoken = self.unanswered.popleft()
         spoken.is_lost = True
-        step = InputStep(kind="transcript_failed", item_id=spoken.item_id, fault=code, text=text)
+        step = oa.InputStep(kind="transcript_failed", item_id=spoken.item_id, fault=code, text=text)
         self.peer.send(step)

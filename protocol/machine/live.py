@@ -17,22 +17,10 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from ..values import events as ev
+from ..values import live as lv
 from ..values.errors import ErrorCode
 from ..values.items import as_prompt
 from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
-from ..values.live import (
-    LiveSession,
-    LiveSettings,
-    Mute,
-    Muted,
-    Notice,
-    Unmute,
-    Unmuted,
-    Update,
-    Updated,
-    Usage,
-    UserWords,
-)
 from ..values.messages import EndReason, Listen, Metrics, Speech
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
@@ -48,9 +36,9 @@ from .unit_loop import UnitLoop
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 """Of the model's speech."""
-_EXPIRY: Final[Mapping[EndReason, Notice]] = {
-    "timeout": Notice(code="time_over", text="the session has lasted as long as a session may"),
-    "context_full": Notice(code="context_full", text="the model's context is full"),
+_EXPIRY: Final[Mapping[EndReason, lv.Notice]] = {
+    "timeout": lv.Notice(code="time_over", text="the session has lasted as long as a session may"),
+    "context_full": lv.Notice(code="context_full", text="the model's context is full"),
 }
 """Why a session expires, which its end does not tell."""
 
@@ -75,9 +63,9 @@ class Live(Kind):
         **DUPLEX_HANDLERS,
         Init: attrgetter("init"),
         AppendSound: attrgetter("append_sound"),
-        Mute: attrgetter("mute"),
-        Unmute: attrgetter("unmute"),
-        Update: attrgetter("update"),
+        lv.Mute: attrgetter("mute"),
+        lv.Unmute: attrgetter("unmute"),
+        lv.Update: attrgetter("update"),
         ev.Forked: attrgetter("setup.forked"),
         ev.SpeechStarted: attrgetter("loop.speech_started"),
         ev.SpeechStopped: attrgetter("loop.speech_stopped"),
@@ -87,7 +75,7 @@ class Live(Kind):
     setup: Setup = attrs.field(init=False)
     loop: UnitLoop = attrs.field(init=False)
     sound: SoundPieces = attrs.field(init=False)
-    settings: LiveSettings = attrs.Factory(LiveSettings)
+    settings: lv.LiveSettings = attrs.Factory(lv.LiveSettings)
     instructions: str = ""
     voice: str = ""
     is_muted: bool = False
@@ -126,7 +114,7 @@ class Live(Kind):
         )
         if self.settings.delegation == "responses":
             text = "the model answers by itself: nothing is delegated"
-            self.peer.send(Notice(code="nothing_delegated", text=text))
+            self.peer.send(lv.Notice(code="nothing_delegated", text=text))
 
     def init_rejected(self, message: str) -> None:
         """Return to CONNECTED: the client may send a better init."""
@@ -159,12 +147,12 @@ class Live(Kind):
         """Refuse an unknown model, and more text than a prompt may have."""
         known = ("", self.settings.model) if self.step.is_forking else self.step.limits.models
         match message:
-            case Init(live=LiveSettings(history=said)) if (
+            case Init(live=lv.LiveSettings(history=said)) if (
                 len(as_prompt(message.instructions, said)) > INSTRUCTIONS_CHARS_MAX
             ):
                 text = f"$.session.input: with the instructions over {INSTRUCTIONS_CHARS_MAX}"
                 return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"{text} characters")
-            case Init(live=LiveSettings(model=model)) if model not in known:
+            case Init(live=lv.LiveSettings(model=model)) if model not in known:
                 text = f"$.session.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
                 return Refused(code=ErrorCode.MODEL_NOT_FOUND, message=text)
         return self.sound.refusal(message) or self.setup.refusal(message)
@@ -216,26 +204,26 @@ class Live(Kind):
         self.sound.forget()
         self.is_muted = False
 
-    def mute(self, message: Mute) -> None:
+    def mute(self, message: lv.Mute) -> None:
         """Hear silence from here on."""
         self.is_muted = True
-        self.peer.send(Muted(client_event_id=message.event_id))
+        self.peer.send(lv.Muted(client_event_id=message.event_id))
 
-    def unmute(self, message: Unmute) -> None:
+    def unmute(self, message: lv.Unmute) -> None:
         """Hear the client from here on."""
         self.is_muted = False
-        self.peer.send(Unmuted(client_event_id=message.event_id))
+        self.peer.send(lv.Unmuted(client_event_id=message.event_id))
 
-    def update(self, message: Update) -> None:
+    def update(self, message: lv.Update) -> None:
         """Tell what is in force."""
-        self.peer.send(Updated(live=self._in_force, client_event_id=message.event_id))
+        self.peer.send(lv.Updated(live=self._in_force, client_event_id=message.event_id))
 
     # -- out ------------------------------------------------------------------------------------
 
     @property
-    def _in_force(self) -> LiveSession:
+    def _in_force(self) -> lv.LiveSession:
         created_s = self.step.opened.created_ms // MS_PER_S
-        return LiveSession(
+        return lv.LiveSession(
             id=self.peer.session_id,
             expires_at=created_s + self.step.limits.session_s,
             model=self.settings.model,
@@ -273,7 +261,7 @@ class Live(Kind):
     def user_transcribed(self, event: ev.UserTranscribed) -> None:
         """Tell what the user said."""
         if self.peer.is_active and event.text:
-            words = UserWords(text=event.text, start_ms=event.start_ms, end_ms=event.end_ms)
+            words = lv.UserWords(text=event.text, start_ms=event.start_ms, end_ms=event.end_ms)
             self.peer.send(words)
 
     def unit_undone(self) -> None:
@@ -308,10 +296,10 @@ class Live(Kind):
         self.seconds += 1
         if self.seconds % USAGE_UNITS == 0:
             ratio = min(self.kv_length / self.step.limits.context_tokens, 1.0)
-            self.peer.send(Usage(seconds=self.seconds, ratio=ratio))
+            self.peer.send(lv.Usage(seconds=self.seconds, ratio=ratio))
 
 
-def _inherited(settings: LiveSettings, asked: LiveSettings) -> LiveSettings:
+def _inherited(settings: lv.LiveSettings, asked: lv.LiveSettings) -> lv.LiveSettings:
     """Return the settings of a session with those that a fork's client gave."""
     if asked.coding:
         settings = attrs.evolve(settings, coding=asked.coding, rate_hz=asked.rate_hz)

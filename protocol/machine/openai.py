@@ -20,26 +20,12 @@ from typing import ClassVar, Final
 import attrs
 
 from ..values import events as ev
+from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.items import Item, Part
 from ..values.limits import ANSWER_UNITS, FRAMES_MAX, INSTRUCTIONS_CHARS_MAX, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Speech
 from ..values.model import SAMPLE16_BYTES
-from ..values.openai import (
-    CancelResponse,
-    ClearSound,
-    CommitSound,
-    Configure,
-    Configured,
-    CreateItem,
-    DeleteItem,
-    InputStep,
-    OpenAISession,
-    ReplyReason,
-    Respond,
-    RetrieveItem,
-    TruncateItem,
-)
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.sound import Coding, rate_of
 from ..values.state import Course, Gate
@@ -55,7 +41,7 @@ from .unit_loop import UnitLoop
 AWAY_NS: Final = 3 * NS_PER_S // 2
 """A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
 _SOUND: Final = (Part(kind="input_audio"),)
-_EARLY: Final = (Configure, AppendSound, CreateItem)
+_EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
 """Messages that are accepted while the session waits for its slot."""
 
 
@@ -78,16 +64,16 @@ class OpenAI(Kind):
     has_opening = False
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
-        Configure: attrgetter("configure"),
+        oa.Configure: attrgetter("configure"),
         AppendSound: attrgetter("append_sound"),
-        CommitSound: attrgetter("commit_sound"),
-        ClearSound: attrgetter("clear_sound"),
-        CreateItem: attrgetter("create_item"),
-        DeleteItem: attrgetter("conversation.delete_item"),
-        RetrieveItem: attrgetter("conversation.retrieve_item"),
-        TruncateItem: attrgetter("conversation.truncate_item"),
-        Respond: attrgetter("respond"),
-        CancelResponse: attrgetter("cancel_response"),
+        oa.CommitSound: attrgetter("commit_sound"),
+        oa.ClearSound: attrgetter("clear_sound"),
+        oa.CreateItem: attrgetter("create_item"),
+        oa.DeleteItem: attrgetter("conversation.delete_item"),
+        oa.RetrieveItem: attrgetter("conversation.retrieve_item"),
+        oa.TruncateItem: attrgetter("conversation.truncate_item"),
+        oa.Respond: attrgetter("respond"),
+        oa.CancelResponse: attrgetter("cancel_response"),
         ev.SpeechStarted: attrgetter("speech_started"),
         ev.SpeechStopped: attrgetter("speech_stopped"),
         ev.UserTranscribed: attrgetter("conversation.user_transcribed"),
@@ -121,7 +107,7 @@ class OpenAI(Kind):
         return Gate.OPEN
 
     @property
-    def settings(self) -> OpenAISession:
+    def settings(self) -> oa.OpenAISession:
         """The settings in force."""
         return self.conversation.settings
 
@@ -135,7 +121,7 @@ class OpenAI(Kind):
         self.send_queue_done()
         self.send_created()
         for _ in range(self.updates):
-            self.peer.send(Configured(openai=self.settings))
+            self.peer.send(oa.Configured(openai=self.settings))
         conversation = self.conversation
         self.updates, early, conversation.items = 0, conversation.items, {}
         for item in early.values():
@@ -152,11 +138,11 @@ class OpenAI(Kind):
         if not self._is_begun and len(self.conversation.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
             text = f"instructions and items of over {INSTRUCTIONS_CHARS_MAX} characters"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
-        if isinstance(message, CreateItem) and message.item.pictures:
+        if isinstance(message, oa.CreateItem) and message.item.pictures:
             return self._picture_refusal(message)
         return self.sound.refusal(message)
 
-    def _picture_refusal(self, message: CreateItem) -> Refused | None:
+    def _picture_refusal(self, message: oa.CreateItem) -> Refused | None:
         """Refuse pictures that the model does not take, or for which there is no room."""
         ignored, waiting = len(message.ignored), len(self.loop.input.pictures)
         if not self.peer.is_active:
@@ -170,7 +156,7 @@ class OpenAI(Kind):
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
         return None
 
-    def configure(self, message: Configure) -> None:
+    def configure(self, message: oa.Configure) -> None:
         """Change settings, and send those in force."""
         now, speech = self.settings, self.loop.speech
         if not self._is_begun:
@@ -194,7 +180,7 @@ class OpenAI(Kind):
         self.conversation.settings = now
         self._wait_on()
         if self.peer.is_active:
-            self.peer.send(Configured(openai=now))
+            self.peer.send(oa.Configured(openai=now))
         else:
             self.updates = min(self.updates + 1, UPDATES_MAX)
 
@@ -327,7 +313,7 @@ class OpenAI(Kind):
             return
         speech.is_speaking, self.input_item = True, self.conversation.new_id()
         start_ms = max(event.at_ms - how.prefix_ms, 0)
-        step = InputStep(kind="speech_started", item_id=self.input_item, at_ms=start_ms)
+        step = oa.InputStep(kind="speech_started", item_id=self.input_item, at_ms=start_ms)
         self.peer.send(step)
         if how.interrupts:
             self._interrupt("turn_detected")
@@ -340,11 +326,11 @@ class OpenAI(Kind):
             return
         speech.is_speaking = speech.must_listen = False
         self.input_item = self.input_item or self.conversation.new_id()
-        step = InputStep(kind="speech_stopped", item_id=self.input_item, at_ms=event.at_ms)
+        step = oa.InputStep(kind="speech_stopped", item_id=self.input_item, at_ms=event.at_ms)
         self.peer.send(step)
         self._commit()
 
-    def commit_sound(self, _message: CommitSound) -> None:
+    def commit_sound(self, _message: oa.CommitSound) -> None:
         """Make an item of the sound so far."""
         if not self.uncommitted_bytes:
             code = ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY
@@ -357,17 +343,17 @@ class OpenAI(Kind):
         previous = self.conversation.last_id
         item = Item(id=self.input_item, role="user", parts=_SOUND)
         self.uncommitted_bytes, self.input_item = 0, ""
-        self.peer.send(InputStep(kind="committed", item_id=item.id, previous_id=previous))
+        self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped
         self.conversation.add_sound(item, samples * MS_PER_S // self.rate_hz)
         self.due_units = max(self.due_units, ANSWER_UNITS)
         self._expect_answer()
 
-    def clear_sound(self, _message: ClearSound) -> None:
+    def clear_sound(self, _message: oa.ClearSound) -> None:
         """Forget the sound that the model has not received yet."""
         self.skipped += len(self.sound.rest) // SAMPLE16_BYTES
         self.sound.rest, self.uncommitted_bytes = bytearray(), 0
-        self.peer.send(InputStep(kind="cleared"))
+        self.peer.send(oa.InputStep(kind="cleared"))
 
     # -- silence in place of a client that sends none -------------------------------------------
 
@@ -393,12 +379,12 @@ class OpenAI(Kind):
 
     # -- responses ------------------------------------------------------------------------------
 
-    def create_item(self, message: CreateItem) -> None:
+    def create_item(self, message: oa.CreateItem) -> None:
         """Add an item, and give its client time to speak."""
         self.conversation.create_item(message)
         self._wait_on()
 
-    def respond(self, message: Respond) -> None:
+    def respond(self, message: oa.Respond) -> None:
         """Ask the model for a response, in the next seconds."""
         loop, conversation = self.loop, self.conversation
         if conversation.reply is not None or self.is_asked:
@@ -416,7 +402,7 @@ class OpenAI(Kind):
         """Whether the next unit may not listen: a response was asked for."""
         return self.is_asked and self.step.limits.can_speak
 
-    def cancel_response(self, message: CancelResponse) -> None:
+    def cancel_response(self, message: oa.CancelResponse) -> None:
         """Have the model stop speaking, or not begin to."""
         reply = self.conversation.reply
         names = {None, reply.id} if reply else {None} if self.is_asked else set()
@@ -426,7 +412,7 @@ class OpenAI(Kind):
         code = ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE
         self.peer.send_error(code, "there is no such response in progress")
 
-    def _interrupt(self, reason: ReplyReason) -> None:
+    def _interrupt(self, reason: oa.ReplyReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
         self.loop.fall_silent()
         self.loop.response_id, self.due_units = None, 0

@@ -17,20 +17,11 @@ from typing import Final
 
 import attrs
 
+from ..values import requests as rq
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import PIECES, FrameReceived
 from ..values.modes import OF_MODE
-from ..values.requests import (
-    Append,
-    AppendSound,
-    ClientMessage,
-    CloseRequest,
-    Init,
-    Played,
-    Report,
-    Request,
-)
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
@@ -67,12 +58,12 @@ _GATE_WORDS: Final[Mapping[Gate, str]] = {
 """When a client's event was refused, in the words of its error."""
 
 
-_AFTERWARDS: Final[Mapping[tuple[Gate, Request], str]] = {
+_AFTERWARDS: Final[Mapping[tuple[Gate, rq.Request], str]] = {
     (
         Gate.WAITING,
-        Request.INIT,
+        rq.Request.INIT,
     ): ": no room to keep it now, send it again after the queue",
-    (Gate.KEPT, Request.INIT): ": the first one is kept, and is taken after the queue",
+    (Gate.KEPT, rq.Request.INIT): ": the first one is kept, and is taken after the queue",
 }
 """The words for an opening message that is refused while queued."""
 
@@ -116,12 +107,12 @@ class Likeness:
     def learn(self, reading: Reading, context: Context) -> None:
         """Make the template of appends like one that had to be parsed."""
         message, frame, dialect = reading.message, reading.frame, reading.dialect
-        if not (isinstance(message, Append | AppendSound) and isinstance(frame, str)):
+        if not (isinstance(message, rq.Append | rq.AppendSound) and isinstance(frame, str)):
             return
         if self._made_in != (dialect, context):
             self._made_in, self._lessons = (dialect, context), LESSONS
             self._templates.clear()
-        table = dialect.table(Request.APPEND, type(message))
+        table = dialect.table(rq.Request.APPEND, type(message))
         if table is None or not self._lessons:
             return
         self._lessons -= 1
@@ -141,7 +132,7 @@ class Likeness:
         if (
             not isinstance(frame, str)
             or self._made_in != (self._kind.peer.dialect, context)
-            or judge(gate, Request.APPEND) != ACCEPT
+            or judge(gate, rq.Request.APPEND) != ACCEPT
             or len(frame) > OF_MODE[self._kind.step.opened.mode].frame_bytes_max
         ):
             return None
@@ -180,14 +171,14 @@ class Reading:
     frame: Frame
     dialect: Dialect
     cause: str = ""
-    message: ClientMessage | None = None
+    message: rq.ClientMessage | None = None
     refused: Refused | None = None
     unreadable: FrameError | None = None
     is_foreign: bool = False
     is_unrecorded: bool = False
     is_kept: bool = False
     body: Json = attrs.Factory(dict)
-    request: Request | None = None
+    request: rq.Request | None = None
 
 
 class Reception:
@@ -207,7 +198,7 @@ class Reception:
             self._opened, self._made = step.opened, _context(self._kind)
         return self._made
 
-    def read(self, gate: Gate, event: FrameReceived) -> ClientMessage | None:
+    def read(self, gate: Gate, event: FrameReceived) -> rq.ClientMessage | None:
         """Read a frame in a session that is not CLOSED; None if it was answered, or is kept."""
         kind, peer = self._kind, self._kind.peer
         reading, self._reading = self._reading, None
@@ -229,14 +220,14 @@ class Reception:
             peer.early = event.frame
             return None
         peer.dialect = reading.dialect
-        if isinstance(reading.message, Init):
+        if isinstance(reading.message, rq.Init):
             peer.wants_notices = reading.message.notices
         if reading.refused is not None:
             kind.reject(reading.refused)
             return None
         return reading.message
 
-    def foresee(self, gate: Gate, frame: Frame) -> ClientMessage | None:
+    def foresee(self, gate: Gate, frame: Frame) -> rq.ClientMessage | None:
         """Read an append like an earlier one, before its step; None for any other frame."""
         like = self._likeness.read(gate, frame, self._context, ahead=True)
         return None if like is None else like.message
@@ -288,7 +279,7 @@ class Reception:
         if _is_openai(kind, gate, body):
             reading.is_foreign = True
             return reading
-        is_init = request is Request.INIT and gate in _SETTING_UP
+        is_init = request is rq.Request.INIT and gate in _SETTING_UP
         reading.is_unrecorded = is_init and _is_unrecorded(kind, body)
         if is_whole and event.has_room and judge(gate, request) == KEEP:
             reading.is_kept = True
@@ -302,7 +293,7 @@ class Reception:
             reading.refused = event.shortened.refused or reading.refused or _WITHOUT_CONTENT
         return reading
 
-    def _parse(self, reading: Reading, request: Request) -> None:
+    def _parse(self, reading: Reading, request: rq.Request) -> None:
         """Read the fields of a message that the session's state allows."""
         try:
             message = reading.dialect.parse(request, reading.body, self._context)
@@ -310,7 +301,7 @@ class Reception:
             reading.refused = Refused(code=error.code, message=error.message)
             return
         reading.message = message
-        if not isinstance(message, CloseRequest | Report | Played):
+        if not isinstance(message, rq.CloseRequest | rq.Report | rq.Played):
             reading.refused = self._kind.refusal(message)
         self._likeness.learn(reading, self._context)
 
@@ -383,10 +374,10 @@ def _is_unrecorded(kind: Kind, body: Json) -> bool:
     return any(isinstance(place, Mapping) and place.get(name) is False for place in places)
 
 
-def _refusal(kind: Kind, gate: Gate, request: Request, body: Json) -> Refused | None:
+def _refusal(kind: Kind, gate: Gate, request: rq.Request, body: Json) -> Refused | None:
     """Return why a message is refused before its fields are read; None accepts it."""
     verdict = judge(gate, request)
-    if verdict == ACCEPT and request is Request.UNKNOWN:  # whose parsing says what is wrong
+    if verdict == ACCEPT and request is rq.Request.UNKNOWN:  # whose parsing says what is wrong
         try:
             kind.peer.dialect.parse(request, body, _context(kind))
         except FieldError as error:
@@ -414,11 +405,11 @@ def _is_openai(kind: Kind, gate: Gate, body: Json) -> bool:
 
 
 def _words_of_refusal(
-    kind: Kind, gate: Gate, request: Request, body: Json, verdict: Verdict
+    kind: Kind, gate: Gate, request: rq.Request, body: Json, verdict: Verdict
 ) -> str:
     """Describe the refused message in the client's own words, and when."""
     named = body.get("type")
-    if request is Request.UNKNOWN:
+    if request is rq.Request.UNKNOWN:
         name = "an event of no known type"
     else:  # The type is one of ours, but for a request of 004, which has none.
         name = (
@@ -426,15 +417,15 @@ def _words_of_refusal(
             if isinstance(named, str) and kind.peer.dialect is not LEGACY_CHAT
             else "a message"
         )
-    if request is Request.MISPLACED and verdict == ErrorCode.INVALID_EVENT:
+    if request is rq.Request.MISPLACED and verdict == ErrorCode.INVALID_EVENT:
         return f"{name} has no place in this session"
     return f"{name} {_GATE_WORDS[gate]}" + _AFTERWARDS.get((gate, request), "")
 
 
-def _dialect_after(dialect: Dialect, gate: Gate, request: Request, body: Json) -> Dialect:
+def _dialect_after(dialect: Dialect, gate: Gate, request: rq.Request, body: Json) -> Dialect:
     """Return the dialect from now on; a client picks it by its first message, and it stays."""
     if dialect is OPENING:
         return choose(body) or OPENING
-    if gate is Gate.UNCHOSEN and request is Request.INIT:
+    if gate is Gate.UNCHOSEN and request is rq.Request.INIT:
         return TRANSCRIPTION_RESPONSES if begins_with_create(body) else TRANSCRIPTION
     return dialect

@@ -15,19 +15,12 @@ from typing import Any, Final, Literal
 from ..values import behaviour
 from ..values import effects as ef
 from ..values import events as ev
+from ..values import requests as rq
 from ..values.digest import digest
 from ..values.errors import LocalProtocolError
 from ..values.limits import STATE_HASH_UNITS
 from ..values.messages import EndReason, ServerMessage
 from ..values.model import UNIT_BYTES
-from ..values.requests import (
-    Append,
-    AppendSound,
-    ClientMessage,
-    CloseRequest,
-    Played,
-    Report,
-)
 from ..values.state import Course, Gate, State, course_of
 from ..values.utf8 import Frame
 from .chat import Chat, SingleRequest
@@ -56,12 +49,12 @@ KINDS_OF_ENDPOINTS: Final[Mapping[tuple[ev.Endpoint, Course], type[Kind]]] = {
 Connected = Literal["connected", "detached", "asleep"]
 
 
-def _size_bytes(message: ClientMessage) -> int:
+def _size_bytes(message: rq.ClientMessage) -> int:
     """The bytes of sound of a message; for one with more than sound, a whole second."""
     match message:
-        case AppendSound(pcm16=pcm16):
+        case rq.AppendSound(pcm16=pcm16):
             return len(pcm16)
-        case Append(pcm=pcm, frames=(), force_listen=False):
+        case rq.Append(pcm=pcm, frames=(), force_listen=False):
             return len(pcm)
     return UNIT_BYTES
 
@@ -108,13 +101,13 @@ class Session:
             kind.watchdog.watch(event)
         return self._take_effects()
 
-    def foresee(self, frames: Iterable[Frame]) -> list[ClientMessage]:
+    def foresee(self, frames: Iterable[Frame]) -> list[rq.ClientMessage]:
         """Read the first of some frames, as far as they bring sound that is only kept.
 
         All that a session does with a piece of sound that fills no second is keep it, and a client
         may send fifty a second. So pieces that are there together are taken together.
         """
-        kind, gate, found = self.kind, self._gate, list[ClientMessage]()
+        kind, gate, found = self.kind, self._gate, list[rq.ClientMessage]()
         left = 0 if kind.peer.is_closed else kind.room_bytes()
         for frame in frames if left > 0 else ():
             message = self._reception.foresee(gate, frame)
@@ -126,7 +119,7 @@ class Session:
             found.append(message)
         return found
 
-    def keep(self, at_ns: int, messages: Sequence[ClientMessage]) -> None:
+    def keep(self, at_ns: int, messages: Sequence[rq.ClientMessage]) -> None:
         """Take messages, just foreseen, as stepping the event of each at that time would.
 
         Those steps have no effects. `LocalProtocolError` if it is before the last event's time.
@@ -146,7 +139,7 @@ class Session:
             raise LocalProtocolError(f"time went back from {step.now_ns} to {at_ns} ns")
         step.now_ns = at_ns
 
-    def _hand_over(self, item: ev.Event | ClientMessage) -> None:
+    def _hand_over(self, item: ev.Event | rq.ClientMessage) -> None:
         """Hand an event or message to the kind; without a method for it, it is stale."""
         method_of = self.kind.handlers.get(type(item))
         if method_of is not None:
@@ -245,7 +238,7 @@ class Session:
         return self.kind.peer.sent
 
     @property
-    def taken(self) -> ClientMessage | None:
+    def taken(self) -> rq.ClientMessage | None:
         """The client's message that its kind was handed in the last step."""
         return self.kind.peer.accepted
 
@@ -350,9 +343,9 @@ class Session:
         kind = self.kind
         message = self._reception.read(self._gate, event)
         match message:
-            case None | Report() | Played():
+            case None | rq.Report() | rq.Played():
                 return  # a report's frame stands in the log, and that is all it is for
-            case CloseRequest(reason=reason):
+            case rq.CloseRequest(reason=reason):
                 kind.end("client", client_reason=reason)
                 return
         kind.peer.fields_ignored += len(getattr(message, "ignored", ()))
