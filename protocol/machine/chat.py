@@ -555,7 +555,7 @@ class Chat(Kind):
 
     def admitted(self) -> None:
         """Wait for the client's init."""
-        self.send_queue_done()
+        self.first_slot()
 
     @property
     def gate(self) -> Gate:

@@ -61,10 +61,6 @@ class Duplex(Kind):
             return Gate.PAUSED
         return super().gate if self.setup.pending is None else Gate.OPENING
 
-    def first_slot(self) -> None:
-        """Wait for the client's init."""
-        self.send_queue_done()
-
     def ready(self, prompt_length: int) -> None:
         """Go on: the model holds the prompt."""
         if self.step.opened.endpoint == "duplex":
@@ -89,18 +85,6 @@ class Duplex(Kind):
         return self.setup.refusal(message) or self.loop.input.refusal(message)
 
     # -- in -------------------------------------------------------------------------------------
-
-    def media_decoded(self, event: ev.MediaDecoded) -> None:
-        """Take a decoded voice or picture."""
-        self.setup.media_decoded(event)
-        self.loop.input.media_decoded(event)
-        self.loop.start_if_due()
-
-    def media_rejected(self, event: ev.MediaRejected) -> None:
-        """Handle a damaged voice or picture."""
-        self.setup.media_rejected(event)
-        if self.loop.input.media_rejected(event):
-            self.loop.start_if_due()
 
     def room_bytes(self) -> int:
         """Return the bytes of sound that are only kept, in a second without pictures to come."""

@@ -200,7 +200,7 @@ class Kind:
         self.peer.fields_ignored += refused.ignored
         self.send_error(refused.code, refused.message)
 
-    def send_queue_done(self) -> None:
+    def first_slot(self) -> None:
         """Tell the client that its turn has come, and set the time for its init."""
         if self.step.opened.quiet and self.slot.place is None:
             self.peer.move(QueueDone)

@@ -61,6 +61,8 @@ class Live(Kind):
     opens_model = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
+        ev.MediaDecoded: attrgetter("media_decoded"),
+        ev.MediaRejected: attrgetter("media_rejected"),
         Init: attrgetter("init"),
         AppendSound: attrgetter("append_sound"),
         lv.Mute: attrgetter("mute"),
@@ -96,10 +98,6 @@ class Live(Kind):
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
         return super().gate if self.setup.pending is None else Gate.OPENING
-
-    def first_slot(self) -> None:
-        """Wait for the client's init."""
-        self.send_queue_done()
 
     def ready(self, prompt_length: int) -> None:
         """Go on: the model holds the prompt."""
@@ -190,7 +188,6 @@ class Live(Kind):
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Take a decoded voice, or a second that was resampled."""
         self.setup.media_decoded(event)
-        self.loop.start_if_due()
         self.sound.resampled(event.media, event.pcm)
 
     def media_rejected(self, event: ev.MediaRejected) -> None:

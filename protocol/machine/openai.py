@@ -64,6 +64,8 @@ class OpenAI(Kind):
     has_opening = False
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
+        ev.MediaDecoded: attrgetter("media_decoded"),
+        ev.MediaRejected: attrgetter("media_rejected"),
         oa.Configure: attrgetter("configure"),
         AppendSound: attrgetter("append_sound"),
         oa.CommitSound: attrgetter("commit_sound"),
@@ -118,7 +120,7 @@ class OpenAI(Kind):
 
     def first_slot(self) -> None:
         """Tell the client that the session is there, and add the items that came early."""
-        self.send_queue_done()
+        super().first_slot()
         self.send_created()
         for _ in range(self.updates):
             self.peer.send(oa.Configured(openai=self.settings))
@@ -295,15 +297,11 @@ class OpenAI(Kind):
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Take a decoded voice or picture, or a second that was resampled."""
         self.setup.media_decoded(event)
-        self.loop.input.media_decoded(event)
-        self.loop.start_if_due()
         self.sound.resampled(event.media, event.pcm)
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
         """Handle a damaged voice or picture, or take a second as silence."""
         self.setup.media_rejected(event)
-        if self.loop.input.media_rejected(event):
-            self.loop.start_if_due()
         self.sound.resampled(event.media, b"")
 
     def speech_started(self, event: ev.SpeechStarted) -> None:

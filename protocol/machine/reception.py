@@ -285,7 +285,8 @@ class Reception:
             reading.is_kept = True
             return reading
         reading.refused = _refusal(kind, gate, request, body)
-        if reading.refused is None:
+        is_as_before = event.shortened is not None and event.shortened.refused is None
+        if reading.refused is None and not is_as_before:
             reading.dialect = _dialect_after(kind.peer.dialect, gate, request, body)
             if is_whole:
                 self._parse(reading, request)

@@ -158,17 +158,19 @@ class Setup:
         return None
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
-        """Take a decoded voice."""
+        """Take a decoded voice or picture."""
         if self.pending is not None and self.pending.awaits(event.media):
             self.pending.decoded(event.media, event.pcm)
             if not self.peer.is_closed:
                 self._open_if_decoded(self.pending)
+        self.loop.media_decoded(event)
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
-        """Refuse the init of a damaged voice."""
+        """Refuse the init of a damaged voice, or leave a damaged picture out."""
         pending = self.pending
         if pending is not None and pending.awaits(event.media) and not self.peer.is_closed:
             self._reject(f"reference audio: {event.reason}")
+        self.loop.media_rejected(event)
 
     def _open_if_decoded(self, pending: PendingInit) -> None:
         """Have the model opened, or brought to the past of a fork, unless that must wait."""
@@ -316,7 +318,7 @@ DUPLEX_HANDLERS: Final[Handlers] = {
     ev.FinalizeFailed: attrgetter("loop.finalize_failed"),
     ev.RollbackDone: attrgetter("loop.rollback_done"),
     ev.RollbackFailed: attrgetter("loop.rollback_failed"),
-    ev.MediaDecoded: attrgetter("media_decoded"),
-    ev.MediaRejected: attrgetter("media_rejected"),
+    ev.MediaDecoded: attrgetter("setup.media_decoded"),
+    ev.MediaRejected: attrgetter("setup.media_rejected"),
 }
 """The events of every kind with these parts."""

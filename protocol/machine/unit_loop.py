@@ -272,6 +272,16 @@ class UnitLoop:
         """Let the model speak again."""
         self.speech.is_speaking = self.speech.must_listen = False
 
+    def media_decoded(self, event: ev.MediaDecoded) -> None:
+        """Take a decoded picture, whose unit may start."""
+        self.input.media_decoded(event)
+        self.start_if_due()
+
+    def media_rejected(self, event: ev.MediaRejected) -> None:
+        """Let the unit of a damaged picture run without it."""
+        if self.input.media_rejected(event):
+            self.start_if_due()
+
     def interrupt_next(self) -> None:
         """Have the unit in flight listen, else the next one (002, interrupt)."""
         if self.unit is not None or isinstance(self.held, Speech):
