@@ -14,7 +14,8 @@ from protocol.machine.session import _HANDLERS, KINDS, KINDS_OF_ENDPOINTS, Sessi
 from protocol.values import events as ev
 from protocol.values.modes import Mode
 from protocol.values.requests import ClientMessage, CloseRequest, Played, Report
-from protocol.values.state import Course
+from protocol.values.state import Course, course_of
+from protocol.wire.dialects import DIALECTS, MODES_OF
 
 ROOT: Final = Path(__file__).parents[2]
 MACHINE: Final = (
@@ -68,6 +69,18 @@ def test_a_handler_takes_its_message_or_event() -> None:
         for item, method_of in kind.handlers.items():
             (given,) = signature(method_of(kind)).parameters.values()
             assert item.__name__ == given.annotation.rpartition(".")[2], (kind, item)
+
+
+def test_a_kind_handles_all_that_its_dialects_have() -> None:
+    """A valid message would be accepted, and nothing come of it."""
+    for name, dialect in DIALECTS.items():
+        for mode in MODES_OF[name]:
+            course = course_of(mode, is_request=name == "legacy-chat")
+            endpoint: ev.Endpoint = "live" if name == "live" else "openai"
+            is_own = name == "live" or name.startswith("openai")
+            kind = KINDS_OF_ENDPOINTS[endpoint, course] if is_own else KINDS[course]
+            sent = {table.cls for _, table in dialect.requests(mode)}
+            assert sent <= {*kind.handlers} | ANSWERED_BY_THE_SESSION, (name, mode)
 
 
 @pytest.mark.parametrize("name", MACHINE)
