@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         TranscriptDelta,
         TranscriptDone,
     )
-    from protocol.values.model import DuplexConfig
+    from protocol.values.model import ChatConfig, DuplexConfig, Tool, ToolCall, ToolResult
     from protocol.values.requests import (
         Append,
         AudioPart,
@@ -74,8 +74,6 @@ if TYPE_CHECKING:
         VideoPart,
         VoiceName,
     )
-    from protocol.values.tools import Tool, ToolCall, ToolResult
-    from protocol.values.turn import ChatConfig
     from recorder.format.errors import LogDamaged, RecorderError, Unreadable
     from recorder.format.records import Record
     from recorder.read.reader import LogReader
@@ -121,13 +119,11 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
             "Closed Created Delta ErrorReport GoingAway Interrupted Listen Metrics Paused "
             "Prefilled QueuePlace Response Resumed Speech TranscriptDelta TranscriptDone"
         ),
-        "protocol.values.model": "DuplexConfig",
+        "protocol.values.model": "ChatConfig DuplexConfig Tool ToolCall ToolResult",
         "protocol.values.requests": (
             "Append AudioPart ChatMessage ImagePart Init ReferenceAudio SpeechRequest TextPart "
             "VideoPart VoiceName"
         ),
-        "protocol.values.tools": "Tool ToolCall ToolResult",
-        "protocol.values.turn": "ChatConfig",
         "recorder.format.errors": "LogDamaged RecorderError Unreadable",
         "recorder.format.records": "Record",
         "recorder.read.reader": "LogReader read:read_log",

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 
+from protocol.wire.audio import to_pcm16 as to_live
 from protocol.wire.codec import encode_base64
-from protocol.wire.rates import to_pcm16 as to_live
 from runtime.client.duplex import UnitCutter
 from runtime.client.transcription import to_pcm16
 from tests.live.servers import live_server

@@ -19,12 +19,12 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
-    "antiphon": (230, 1),
-    "protocol": (11_971, 91),
-    "recorder": (4_682, 48),
-    "runtime": (22_080, 125),
-    "runtime/model": (8_826, 87),
-    "replay": (12_787, 140),
+    "antiphon": (226, 1),
+    "protocol": (11_680, 58),
+    "recorder": (4_681, 48),
+    "runtime": (22_100, 125),
+    "runtime/model": (8_865, 87),
+    "replay": (12_804, 140),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 4
@@ -87,14 +87,7 @@ def sizes() -> dict[str, tuple[int, int]]:
 
 def longest_line() -> list[str]:
     """Find the longest line of inheritance among classes with methods, the child first."""
-    parents: dict[str, list[str]] = {
-        "antiphon": (230, 1),
-        "protocol": (11_689, 102),
-        "recorder": (4_670, 48),
-        "runtime": (22_942, 228),
-        "runtime/model": (8_826, 87),
-        "replay": (12_785, 140),
-    }
+    parents: dict[str, list[str]] = {}
     for path, _, text in sources():
         tree, module = ast.parse(text), path.relative_to(ROOT).with_suffix("").parts
         names = dict[str, str]()

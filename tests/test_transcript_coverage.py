@@ -25,8 +25,7 @@ from protocol.values.messages import EndReason
 from protocol.values.requests import Request
 from protocol.values.state import RECEPTION, TRANSITIONS, Course, Gate
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema.rows import Schema
-from protocol.wire.schema.wire import Message, describe
+from protocol.wire.schema import Message, Schema, describe
 from runtime.serve import routing
 from tests.transcripts.pure import PurePlayer
 from tests.transcripts.reading import Step, Transcript, example, fill, load_all

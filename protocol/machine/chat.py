@@ -23,8 +23,8 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
+from ..values import model as tn
 from ..values import requests as rq
-from ..values import turn as tn
 from ..values.errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_TOO_BIG,
@@ -34,9 +34,8 @@ from ..values.errors import (
 )
 from ..values.limits import SLICES_MAX
 from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, Response
-from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult
 from ..values.state import Course, Gate, State
-from ..values.tools import CALLS_MAX, ToolCall, ToolResult
 from .core import Call, Phase, Recording, Step, Timers
 from .kind import Handlers, Kind
 from .peer import Peer

@@ -10,12 +10,12 @@ import attrs
 from ..values import events as ev
 from ..values import openai as oa
 from ..values.errors import ErrorCode
-from ..values.items import Item, Part, as_prompt
 from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX
 from ..values.messages import Speech
+from ..values.model import rate_of
+from ..values.openai import Item, Part, as_prompt
 from ..values.requests import ClientMessage
-from ..values.sound import rate_of
-from ..wire.rates import HISTORY_BYTES
+from ..wire.audio import HISTORY_BYTES
 from .core import Step
 from .peer import Peer
 from .sound import SoundPieces

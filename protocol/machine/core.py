@@ -17,9 +17,9 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.digest import derive_id
 from ..values.errors import LocalProtocolError
+from ..values.events import SessionLimits
 from ..values.limits import NS_PER_S
 from ..values.messages import RecordingState
-from ..values.session_limits import SessionLimits
 
 LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = (
     "session",

@@ -21,15 +21,13 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values import openai as oa
 from ..values.errors import ErrorCode
-from ..values.items import Item, Part
 from ..values.limits import MS_PER_S
-from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
+from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, rate_of
+from ..values.openai import Item, Part
 from ..values.requests import AppendSound, ClientMessage, Commit
-from ..values.sound import rate_of
 from ..values.state import Course, Gate, ModelChosen
 from ..values.utf8 import Refused
-from ..wire.g711 import expand
-from ..wire.rates import DOWN, HISTORY_BYTES, resample, to_pcm16
+from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
 from .kind import Handlers, Kind
 from .sound import UPDATES_MAX, first_settings, is_served, no_model, size_refusal
 from .transcription import CHUNK_HANDLERS, ChunkLoop, Utterance, chunk_loop

@@ -19,16 +19,14 @@ import attrs
 from ..values import events as ev
 from ..values import live as lv
 from ..values.errors import ErrorCode
-from ..values.items import as_prompt
 from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
 from ..values.messages import EndReason, Listen, Metrics, Speech
-from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Coding
+from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
-from ..values.sound import Coding
 from ..values.state import Course, Gate
 from ..values.utf8 import Refused
-from ..wire.g711 import expand
-from ..wire.rates import to_pcm16
+from ..wire.audio import expand, to_pcm16
 from .kind import Handlers, Kind
 from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
 from .sound import SoundPieces

@@ -22,15 +22,14 @@ import attrs
 from ..values import events as ev
 from ..values import openai as oa
 from ..values.errors import ErrorCode
-from ..values.items import Item, Part
 from ..values.limits import ANSWER_UNITS, FRAMES_MAX, INSTRUCTIONS_CHARS_MAX, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Speech
-from ..values.model import SAMPLE16_BYTES
+from ..values.model import SAMPLE16_BYTES, Coding, rate_of
+from ..values.openai import Item, Part
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
-from ..values.sound import Coding, rate_of
 from ..values.state import Course, Gate
 from ..values.utf8 import Refused
-from ..wire.g711 import expand
+from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
 from .conversation import Conversation
 from .kind import Handlers, Kind

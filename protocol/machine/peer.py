@@ -24,14 +24,13 @@ from ..values import events as ev
 from ..values.digest import session_id_of
 from ..values.errors import ErrorCode
 from ..values.limits import MS_PER_S
-from ..values.messages import Closed, Created, ErrorReport, ServerMessage
+from ..values.messages import Closed, Created, ErrorReport, Resumable, ServerMessage
 from ..values.requests import ClientMessage
-from ..values.resuming import Resumable
 from ..values.state import Course, Role, State, Trigger, next_state
 from ..values.utf8 import Frame
 from ..wire.dialects.base import Dialect
-from ..wire.dialects.live_answers import EVENT
-from ..wire.dialects.resuming import RESUMABLE, UNRESUMABLE, numbered
+from ..wire.dialects.live import EVENT
+from ..wire.dialects.shared import RESUMABLE, UNRESUMABLE, numbered
 from .core import Recording, Step, Timers
 
 TOKEN: Final = "$token"

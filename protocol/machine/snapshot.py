@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ..values.messages import Listen, Speech
-from ..values.model import Unit
+from ..values.model import Chunk, Unit
 from ..values.openai import TurnDetection
-from ..values.transcript import Chunk
 from ..values.utf8 import frame_bytes
 from .chat import ActiveTurn, Chat, SingleRequest
 from .core import Phase

@@ -15,12 +15,11 @@ import attrs
 
 from ..values.errors import CLOSE_POLICY, ErrorCode
 from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
-from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES
+from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding
 from ..values.openai import OpenAISession
 from ..values.requests import AppendSound, ClientMessage
-from ..values.sound import Coding
 from ..values.utf8 import Refused
-from ..wire.rates import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
+from ..wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
 from .core import Step
 from .kind import Kind
 from .peer import Peer

@@ -30,12 +30,11 @@ from ..values import events as ev
 from ..values.errors import ErrorCode
 from ..values.limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
 from ..values.messages import EndReason, TranscriptDelta, TranscriptDone
-from ..values.model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES
+from ..values.model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES, Chunk
 from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
 from ..values.state import Course, ModelChosen, State
-from ..values.transcript import Chunk
 from ..values.utf8 import Refused
-from ..wire.rates import to_float32
+from ..wire.audio import to_float32
 from .core import Call, Phase, Recording, Step, Timers
 from .kind import Handlers, Kind
 from .peer import Peer

@@ -26,7 +26,7 @@ from ..values.limits import NS_PER_MS, SPEECH_SILENCE_MS, SPEECH_THRESHOLD, UNIT
 from ..values.messages import EndReason, Listen, Metrics, Pending, Speech
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Unit, UnitResult
 from ..values.requests import Append
-from ..wire.rates import to_pcm16
+from ..wire.audio import to_pcm16
 from .core import Call, Phase, Recording, Step
 from .input import Input, PendingUnit
 from .peer import Peer

@@ -14,24 +14,20 @@ from typing import Final, Literal
 
 import attrs
 
-from .call_events import ChunkDone as ChunkDone  # noqa: PLC0414 - a part of events
-from .call_events import ChunkFailed as ChunkFailed  # noqa: PLC0414 - a part of events
-from .call_events import TurnDone as TurnDone  # noqa: PLC0414 - a part of events
-from .call_events import TurnFailed as TurnFailed  # noqa: PLC0414 - a part of events
-from .call_events import TurnPrefilled as TurnPrefilled  # noqa: PLC0414 - a part of events
-from .call_events import TurnProgress as TurnProgress  # noqa: PLC0414 - a part of events
 from .errors import ErrorCode
-from .fork_events import Forked as Forked  # noqa: PLC0414 - a part of events
+from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX, UNITS_PENDING_MAX
 from .messages import QueuePlace
-from .model import Finalized, Opened, UnitResult
+from .model import (
+    ChunkResult,
+    Finalized,
+    Opened,
+    Prefill,
+    SlidingWindow,
+    TurnChunk,
+    TurnResult,
+    UnitResult,
+)
 from .modes import Mode
-from .session_limits import SessionLimits as SessionLimits  # noqa: PLC0414 - a part of events
-from .slot_events import BackendLost as BackendLost  # noqa: PLC0414 - a part of events
-from .slot_events import BackendReleased as BackendReleased  # noqa: PLC0414 - a part of events
-from .slot_events import LeaseRevoked as LeaseRevoked  # noqa: PLC0414 - a part of events
-from .slot_events import RebuildFailed as RebuildFailed  # noqa: PLC0414 - a part of events
-from .slot_events import Rebuilt as Rebuilt  # noqa: PLC0414 - a part of events
-from .slot_events import SlotLeased as SlotLeased  # noqa: PLC0414 - a part of events
 from .utf8 import Frame, Shortened
 
 Endpoint = Literal["realtime", "duplex", "chat", "live", "openai"]
@@ -344,6 +340,203 @@ class Draining:
     """The server shuts down: every session ends now."""
 
     at_ns: int
+
+
+# -- The limits of a session ----------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class SessionLimits:
+    """The settings that bound one session, as resolved at its start.
+
+    Attributes:
+        session_s: total time, queueing and idling included.
+        init_wait_s: time for the init once a slot is assigned.
+        cleanup_wait_s: time for the calls in flight after the session's end.
+        context_tokens: the backend's context limit.
+        sliding_windows: the window policies that the backend supports.
+        can_rollback: the backend can undo a failed unit.
+        close_on_recording_failure: end the session when its log fails; else go on and report it.
+        idle_s: time between two turns of chat, or of a transcription's silence.
+        pause_s: longest pause.
+        call_wait_s: longest time of a model call without a sign of life; 0 waits for ever.
+        models: the names by which a transcription's model may be chosen.
+        sound_bytes: PCM16 of a transcription that may wait for the model.
+        rebuild_wait_s: wait for another slot after the loss of the worker; 0: the session ends.
+        rebuild_units: units that may wait while the model is brought back, and until they are run.
+        can_speak: the model can be made to speak.
+        can_see: the model sees the pictures of items.
+        transcriber: the model that writes down what the user says; empty without one.
+        barge_in: the user's speech stops the model's.
+        can_repeat: the model gives an interrupted turn's answer again, piece by piece.
+        detach_s: time without a connection for which a session that can be resumed keeps its slot.
+        resume_s: time without a connection after which it ends.
+    """
+
+    session_s: int
+    init_wait_s: int
+    cleanup_wait_s: int
+    context_tokens: int
+    sliding_windows: tuple[SlidingWindow, ...] = ("off",)
+    can_rollback: bool = True
+    close_on_recording_failure: bool = False
+    idle_s: int = IDLE_S
+    pause_s: int = PAUSE_S
+    call_wait_s: int = 0
+    models: tuple[str, ...] = ()
+    sound_bytes: int = SOUND_BYTES_MAX
+    rebuild_wait_s: int = 0
+    rebuild_units: int = UNITS_PENDING_MAX
+    can_repeat: bool = False
+    can_speak: bool = False
+    can_see: bool = False
+    transcriber: str = ""
+    barge_in: bool = False
+    detach_s: int = 0
+    resume_s: int = 0
+
+
+# -- The session's slot ---------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class SlotLeased:
+    """A slot is the session's until it is released; `lease` is the lease's generation."""
+
+    at_ns: int
+    lease: int
+    slot: int
+
+
+@attrs.frozen(kw_only=True)
+class BackendLost:
+    """The backend or its worker is gone."""
+
+    at_ns: int
+    lease: int
+
+
+@attrs.frozen(kw_only=True)
+class LeaseRevoked:
+    """The slot's worker is drained, or lost: the session moves between two model calls."""
+
+    at_ns: int
+    lease: int
+
+
+@attrs.frozen(kw_only=True)
+class Rebuilt:
+    """The model on a new slot has the session's past.
+
+    Attributes:
+        steps: the units, or the chunks of an utterance, that it was fed.
+        batches: of a rebuild in long prefills, the units of each; empty if each unit was fed as
+            recorded, so that the model's state is the same byte for byte.
+        cost_us: the time it took.
+    """
+
+    at_ns: int
+    lease: int
+    steps: int
+    batches: tuple[int, ...] = ()
+    cost_us: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class RebuildFailed:
+    """The session's past cannot be brought to the model on the new slot."""
+
+    at_ns: int
+    lease: int
+
+
+@attrs.frozen(kw_only=True)
+class BackendReleased:
+    """The slot's cleanup is done and the slot is back in its pool (B5)."""
+
+    at_ns: int
+    lease: int
+
+
+# -- Turns of chat, and chunks of a transcription -------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class TurnPrefilled:
+    """The model holds a turn's conversation, and goes on to answer it."""
+
+    at_ns: int
+    prefill: Prefill
+
+
+@attrs.frozen(kw_only=True)
+class TurnProgress:
+    """The model has made a piece of its answer."""
+
+    at_ns: int
+    chunk: TurnChunk
+
+
+@attrs.frozen(kw_only=True)
+class TurnDone:
+    """The answer is over."""
+
+    at_ns: int
+    result: TurnResult
+
+
+@attrs.frozen(kw_only=True)
+class TurnFailed:
+    """The turn's answer failed, or its rest.
+
+    Attributes:
+        context_full: the turn does not fit the context.
+        refused: the reason for the client, if the model cannot do what the turn asks for; empty: it
+            failed.
+    """
+
+    at_ns: int
+    index: int
+    context_full: bool = False
+    refused: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ChunkDone:
+    """The model has written the text of a chunk."""
+
+    at_ns: int
+    result: ChunkResult
+
+
+@attrs.frozen(kw_only=True)
+class ChunkFailed:
+    """A chunk and so its utterance failed; `context_full`: nothing of the chunk was fed (B10)."""
+
+    at_ns: int
+    utterance: int
+    index: int
+    context_full: bool = False
+
+
+# -- Forks ----------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Forked:
+    """From here on the session is a new one; all before it was copied from another's recording.
+
+    It has another client, no slot yet, and these values in place of those of its first event.
+
+    Attributes:
+        limits: of its own server.
+        resume_hash, recording_notice: as in `ConnectionOpened`.
+    """
+
+    at_ns: int
+    limits: SessionLimits
+    resume_hash: str = ""
+    recording_notice: str = ""
 
 
 Event = (

@@ -6,8 +6,8 @@ from typing import Final, Literal, get_args
 
 import attrs
 
-from .items import Item
-from .sound import LIVE_RATES_HZ, Coding
+from .model import LIVE_RATES_HZ, Coding
+from .openai import Item
 
 Delegation = Literal["client", "responses"]
 """Who handles tasks that the model delegates: it never does."""

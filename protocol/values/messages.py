@@ -16,13 +16,8 @@ from numpy.typing import NDArray
 
 from .errors import ErrorCode
 from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage, UserWords
-from .model import OUTPUT_RATE_HZ
+from .model import OUTPUT_RATE_HZ, Coding, StopReason, ToolCall
 from .openai import OpenAIAnswer, OpenAISession
-from .sound import Coding
-from .tools import ToolCall
-from .transcript import TranscriptDelta as TranscriptDelta  # noqa: PLC0414 - a message
-from .transcript import TranscriptDone as TranscriptDone  # noqa: PLC0414 - a message
-from .turn import StopReason
 
 RecordingState = Literal["on", "off", "failed"]
 
@@ -370,6 +365,32 @@ class Closed:
     seconds: int = 0
 
 
+@attrs.frozen(kw_only=True)
+class TranscriptDelta:
+    """Text of an utterance since the last delta; it is never taken back (003).
+
+    Attributes:
+        text: the words, or a part of one; never empty.
+    """
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class TranscriptDone:
+    """An utterance is transcribed, as far as possible (003).
+
+    Attributes:
+        text: text of the whole utterance: its deltas, joined.
+        prompt_tokens: tokens and embeddings that the model was fed.
+        completion_tokens: tokens that the model generated.
+    """
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
 ServerMessage = (
     Queued
     | QueueUpdate
@@ -397,3 +418,45 @@ ServerMessage = (
     | ErrorReport
     | Closed
 )
+
+
+# -- Resuming: messages of no dialect, by which a client returns to its session -------------------
+
+
+@attrs.frozen(kw_only=True)
+class ComeBack:
+    """Go on with a session on a new connection; its first message.
+
+    Attributes:
+        token: the last one that the session gave.
+        last_seq: the number of the last frame that the client has; -1 for none.
+    """
+
+    token: str
+    last_seq: int = -1
+
+
+@attrs.frozen(kw_only=True)
+class Resumable:
+    """Where the session stands, and how its client comes back; the first frame of a connection.
+
+    Attributes:
+        recording_id: names the session in the address of a connection that comes back to it.
+        token: the right to come back, once; empty: the session cannot be resumed any more.
+        grace_s: seconds without a connection for which the slot is kept.
+        expires_in_s: seconds without a connection after which the session ends.
+        next_seq: the number of the frame that follows.
+        ack: messages of the client that the session has.
+    """
+
+    recording_id: str
+    token: str
+    grace_s: int = 0
+    expires_in_s: int = 0
+    next_seq: int = 0
+    ack: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Replaced:
+    """The client came back on another connection; this one is closed."""

@@ -19,11 +19,9 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from . import call_events, fork_events, messages, model, session_limits, slot_events, tools, utf8
 from . import effects as ef
 from . import events as ev
-from . import transcript as tr
-from . import turn as tn
+from . import messages, model, utf8
 
 Named: TypeAlias = tuple["attrs.Attribute[Any]", str]
 """An attribute, and its name in records."""
@@ -32,11 +30,11 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     # -- events -----------------------------------------------------------------------------------
     ev.ConnectionOpened: "ConnectionOpened at_ns recording_id created_ms mode seed limits recording"
     " endpoint label behaviour quiet must_record recording_notice resume_hash",
-    session_limits.SessionLimits: "SessionLimits session_s init_wait_s cleanup_wait_s"
+    ev.SessionLimits: "SessionLimits session_s init_wait_s cleanup_wait_s"
     " context_tokens sliding_windows can_rollback close_on_recording_failure idle_s pause_s"
     " watchdog_s models audio_bytes rebuild_wait_s rebuild_units can_repeat_turn can_force_speak"
     " has_vision transcriber barge_in detach_s resume_s",
-    fork_events.Forked: "Forked at_ns limits resume_hash recording_notice",
+    ev.Forked: "Forked at_ns limits resume_hash recording_notice",
     ev.FrameReceived: "FrameReceived at_ns frame has_room shortened",
     utf8.Shortened: "Shortened size_bytes blake2b head unreadable refused",
     utf8.Refused: "Refused code message ignored",
@@ -49,7 +47,7 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ev.TicketCancelled: "TicketCancelled at_ns",
     ev.AdmissionRefused: "AdmissionRefused at_ns code",
     ev.Admitted: "Admitted at_ns",
-    slot_events.SlotLeased: "SlotLeased at_ns lease slot",
+    ev.SlotLeased: "SlotLeased at_ns lease slot",
     ev.BackendOpened: "BackendOpened at_ns lease opened",
     model.Opened: "Opened prompt_length fed_ids",
     ev.BackendOpenFailed: "BackendOpenFailed at_ns lease context_full is_lost",
@@ -69,24 +67,24 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ev.FinalizeFailed: "FinalizeFailed at_ns index",
     ev.RollbackDone: "RollbackDone at_ns index",
     ev.RollbackFailed: "RollbackFailed at_ns index",
-    call_events.TurnPrefilled: "TurnPrefilled at_ns prefill",
-    tn.Prefill: "Prefill index input_tokens fed_ids input_hash cost_us",
-    call_events.TurnProgress: "TurnProgress at_ns chunk",
-    tn.TurnChunk: "TurnChunk index step text pcm token_ids codec_ids",
-    call_events.TurnDone: "TurnDone at_ns result",
-    tn.TurnResult: "TurnResult index text pcm reason generated_tokens kv_length codec_ids cut"
+    ev.TurnPrefilled: "TurnPrefilled at_ns prefill",
+    model.Prefill: "Prefill index input_tokens fed_ids input_hash cost_us",
+    ev.TurnProgress: "TurnProgress at_ns chunk",
+    model.TurnChunk: "TurnChunk index step text pcm token_ids codec_ids",
+    ev.TurnDone: "TurnDone at_ns result",
+    model.TurnResult: "TurnResult index text pcm reason generated_tokens kv_length codec_ids cut"
     " logits_hash margin costs tool_calls",
-    tools.ToolCall: "ToolCall id name arguments",
-    call_events.TurnFailed: "TurnFailed at_ns index context_full refused",
-    call_events.ChunkDone: "ChunkDone at_ns result",
-    tr.ChunkResult: "ChunkResult utterance index text token_ids reason prompt_tokens"
+    model.ToolCall: "ToolCall id name arguments",
+    ev.TurnFailed: "TurnFailed at_ns index context_full refused",
+    ev.ChunkDone: "ChunkDone at_ns result",
+    model.ChunkResult: "ChunkResult utterance index text token_ids reason prompt_tokens"
     " generated_tokens kv_length fed_ids input_hash logits_hash margin costs",
-    call_events.ChunkFailed: "ChunkFailed at_ns utterance index context_full",
-    slot_events.BackendLost: "BackendLost at_ns lease",
-    slot_events.LeaseRevoked: "LeaseRevoked at_ns lease",
-    slot_events.Rebuilt: "Rebuilt at_ns lease steps batches cost_us",
-    slot_events.RebuildFailed: "RebuildFailed at_ns lease",
-    slot_events.BackendReleased: "BackendReleased at_ns lease",
+    ev.ChunkFailed: "ChunkFailed at_ns utterance index context_full",
+    ev.BackendLost: "BackendLost at_ns lease",
+    ev.LeaseRevoked: "LeaseRevoked at_ns lease",
+    ev.Rebuilt: "Rebuilt at_ns lease steps batches cost_us",
+    ev.RebuildFailed: "RebuildFailed at_ns lease",
+    ev.BackendReleased: "BackendReleased at_ns lease",
     ev.TimerFired: "TimerFired at_ns name generation",
     ev.RecordingFailed: "RecordingFailed at_ns",
     ev.Flooded: "Flooded at_ns",
@@ -118,20 +116,20 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ef.DropUnit: "DropUnit ordinal input_id force_listen_passed",
     ef.ForgetRecording: "ForgetRecording",
     ef.StartTurn: "StartTurn lease turn",
-    tn.Turn: "Turn index messages config speech max_slice_nums use_image_id omni_mode thinking seed"
-    " tts_template tools",
-    tn.Message: "Message role content",
-    tn.Text: "Text text",
-    tn.Picture: "Image jpeg",
-    tn.Sound: "Audio pcm",
-    tools.ToolResult: "ToolResult call_id output",
-    tn.ChatConfig: "ChatConfig max_new_tokens temperature top_p top_k repetition_penalty"
+    model.Turn: "Turn index messages config speech max_slice_nums use_image_id omni_mode thinking"
+    " seed tts_template tools",
+    model.Message: "Message role content",
+    model.Text: "Text text",
+    model.Picture: "Image jpeg",
+    model.Sound: "Audio pcm",
+    model.ToolResult: "ToolResult call_id output",
+    model.ChatConfig: "ChatConfig max_new_tokens temperature top_p top_k repetition_penalty"
     " length_penalty min_new_tokens",
-    tn.SpeechConfig: "SpeechConfig mode language voice_pcm",
-    tools.Tool: "Tool name description parameters",
+    model.SpeechConfig: "SpeechConfig mode language voice_pcm",
+    model.Tool: "Tool name description parameters",
     ef.CutTurn: "InterruptTurn index",
     ef.RunChunk: "StartChunk lease chunk",
-    tr.Chunk: "Chunk utterance index pcm is_last seed",
+    model.Chunk: "Chunk utterance index pcm is_last seed",
     ef.Release: "Release lease condemn",
     ef.SetTimer: "SetTimer name generation at_ns",
     ef.CancelTimer: "CancelTimer name generation",

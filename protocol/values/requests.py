@@ -17,10 +17,18 @@ from .live import LiveSettings
 from .live import Mute as Mute  # noqa: PLC0414 - a request
 from .live import Unmute as Unmute  # noqa: PLC0414 - a request
 from .live import Update as Update  # noqa: PLC0414 - a request
-from .model import DuplexConfig
+from .model import (
+    ChatConfig,
+    DuplexConfig,
+    Language,
+    Role,
+    SpeechMode,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolResult,
+)
 from .openai import OpenAIRequest
-from .tools import Tool, ToolCall, ToolChoice, ToolResult
-from .turn import ChatConfig, Language, Role, SpeechMode
 
 
 class Request(StrEnum):

@@ -21,7 +21,7 @@ from ..values.limits import (
 )
 from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES
 from ..values.requests import ReferenceAudio, Voice, VoiceName
-from .codec import Value, encode_base64, invalid
+from .codec import Reading, Value, as_object, encode_base64, invalid
 from .media import (
     ImageKind,
     check_frame,
@@ -30,7 +30,6 @@ from .media import (
     kind_of,
     read_reference_audio,
 )
-from .reading import Reading, as_object
 
 Schema = dict[str, Any]
 """A piece of JSON Schema."""

@@ -4,14 +4,17 @@ Only headers and sizes are read, in bounded steps, so that a bomb is refused bef
 allocated for it. Nothing is decoded here: a decoder off the event loop checks the body, and its
 result comes back as an event. Every refusal is a `FieldError` (`invalid_payload`), and `path` is
 the place in the message for that error. Of a video only the size and the container's head are read.
-WAV files and WebP pictures are in `protocol.wire.wav` and `protocol.wire.webp`.
+WAV files and WebP pictures are in `protocol.wire.media` and `protocol.wire.media`.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from typing import Final, Literal
+from collections.abc import Iterator
+from typing import Final, Literal, NoReturn
+
+import attrs
 
 from ..values.limits import (
     AUDIO_S_MAX,
@@ -23,12 +26,11 @@ from ..values.limits import (
     REFERENCE_S_MAX,
     REFERENCE_S_MIN,
     VIDEO_BYTES_MAX,
+    WAV_BYTES_MAX,
 )
 from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from ..values.requests import AudioPart, ReferenceAudio
 from .codec import check_pcm, invalid
-from .wav import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, check_bytes, check_wav, read_wav
-from .webp import is_webp, read_webp
 
 JPEG_STEPS_MAX: Final = 1_000
 """Segments and fill bytes before the frame header; 255 of a colour profile is the most in use."""
@@ -231,3 +233,283 @@ def container_of(data: bytes) -> Container | None:
         if any(name in head for name in _DOC_TYPES):
             return "matroska"
     return None
+
+
+# -- Header checks of WAV files -------------------------------------------------------------------
+#
+# Block size, byte rate and chunk sizes must agree with each other and with the bytes present; a
+# WAV that contradicts itself is a `FieldError`, with the `path` of the field. Neither samples nor
+# chunks after the data are read.
+
+WAV_CHUNKS_MAX: Final = 64
+"""Chunks before the data; recorders write five or six."""
+WAV_CHANNELS_MAX: Final = 8
+WAV_RATE_HZ_MIN: Final = 8_000
+WAV_RATE_HZ_MAX: Final = 192_000
+
+_PCM: Final = 1
+_FLOAT: Final = 3
+_EXTENSIBLE: Final = 0xFFFE
+_GUID_TAIL: Final = bytes.fromhex("000000001000800000aa00389b71")
+"""The rest of the sub-format of WAVE_FORMAT_EXTENSIBLE, after the format tag."""
+_BITS: Final = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
+
+
+@attrs.frozen(kw_only=True)
+class WavHeader:
+    """The format of a WAV file; `samples` counts each channel's."""
+
+    channels: int
+    rate_hz: int
+    sample_bits: int
+    is_float: bool
+    samples: int
+
+
+def check_wav(
+    path: str,
+    data: bytes,
+    *,
+    bytes_max: int = WAV_BYTES_MAX,
+    s_min: float = REFERENCE_S_MIN,
+    s_max: float = REFERENCE_S_MAX,
+) -> WavHeader:
+    """Check a WAV's header and its bounds: 8-192 kHz, 1-8 channels, size and duration.
+
+    The default bounds are those of reference audio. `FieldError` if it is no such WAV.
+    """
+    check_bytes(path, data, bytes_max)
+    header = read_wav(path, data)
+    seconds = header.samples / header.rate_hz
+    if not s_min <= seconds <= s_max:
+        raise invalid(path, f"{seconds:.3f} s of audio, allowed is {s_min:g} to {s_max:g} s")
+    return header
+
+
+def read_wav(path: str, data: bytes) -> WavHeader:
+    """Read the header of a WAV of any length, and compare it with the bytes present.
+
+    `FieldError` if it is no WAV, or contradicts itself.
+    """
+    if len(data) < 12 or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
+        raise invalid(path, f"{len(data)} bytes that are not a WAV")
+    end = 8 + int.from_bytes(data[4:8], "little")
+    if end > len(data):
+        raise invalid(path, f"a WAV that says {end} bytes and has {len(data)}")
+    return _walk_chunks(path, data, end)
+
+
+def _walk_chunks(path: str, data: bytes, end: int) -> WavHeader:
+    """Walk the chunks up to the data, which the format must precede."""
+    at = 12
+    form: WavHeader | None = None
+    for _ in range(WAV_CHUNKS_MAX):
+        if at + 8 > end:
+            raise invalid(path, "a WAV without a data chunk")
+        name, size = struct.unpack_from("<4sI", data, at)
+        at += 8
+        if at + size > end:
+            raise invalid(path, f"a WAV with a chunk of {size} bytes where {end - at} are left")
+        if name == b"fmt ":
+            form = _read_format(path, data[at : at + size])
+        if name == b"data":
+            return _count_samples(path, form, size)
+        at += size + size % 2  # chunks are padded to an even length
+    raise invalid(path, f"a WAV without a data chunk in {WAV_CHUNKS_MAX} chunks")
+
+
+def _count_samples(path: str, form: WavHeader | None, size: int) -> WavHeader:
+    if form is None:
+        raise invalid(path, "a WAV without a format before its data")
+    block_bytes = form.channels * form.sample_bits // 8
+    if size % block_bytes:
+        raise invalid(path, f"a WAV with {size} bytes of data in blocks of {block_bytes}")
+    return attrs.evolve(form, samples=size // block_bytes)
+
+
+def _read_format(path: str, body: bytes) -> WavHeader:
+    """Read a format chunk; its samples are not known yet."""
+    if len(body) < 16:
+        raise invalid(path, f"a WAV with a format of {len(body)} bytes")
+    tag, channels, rate_hz, byte_rate, block_bytes, bits = struct.unpack_from("<HHIIHH", body)
+    if tag == _EXTENSIBLE:
+        tag = _read_subformat(path, body, bits)
+    if bits not in _BITS.get(tag, ()):
+        raise invalid(path, f"a WAV of format {tag} with {bits} bits, PCM or float is needed")
+    if not 1 <= channels <= WAV_CHANNELS_MAX:
+        raise invalid(path, f"a WAV of {channels} channels, allowed is 1 to {WAV_CHANNELS_MAX}")
+    if not WAV_RATE_HZ_MIN <= rate_hz <= WAV_RATE_HZ_MAX:
+        text = f"a WAV of {rate_hz} Hz, allowed is {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX}"
+        raise invalid(path, text)
+    if block_bytes != channels * bits // 8 or byte_rate != rate_hz * block_bytes:
+        raise invalid(path, "a WAV whose block size or byte rate does not fit its format")
+    return WavHeader(
+        channels=channels, rate_hz=rate_hz, sample_bits=bits, is_float=tag == _FLOAT, samples=0
+    )
+
+
+def _read_subformat(path: str, body: bytes, bits: int) -> int:
+    """Read the format tag of a WAVE_FORMAT_EXTENSIBLE chunk."""
+    if len(body) < 40:
+        _fail_extensible(path)
+    extra_bytes, valid_bits, _, tag = struct.unpack_from("<HHIH", body, 16)
+    if extra_bytes < 22 or not 0 < valid_bits <= bits or body[26:40] != _GUID_TAIL:
+        _fail_extensible(path)
+    return int(tag)
+
+
+def _fail_extensible(path: str) -> NoReturn:
+    raise invalid(path, "a WAV with a broken extensible format")
+
+
+def check_bytes(path: str, data: bytes, bytes_max: int) -> None:
+    """Check a file's size; `FieldError` if it has more than `bytes_max`."""
+    if len(data) > bytes_max:
+        raise invalid(path, f"{len(data)} bytes, at most {bytes_max} are allowed")
+
+
+# -- Header checks of WebP pictures (RFC 9649) ----------------------------------------------------
+#
+# The sizes of the file, of its chunks and of its canvas must agree with each other and with the
+# bytes present; a WebP that contradicts itself is a `FieldError`, with the `path` of the field.
+# Neither pixels nor chunks after the picture are read. An animated picture is refused by name: a
+# model could see any of its frames.
+
+WEBP_CHUNKS_MAX: Final = 64
+"""Chunks up to the picture: encoders write only a canvas, a colour profile and transparency, and
+readers skip others.
+"""
+
+_FILE_HEAD: Final = struct.Struct("<4sI4s")
+_CHUNK_HEAD: Final = struct.Struct("<4sI")
+_CANVAS_BYTES: Final = 10
+_IS_ANIMATED: Final = 0x02
+_LOSSY_HEAD_BYTES: Final = 10
+_START_CODE: Final = b"\x9d\x01\x2a"
+_SIDE_BITS: Final = 14
+_SIDE_MASK: Final = (1 << _SIDE_BITS) - 1
+_LOSSLESS_HEAD_BYTES: Final = 5
+_LOSSLESS_SIGNATURE: Final = 0x2F
+_RAW_ALPHA: Final = 0
+_PACKED_ALPHA: Final = 1
+
+
+@attrs.frozen(kw_only=True)
+class WebpHeader:
+    """The structure of a WebP file; sizes in pixels.
+
+    Attributes:
+        picture: the chunk of the picture, whole.
+        is_lossless: VP8L, else VP8.
+        alpha: the chunk of its transparency, whole; empty without one, and for a lossless picture.
+        is_clear: it may be transparent.
+        packed_bytes: bytes packed as lossless pictures are, transparency included.
+    """
+
+    width: int
+    height: int
+    picture: slice
+    is_lossless: bool
+    alpha: slice
+    is_clear: bool
+    packed_bytes: int
+
+
+def is_webp(data: bytes) -> bool:
+    """Whether a file's head is a WebP's."""
+    return data.startswith(b"RIFF") and data[8:12] == b"WEBP"
+
+
+def read_webp(path: str, data: bytes) -> WebpHeader:
+    """Read the header of a WebP of any size, and compare it with the bytes present.
+
+    `is_webp` must be true. `FieldError` if it is animated, or contradicts itself.
+    """
+    canvas: tuple[int, int] | None = None
+    alpha, packed_bytes, view = slice(0, 0), 0, memoryview(data)
+    for number, (name, chunk) in enumerate(_chunks(path, data)):
+        body = view[chunk.start + _CHUNK_HEAD.size : chunk.stop]
+        if name == b"VP8X" and number == 0:
+            canvas = _read_canvas(path, body)
+        elif name == b"ALPH" and canvas is not None and alpha.stop == 0:
+            packed_bytes = _read_alpha(path, body, canvas)
+            alpha = chunk
+        elif name in (b"VP8 ", b"VP8L") and (number == 0 or canvas is not None):
+            is_lossless = name == b"VP8L"
+            read = _read_lossless if is_lossless else _read_lossy
+            width, height, has_alpha = read(path, body)
+            if canvas is not None and canvas != (width, height):
+                size = f"{width} x {height} pixels on a canvas of {canvas[0]} x {canvas[1]}"
+                raise invalid(path, f"a WebP of {size}")
+            return WebpHeader(
+                width=width,
+                height=height,
+                picture=chunk,
+                is_lossless=is_lossless,
+                alpha=slice(0, 0) if is_lossless else alpha,
+                is_clear=has_alpha if is_lossless else alpha.stop > 0,
+                packed_bytes=len(body) if is_lossless else packed_bytes,
+            )
+        elif number == 0 or name in (b"VP8X", b"ALPH", b"VP8 ", b"VP8L", b"ANMF", b"ANIM"):
+            raise invalid(path, f"a WebP with a chunk out of place at byte {chunk.start}")
+    raise invalid(path, "a WebP without a picture")
+
+
+def _chunks(path: str, data: bytes) -> Iterator[tuple[bytes, slice]]:
+    """Walk the chunks: the name and place of each, without its padding."""
+    if len(data) < _FILE_HEAD.size:
+        raise invalid(path, "a WebP without a whole header")
+    _, size, _ = _FILE_HEAD.unpack_from(data)
+    at, end = _FILE_HEAD.size, 8 + size
+    if end > len(data):
+        raise invalid(path, f"a WebP that says {end} bytes and has {len(data)}")
+    for _ in range(WEBP_CHUNKS_MAX):
+        if at + _CHUNK_HEAD.size > end:
+            return
+        name, size = _CHUNK_HEAD.unpack_from(data, at)
+        stop = at + _CHUNK_HEAD.size + size
+        if stop > end:
+            left = end - at - _CHUNK_HEAD.size
+            raise invalid(path, f"a WebP with a chunk of {size} bytes where {left} are left")
+        yield name, slice(at, stop)
+        at = stop + size % 2  # chunks are padded to an even length
+    raise invalid(path, f"a WebP without a picture in {WEBP_CHUNKS_MAX} chunks")
+
+
+def _read_canvas(path: str, body: memoryview) -> tuple[int, int]:
+    """Read the extended header: flags, and the canvas (RFC 9649, 2.7)."""
+    if len(body) < _CANVAS_BYTES:
+        raise invalid(path, "a WebP with a broken header")
+    if body[0] & _IS_ANIMATED:
+        raise invalid(path, "an animated WebP, only still pictures are taken")
+    return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+
+
+def _read_alpha(path: str, body: memoryview, canvas: tuple[int, int]) -> int:
+    """Check the head of the transparency; returns how many of its bytes are packed."""
+    how = body[0] & 3 if body else None
+    is_whole = how == _PACKED_ALPHA or len(body) > canvas[0] * canvas[1]
+    if how not in (_RAW_ALPHA, _PACKED_ALPHA) or not is_whole:
+        raise invalid(path, "a WebP with broken transparency")
+    return len(body) if how == _PACKED_ALPHA else 0
+
+
+def _read_lossy(path: str, body: memoryview) -> tuple[int, int, bool]:
+    """Read the head of a VP8 frame: a visible key frame (RFC 6386, 9.1)."""
+    tag = int.from_bytes(body[:3], "little")
+    is_key, is_shown, first_part_bytes = not tag & 1, tag >> 4 & 1, tag >> 5
+    is_whole = len(body) >= _LOSSY_HEAD_BYTES + first_part_bytes
+    if not (is_key and is_shown and is_whole) or bytes(body[3:6]) != _START_CODE:
+        raise invalid(path, "a WebP with a broken header")
+    width, height = struct.unpack_from("<HH", body, 6)
+    return width & _SIDE_MASK, height & _SIDE_MASK, False
+
+
+def _read_lossless(path: str, body: memoryview) -> tuple[int, int, bool]:
+    """Read the head of a VP8L picture: its sides, and whether it is transparent (RFC 9649, 3.4)."""
+    form = int.from_bytes(body[1:_LOSSLESS_HEAD_BYTES], "little")
+    version = form >> 2 * _SIDE_BITS + 1
+    if len(body) < _LOSSLESS_HEAD_BYTES or body[0] != _LOSSLESS_SIGNATURE or version:
+        raise invalid(path, "a WebP with a broken header")
+    width, height = form & _SIDE_MASK, form >> _SIDE_BITS & _SIDE_MASK
+    return 1 + width, 1 + height, bool(form >> 2 * _SIDE_BITS & 1)

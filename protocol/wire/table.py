@@ -11,7 +11,7 @@ A rule that spans fields is a function, called at the place of its `Rule` among 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar, Final, get_type_hints
 
@@ -19,9 +19,183 @@ import attrs
 
 from ..values import behaviour
 from ..values.errors import ErrorCode, FieldError, LocalProtocolError
-from .codec import KEY_SHOWN, Value, dump_frame, invalid
-from .field import Columns, Field, Put, as_it_is
-from .reading import Context, Json, Reading, as_object, missing
+from ..values.modes import Mode
+from .codec import KEY_SHOWN, Context, Json, Reading, Value, as_object, dump_frame, invalid, missing
+from .kinds import Holds, Kind
+
+REQUIRED: Final = object()
+"""As a default: the field is required."""
+DROPPED: Final = ""
+"""As an attribute: the field is checked and not kept, nor written without a `get`."""
+
+Put = Callable[[dict[str, object], object, object], None]
+"""Writes one field into a body, from the subject of its object and the message."""
+
+
+def as_it_is(value: Any) -> Any:
+    """Return the value unchanged."""
+    return value
+
+
+@attrs.frozen(kw_only=True)
+class Columns:
+    """The columns of every row.
+
+    Attributes:
+        omit: it is left out if it is the default, or cannot be written; an object, if empty.
+        rank: fields of a lower rank are written before it.
+        since: the first behaviour number whose sessions read it (`protocol.values.behaviour`).
+        doc: its meaning, if the attribute's own line does not have it.
+    """
+
+    omit: bool = False
+    rank: int = 0
+    since: int = 0
+    doc: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class FieldColumns(Columns):
+    """The other columns of a field's row.
+
+    Attributes:
+        attr: the attribute, after the object's own; after `^`, of the message; None: as the name.
+        also: other names, each used if those before it are absent.
+        after: another field that makes this one ignored.
+        aside_in: modes in which it is known and not read, and the attribute's value there.
+        code: of the error, for any mistake in it.
+        get: returns the value to write from the message, if that is no attribute.
+        is_read: it is read; else only written.
+        is_written: it is written; else only read.
+        example: a value for the reference.
+        holds: its user content, if the kind does not show it.
+    """
+
+    attr: str | None = None
+    also: tuple[str, ...] = ()
+    after: str | None = None
+    aside_in: Mapping[Mode, object] = attrs.field(factory=dict)
+    code: ErrorCode | None = None
+    get: Callable[[Any], object] | None = None
+    is_read: bool = True
+    is_written: bool = True
+    example: object = None
+    holds: Holds | None = None
+
+
+@attrs.frozen
+class Field(FieldColumns):
+    """A field; without it, its attribute is `default`."""
+
+    name: str
+    kind: Kind
+    default: Any = REQUIRED
+    names: tuple[str, ...] = attrs.field(init=False)
+    attribute: str = attrs.field(init=False)
+    _is_usual: bool = attrs.field(init=False, repr=False)
+
+    @names.default
+    def _names(self) -> tuple[str, ...]:
+        return (self.name, *self.also)
+
+    @attribute.default
+    def _attribute(self) -> str:
+        return self.name if self.attr is None else self.attr
+
+    @_is_usual.default
+    def _usual(self) -> bool:
+        """Whether it has one name, one meaning in all modes, and an attribute of its object."""
+        is_kept = self.attribute != DROPPED and self.attribute[0] != "^"
+        return is_kept and not (self.also or self.after or self.aside_in)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def take(self, at: Reading) -> None:
+        """Read it; `FieldError` if it is absent and required, or wrong."""
+        name, body, mode = self.name, at.body, at.context.mode
+        found = body.get(name)
+        if self._is_usual:
+            if found is not None:
+                read = self.kind.read if self.code is None else self._read
+                value = Value(path=f"{at.path}.{name}", value=found)
+                at.values[at.prefix + self.attribute] = read(value, at)
+                return
+            if self.default is not REQUIRED:
+                at.values.setdefault(at.prefix + self.attribute, self.default)
+                return
+        if self.also or found is not None:
+            said = [each for each in self.names if body.get(each) is not None]
+            is_aside = mode in self.aside_in or self._is_second(body)
+            at.aside += [f"{at.path}.{each}" for each in said[0 if is_aside else 1 :]]
+            name = said[0] if said else name
+            found = None if is_aside else body.get(name)
+        if found is not None:
+            made = self._read(Value(path=f"{at.path}.{name}", value=found), at)
+            if self.attribute != DROPPED:
+                at.values[self._key(at)] = made
+            return
+        default = self.aside_in.get(mode, self.default) if self.aside_in else self.default
+        if default is REQUIRED:
+            raise self._recoded(missing(f"{at.path}.{self.name}"))
+        if self.attribute != DROPPED:
+            at.values.setdefault(self._key(at), default)
+
+    def _key(self, at: Reading) -> str:
+        attribute = self.attribute
+        return attribute[1:] if attribute[0] == "^" else at.prefix + attribute
+
+    def _is_second(self, body: Json) -> bool:
+        return self.after is not None and body.get(self.after) is not None
+
+    def _read(self, value: Value, at: Reading) -> Any:
+        if self.code is None:
+            return self.kind.read(value, at)
+        try:
+            return self.kind.read(value, at)
+        except FieldError as error:
+            raise self._recoded(error) from None
+
+    def _recoded(self, error: FieldError) -> FieldError:
+        return error if self.code is None else FieldError(self.code, error.message)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    @property
+    def is_said(self) -> bool:
+        """Whether it is written."""
+        return self.is_written and (self.attribute != DROPPED or self.get is not None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an attribute of the object's subject is written."""
+        return self.get is None and not self.attribute.startswith("^")
+
+    @property
+    def is_as_it_is(self) -> bool:
+        """Whether the attribute is written unchanged."""
+        return self.is_plain and self.kind.write is None and not self.omit
+
+    def putter(self) -> Put:
+        """Make the function that writes it in its place; a plain attribute is already there."""
+        name, write, is_plain = self.name, self.kind.write or as_it_is, self.is_plain
+        if is_plain and not self.omit:
+
+            def convert(body: dict[str, object], _subject: object, _message: object) -> None:
+                body[name] = write(body[name])
+
+            return convert
+        get = self.get or attrgetter(self.attribute.removeprefix("^"))
+
+        def put(body: dict[str, object], _subject: object, message: object) -> None:
+            value = body[name] if is_plain else get(message)
+            written = None if self.omit and value == self.default else write(value)
+            if self.omit and written is None:
+                del body[name]
+            else:
+                body[name] = written
+
+        return put
+
 
 IGNORED_PATHS_MAX: Final = 32
 """Paths kept of ignored fields: enough to see what a client means by them."""
@@ -271,3 +445,134 @@ class Table:
     def encode(self, message: object) -> str:
         """Write a message as a frame; raises as `write` does."""
         return dump_frame(self.write(message) if self._where else self._write(message, message))
+
+
+# -- Kinds of value with values in them: arrays, objects of several kinds, text or an array -------
+
+
+def walk(rows: Iterable[Row]) -> Iterator[Field | Object]:
+    """List the fields of some rows, and all fields in them."""
+    for row in rows:
+        if isinstance(row, Rule):
+            continue
+        yield row
+        if isinstance(row, Object):
+            yield from walk(row.rows)
+        else:
+            for table in tables_in(row.kind):
+                yield from walk(table.shape.rows)
+
+
+def tables_in(kind: Kind) -> tuple[Table, ...]:
+    """List the tables of the objects that a value may be or contain."""
+    match kind:
+        case Items(item=item):
+            return tables_in(item)
+        case Either(items=array):
+            return tables_in(array)
+        case One(table=table):
+            return (table,)
+        case Variants(tables=tables):
+            return tuple(tables.values())
+    return ()
+
+
+@attrs.frozen(kw_only=True)
+class Items(Kind):
+    """An array of `count_min` to `count_max` items."""
+
+    item: Kind
+    count_max: int
+    count_min: int
+
+
+@attrs.frozen(kw_only=True)
+class Variants(Kind):
+    """An object of several kinds: the value of its field `tag` selects the table of the others."""
+
+    tag: str
+    tables: Mapping[str, Table]
+
+
+@attrs.frozen(kw_only=True)
+class One(Kind):
+    """An object of an array, of one kind."""
+
+    table: Table
+
+
+@attrs.frozen(kw_only=True)
+class Either(Kind):
+    """A string or an array."""
+
+    string: Kind
+    items: Items
+
+
+def items(item: Kind, count_max: int, count_min: int = 0) -> Items:
+    """An array of `count_min` to `count_max` items, read as a tuple."""
+
+    def read(value: Value, at: Reading) -> tuple[Any, ...]:
+        found = value.items(count_max, count_min)
+        if isinstance(item, One | Variants):
+            for each in found:
+                as_object(each.value, each.path)
+        return tuple(item.read(each, at) for each in found)
+
+    def write(values: tuple[Any, ...]) -> list[object]:
+        return [item.write(value) if item.write else value for value in values]
+
+    return Items(
+        read=read,
+        write=write,
+        schema={},
+        holds=item.holds,
+        item=item,
+        count_max=count_max,
+        count_min=count_min,
+    )
+
+
+def one(table: Table) -> One:
+    """An object that a table describes."""
+    return One(read=table.parse_below, write=table.write, schema={}, table=table)
+
+
+def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None) -> Variants:
+    """An object whose kind its field `tag` names; `write` names it of a value, else its class."""
+    by_word = {table.tag[tag]: table for table in tables}
+    by_class = {table.cls: table for table in tables}
+    words = tuple(by_word)
+
+    def table_of(value: Any) -> Table:
+        if write is None:
+            return by_class[type(value)]
+        word = write(value)
+        if word not in by_word:
+            raise LocalProtocolError(f"a {tag} that is not allowed; allowed is {', '.join(words)}")
+        return by_word[word]
+
+    def read(value: Value, at: Reading) -> Any:
+        body = as_object(value.value, value.path)
+        path = f"{value.path}.{tag}"
+        if body.get(tag) is None:
+            raise missing(path)
+        word = Value(path=path, value=body[tag]).choice(words)
+        return by_word[word].parse_below(value, at)
+
+    return Variants(
+        read=read,
+        write=lambda value: table_of(value).write(value),
+        schema={},
+        tag=tag,
+        tables=by_word,
+    )
+
+
+def either(string: Kind, array: Items, write: Callable[[Any], object]) -> Either:
+    """A string, or an array; both are read as the same."""
+
+    def read(value: Value, at: Reading) -> Any:
+        return (array if isinstance(value.value, list) else string).read(value, at)
+
+    return Either(read=read, write=write, schema={}, string=string, items=array)

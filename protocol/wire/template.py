@@ -23,11 +23,9 @@ import attrs
 from ..values.errors import FieldError, FrameError
 from ..values.limits import FRAMES_MAX
 from ..values.requests import Append, AppendSound
-from .codec import parse_frame
-from .field import Field
+from .codec import Context, Json, Reading, parse_frame
 from .kinds import NAMED, SEEN, SPOKEN
-from .reading import Context, Json, Reading
-from .table import Object, Row, Rule, Table
+from .table import Field, Object, Row, Rule, Table
 
 LITERAL_CHARS_MAX: Final = 1024
 """Kept of a frame, for each session; an append has 40 to 200 besides its media."""

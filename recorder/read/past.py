@@ -13,8 +13,7 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import Opening, PastUnit, Unit, UnitResult
-from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.model import Chunk, ChunkResult, Opening, PastUnit, Unit, UnitResult
 
 from ..format.mapping import EVENT_KINDS, event_of
 from ..format.records import Record

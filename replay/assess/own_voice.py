@@ -18,9 +18,8 @@ import attrs
 import numpy as np
 import soxr
 
-from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, Chunk
 from protocol.values.modes import OF_MODE
-from protocol.values.transcript import Chunk
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from runtime.measures.measure import PAUSE_MS, SPEECH_GAP_MS, Ratio, Scores

@@ -27,15 +27,14 @@ import attrs
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values import messages as ms
+from protocol.values import model
 from protocol.values import openai as oa
-from protocol.values import turn
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import SAMPLE_BYTES
+from protocol.values.model import SAMPLE_BYTES, ToolResult
 from protocol.values.modes import OF_MODE
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
-from protocol.values.tools import ToolResult
+from protocol.wire.audio import to_float32
 from protocol.wire.media import kind_of
-from protocol.wire.rates import to_float32
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 from runtime.measures.placing import SETTLED_NS, Positions, Sound, Voice
@@ -237,9 +236,9 @@ class Timeline:
         for effect in step.effects:
             if isinstance(effect, ef.StartTurn) and self._asked_ns is not None:
                 for content in effect.turn.messages[-1].content:
-                    if isinstance(content, turn.Picture):
+                    if isinstance(content, model.Picture):
                         self._show(content.jpeg, self._asked_ns)
-                    elif isinstance(content, turn.Sound):
+                    elif isinstance(content, model.Sound):
                         self._hear(content.pcm, self._asked_ns)
                 self._asked_ns = None
 

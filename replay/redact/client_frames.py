@@ -25,10 +25,9 @@ from protocol.values.limits import CHAT_FRAME_BYTES_MAX
 from protocol.values.utf8 import Frame, Utf8Text
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS
+from protocol.wire.dialects.chat import TURN_BASED
 from protocol.wire.dialects.realtime import FULL_DUPLEX
-from protocol.wire.dialects.realtime_chat import TURN_BASED
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
-from protocol.wire.field import Field
 from protocol.wire.kinds import (
     IMAGE_URL_HEADS,
     PROMPTED,
@@ -37,8 +36,7 @@ from protocol.wire.kinds import (
     VOICE_NAMED,
     Holds,
 )
-from protocol.wire.nested import tables_in, walk
-from protocol.wire.table import Object, Table
+from protocol.wire.table import Field, Object, Table, tables_in, walk
 
 from .media import header_only, hide_picture, hide_video, is_whole, mute, mute_file
 from .policy import Kind, Policy, Side, Tally

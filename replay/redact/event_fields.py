@@ -17,11 +17,19 @@ import attrs
 
 from protocol.values import events as ev
 from protocol.values.messages import QueuePlace
-from protocol.values.model import Costs, Cut, Finalized, Opened, UnitResult
+from protocol.values.model import (
+    ChunkResult,
+    Costs,
+    Cut,
+    Finalized,
+    Opened,
+    Prefill,
+    ToolCall,
+    TurnChunk,
+    TurnResult,
+    UnitResult,
+)
 from protocol.values.record_names import RECORD_FIELDS
-from protocol.values.tools import ToolCall
-from protocol.values.transcript import ChunkResult
-from protocol.values.turn import Prefill, TurnChunk, TurnResult
 from protocol.values.utf8 import Refused, Shortened
 
 from .client_frames import FrameEditor

@@ -21,9 +21,7 @@ from numpy.typing import NDArray
 
 from protocol.values.errors import FieldError
 from protocol.values.model import SAMPLE_BYTES
-from protocol.wire.media import PNG_SIGNATURE, check_image, container_of
-from protocol.wire.wav import read_wav
-from protocol.wire.webp import is_webp
+from protocol.wire.media import PNG_SIGNATURE, check_image, container_of, is_webp, read_wav
 from runtime.media.image import decode_image
 from runtime.media.values import MediaError
 

@@ -13,7 +13,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.turn import Prefill, TurnChunk, TurnResult
+from protocol.values.model import Prefill, TurnChunk, TurnResult
 from runtime.model.backends.base import BackendError, Chats, TurnSession
 
 from .difference import Difference

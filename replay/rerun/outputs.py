@@ -19,10 +19,18 @@ from typing import Final, TypeVar
 import attrs
 import numpy as np
 
-from protocol.values.model import SAMPLE_BYTES, Cut, Finalized, Opened, UnitResult
-from protocol.values.tools import ToolCall
-from protocol.values.transcript import ChunkResult
-from protocol.values.turn import Prefill, TurnChunk, TurnResult
+from protocol.values.model import (
+    SAMPLE_BYTES,
+    ChunkResult,
+    Cut,
+    Finalized,
+    Opened,
+    Prefill,
+    ToolCall,
+    TurnChunk,
+    TurnResult,
+    UnitResult,
+)
 from recorder.format.mapping import plain_of
 from recorder.format.records import Value
 from runtime.model.backends.forcing import Choice, ForcedResult

@@ -12,10 +12,18 @@ from typing import Any, Final, Literal
 import attrs
 
 from protocol.values import events as ev
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Costs, Cut, UnitResult
-from protocol.values.tools import ToolCall
-from protocol.values.transcript import ChunkResult
-from protocol.values.turn import StopReason, TurnChunk, TurnResult
+from protocol.values.model import (
+    OUTPUT_RATE_HZ,
+    SAMPLE_BYTES,
+    ChunkResult,
+    Costs,
+    Cut,
+    StopReason,
+    ToolCall,
+    TurnChunk,
+    TurnResult,
+    UnitResult,
+)
 from recorder.format.records import Fields, Record, Value
 
 ExchangeKind = Literal["unit", "turn", "chunk"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from protocol.values.model import ToolCall, ToolResult
 from protocol.values.requests import Part, TextPart
-from protocol.values.tools import ToolCall, ToolResult
 
 
 def calls_text(calls: Iterable[ToolCall]) -> str:

@@ -14,17 +14,16 @@ from typing import Final
 from protocol.values import events as ev
 from protocol.values.errors import RemoteProtocolError
 from protocol.values.messages import Created, ServerMessage, TranscriptDelta, TranscriptDone
+from protocol.values.model import Coding, rate_of
 from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import Configured, InputStep
 from protocol.values.requests import Append, ClientMessage, Request
-from protocol.values.sound import Coding, rate_of
 from protocol.values.utf8 import Frame
+from protocol.wire.audio import LIVE_RATE_HZ, Heard, compress, to_pcm16
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import OPENAI_TRANSCRIPTION, REALTIME, first_dialect
 from protocol.wire.dialects.base import Context, Dialect, Json
 from protocol.wire.dialects.opening import OPENING, choose
-from protocol.wire.g711 import compress
-from protocol.wire.rates import LIVE_RATE_HZ, Heard, to_pcm16
 from runtime.measures.talk import ClientSound, Piece
 
 SOUND_ENDS: Final = "output_audio.delta"

@@ -34,8 +34,8 @@ from protocol.values.requests import (
     See,
 )
 from protocol.values.requests import Part as ReceivedPart
+from protocol.wire.audio import to_float32
 from protocol.wire.media import kind_of
-from protocol.wire.rates import to_float32
 from recorder.format.records import Record
 from runtime.measures.placing import Positions, Voice
 

@@ -49,7 +49,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from protocol.values.state import Course
-from protocol.wire.schema.wire import describe
+from protocol.wire.schema import describe
 
 from ..access.middleware import principal_of
 from ..net.http import json_response

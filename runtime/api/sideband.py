@@ -25,20 +25,22 @@ from protocol.values.errors import ErrorCode, FieldError, FrameError
 from protocol.values.events import Forked
 from protocol.values.limits import INPUT_ID_CHARS_MAX, MS_PER_S
 from protocol.values.messages import ErrorReport
-from protocol.values.model import SAMPLE16_BYTES
+from protocol.values.model import SAMPLE16_BYTES, Coding
 from protocol.values.record_names import RECORD_NAMES
 from protocol.values.requests import AppendSound, Request
-from protocol.values.sound import Coding
 from protocol.values.utf8 import Frame
-from protocol.wire.codec import decode_base64, encode_base64, parse_frame
+from protocol.wire.audio import LIVE_RATE_HZ, Heard, to_pcm16
+from protocol.wire.codec import Context, decode_base64, encode_base64, parse_frame
 from protocol.wire.dialects import LIVE
 from protocol.wire.dialects.base import refusal
-from protocol.wire.dialects.live_answers import EVENT, OUTPUT_AUDIO, SESSION_STARTED
-from protocol.wire.dialects.live_requests import AUDIO_APPEND, UNSUPPORTED
-from protocol.wire.dialects.resuming import SESSION_REPLACED, SESSION_RESUMABLE
-from protocol.wire.dialects.shared import SESSION_CLOSED
-from protocol.wire.rates import LIVE_RATE_HZ, Heard, to_pcm16
-from protocol.wire.reading import Context
+from protocol.wire.dialects.live import (
+    AUDIO_APPEND,
+    EVENT,
+    OUTPUT_AUDIO,
+    SESSION_STARTED,
+    UNSUPPORTED,
+)
+from protocol.wire.dialects.shared import SESSION_CLOSED, SESSION_REPLACED, SESSION_RESUMABLE
 from recorder.read.scan import Damage
 
 from .tail import Item

@@ -28,9 +28,8 @@ from protocol.values.messages import (
     Response,
     ServerMessage,
 )
+from protocol.values.model import ChatConfig, Role, Tool, ToolCall, ToolChoice, ToolResult
 from protocol.values.requests import Ask, ChatMessage, Part, SpeechRequest, TextPart
-from protocol.values.tools import Tool, ToolCall, ToolChoice, ToolResult
-from protocol.values.turn import ChatConfig, Role
 
 from .duplex import close_politely
 from .errors import (

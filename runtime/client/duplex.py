@@ -44,7 +44,7 @@ from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, AppendSound
 from protocol.values.state import Gate
-from protocol.wire.rates import to_pcm16
+from protocol.wire.audio import to_pcm16
 
 from .errors import ClientError, LocalProtocolError, SessionClosedError
 from .session import ClientSession

@@ -19,9 +19,9 @@ import anyio
 import attrs
 
 from protocol.values.errors import CLOSE_TRY_LATER
-from protocol.values.resuming import ComeBack, Resumable
+from protocol.values.messages import ComeBack, Resumable
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects.resuming import RESUMABLE, RESUME, SESSION_REPLACED, SESSION_RESUMABLE
+from protocol.wire.dialects.shared import RESUMABLE, RESUME, SESSION_REPLACED, SESSION_RESUMABLE
 
 from .errors import (
     ABNORMAL_CLOSURE,

@@ -23,7 +23,7 @@ import click
 
 from protocol.values.limits import VIDEO_BYTES_MAX
 from protocol.values.messages import Delta, QueuePlace, Response
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, ChatConfig
 from protocol.values.requests import (
     ChatMessage,
     ImagePart,
@@ -32,7 +32,6 @@ from protocol.values.requests import (
     VideoPart,
     VoiceName,
 )
-from protocol.values.turn import ChatConfig
 from protocol.wire.media import check_image, check_video, read_audio, read_reference_audio
 
 from ..client import terminal

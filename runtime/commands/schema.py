@@ -30,8 +30,7 @@ from protocol.values.messages import Closed, EndReason
 from protocol.values.state import Course
 from protocol.wire.dialects import DIALECTS as DIALECTS_SERVED
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema.example import example, shown
-from protocol.wire.schema.wire import Message, courses, describe
+from protocol.wire.schema import Message, courses, describe, example, shown
 
 from .schema_document import (
     CHANNELS,

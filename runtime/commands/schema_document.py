@@ -56,7 +56,7 @@ from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from protocol.values.requests import Request
 from protocol.values.state import BEGINNINGS, RECEPTION, TRANSITIONS, Course, Gate, State
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema.wire import Message, courses, describe, senders
+from protocol.wire.schema import Message, courses, describe, senders
 
 from ..serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
 from ..settings.settings import Settings

@@ -21,9 +21,21 @@ from anyio.abc import TaskGroup
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import LocalProtocolError
-from protocol.values.model import Cut, Finalized, Opened, Opening, PastUnit, Unit, UnitResult
-from protocol.values.transcript import Chunk, ChunkResult
-from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
+from protocol.values.model import (
+    Chunk,
+    ChunkResult,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    PastUnit,
+    Prefill,
+    Turn,
+    TurnChunk,
+    TurnResult,
+    Unit,
+    UnitResult,
+)
 from recorder.format.errors import RecordInvalid
 
 from ..model.backends.base import (

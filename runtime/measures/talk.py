@@ -32,12 +32,17 @@ from protocol.values import messages as ms
 from protocol.values import openai as oa
 from protocol.values.effects import DetectSpeech
 from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    OUTPUT_RATE_HZ,
+    SAMPLE16_BYTES,
+    SAMPLE_BYTES,
+    Coding,
+    rate_of,
+)
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init
-from protocol.values.sound import Coding, rate_of
-from protocol.wire.g711 import expand
-from protocol.wire.rates import LIVE_RATE_HZ, ratio_of, to_pcm16
+from protocol.wire.audio import LIVE_RATE_HZ, expand, ratio_of, to_pcm16
 
 from ..media.speech_detector import SpeechDetector
 from .conversation import (

@@ -41,7 +41,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from protocol.values.effects import DecodeMedia, MediaKind
 from protocol.values.limits import FRAME_PIXELS_MAX, FRAMES_MAX, UNITS_PENDING_MAX, VIDEO_S_MAX
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.wire.rates import LIVE_RATE_HZ, resample
+from protocol.wire.audio import LIVE_RATE_HZ, resample
 
 from .image import SMALL_PIXELS, decode_image, decode_jpeg, needs_process, pixels_of, prove_small
 from .sound import decode_audio, decode_wav

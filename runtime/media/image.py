@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from protocol.values.errors import FieldError
 from protocol.values.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX, IMAGE_BYTES_MAX
-from protocol.wire.media import PNG_SIGNATURE, check_image
-from protocol.wire.webp import is_webp, read_webp
+from protocol.wire.media import PNG_SIGNATURE, check_image, is_webp, read_webp
 
 from .values import MediaError
 

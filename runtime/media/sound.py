@@ -22,8 +22,13 @@ from numpy.typing import NDArray
 from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import AUDIO_S_MAX, REFERENCE_S_MAX, REFERENCE_S_MIN, WAV_BYTES_MAX
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.wire.media import AUDIO_BYTES_MAX, AUDIO_S_MIN
-from protocol.wire.wav import WAV_CHANNELS_MAX, WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
+from protocol.wire.media import (
+    AUDIO_BYTES_MAX,
+    AUDIO_S_MIN,
+    WAV_CHANNELS_MAX,
+    WAV_RATE_HZ_MAX,
+    WAV_RATE_HZ_MIN,
+)
 from recorder.write.files import new_file
 
 from .values import MediaError

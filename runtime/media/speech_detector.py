@@ -23,7 +23,7 @@ from protocol.values import events as ev
 from protocol.values.effects import DetectSpeech
 from protocol.values.limits import MS_PER_S, NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
-from protocol.wire.rates import Heard
+from protocol.wire.audio import Heard
 
 from ..settings.extras import install
 

@@ -37,8 +37,13 @@ from protocol.values.limits import (
     VIDEO_S_MAX,
 )
 from protocol.values.model import INPUT_RATE_HZ
-from protocol.wire.media import Container, container_of
-from protocol.wire.wav import WAV_CHANNELS_MAX, WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN
+from protocol.wire.media import (
+    WAV_CHANNELS_MAX,
+    WAV_RATE_HZ_MAX,
+    WAV_RATE_HZ_MIN,
+    Container,
+    container_of,
+)
 
 from .image import CODED_PIXELS_MAX, SIDE_MAX, encode_jpeg, fitted, scale, to_rgb
 from .values import Decoded, MediaError

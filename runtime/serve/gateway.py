@@ -39,13 +39,12 @@ from protocol.values.errors import (
     FrameError,
     close_code,
 )
-from protocol.values.messages import EndReason, ErrorReport
+from protocol.values.messages import ComeBack, EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE
-from protocol.values.resuming import ComeBack
 from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LIVE
-from protocol.wire.dialects.resuming import RESUME, SESSION_RESUME
+from protocol.wire.dialects.shared import RESUME, SESSION_RESUME
 from recorder.keep.remote import RemoteStore
 from recorder.keep.store import LogInfo
 from recorder.read.places import next_seq

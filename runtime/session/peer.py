@@ -25,9 +25,9 @@ from protocol.machine.session import Session
 from protocol.values.effects import Attach
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
+from protocol.values.messages import ComeBack, Replaced, Resumable
 from protocol.values.modes import Mode
-from protocol.values.resuming import ComeBack, Replaced, Resumable
-from protocol.wire.dialects.resuming import REPLACED, RESUMABLE
+from protocol.wire.dialects.shared import REPLACED, RESUMABLE
 
 from ..net.connection import Connection, Ready
 from ..net.websocket import WebSocket

@@ -20,9 +20,8 @@ import attrs
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import MS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from protocol.values.model import INPUT_RATE_HZ
-from protocol.values.transcript import Chunk
-from protocol.wire.rates import to_pcm16
+from protocol.values.model import INPUT_RATE_HZ, Chunk
+from protocol.wire.audio import to_pcm16
 
 from ..media.speech_detector import EnergyJudge, Judge, SpeechDetector
 from ..model.backends.base import Backend, BackendError, Closes, Transcribes, TranscriptSession

@@ -12,7 +12,7 @@ runs on asyncio and on trio, and shares the model's slots, batches and deadlines
 from __future__ import annotations
 
 from protocol.values.errors import LocalProtocolError
-from protocol.values.turn import Picture, Sound, Text
+from protocol.values.model import Picture, Sound, Text
 
 from ..model.backends.base import BackendError, BackendGone, BackendRefused
 from ..model.backends.streams import FinishReason, ParameterError, SamplingParams, TokenIds

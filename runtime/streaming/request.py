@@ -30,9 +30,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from protocol.values.errors import ErrorCode, LocalProtocolError
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import SAMPLE_BYTES, UNIT_BYTES
+from protocol.values.model import SAMPLE_BYTES, UNIT_BYTES, Sound
 from protocol.values.modes import Mode
-from protocol.values.turn import Sound
 
 from ..model.backends.base import BackendError, BackendGone, BackendRefused, ContextFull
 from ..model.backends.streams import (

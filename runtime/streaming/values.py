@@ -7,8 +7,7 @@ from typing import Final, Literal, SupportsIndex
 
 import attrs
 
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.values.turn import Picture, Sound, Text
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, Picture, Sound, Text
 
 from ..model.backends.streams import FinishReason, Part, SamplingParams, TokenIds
 

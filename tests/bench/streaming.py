@@ -46,8 +46,7 @@ from rich.table import Table
 
 from protocol.values.limits import NS_PER_MS
 from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDone
-from protocol.values.model import INPUT_RATE_HZ
-from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.model import INPUT_RATE_HZ, Chunk, ChunkResult
 from runtime.client.errors import ClientError, SessionClosedError
 from runtime.client.sdk import transcribe
 from runtime.client.transcription import TranscriptionSession

@@ -41,8 +41,7 @@ from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.modes import Mode
 from protocol.values.state import Course, course_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
-from protocol.wire.schema.material import MEDIA
-from protocol.wire.schema.wire import REQUEST_DIALECT, Message, describe
+from protocol.wire.schema import MEDIA, REQUEST_DIALECT, Message, describe
 from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
 
 # -- markers --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from protocol.values.requests import Request
 from protocol.values.state import ACCEPT, Course, Gate, State, course_of, gate_of, judge
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.kinds import IMAGE_URL
-from protocol.wire.schema.wire import Message
+from protocol.wire.schema import Message
 from tests.fuzz.case import (
     FAULTS,
     LOCAL_FAULTS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from protocol.values.turn import Turn
+from protocol.values.model import Turn
 from runtime.model.backends.scripted_chat import Answer
 from tests.golden.stage import ONE_SLOT, Scene, picture
 from tests.sessions.in_memory import World, base64, close_frame, pcm

@@ -13,9 +13,7 @@ from typing import Any
 import anyio
 import attrs
 
-from protocol.values.model import Unit
-from protocol.values.transcript import Chunk
-from protocol.values.turn import Turn
+from protocol.values.model import Chunk, Turn, Unit
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.model.backends.scripted_chat import Answer, default_answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from protocol.values.turn import Turn
+from protocol.values.model import Turn
 from runtime.model.backends.scripted_chat import Answer, call, default_answer
 from tests.golden.stage import Scene
 from tests.sessions.in_memory import World, close_frame

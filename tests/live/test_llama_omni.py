@@ -17,8 +17,8 @@ from websockets.asyncio.client import connect
 import antiphon
 from protocol.values.errors import ErrorCode
 from protocol.values.messages import Delta
+from protocol.values.model import ChatConfig
 from protocol.values.requests import AudioPart, ImagePart, SpeechRequest
-from protocol.values.turn import ChatConfig
 from recorder.read.reader import LogReader
 from replay.cli import replay_command
 from replay.rerun.logic import replay

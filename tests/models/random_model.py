@@ -23,8 +23,18 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
-from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
+from protocol.values.model import (
+    UNIT_SAMPLES,
+    DuplexConfig,
+    Opening,
+    Prefill,
+    Turn,
+    TurnChunk,
+    TurnResult,
+    Unit,
+    UnitResult,
+    Voice,
+)
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.full import randomize

@@ -28,8 +28,20 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto import events as ws
 from wsproto.connection import ConnectionState
 
-from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
-from protocol.values.turn import ChatConfig, Content, Message, Text, Turn, TurnChunk, TurnResult
+from protocol.values.model import (
+    ChatConfig,
+    Content,
+    DuplexConfig,
+    Message,
+    Opening,
+    Text,
+    Turn,
+    TurnChunk,
+    TurnResult,
+    Unit,
+    UnitResult,
+    Voice,
+)
 from runtime.model.backends.base import BackendError, TurnSession
 from runtime.model.backends.llama_omni import LlamaOmniBackend, LlamaOmniSession
 from tests.sessions.in_memory import pcm

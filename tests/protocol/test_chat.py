@@ -26,8 +26,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import ErrorCode
 from protocol.values.messages import QueuePlace
+from protocol.values.model import Picture, Prefill, Sound, TurnChunk, TurnResult
 from protocol.values.state import State
-from protocol.values.turn import Picture, Prefill, Sound, TurnChunk, TurnResult
 from tests.sessions.chatting import LIMITS, OTHER_RATE, PCM, Run, active, answer, question
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.tools import Tool, ToolCall, ToolResult
-from protocol.values.turn import Prefill, Text, TurnChunk, TurnResult
+from protocol.values.model import Prefill, Text, Tool, ToolCall, ToolResult, TurnChunk, TurnResult
 from tests.sessions.chatting import Run, active, question
 
 TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]

@@ -26,9 +26,8 @@ from protocol.wire.codec import (
     encode_base64,
     parse_frame,
 )
-from protocol.wire.field import DROPPED, Field
 from protocol.wire.kinds import INTEGER
-from protocol.wire.table import IGNORED_PATHS_MAX, Object, Table
+from protocol.wire.table import DROPPED, IGNORED_PATHS_MAX, Field, Object, Table
 from tests.strategies.messages import json_objects, noise
 
 

@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from protocol.values.errors import FieldError
+from protocol.values.model import ChatConfig
 from protocol.values.requests import (
     Ask,
     AudioPart,
@@ -20,7 +21,6 @@ from protocol.values.requests import (
     VideoPart,
     VoiceName,
 )
-from protocol.values.turn import ChatConfig
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME
 from protocol.wire.dialects.base import Context

@@ -8,8 +8,8 @@ import pytest
 
 from protocol.values.errors import FieldError
 from protocol.values.limits import CHAT_TEXT_CHARS_MAX, TOOL_CHARS_MAX, TOOL_DEPTH_MAX, TOOLS_MAX
+from protocol.values.model import CALLS_MAX, Tool, ToolCall, ToolResult
 from protocol.values.requests import ChatMessage, Request, TextPart
-from protocol.values.tools import CALLS_MAX, Tool, ToolCall, ToolResult
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME
 from tests.protocol.test_dialects_chat_inputs import (

@@ -18,6 +18,7 @@ from protocol.values.messages import (
     QueueUpdate,
     Response,
 )
+from protocol.values.model import ChatConfig
 from protocol.values.requests import (
     Ask,
     AudioPart,
@@ -27,7 +28,6 @@ from protocol.values.requests import (
     SpeechRequest,
     TextPart,
 )
-from protocol.values.turn import ChatConfig
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects import LEGACY_CHAT
 from protocol.wire.dialects.base import Context

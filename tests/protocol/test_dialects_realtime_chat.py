@@ -8,8 +8,8 @@ import pytest
 
 from protocol.values.errors import FieldError, RemoteProtocolError
 from protocol.values.messages import Closed, Created, Delta, Metrics, Prefilled, Response
+from protocol.values.model import ChatConfig
 from protocol.values.requests import Ask, ChatMessage, Init, Request, TextPart
-from protocol.values.turn import ChatConfig
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects import REALTIME
 from protocol.wire.dialects.base import Context

@@ -18,7 +18,7 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
-from protocol.values.transcript import Chunk
+from protocol.values.model import Chunk
 from protocol.wire.codec import parse_frame
 from runtime.media.speech_detector import SpeechDetector
 from tests.sessions.transcribing import LIMITS, result

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.values.sound import Coding
-from protocol.wire.g711 import compress, expand
+from protocol.values.model import Coding
+from protocol.wire.audio import compress, expand
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

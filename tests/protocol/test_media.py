@@ -23,13 +23,14 @@ from protocol.values.limits import (
 from protocol.values.requests import AudioPart
 from protocol.wire.media import (
     AUDIO_BYTES_MAX,
+    WavHeader,
     check_frame,
     check_image,
     check_video,
+    check_wav,
     read_audio,
     read_reference_audio,
 )
-from protocol.wire.wav import WavHeader, check_wav
 from tests.strategies.messages import jpeg_header, noise, wav
 
 BASELINE = simplejpeg.encode_jpeg(np.zeros((48, 64, 3), dtype=np.uint8))

@@ -19,10 +19,9 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.messages import Closed, Delta, Listen, Response, ServerMessage, Speech
-from protocol.values.model import Finalized, Opened, UnitResult
+from protocol.values.model import Finalized, Opened, Prefill, TurnChunk, TurnResult, UnitResult
 from protocol.values.requests import Append, Ask, ChatMessage, CloseRequest, Init, TextPart
 from protocol.values.state import State
-from protocol.values.turn import Prefill, TurnChunk, TurnResult
 
 LIMITS = ev.SessionLimits(session_s=300, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
 SECOND = np.linspace(-0.5, 0.5, 16_000).astype("<f4").tobytes()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.wire.rates import DOWN, HISTORY_BYTES, Heard, resample
+from protocol.wire.audio import DOWN, HISTORY_BYTES, Heard, resample
 
 PAIRS = ((24_000, 16_000), (24_000, 8_000), (8_000, 16_000), (16_000, 24_000), (8_000, 24_000))
 SCALE = 32_767

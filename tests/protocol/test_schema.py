@@ -18,10 +18,9 @@ from protocol.values.model import SlidingWindow
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, ClientMessage, Request
 from protocol.values.state import Course, course_of
-from protocol.wire.codec import Value, encode_base64, invalid, parse_frame
+from protocol.wire.codec import Reading, Value, encode_base64, invalid, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
-from protocol.wire.field import DROPPED, Field
 from protocol.wire.kinds import (
     FLAG,
     IMAGE_URL,
@@ -34,13 +33,29 @@ from protocol.wire.kinds import (
     number,
     text,
 )
-from protocol.wire.nested import Items, either, items, one, variants, walk
-from protocol.wire.reading import Reading
-from protocol.wire.schema.example import example
-from protocol.wire.schema.material import MEDIA
-from protocol.wire.schema.rows import answer_example, attribute_docs, request_schema
-from protocol.wire.schema.wire import Message, describe
-from protocol.wire.table import Object, Row, Rule, Table
+from protocol.wire.schema import (
+    MEDIA,
+    Message,
+    answer_example,
+    attribute_docs,
+    describe,
+    example,
+    request_schema,
+)
+from protocol.wire.table import (
+    DROPPED,
+    Field,
+    Items,
+    Object,
+    Row,
+    Rule,
+    Table,
+    either,
+    items,
+    one,
+    variants,
+    walk,
+)
 from replay.redact.client_frames import held
 from tests.fuzz.drawing import bodies_of
 from tests.strategies.messages import client_messages, mutated_bodies, server_messages

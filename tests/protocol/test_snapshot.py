@@ -26,11 +26,9 @@ from protocol.machine.session import Session
 from protocol.machine.setup import PendingInit
 from protocol.machine.slot import Migration
 from protocol.values import events as ev
-from protocol.values.items import Part
 from protocol.values.messages import Listen, Speech
-from protocol.values.openai import OpenAISession, Reply
-from protocol.values.tools import ToolCall, ToolResult
-from protocol.values.turn import Picture, Prefill, Sound, Text
+from protocol.values.model import Picture, Prefill, Sound, Text, ToolCall, ToolResult
+from protocol.values.openai import OpenAISession, Part, Reply
 from protocol.values.utf8 import Utf8Text
 from protocol.wire.dialects import LEGACY_CHAT
 from recorder.format.format import SUFFIX

@@ -9,9 +9,14 @@ import pytest
 
 from protocol.machine.chat import PendingTurn
 from protocol.values.errors import FieldError
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    SAMPLE_BYTES,
+    ChatConfig,
+    DuplexConfig,
+    SpeechConfig,
+)
 from protocol.values.requests import Ask, ReferenceAudio, Request, SpeechRequest
-from protocol.values.turn import ChatConfig, SpeechConfig
 from protocol.wire.codec import encode_base64
 from protocol.wire.dialects import DUPLEX_V1, LEGACY_CHAT, LEGACY_DUPLEX, REALTIME
 from protocol.wire.dialects.base import Context

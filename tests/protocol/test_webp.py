@@ -13,8 +13,7 @@ from protocol.values.limits import FRAME_PIXELS_MAX, FRAME_SIDES_RATIO_MAX, IMAG
 from protocol.values.requests import Ask, ImagePart, Request
 from protocol.wire.dialects import LEGACY_CHAT
 from protocol.wire.dialects.base import Context
-from protocol.wire.media import check_image
-from protocol.wire.webp import WEBP_CHUNKS_MAX, read_webp
+from protocol.wire.media import WEBP_CHUNKS_MAX, check_image, read_webp
 from tests.media.webps import (
     ANIMATED,
     CLEAR,

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from protocol.values import events as ev
 from protocol.values.model import INPUT_RATE_HZ, UnitResult
 from protocol.values.requests import Append
-from protocol.wire.rates import to_pcm16
+from protocol.wire.audio import to_pcm16
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader

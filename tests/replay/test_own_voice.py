@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from protocol.values.transcript import Chunk
+from protocol.values.model import Chunk
 from replay.assess.own_voice import measure_with, own_voice, stretches, word_errors, words_of
 from replay.export.moments import Words
 from replay.redact.command import redact_command

@@ -23,10 +23,9 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.digest import digest
 from protocol.values.events import Endpoint
-from protocol.values.model import Finalized, Opened, UnitResult
+from protocol.values.model import Finalized, Opened, Prefill, TurnChunk, TurnResult, UnitResult
 from protocol.values.modes import Mode
 from protocol.values.record_names import RECORD_FIELDS
-from protocol.values.turn import Prefill, TurnChunk, TurnResult
 from protocol.values.utf8 import Utf8Text
 from recorder.format.records import Record
 from recorder.read.reader import read

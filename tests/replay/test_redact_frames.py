@@ -25,9 +25,8 @@ from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from protocol.wire.kinds import IMAGE_URL_HEADS
-from protocol.wire.media import ImageKind, check_image, container_of, kind_of
-from protocol.wire.schema.wire import describe
-from protocol.wire.wav import read_wav
+from protocol.wire.media import ImageKind, check_image, container_of, kind_of, read_wav
+from protocol.wire.schema import describe
 from replay.redact import client_frames
 from replay.redact.client_frames import HOLDS, WORDS, FrameEditor
 from replay.redact.media import header_only, hide_picture, hide_video, is_whole, mute, mute_file

@@ -10,7 +10,7 @@ from pybase64 import b64encode_as_string as base64
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.turn import Prefill, TurnChunk, TurnResult
+from protocol.values.model import Prefill, TurnChunk, TurnResult
 
 LIMITS = ev.SessionLimits(session_s=0, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192)
 PCM, SOUND = bytes(4 * 2_400), base64(bytes(4 * 16_000))

@@ -11,7 +11,6 @@ import anyio
 import attrs
 import numpy as np
 
-from protocol.values.items import Item, Part
 from protocol.values.live import LiveSettings
 from protocol.values.messages import Created, ErrorReport, QueueDone, Response, TranscriptDone
 from protocol.values.model import INPUT_RATE_HZ
@@ -22,7 +21,9 @@ from protocol.values.openai import (
     Configure,
     CreateItem,
     InputStep,
+    Item,
     ItemStep,
+    Part,
     Respond,
     TurnDetection,
 )

@@ -19,7 +19,7 @@ from protocol.values.messages import (
     ServerMessage,
     Speech,
 )
-from protocol.wire.rates import to_float32, to_pcm16
+from protocol.wire.audio import to_float32, to_pcm16
 
 NO_METRICS = Metrics(kv_cache_length=0, recording="off")
 

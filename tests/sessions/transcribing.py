@@ -13,9 +13,9 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ServerMessage
+from protocol.values.model import ChunkResult
 from protocol.values.requests import ChooseModel
 from protocol.values.state import State
-from protocol.values.transcript import ChunkResult
 from tests.sessions.in_memory import base64
 
 SECOND: Final = np.arange(16_000).astype("<i2").tobytes()

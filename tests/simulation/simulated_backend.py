@@ -29,10 +29,23 @@ import attrs
 import numpy as np
 
 from protocol.values import effects as ef
-from protocol.values.model import Cut, Finalized, Opened, Opening, PastUnit, Unit, UnitResult
+from protocol.values.model import (
+    Chunk,
+    ChunkResult,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    PastUnit,
+    Prefill,
+    Text,
+    Turn,
+    TurnChunk,
+    TurnResult,
+    Unit,
+    UnitResult,
+)
 from protocol.values.requests import Init, ReferenceAudio
-from protocol.values.transcript import Chunk, ChunkResult
-from protocol.values.turn import Prefill, Text, Turn, TurnChunk, TurnResult
 from runtime.model.backends.base import BackendError, BackendGone, BackendInfo
 from runtime.model.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import Answer

@@ -11,7 +11,7 @@ from typing import Any
 from protocol.values import openai as oa
 from protocol.values import requests as rq
 from protocol.values.messages import ServerMessage
-from protocol.wire.rates import LIVE_RATE_HZ
+from protocol.wire.audio import LIVE_RATE_HZ
 from tests.simulation.simulated_client import Client, tagged
 from tests.simulation.simulated_pieces import check_event
 

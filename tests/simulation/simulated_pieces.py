@@ -21,7 +21,7 @@ from protocol.values.effects import DecodeMedia
 from protocol.values.limits import ANSWER_UNITS
 from protocol.values.messages import Created, Listen, QueueDone, ServerMessage, Speech
 from protocol.values.model import SAMPLE16_BYTES
-from protocol.wire.rates import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, to_float32, to_pcm16
+from protocol.wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, to_float32, to_pcm16
 from runtime.media.decoder import Client as MediaClient
 from runtime.media.values import Decoded
 from tests.sessions.in_memory import decode_here

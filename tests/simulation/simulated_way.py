@@ -17,7 +17,7 @@ import anyio
 import attrs
 
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_POLICY, CLOSE_TRY_LATER
-from protocol.values.resuming import ComeBack
+from protocol.values.messages import ComeBack
 from tests.simulation.simulated_socket import Link, LinkPlan
 
 How = Literal["alone", "twice", "wrong", "old", "takeover"]

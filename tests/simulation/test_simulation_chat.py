@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from protocol.values import effects as ef
-from protocol.values.turn import Text, Turn
+from protocol.values.model import Text, Turn
 from recorder.read.reader import LogReader
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from protocol.values.model import Unit
-from protocol.values.turn import Turn
+from protocol.values.model import Turn, Unit
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step

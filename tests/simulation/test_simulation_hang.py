@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from protocol.values.limits import CALL_WAIT_S, TURN_WAIT_S
-from protocol.values.turn import Turn
+from protocol.values.model import Turn
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.model.backends.scripted_chat import Answer
 from tests.sessions.in_memory import init_frame, on_virtual_time, world

@@ -12,7 +12,7 @@ import anyio
 import numpy as np
 import pytest
 
-from protocol.values.transcript import Chunk
+from protocol.values.model import Chunk
 from replay.rerun.folder import replay_log
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import Call, ScriptedBackend

@@ -30,7 +30,7 @@ import attrs
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.events import Endpoint
 from protocol.values.modes import Mode
-from protocol.wire.dialects.resuming import SESSION_RESUMABLE
+from protocol.wire.dialects.shared import SESSION_RESUMABLE
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource, Scanner

@@ -38,7 +38,7 @@ from protocol.values.messages import (
     TranscriptDelta,
     TranscriptDone,
 )
-from protocol.values.model import DuplexConfig
+from protocol.values.model import ChatConfig, DuplexConfig
 from protocol.values.modes import Mode
 from protocol.values.requests import (
     Append,
@@ -63,7 +63,6 @@ from protocol.values.requests import (
     VideoPart,
     VoiceName,
 )
-from protocol.values.turn import ChatConfig
 from tests.strategies.live_messages import live_answers, live_requests
 from tests.strategies.openai_messages import (
     dictation_answers,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 from hypothesis import strategies as st
 
-from protocol.values.items import Item, ItemRole, Part
 from protocol.values.messages import Created, ErrorReport, ServerMessage, Speech
 from protocol.values.openai import (
     CancelResponse,
@@ -16,10 +15,13 @@ from protocol.values.openai import (
     CreateItem,
     DeleteItem,
     InputStep,
+    Item,
     ItemDeleted,
+    ItemRole,
     ItemStep,
     ItemTruncated,
     OpenAISession,
+    Part,
     Reply,
     ReplyState,
     ReplyStep,
@@ -29,10 +31,10 @@ from protocol.values.openai import (
     TurnDetection,
 )
 from protocol.values.requests import AppendSound, ClientMessage
+from protocol.wire.audio import to_pcm16
+from protocol.wire.dialects.openai import ERROR_CODES as DICTATION_CODES
 from protocol.wire.dialects.openai_answers import ERROR_CODES
 from protocol.wire.dialects.openai_requests import PARTS_OF
-from protocol.wire.dialects.openai_transcription import ERROR_CODES as DICTATION_CODES
-from protocol.wire.rates import to_pcm16
 
 _ids = st.text("0123456789abcdef", min_size=1, max_size=12)
 _item_ids = _ids.map("item_{}".format)

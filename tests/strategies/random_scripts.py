@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.values.model import OUTPUT_RATE_HZ, Unit
-from protocol.values.transcript import Chunk
+from protocol.values.model import OUTPUT_RATE_HZ, Chunk, Unit
 from runtime.model.backends.scripted import Call, Fault, Script, Speaks, Step
 from runtime.model.backends.scripted_hearing import WORDS, Heard, HearingScript
 from runtime.model.backends.scripted_tone import draw, tone

@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 from hypothesis import strategies as st
 
+from protocol.values.model import Tool, ToolCall, ToolResult
 from protocol.values.requests import ChatMessage, TextPart
-from protocol.values.tools import Tool, ToolCall, ToolResult
 
 names = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 _leaves = st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8)

@@ -16,8 +16,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit
-from protocol.values.turn import Prefill, Turn
+from protocol.values.model import Cut, Finalized, Opened, Opening, Prefill, Turn, Unit
 from runtime.media.decoder import MediaDecoder
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import read_video

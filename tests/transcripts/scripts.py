@@ -12,9 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from protocol.values.model import Unit
-from protocol.values.transcript import Chunk
-from protocol.values.turn import Turn
+from protocol.values.model import Chunk, Turn, Unit
 from runtime.model.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import Answer, call, default_answer
 from runtime.model.backends.scripted_hearing import Heard, default_hearing

@@ -14,7 +14,7 @@ from jsonschema import Draft7Validator
 
 from protocol.values.state import Course
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema.wire import Message, describe
+from protocol.wire.schema import Message, describe
 
 Sender = Literal["client", "server"]
 Body = Mapping[str, Any]

@@ -9,8 +9,7 @@ from typing import Final
 from ...values.modes import MODES, OF_MODE, Mode
 from .base import Dialect
 from .duplex_v1 import DUPLEX_V1
-from .legacy_chat import LEGACY_CHAT
-from .legacy_duplex import LEGACY_DUPLEX
+from .legacy import LEGACY_CHAT, LEGACY_DUPLEX
 from .live import LIVE
 from .openai import OPENAI, OPENAI_TRANSCRIPTION
 from .opening import OPENING

@@ -14,8 +14,7 @@ from ...values.errors import ErrorCode, FieldError, LocalProtocolError, RemotePr
 from ...values.messages import ServerMessage
 from ...values.modes import Mode
 from ...values.requests import ClientMessage, Request
-from ..codec import Fields, Value, kind_of
-from ..reading import Context, Json
+from ..codec import Context, Fields, Json, Value, kind_of
 from ..table import Table
 
 __all__ = ("Context", "Dialect", "Json", "no_frame", "refusal")

@@ -19,13 +19,11 @@ from ...values.errors import LocalProtocolError
 from ...values.limits import APPEND_SAMPLES_MIN
 from ...values.messages import Closed, Created, EndReason, Listen, Speech
 from ...values.requests import Append, Init, Request
-from ..field import Field
 from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
-from ..table import Object, Table
+from ..table import Field, Object, Table
 from . import shared
 from .base import Dialect, Json
-from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, frames
-from .settings import config, slices_once
+from .shared import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, config, frames, slices_once
 
 _REASONS: Final[Mapping[EndReason, str]] = {
     "client": "stopped",

@@ -6,14 +6,77 @@ our addition.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from ...values.errors import ErrorCode
-from ...values.messages import ErrorReport, Queued, QueueDone, QueueUpdate
-from ..field import Field
-from ..kinds import TEXT, choice
-from ..table import Row, Table
-from . import shared
+import attrs
+
+from ...values.errors import ErrorCode, LocalProtocolError
+from ...values.messages import (
+    Closed,
+    Created,
+    Delta,
+    EndReason,
+    ErrorReport,
+    GoingAway,
+    Interrupted,
+    Listen,
+    Metrics,
+    Paused,
+    Pending,
+    Prefilled,
+    Queued,
+    QueueDone,
+    QueueUpdate,
+    Response,
+    Resumed,
+    ServerMessage,
+    Speech,
+)
+from ...values.requests import (
+    Append,
+    Ask,
+    CloseRequest,
+    Init,
+    Interrupt,
+    Pause,
+    Report,
+    Request,
+    Resume,
+    See,
+)
+from ..dialects import shared
+from ..kinds import (
+    FLAG,
+    INTEGER,
+    JPEG,
+    OBJECT,
+    SPEECH,
+    TEXT,
+    VOICE,
+    VOICE_BY_NAME,
+    VOICE_OR_NAME,
+    Kind,
+    always,
+    choice,
+    heard,
+    number,
+    or_null,
+)
+from ..table import DROPPED, Field, Row, Table
+from .base import Dialect, Json
+from .chat import MADE_CALLS, ask_rows
+from .shared import (
+    APPEND_SLICES,
+    ASKED,
+    FORCE_LISTEN,
+    PROMPT,
+    RECORD,
+    SLICES,
+    config,
+    frames,
+    slices_once,
+)
 
 ERROR: Final = {"type": "error"}
 ERROR_TEXT: Final = Field("error", TEXT, attr="message")
@@ -28,7 +91,7 @@ COMMON: Final = (
         ErrorReport,
         ERROR_TEXT,
         Field("code", choice(shared.ERROR_CODES), ErrorCode.INFERENCE_ERROR),
-        shared.NAMED,
+        shared.ERROR_SESSION,
         tag=ERROR,
     ),
 )
@@ -40,3 +103,341 @@ def faults(cls: type, text: Field, code: Field) -> Table:
     session_id = Field("session_id", TEXT, "", attr="named", omit=True)
     rows: tuple[Row, ...] = (text, code, session_id)
     return Table(cls, *rows, tag=ERROR)
+
+
+# -- The server's messages in the dialect of 002, without queue events; see `legacy_duplex` -------
+
+PAUSE_S_MAX: Final = 86_400
+"""A day: the server's own limit is much less and cuts a longer wish (the wire decisions)."""
+UNIX_S_MAX: Final = 1e11
+"""The year 5138: a later time is in other units."""
+PAUSE_S: Final = number(0, PAUSE_S_MAX, "above ")
+FAULTS: Final[Mapping[EndReason, str]] = {
+    "context_full": "the model's context is full",
+    "backend_error": "the model failed",
+    "server_shutdown": "the server shuts down",
+    "invalid_frame": "a frame is not JSON, or too long",
+    "flooded": "more was sent than can be recorded",
+}
+TIMEOUTS: Final[Mapping[EndReason, str]] = {
+    "timeout": "the session's time is over",
+    "pause_timeout": "the pause was too long",
+}
+
+# -- a unit's outcome ---------------------------------------------------------------------------
+
+_UNIX_S: Final = number(0, UNIX_S_MAX)
+_SENT: Final = attrs.evolve(
+    _UNIX_S,
+    read=lambda value, at: round(_UNIX_S.read(value, at) * 1000, 3),
+    write=lambda wall_ms: round(wall_ms / 1000, 6),
+)
+
+
+def _costs(name: str, attribute: str) -> Field:
+    return Field(name, shared.TIME_MS, 0.0, attr=f"metrics.{attribute}")
+
+
+def _counts(name: str) -> Field:
+    return Field(name, INTEGER, 0, attr=f"metrics.{name}")
+
+
+_METRICS: Final[tuple[Row, ...]] = (
+    Field(
+        "current_time",
+        attrs.evolve(shared.TIME_MS, write=lambda time_ms: round(time_ms, 3)),
+        0.0,
+        attr="metrics.session_ms",
+    ),
+    _costs("cost_llm_ms", "cost_llm_ms"),
+    Field(
+        "cost_tts_prep_ms",
+        always(0.0),
+        attr=DROPPED,
+        get=lambda _: 0.0,
+        is_read=False,
+        doc="Always 0: it is part of `cost_tts_ms`.",
+    ),
+    _costs("cost_tts_ms", "cost_tts_ms"),
+    _costs("cost_token2wav_ms", "cost_token2wav_ms"),
+    _costs("cost_all_ms", "generate_ms"),
+    _counts("n_tokens"),
+    _counts("n_tts_tokens"),
+    Field("server_send_ts", _SENT, 0.0, attr="metrics.wall_ms"),
+    _costs("wall_clock_ms", "wall_clock_ms"),
+    _counts("kv_cache_length"),
+    _counts("vision_slices"),
+    _counts("vision_tokens"),
+)
+
+
+def _is_listen(outcome: Listen | Speech | Pending) -> bool:
+    """To clients a listen ends the turn, so a pending result during a turn is no listen."""
+    if isinstance(outcome, Pending):
+        return not outcome.is_speaking
+    return isinstance(outcome, Listen)
+
+
+def _of_speech(name: str, default: object) -> Any:
+    return lambda outcome: getattr(outcome, name) if isinstance(outcome, Speech) else default
+
+
+def _outcome(values: dict[str, Any]) -> Listen | Speech | Pending:
+    costs = {key[8:]: values.pop(key) for key in [*values] if key.startswith("metrics.")}
+    metrics = Metrics(**costs, recording="off")
+    is_listen, is_pending = values.pop("is_listen"), values.pop("pending")
+    if is_pending:
+        return Pending(is_speaking=not is_listen, metrics=metrics)
+    if is_listen:
+        return Listen(session_id="", input_id="", metrics=metrics)
+    return Speech(session_id="", response_id="", input_id="", metrics=metrics, **values)
+
+
+RESULT: Final = Table(
+    Speech,
+    Field("is_listen", FLAG, get=_is_listen, doc="The model listens: it says nothing."),
+    Field("text", TEXT, "", get=_of_speech("text", "")),
+    Field("audio_data", or_null(SPEECH), b"", attr="pcm", get=_of_speech("pcm", b"")),
+    Field("end_of_turn", FLAG, False, get=_of_speech("end_of_turn", False)),
+    *_METRICS,
+    Field(
+        "pending",
+        attrs.evolve(FLAG, schema=always(True).schema),
+        False,
+        get=lambda outcome: isinstance(outcome, Pending),
+        omit=True,
+        doc="A chunk completed no unit: its sound waits for more.",
+    ),
+    tag={"type": "result"},
+    make=_outcome,
+    others=(Listen, Pending),
+)
+
+# -- the rest -----------------------------------------------------------------------------------
+
+
+def _prepared(values: dict[str, Any]) -> Created:
+    is_recorded = bool(values["recording_id"])
+    return Created(session_id="", recording="on" if is_recorded else "off", **values)
+
+
+def _timeout(values: dict[str, Any]) -> Closed:
+    is_pause = values["reason"] == TIMEOUTS["pause_timeout"]
+    return Closed(session_id="", reason="pause_timeout" if is_pause else "timeout")
+
+
+def _error(values: dict[str, Any]) -> ErrorReport | Closed:
+    for reason in FAULTS:
+        if values["code"] == reason:
+            return Closed(session_id="", reason=reason, named=values["session_id"])
+    return ErrorReport(**{**values, "code": ErrorCode(values["code"])})
+
+
+FAULT: Final = faults(
+    Closed,
+    Field("error", TEXT, get=lambda closed: FAULTS[closed.reason]),
+    Field("code", TEXT, attr="reason"),
+)
+STOPPED: Final = Table(
+    Closed,
+    Field("session_id", TEXT, ""),
+    tag={"type": "stopped"},
+    lacks={"reason": "client"},
+)
+TIMEOUT: Final = Table(
+    Closed,
+    Field(
+        "reason",
+        Kind(
+            read=TEXT.read, write=TIMEOUTS.__getitem__, schema=choice((*TIMEOUTS.values(),)).schema
+        ),
+        "",
+    ),
+    tag={"type": "timeout"},
+    make=_timeout,
+)
+ANSWERS: Final = (
+    Table(
+        Created,
+        Field("prompt_length", INTEGER, 0),
+        Field("recording_session_id", TEXT, "", attr="recording_id", omit=True),
+        Field("recording_notice", TEXT, "", omit=True),
+        tag={"type": "prepared"},
+        make=_prepared,
+    ),
+    RESULT,
+    Table(Paused, Field("timeout", PAUSE_S, attr="timeout_s"), tag={"type": "paused"}),
+    Table(Resumed, tag={"type": "resumed"}),
+    Table(Interrupted, tag={"type": "interrupted"}),
+    Table(GoingAway, Field("seconds_left", INTEGER), tag={"type": "going_away"}),
+    Table(
+        ErrorReport,
+        ERROR_TEXT,
+        Field("code", choice((*shared.ERROR_CODES, *FAULTS)), ErrorCode.INFERENCE_ERROR),
+        shared.ERROR_SESSION,
+        tag=ERROR,
+        make=_error,
+    ),
+    STOPPED,
+    TIMEOUT,
+    *QUEUE,
+)
+
+
+def encode_closed(closed: Closed) -> tuple[str, ...]:
+    """Write a session's end, in one frame or two; `LocalProtocolError` if it is never sent here."""
+    reason = closed.reason
+    if reason in TIMEOUTS:
+        return (TIMEOUT.encode(closed),)
+    if reason in FAULTS:
+        return (FAULT.encode(closed), STOPPED.encode(closed))
+    if reason in {"client", "cancelled"}:
+        return (STOPPED.encode(closed),)
+    raise LocalProtocolError(f"no frame for the end {reason} in legacy-duplex: it is never sent")
+
+
+# -- The dialect of 004: a connection is one request, `prefill_done`, `chunk`s, `done` ------------
+#
+# Every object is a request, without a type (fields: `chat_inputs`); the client has no other
+# message. The end has no word: the server closes the connection.
+#
+# 004 cannot show: the ids of session, response and input, why an answer ended, whether it was
+# streamed, and its costs. The reading side has empty ids, `turn_end`, streaming and no metrics.
+
+_ASK: Final = Table(
+    Ask,
+    *ask_rows(speaks=True),
+    RECORD,
+    lacks={"input_id": None},
+    where="legacy-chat",
+)
+_IDS: Final = {"session_id": "", "response_id": "", "input_id": ""}
+_ANSWERS: Final = (
+    Table(Prefilled, Field("input_tokens", INTEGER), tag={"type": "prefill_done"}),
+    Table(
+        Delta,
+        Field("text_delta", or_null(TEXT), "", attr="text"),
+        Field("audio_data", or_null(SPEECH), b"", attr="pcm"),
+        tag={"type": "chunk"},
+        lacks=_IDS,
+    ),
+    Table(
+        Response,
+        Field("text", TEXT),
+        Field("generated_tokens", INTEGER, 0),
+        Field("input_tokens", INTEGER, 0),
+        Field("audio_data", or_null(SPEECH), b"", attr="pcm"),
+        Field("tool_calls", MADE_CALLS, (), omit=True),
+        Field("recording_session_id", TEXT, "", attr="recording_id", omit=True),
+        tag={"type": "done"},
+        lacks={
+            **_IDS,
+            "reason": "turn_end",
+            "streaming": None,
+            "metrics": Metrics(kv_cache_length=0, recording="off"),
+        },
+    ),
+    *COMMON,
+)
+
+
+class LegacyChat(Dialect):
+    """The dialect of 004."""
+
+    def classify(self, _body: Json) -> Request:
+        """Return the kind of request: there is only one."""
+        return Request.INIT
+
+
+LEGACY_CHAT: Final = LegacyChat("legacy-chat", {}, {Request.INIT: _ASK}, _ANSWERS)
+
+
+# -- The dialect of 002: `prepare`, `audio_chunk`, `result`, and a session that can be paused -----
+#
+# Choices in addition to 002:
+# - `ref_audio_path` is the name of a voice in the server's library, never a path; data wins over
+#   it.
+# - `video_frame` in mode=audio is set aside unread: a `See` without a frame.
+# - An unwanted end is sent twice, as an `error` with its code and as `stopped`, since clients wait
+#   for `stopped`. It is read as the end that the `error` names; the `stopped` after it is another
+#   end, of a session that is over by then. A timeout is only sent as `timeout`, and its text says
+#   whether it was the pause's.
+# - `stop` has no reason, so a client's own words are left out rather than its goodbye refused.
+#
+# 002 cannot show: ids of responses, input and sessions once prepared, the cost of prefill, units
+# dropped, and whether the recording goes on. The reading side leaves ids empty and takes the name
+# of the recording to mean that there is one. A cancelled session reads as a stop.
+
+_PREPARE: Final = Table(
+    Init,
+    config("config", rank=1),
+    Field("max_slice_nums", SLICES, 1, rank=2),
+    Field("system_prompt", PROMPT, "", attr="instructions", also=("prefix_system_prompt",)),
+    Field("ref_audio_base64", VOICE_OR_NAME, None, attr="ref_audio", omit=True),
+    Field(
+        "ref_audio_path",
+        VOICE_BY_NAME,
+        None,
+        attr="ref_audio",
+        after="ref_audio_base64",
+        omit=True,
+    ),
+    Field("tts_ref_audio_base64", VOICE, None, attr="tts_ref_audio", omit=True),
+    slices_once("config"),
+    Field("deferred_finalize", FLAG, True, attr="config.deferred_finalize", rank=1),
+    *ASKED,
+    tag={"type": "prepare"},
+)
+_REQUESTS: Final = {
+    Request.INIT: _PREPARE,
+    Request.APPEND: Table(
+        Append,
+        Field("audio", heard(1), attr="pcm", also=("audio_base64",)),
+        frames("frame_base64_list"),
+        FORCE_LISTEN,
+        APPEND_SLICES,
+        tag={"type": "audio_chunk"},
+        lacks={"input_id": None},
+        where="legacy-duplex",
+    ),
+    Request.CLOSE: Table(CloseRequest, tag={"type": "stop"}),
+    Request.SEE: Table(
+        See,
+        Field("frame", JPEG, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
+        tag={"type": "video_frame"},
+    ),
+    Request.PAUSE: Table(
+        Pause,
+        Field("timeout", PAUSE_S, None, attr="timeout_s", omit=True),
+        tag={"type": "pause"},
+    ),
+    Request.RESUME: Table(Resume, tag={"type": "resume"}),
+    Request.INTERRUPT: Table(Interrupt, tag={"type": "interrupt"}),
+    Request.REPORT: Table(
+        Report,
+        Field("metrics", OBJECT, None, attr=DROPPED, get=lambda _: {}),
+        tag={"type": "client_diagnostic"},
+    ),
+    Request.PLAYED: shared.PLAYED,
+}
+
+
+class LegacyDuplex(Dialect):
+    """The dialect of 002."""
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as frames."""
+        match message:
+            case Listen() | Speech() | Pending():
+                return (RESULT.encode(message),)
+            case Closed():
+                return encode_closed(message)
+        return super().encode(message)
+
+
+LEGACY_DUPLEX: Final = LegacyDuplex(
+    "legacy-duplex",
+    {table.kind: request for request, table in _REQUESTS.items()},
+    _REQUESTS,
+    ANSWERS,
+)

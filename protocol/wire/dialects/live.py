@@ -18,21 +18,644 @@ turn's end, the recording's name. The reading side takes a silent second for a l
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import attrs
 import numpy as np
 
-from ...values.messages import Listen, ServerMessage, Speech
-from ...values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES
+from ...values.errors import (
+    OPENAI_ERRORS,
+    TRANSCRIPTION_ERRORS,
+    ErrorCode,
+    FieldError,
+    LocalProtocolError,
+    error_type,
+)
+from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, MS_PER_S
+from ...values.live import Mute, Muted, Notice, Unmute, Unmuted, Update, Updated, Usage, UserWords
+from ...values.messages import (
+    Closed,
+    Created,
+    EndReason,
+    ErrorReport,
+    Listen,
+    Metrics,
+    Queued,
+    QueueDone,
+    QueuePlace,
+    QueueUpdate,
+    ServerMessage,
+    Speech,
+)
+from ...values.model import CODINGS, G711_RATE_HZ, LIVE_RATES_HZ, OUTPUT_RATE_HZ, SAMPLE16_BYTES
 from ...values.modes import Mode
-from ...values.requests import ClientMessage, Init, Request
-from ...values.sound import G711_RATE_HZ, LIVE_RATES_HZ
-from ..codec import Fields, Value
-from ..rates import to_float32
-from . import live_answers as answers
-from . import live_requests as requests
+from ...values.openai import Item, Part
+from ...values.requests import AppendSound, ClientMessage, CloseRequest, Init, Request, VoiceName
+from ..audio import compress, to_float32, to_pcm16
+from ..codec import Fields, Reading, Value, encode_base64
+from ..dialects import shared
+from ..kinds import (
+    FLAG,
+    INTEGER,
+    NAMED,
+    PCM16,
+    PIECE,
+    SAID,
+    STOCK_VOICES,
+    TEXT,
+    VOICE_BY_NAME,
+    Kind,
+    base64_of,
+    choice,
+    number,
+    text,
+    word_of,
+)
+from ..table import DROPPED, Field, Object, Table, items, one
 from .base import Context, Dialect, Json
+from .shared import PROMPT, RECORD
+
+SESSION_START: Final = "session.start"
+AUDIO_APPEND: Final = "session.input_audio.append"
+HISTORY_MAX: Final = 128
+"""Messages before the session, as the API has them."""
+UNSUPPORTED: Final = frozenset(
+    {
+        "session.instructions.append",
+        "session.thinking.append",
+        "session.commentary.append",
+        "session.output_audio.fixture.play",
+        "decision.create",
+        "decision.item.create",
+        "decision.item.delete",
+        "response.create",
+        "response.item.create",
+        "transport.dtmf.send",
+    }
+)
+"""Events of the API that ask for what the model cannot do."""
+
+_EMPTY: Final = "Must be empty here."
+_CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
+"""An unknown field is such an error."""
+
+
+def _event_id(attr: str = "event_id") -> Field:
+    kind = text(INPUT_ID_CHARS_MAX, holds=NAMED)
+    return Field("event_id", kind, "", attr=attr, omit=True, rank=9)
+
+
+def unsupported(path: str, what: str) -> FieldError:
+    """Make the error for a value or event of the API that is not offered here."""
+    return FieldError(ErrorCode.UNSUPPORTED, f"{path}: {what}")
+
+
+def only(options: tuple[str, ...], offered: str, what: str, *more: str) -> Kind:
+    """A word of the API of which only one is offered here, and `more` that mean the same."""
+
+    def read(value: Value, _: Reading) -> str:
+        if value.choice(options) not in (offered, *more):
+            raise unsupported(value.path, what)
+        return offered
+
+    return Kind(read=read, schema=choice((offered, *more)).schema)
+
+
+def empty(what: str) -> Kind:
+    """A list of the API that must be empty here."""
+
+    def read(value: Value, _: Reading) -> tuple[()]:
+        if value.items(1024):
+            raise unsupported(value.path, what)
+        return ()
+
+    return Kind(read=read, schema={"type": "array", "const": []})
+
+
+def _rate(value: Value, at: Reading) -> int:
+    found, coding = value.integer(), at.values.get("live.coding") or "audio/pcm"
+    if coding != "audio/pcm" and found != G711_RATE_HZ:
+        raise unsupported(value.path, f"{found} Hz, {coding} has 8000")
+    if coding == "audio/pcm" and found not in LIVE_RATES_HZ:
+        raise unsupported(value.path, f"{found} Hz, there are 24000 and 16000")
+    return found
+
+
+RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [*LIVE_RATES_HZ, G711_RATE_HZ]})
+_NO_TRIGGERS: Final = empty("there are no decisions")
+_TARGETS: Final = ("client", "responses")
+
+
+def _target(value: Value, _: Reading) -> str:
+    found = value.choice((*_TARGETS, "decisions"))
+    if found not in _TARGETS:
+        raise unsupported(value.path, "there are no decisions")
+    return found
+
+
+_TARGET: Final = Kind(read=_target, schema=choice(_TARGETS).schema)
+
+
+def _delegation(attr: str, backend: str, **how: Any) -> Object:
+    return Object(
+        "delegation",
+        (
+            Field(
+                "type",
+                _TARGET,
+                None,
+                attr=attr,
+                omit=True,
+                doc="The model delegates nothing.",
+                **how,
+            ),
+            Object(
+                "responses",
+                (
+                    Field("model", TEXT, "", attr=backend, omit=True, doc="Told again."),
+                    Field("tools", empty("the model has no tools"), (), attr=DROPPED, doc=_EMPTY),
+                ),
+                omit=True,
+                doc="Of the model to which tasks would be delegated; other fields are ignored.",
+            ),
+            Field(
+                "acknowledgement_delay_ms",
+                Kind(read=lambda *_: None, schema={}, holds=SAID),
+                None,
+                attr=DROPPED,
+                doc="Ignored: nothing is delegated.",
+            ),
+        ),
+        omit=True,
+        closed=_CLOSED,
+        doc="Who handles delegated tasks; the model delegates none.",
+    )
+
+
+def _voice(value: Value, at: Reading) -> VoiceName | None:
+    """Read a voice by its name, or by its `id`; None for the model's own."""
+    if isinstance(value.value, dict):
+        fields = Fields(value.value, value.path)
+        value = fields.required("id", lambda name: name)
+        fields.refuse_unknown()
+    found: VoiceName = VOICE_BY_NAME.read(value, at)
+    return None if found.name in STOCK_VOICES else found
+
+
+_VOICE: Final = attrs.evolve(VOICE_BY_NAME, read=_voice)
+
+
+_PART: Final = Table(
+    Part,
+    Field("type", choice(("input_text", "text", "output_text")), None, attr=DROPPED, doc="Text."),
+    Field("text", text(ITEM_CHARS_MAX, holds=SAID)),
+    make=lambda values: Part(kind="input_text", **values),
+)
+_ITEM: Final = Table(
+    Item,
+    Field("id", text(INPUT_ID_CHARS_MAX, holds=NAMED), None, attr=DROPPED, doc="Ignored."),
+    Field("type", choice(("message",)), None, attr=DROPPED, doc="Always message."),
+    Field("role", choice(("developer", "user", "assistant"))),
+    Field("status", choice(("completed", "incomplete")), None, attr=DROPPED, doc="Ignored."),
+    Field("content", items(one(_PART), 1, 1), attr="parts"),
+)
+_START: Final = Table(
+    Init,
+    Object(
+        "session",
+        (
+            Field("model", TEXT, attr="live.model"),
+            Object(
+                "audio",
+                (
+                    Object(
+                        "format",
+                        (
+                            Field("type", choice(CODINGS), "audio/pcm", attr="live.coding"),
+                            Field("rate", RATE, LIVE_RATES_HZ[0], attr="live.rate_hz"),
+                        ),
+                        closed=_CLOSED,
+                    ),
+                    Object(
+                        "output",
+                        (Field("voice", _VOICE, None, attr="ref_audio", omit=True),),
+                        omit=True,
+                        closed=_CLOSED,
+                    ),
+                ),
+                closed=_CLOSED,
+            ),
+            _delegation("live.delegation", "live.backend"),
+            Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
+            Field("instructions", PROMPT, "", omit=True),
+            Field(
+                "safety_identifier",
+                text(INPUT_ID_CHARS_MAX, holds=NAMED),
+                "",
+                attr="live.safety_identifier",
+                omit=True,
+            ),
+            Field("store", RECORD.kind, True, attr="record", omit=True),
+            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
+        ),
+        is_required=True,
+        closed=_CLOSED,
+    ),
+    _event_id("live.event_id"),
+    tag={"type": SESSION_START},
+    closed=_CLOSED,
+)
+FORK_START: Final = Table(
+    Init,
+    Object(
+        "session",
+        (
+            Field("model", TEXT, "", attr="live.model", omit=True),
+            Object(
+                "audio",
+                (
+                    Object(
+                        "format",
+                        (
+                            Field("type", choice(CODINGS), "", attr="live.coding"),
+                            Field("rate", RATE, 0, attr="live.rate_hz"),
+                        ),
+                        closed=_CLOSED,
+                    ),
+                ),
+                closed=_CLOSED,
+            ),
+            _delegation("live.delegation", "live.backend"),
+            Field("store", RECORD.kind, True, attr="record", omit=True),
+        ),
+        is_required=True,
+        closed=_CLOSED,
+    ),
+    _event_id("live.event_id"),
+    tag={"type": SESSION_START},
+    closed=_CLOSED,
+    lacks={"instructions": ""},
+)
+"""The `session.start` of a fork, in which all else is as it was; an empty text or 0: this too."""
+_UPDATE: Final = Table(
+    Update,
+    Object(
+        "session",
+        (
+            _delegation(DROPPED, DROPPED, get=lambda _: "client"),
+            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
+        ),
+        is_required=True,
+        closed=_CLOSED,
+    ),
+    _event_id(),
+    tag={"type": shared.SESSION_UPDATE},
+    closed=_CLOSED,
+)
+_CLOSE: Final = Table(
+    CloseRequest,
+    Field(
+        "event_id",
+        Kind(read=lambda *_: None, schema={}, holds=SAID),
+        None,
+        attr=DROPPED,
+        doc="Ignored.",
+    ),
+    tag={"type": shared.SESSION_CLOSE},
+    lacks={"reason": None},
+)
+"""It is honoured in every state, so nothing in it is refused."""
+REQUESTS: Final = {
+    Request.INIT: _START,
+    Request.APPEND: Table(
+        AppendSound,
+        Field("audio", PIECE, attr="pcm16"),
+        Field("event_id", text(INPUT_ID_CHARS_MAX, holds=NAMED), "", attr=DROPPED, doc="Ignored."),
+        tag={"type": AUDIO_APPEND},
+        closed=_CLOSED,
+    ),
+    Request.MUTE: Table(
+        Mute, _event_id(), tag={"type": "session.input_audio.mute"}, closed=_CLOSED
+    ),
+    Request.UNMUTE: Table(
+        Unmute, _event_id(), tag={"type": "session.input_audio.unmute"}, closed=_CLOSED
+    ),
+    Request.UPDATE: _UPDATE,
+    Request.CLOSE: _CLOSE,
+}
+
+
+# -- What the server says in `live` ---------------------------------------------------------------
+
+EVENT: Final = '"event_id":"event_000000000000"'
+"""The field of a frame that no session has sent; a session puts its own id there."""
+OUTPUT_AUDIO: Final = "session.output_audio.delta"
+SESSION_STARTED: Final = "session.started"
+INFO: Final = "info"
+QUEUED, ASSIGNED = "session_queued", "slot_assigned"
+INFO_CODES: Final = (QUEUED, ASSIGNED, "nothing_delegated", "time_over", "context_full")
+ERROR_CODES: Final = tuple(
+    code
+    for code in ErrorCode
+    if code not in TRANSCRIPTION_ERRORS | OPENAI_ERRORS or code is ErrorCode.MODEL_NOT_FOUND
+)
+REASONS: Final[Mapping[EndReason, str]] = {
+    "client": "close_requested",
+    "cancelled": "close_requested",
+    "timeout": "expired",
+    "context_full": "expired",
+    "backend_error": "connection_lost",
+    "server_shutdown": "connection_lost",
+    "invalid_frame": "connection_lost",
+    "flooded": "connection_lost",
+}
+_ENDS: Final[Mapping[str, EndReason]] = {
+    "close_requested": "client",
+    "expired": "timeout",
+    "connection_lost": "backend_error",
+}
+
+EVENT_ID: Final = Field(
+    "event_id",
+    TEXT,
+    "",
+    attr=DROPPED,
+    get=lambda _: "event_000000000000",
+    example="event_7b20d9c3a415",
+    rank=-1,
+    doc="The event.",
+)
+_ANSWERED: Final = Field("client_event_id", TEXT, "", omit=True)
+
+
+def _one_of(code: str) -> Field:
+    return Field(
+        "code", choice(INFO_CODES), "", attr=DROPPED, get=lambda _: code, doc="The notice."
+    )
+
+
+def _place(queued: Queued | QueueUpdate) -> str:
+    place = queued.place
+    return (
+        f"position {place.position} of {place.queue_length} in the queue, "
+        f"about {place.estimated_wait_s} s"
+    )
+
+
+_PLACE: Final = Field(
+    "message",
+    TEXT,
+    "",
+    attr=DROPPED,
+    get=_place,
+    example="position 1 of 1 in the queue, about 9 s",
+    doc="The same for people.",
+)
+_NOWHERE: Final = QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
+_QUEUED: Final = Table(
+    Queued, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
+)
+_MOVED: Final = Table(
+    QueueUpdate, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
+)
+_TURN: Final = "a slot is assigned: the session starts with session.start"
+_QUEUE_DONE: Final = Table(
+    QueueDone,
+    EVENT_ID,
+    _one_of(ASSIGNED),
+    Field(
+        "message",
+        TEXT,
+        "",
+        attr=DROPPED,
+        get=lambda _: _TURN,
+        example=_TURN,
+        doc="The same for people.",
+    ),
+    tag={"type": INFO},
+)
+NOTICE: Final = Table(
+    Notice,
+    EVENT_ID,
+    Field("code", choice(INFO_CODES)),
+    Field("message", TEXT, attr="text"),
+    tag={"type": INFO},
+)
+
+
+def info_of(code: object) -> Table:
+    """Return the table of an `info` with a code."""
+    return {QUEUED: _QUEUED, ASSIGNED: _QUEUE_DONE}.get(str(code), NOTICE)
+
+
+def const(word: str) -> Kind:
+    """A constant word."""
+    return Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
+
+
+def fixed(name: str, word: str) -> Field:
+    """A field that is always the same word."""
+    return Field(name, const(word), word, attr=DROPPED, get=lambda _: word, doc="Always this.")
+
+
+_SESSION: Final = Object(
+    "session",
+    (
+        Field("id", TEXT),
+        Field("expires_at", INTEGER),
+        Field("model", TEXT),
+        fixed("status", "active"),
+        Object(
+            "audio",
+            (
+                Object(
+                    "format",
+                    (
+                        Field("type", choice(CODINGS), attr="coding"),
+                        Field("rate", INTEGER, attr="rate_hz", example=24_000),
+                    ),
+                    doc="Of the sound in both directions.",
+                ),
+                Object(
+                    "output",
+                    (Field("voice", TEXT, ""),),
+                    omit=True,
+                    when=lambda message: bool(message.live.voice),
+                ),
+            ),
+        ),
+        Object(
+            "delegation",
+            (
+                Field("type", choice(("client", "responses")), None, attr="delegation"),
+                Object(
+                    "responses",
+                    (Field("model", TEXT, "", attr="backend"),),
+                    omit=True,
+                    when=lambda message: message.live.delegation == "responses",
+                ),
+            ),
+            omit=True,
+            when=lambda message: message.live.delegation is not None,
+        ),
+        Field("instructions", TEXT, ""),
+        Field("safety_identifier", TEXT, "", omit=True),
+        Field("store", FLAG, False),
+    ),
+    attr="live",
+    doc="The session as it is in force.",
+)
+_SECOND: Final = Kind(
+    read=lambda value, _: value.pcm16(), write=encode_base64, schema=base64_of(PCM16)
+)
+_UNTOLD: Final = {
+    "session_id": "",
+    "input_id": "",
+    "response_id": "",
+    "metrics": Metrics(kv_cache_length=0, recording="off"),
+}
+"""A unit's facts without a field."""
+WORDS: Final = Table(
+    Speech,
+    EVENT_ID,
+    Field("delta", TEXT, attr="text"),
+    Field("start_ms", INTEGER),
+    Field(
+        "end_ms",
+        INTEGER,
+        0,
+        attr=DROPPED,
+        get=lambda speech: speech.start_ms + MS_PER_S,
+        example=1001,
+        doc="Where it ends there.",
+    ),
+    tag={"type": "session.output_transcript.delta"},
+    lacks={**_UNTOLD, "pcm": b"", "end_of_turn": False},
+)
+
+
+USER_WORDS: Final = Table(
+    UserWords,
+    EVENT_ID,
+    Field("delta", TEXT, attr="text"),
+    Field("start_ms", INTEGER),
+    Field("end_ms", INTEGER),
+    tag={"type": "session.input_transcript.delta"},
+)
+
+
+def sound_of(speech: Speech) -> bytes:
+    """The sound of a message, as its session writes it."""
+    return compress(to_pcm16(speech.pcm), speech.coding)
+
+
+def _delta(cls: type, get: Callable[[Any], bytes], **lacks: object) -> Table:
+    row = Field(
+        "delta",
+        _SECOND,
+        b"",
+        attr=DROPPED,
+        get=get,
+        doc="A second of sound in the session's format; silence where the model listens.",
+    )
+    return Table(cls, row, tag={"type": OUTPUT_AUDIO}, lacks={**_UNTOLD, **lacks})
+
+
+def _silence(listen: Listen) -> bytes:
+    return compress(bytes(listen.silence_samples * SAMPLE16_BYTES), listen.coding)
+
+
+SPEECH: Final = _delta(Speech, sound_of, text="", pcm=b"", end_of_turn=False)
+LISTEN: Final = _delta(Listen, _silence)
+_PARAM: Final = re.compile(r"\$\.([A-Za-z0-9_.\[\]]+): ")
+"""The path with which the text of a field's error begins."""
+
+
+def _param(report: ErrorReport) -> str:
+    found = _PARAM.match(report.message)
+    return "" if found is None else found[1]
+
+
+def _fault(report: ErrorReport) -> str:
+    is_client = error_type(report.code) == "client_error"
+    return "invalid_request_error" if is_client else "server_error"
+
+
+def error_table(codes: tuple[ErrorCode, ...], cause: str) -> Table:
+    """Make the table of an `error` with one of several codes; `cause` names the message's id."""
+    rows = (
+        Field("code", choice(codes)),
+        Field("message", TEXT),
+        Field(
+            "type",
+            choice(("invalid_request_error", "server_error")),
+            attr=DROPPED,
+            get=_fault,
+            is_read=False,
+            doc="Whose mistake it is.",
+        ),
+        Field(
+            "param",
+            TEXT,
+            "",
+            attr=DROPPED,
+            get=_param,
+            omit=True,
+            example="session.audio.format",
+            doc="The path of the field that is wrong.",
+        ),
+        Field(cause, TEXT, "", attr="client_event_id", omit=True),
+    )
+    error = Object("error", rows, is_required=True)
+    return Table(ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
+
+
+def _word(closed: Closed) -> str:
+    if closed.reason not in REASONS:
+        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
+    return REASONS[closed.reason]
+
+
+ANSWERS: Final = (
+    _QUEUED,
+    _MOVED,
+    _QUEUE_DONE,
+    Table(
+        Created,
+        EVENT_ID,
+        _SESSION,
+        _ANSWERED,
+        tag={"type": SESSION_STARTED},
+        lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
+    ),
+    LISTEN,
+    WORDS,
+    SPEECH,
+    USER_WORDS,
+    Table(Muted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.muted"}),
+    Table(Unmuted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.unmuted"}),
+    Table(Updated, EVENT_ID, _SESSION, _ANSWERED, tag={"type": "session.updated"}),
+    Table(
+        Usage,
+        EVENT_ID,
+        Object("usage", (Field("seconds", INTEGER),)),
+        Object("context_window", (Field("usage_ratio", number(0, 1), attr="ratio", example=0.25),)),
+        tag={"type": "session.usage.updated"},
+    ),
+    NOTICE,
+    Table(
+        Closed,
+        EVENT_ID,
+        Field("reason", word_of(_ENDS), get=_word),
+        _SESSION,
+        Object("usage", (Field("seconds", INTEGER),)),
+        tag={"type": shared.SESSION_CLOSED},
+        lacks={"session_id": ""},
+    ),
+    error_table(ERROR_CODES, "client_event_id"),
+)
 
 
 class Live(Dialect):
@@ -41,10 +664,10 @@ class Live(Dialect):
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
         """Check every field of a client's message; a known event that is not offered is named."""
         kind = body.get("type")
-        if isinstance(kind, str) and kind in requests.UNSUPPORTED:
-            raise requests.unsupported("$.type", f"{kind}, which the model cannot do")
+        if isinstance(kind, str) and kind in UNSUPPORTED:
+            raise unsupported("$.type", f"{kind}, which the model cannot do")
         if request is Request.INIT and context.is_fork:
-            return _with_rate(requests.FORK_START.parse(body, context))
+            return _with_rate(FORK_START.parse(body, context))
         message: ClientMessage = super().parse(request, body, context)
         return _with_rate(message) if isinstance(message, Init) else message
 
@@ -52,15 +675,15 @@ class Live(Dialect):
         """Write a server's message as frames; a speaking second has its text first."""
         if not isinstance(message, Speech):
             return super().encode(message)
-        words = (answers.WORDS.encode(message),) if message.text else ()
-        return (*words, answers.SPEECH.encode(message)) if message.pcm or not words else words
+        words = (WORDS.encode(message),) if message.text else ()
+        return (*words, SPEECH.encode(message)) if message.pcm or not words else words
 
     def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
         """Read a server's message; a second is read at 24 kHz."""
         match body.get("type"):
-            case answers.INFO:
-                return (answers.info_of(body.get("code")).parse(body),)
-            case answers.OUTPUT_AUDIO:
+            case "info":
+                return (info_of(body.get("code")).parse(body),)
+            case "session.output_audio.delta":
                 return (_read_second(body),)
         return super().decode(body, mode)
 
@@ -77,20 +700,20 @@ def _with_rate(init: Init) -> Init:
 def _read_second(body: Json) -> Listen | Speech:
     delta = Fields(body).required("delta", Value.pcm16)
     if not any(delta):
-        listen: Listen = answers.LISTEN.parse(body)
+        listen: Listen = LISTEN.parse(body)
         return attrs.evolve(listen, silence_samples=len(delta) // SAMPLE16_BYTES)
     pcm = to_float32(delta)
     if len(delta) == LIVE_RATES_HZ[1] * SAMPLE16_BYTES:
         at = np.arange(OUTPUT_RATE_HZ) * LIVE_RATES_HZ[1] / OUTPUT_RATE_HZ
         samples = np.frombuffer(pcm, "<f4")
         pcm = np.interp(at, np.arange(len(samples)), samples).astype("<f4").tobytes()
-    speech: Speech = answers.SPEECH.parse(body)
+    speech: Speech = SPEECH.parse(body)
     return attrs.evolve(speech, pcm=pcm)
 
 
 LIVE: Final = Live(
     "live",
-    {table.kind: request for request, table in requests.REQUESTS.items()},
-    requests.REQUESTS,
-    answers.ANSWERS,
+    {table.kind: request for request, table in REQUESTS.items()},
+    REQUESTS,
+    ANSWERS,
 )

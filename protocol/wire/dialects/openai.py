@@ -18,10 +18,10 @@ from typing import Final, cast
 
 import attrs
 
-from ...values.errors import LocalProtocolError
-from ...values.items import Item
+from ...values.errors import ErrorCode, LocalProtocolError
 from ...values.messages import (
     Closed,
+    Created,
     GoingAway,
     Listen,
     Queued,
@@ -30,17 +30,176 @@ from ...values.messages import (
     ServerMessage,
     Speech,
 )
-from ...values.openai import Configure, CreateItem, InputStep, ItemStep, ReplyState, ReplyStep
+from ...values.openai import (
+    Configure,
+    Configured,
+    CreateItem,
+    InputStep,
+    Item,
+    ItemStep,
+    Part,
+    ReplyState,
+    ReplyStep,
+)
 from ...values.requests import ClientMessage, Request
-from ..codec import dump_frame, invalid
-from ..reading import missing
-from ..table import Table
-from . import openai_answers as answers
-from . import openai_requests as requests
-from . import openai_transcription as transcription
+from ..codec import dump_frame, invalid, missing
+from ..dialects import openai_answers, shared
+from ..dialects import openai_answers as answers
+from ..dialects import openai_requests as requests
+from ..kinds import INTEGER, TEXT, Kind
+from ..table import DROPPED, Field, Object, Table, items, one
 from .base import Context, Dialect, Json
-from .live_answers import REASONS
-from .live_requests import unsupported
+from .live import EVENT_ID, REASONS, error_table, fixed, only, unsupported
+from .openai_requests import ANY_EVENT_ID, CLOSED, heard_rows, ignored, null, told_heard
+from .openai_requests import REQUESTS as ALL
+
+_NO_HINT: Final = "Without effect: the model writes down what it hears, without hints."
+_HINTS: Final = ("prompt", "keywords")
+_PLAIN_HINTS: Final = ("language", "languages", "delay")
+"""Nothing in them is the client's own."""
+_KIND: Final = only(
+    ("realtime", "transcription"), "transcription", "the address asks for transcription"
+)
+
+
+def _plain(name: str) -> Field:
+    kind = Kind(read=lambda *_: None, schema={})
+    return Field(name, kind, None, attr=DROPPED, doc=_NO_HINT)
+
+
+_MODEL: Final = Field(
+    "model",
+    TEXT,
+    None,
+    attr="transcriber",
+    omit=True,
+    example="tiny",
+    doc="One of the server's models.",
+)
+_CONFIGURE: Final = Table(
+    Configure,
+    Object(
+        "session",
+        (
+            Field(
+                "type",
+                _KIND,
+                attr=DROPPED,
+                get=lambda _: "transcription",
+                doc="Must be transcription here.",
+            ),
+            Object(
+                "audio",
+                (
+                    heard_rows(
+                        Object(
+                            "transcription",
+                            (
+                                _MODEL,
+                                *(ignored(name, _NO_HINT) for name in _HINTS),
+                                *(_plain(name) for name in _PLAIN_HINTS),
+                            ),
+                            omit=True,
+                            doc="The model, and hints for it.",
+                        )
+                    ),
+                ),
+                doc="Sound.",
+            ),
+            ignored("include"),
+        ),
+        is_required=True,
+        closed=CLOSED,
+        doc="The settings to change.",
+    ),
+    ANY_EVENT_ID,
+    tag={"type": shared.SESSION_UPDATE},
+    lacks={
+        "is_undetected": False,
+        "transcribes": None,
+        "instructions": None,
+        "voice": None,
+        "modality": None,
+        "spoken": None,
+    },
+)
+REQUESTS: Final = {
+    Request.UPDATE: _CONFIGURE,
+    **{kind: ALL[kind] for kind in (Request.APPEND, Request.COMMIT, Request.CLEAR)},
+}
+_SOUND: Final = Table(
+    Part,
+    fixed("type", "input_audio"),
+    make=lambda _: Part(kind="input_audio"),
+    lacks={"kind": "input_audio", "text": "", "picture": b""},
+)
+_SESSION: Final = Object(
+    "session",
+    (
+        fixed("type", "transcription"),
+        fixed("object", "realtime.transcription_session"),
+        Field("id", TEXT),
+        Field("expires_at", INTEGER),
+        Object(
+            "audio",
+            (
+                told_heard(
+                    Object(
+                        "transcription",
+                        (Field("model", TEXT, attr="transcriber", example="tiny"),),
+                        doc="The model that writes down what the client says.",
+                    )
+                ),
+            ),
+            doc="Sound.",
+        ),
+        null("include"),
+    ),
+    attr="openai",
+    doc="The session as it is in force.",
+)
+_ITEM: Final = Field(
+    "item",
+    one(
+        Table(
+            Item,
+            Field("id", TEXT, example="item_7b20d9c3a415"),
+            fixed("object", "realtime.item"),
+            fixed("type", "message"),
+            fixed("role", "user"),
+            fixed("status", "completed"),
+            Field("content", items(one(_SOUND), 1), (), attr="parts"),
+            make=lambda values: Item(role="user", **values),
+        )
+    ),
+)
+_OWN: Final = (ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME, ErrorCode.BUFFER_FULL)
+_NEVER: Final = frozenset(
+    {
+        ErrorCode.ACTIVE_RESPONSE,
+        ErrorCode.ITEM_NOT_FOUND,
+        ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
+        ErrorCode.INFERENCE_ERROR,
+    }
+)
+"""They are about responses and named items; a failure has a message of its own."""
+ERROR_CODES: Final = (*(it for it in openai_answers.ERROR_CODES if it not in _NEVER), *_OWN)
+ANSWERS: Final = (
+    Table(
+        Created,
+        EVENT_ID,
+        _SESSION,
+        tag={"type": "session.created"},
+        lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
+    ),
+    Table(Configured, EVENT_ID, _SESSION, tag={"type": "session.updated"}),
+    *openai_answers.INPUTS.values(),
+    openai_answers.FAILED,
+    openai_answers.conversation("added", openai_answers.PREVIOUS, _ITEM),
+    openai_answers.conversation("done", openai_answers.PREVIOUS, _ITEM),
+    error_table(ERROR_CODES, "event_id"),
+)
+
 
 _TYPES: Final = {table.kind: request for request, table in requests.REQUESTS.items()}
 KNOWN: Final = frozenset({*_TYPES, "output_audio_buffer.clear", "transcription_session.update"})
@@ -133,8 +292,8 @@ OPENAI: Final = OpenAI(
 )
 OPENAI_TRANSCRIPTION: Final = OpenAI(
     "openai-transcription",
-    {table.kind: request for request, table in transcription.REQUESTS.items()},
-    transcription.REQUESTS,
-    transcription.ANSWERS,
+    {table.kind: request for request, table in REQUESTS.items()},
+    REQUESTS,
+    ANSWERS,
 )
 """The dialect of its transcription sessions."""

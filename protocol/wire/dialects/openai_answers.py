@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ...values.errors import OPENAI_ERRORS, ErrorCode
-from ...values.items import Item
 from ...values.limits import MS_PER_S
 from ...values.messages import Created, Metrics, Speech
 from ...values.openai import (
     Configured,
     InputStep,
+    Item,
     ItemDeleted,
     ItemStep,
     ItemTruncated,
@@ -20,16 +20,13 @@ from ...values.openai import (
     ReplyStep,
     item_of,
 )
+from ..audio import to_float32
 from ..codec import encode_base64
-from ..field import DROPPED, Field
 from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
-from ..nested import items, one
-from ..rates import to_float32
-from ..table import Object, Row, Table
-from .live_answers import ERROR_CODES as LIVE_CODES
-from .live_answers import EVENT_ID, error_table, fixed, sound_of
-from .openai_requests import METADATA, item_rows, told_part
-from .openai_settings import MODALITY, SESSION, nothing, null
+from ..table import DROPPED, Field, Object, Row, Table, items, one
+from .live import ERROR_CODES as LIVE_CODES
+from .live import EVENT_ID, error_table, fixed, sound_of
+from .openai_requests import METADATA, MODALITY, SESSION, item_rows, nothing, null, told_part
 
 TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
 SPEECH_WORDS: Final = "response.output_audio_transcript.delta"

@@ -27,16 +27,22 @@ from ...values.errors import LocalProtocolError
 from ...values.messages import Closed, Created, EndReason, Listen, ServerMessage, Speech
 from ...values.modes import Mode
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
-from ..codec import Fields
-from ..field import Field
+from ..codec import Fields, Reading, as_object
 from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, heard, word_of
-from ..reading import Reading, as_object
-from ..table import Object, Row, Rule, Table
-from . import realtime_chat as chat
-from . import shared
+from ..table import Field, Object, Row, Rule, Table
+from . import chat, shared
 from .base import Context, Dialect, Json
-from .inputs import APPEND_SLICES, ASKED, FORCE_LISTEN, INPUT_ID, PROMPT, SLICES, frames
-from .settings import config, slices_once
+from .shared import (
+    APPEND_SLICES,
+    ASKED,
+    FORCE_LISTEN,
+    INPUT_ID,
+    PROMPT,
+    SLICES,
+    config,
+    frames,
+    slices_once,
+)
 
 FULL_DUPLEX: Final = "full_duplex"
 """The runtime mode of both `mode=video` and `mode=audio` (001, Modes)."""

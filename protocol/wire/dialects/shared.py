@@ -8,25 +8,95 @@ legacy dialects share places in the queue, output and metrics, but no type tags:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, get_args
+
+import attrs
 
 from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, error_type
-from ...values.limits import REASON_CHARS_MAX
+from ...values.limits import (
+    FRAMES_MAX,
+    INPUT_ID_CHARS_MAX,
+    INSTRUCTIONS_CHARS_MAX,
+    REASON_CHARS_MAX,
+    SLICES_MAX,
+)
 from ...values.messages import (
+    ComeBack,
     ErrorReport,
     GoingAway,
     Queued,
     QueueDone,
     QueueUpdate,
     RecordingState,
+    Replaced,
+    Resumable,
 )
+from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
-from ..codec import Value
-from ..field import DROPPED, Field
-from ..kinds import INTEGER, SAID, TEXT, Kind, choice, integer, number
-from ..reading import Reading
-from ..table import Object, Row, Table
+from ..codec import Reading, Value, invalid
+from ..kinds import (
+    FLAG,
+    INTEGER,
+    JPEG,
+    NAMED,
+    PROMPTED,
+    SAID,
+    TEXT,
+    Kind,
+    because,
+    choice,
+    integer,
+    number,
+    text,
+)
+from ..table import DROPPED, Field, Object, Row, Rule, Table, items
 from .base import Json
+
+SLICES: Final = integer(1, SLICES_MAX)
+"""A slice count (000, max_slice_nums)."""
+PROMPT: Final = text(INSTRUCTIONS_CHARS_MAX, holds=PROMPTED)
+INPUT_ID: Final = Field("input_id", text(INPUT_ID_CHARS_MAX, 1, holds=NAMED), None, omit=True)
+"""The client's own name for its input, returned in the answers to it."""
+FORCE_LISTEN: Final = Field("force_listen", FLAG, False)
+APPEND_SLICES: Final = Field("max_slice_nums", SLICES, None, omit=True)
+
+
+def frames(name: str) -> Field:
+    """Make the row of an append's pictures; `mode=audio` ignores them."""
+    kind = items(JPEG, FRAMES_MAX)
+    return Field(name, kind, (), attr="frames", omit=True, aside_in={"audio": ()})
+
+
+def _record(value: Value, at: Reading) -> bool:
+    if not value.flag() and at.context.must_record:
+        raise invalid(value.path, "false, but this server records all sessions of this client")
+    return bool(value.value)
+
+
+RECORD: Final = Field(
+    "record",
+    attrs.evolve(FLAG, read=_record),
+    True,
+    omit=True,
+    rank=9,
+)
+"""Whether the session may be recorded."""
+ASKED: Final[tuple[Row, ...]] = (
+    Field("notices", FLAG, False, omit=True, rank=9),
+    RECORD,
+)
+"""A client's wishes for the server in addition to its settings."""
+
+
+def setting(name: str, kind: Kind, default: object, **more: Any) -> Field:
+    """Make the row of a setting, which is written unless it is the default."""
+    return Field(name, kind, default, omit=True, **more)
+
+
+def one_value(name: str, kind: Kind, why: str = "", **more: Any) -> Field:
+    """Make the row of a setting with a single allowed value."""
+    return Field(name, because(kind, why) if why else kind, None, attr=DROPPED, **more)
+
 
 SESSION_INIT: Final = "session.init"
 SESSION_UPDATE: Final = "session.update"
@@ -121,7 +191,7 @@ PLACE: Final[tuple[Row, ...]] = (
     Field("ticket_id", TEXT, attr="place.ticket_id"),
     Field("queue_length", INTEGER, attr="place.queue_length"),
 )
-NAMED: Final = Field("session_id", TEXT, "", omit=True)
+ERROR_SESSION: Final = Field("session_id", TEXT, "", omit=True)
 """The session of an error, if known; other servers do not name it."""
 RECORDED: Final[tuple[Row, ...]] = (
     Field("recording_id", TEXT, "", omit=True),
@@ -166,8 +236,142 @@ COMMON: Final = (
             ),
             is_required=True,
         ),
-        NAMED,
+        ERROR_SESSION,
         tag={"type": ERROR},
     ),
 )
 """Queue events, a warning and errors, as `realtime` and `duplex-v1` have them."""
+
+
+# -- The inference settings of a duplex session: `config` (002), each honoured or refused ---------
+#
+# Bounds are those of `model.DuplexConfig`. `chunk_ms`, `sample_rate`, `ls_mode` and the source's
+# settings that are not offered here have one allowed value each; an unknown key is refused, so
+# that an ineffective setting is noticed.
+
+CHUNK_MS: Final = 1000
+"""A unit is one second; no other length is served."""
+DECODE_MODES: Final = ("sampling", "greedy")
+_REPETITION: Final = "the weight of repeated text is not offered as a setting"
+
+
+def _greedy(at: Reading) -> None:
+    if at.values.pop("decode_mode", None) == "greedy":
+        at.values["config.temperature"] = 0.0
+
+
+_DEFAULT: Final = DuplexConfig()
+_WINDOWS: Final = get_args(SlidingWindow)
+WINDOW: Final = attrs.evolve(
+    choice(_WINDOWS), read=lambda value, at: value.choice(at.context.sliding_windows)
+)
+CONFIG: Final[tuple[Row, ...]] = (
+    setting("generate_audio", FLAG, _DEFAULT.generate_audio),
+    setting("force_listen_count", integer(0, 100), _DEFAULT.force_listen_count),
+    setting(
+        "max_new_speak_tokens_per_chunk",
+        integer(2, 20),
+        _DEFAULT.max_new_speak_tokens_per_chunk,
+    ),
+    setting("temperature", number(0, 2), _DEFAULT.temperature),
+    setting("top_k", integer(1, 1000), _DEFAULT.top_k),
+    setting("top_p", number(0, 1, "above "), _DEFAULT.top_p),
+    setting("listen_prob_scale", number(0, 10), _DEFAULT.listen_prob_scale),
+    setting("length_penalty", number(0.1, 10), _DEFAULT.length_penalty),
+    setting("sliding_window", WINDOW, _DEFAULT.sliding_window),
+    one_value("ls_mode", choice(("explicit",))),
+    one_value("chunk_ms", integer(CHUNK_MS, CHUNK_MS)),
+    one_value("sample_rate", integer(INPUT_RATE_HZ, INPUT_RATE_HZ)),
+    Field(
+        "max_slice_nums",
+        SLICES,
+        1,
+        attr="^inner_slices",
+        is_written=False,
+        doc="Slices a frame may be cut into, 1-9, for appends that do not say.",
+    ),
+    Field(
+        "decode_mode",
+        choice(DECODE_MODES),
+        "sampling",
+        attr="^decode_mode",
+        is_written=False,
+        doc="`greedy` takes the most likely token, as a `temperature` of 0 does.",
+    ),
+    one_value("text_repetition_penalty", number(1.05, 1.05), _REPETITION),
+    one_value("text_repetition_window_size", integer(512, 512), _REPETITION),
+    one_value("listen_top_k", integer(0, 0), "listening is sampled as any token is"),
+    one_value(
+        "tts_temperature",
+        number(0.8, 0.8),
+        "the sampling of speech is not a setting",
+    ),
+    Rule(_greedy),
+)
+"""The inference settings, each honoured or refused."""
+
+
+def config(name: str, **more: Any) -> Object:
+    """Make the row of the object that holds the inference settings."""
+    return Object(name, CONFIG, attr="config", closed=True, omit=True, **more)
+
+
+def slices_once(name: str) -> Rule:
+    """Settle `max_slice_nums`, which may stand in the settings (`name`) and next to them.
+
+    `FieldError` if both are there and differ, so that one of them would be ignored.
+    """
+
+    def check(at: Reading) -> None:
+        inner = at.values.pop("inner_slices", None)
+        settings = at.body.get(name)
+        if inner is None or not isinstance(settings, dict):
+            return
+        if settings.get("max_slice_nums") is None:
+            return
+        if at.body.get("max_slice_nums") is None:
+            at.values["max_slice_nums"] = inner
+        outer = at.values["max_slice_nums"]
+        if outer != inner:
+            raise invalid(f"{at.path}.max_slice_nums", f"{outer}, while config says {inner}")
+
+    return Rule(check)
+
+
+# -- The messages by which a client comes back to its session, the same in every dialect ----------
+#
+# They belong to no dialect, as `seq` and `ack` do not: only a connection whose address asks for a
+# session that can be resumed has them.
+
+SESSION_RESUMABLE: Final = "session.resumable"
+SESSION_RESUME: Final = "session.resume"
+SESSION_REPLACED: Final = "session.replaced"
+TOKEN_CHARS_MAX: Final = 64
+"""32 random bytes in base64 have 43 characters."""
+
+RESUMABLE: Final = Table(
+    Resumable,
+    Field("recording_id", TEXT, ""),
+    Field("token", TEXT, ""),
+    Field("grace_s", INTEGER, 0),
+    Field("expires_in_s", INTEGER, 0),
+    Field("next_seq", INTEGER, 0),
+    Field("ack", INTEGER, 0),
+    tag={"type": SESSION_RESUMABLE},
+)
+UNRESUMABLE: Final = Table(
+    Resumable, Field("token", TEXT, ""), tag={"type": SESSION_RESUMABLE}, lacks={"recording_id": ""}
+)
+"""The same later on: the session cannot be resumed any more."""
+REPLACED: Final = Table(Replaced, tag={"type": SESSION_REPLACED})
+RESUME: Final = Table(
+    ComeBack,
+    Field("token", text(TOKEN_CHARS_MAX, 1)),
+    Field("last_seq", integer(-1), -1),
+    tag={"type": SESSION_RESUME},
+)
+
+
+def numbered(frame: str, *, seq: int, ack: int) -> str:
+    """Put the numbers into a frame, which is a JSON object with a field or more."""
+    return f'{frame[:-1]},"seq":{seq},"ack":{ack}}}'

@@ -37,14 +37,12 @@ from ...values.messages import (
 )
 from ...values.modes import Mode
 from ...values.requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
-from ..codec import Value, invalid
-from ..field import DROPPED, Field
+from ..codec import Reading, Value, invalid
 from ..kinds import FLAG, INTEGER, PROMPTED, SOUND16, TEXT, Holds, Kind, choice
-from ..reading import Reading
-from ..table import Object, Table
+from ..table import DROPPED, Field, Object, Table
 from . import legacy, shared
 from .base import Context, Dialect, Json, no_frame
-from .inputs import RECORD
+from .shared import RECORD
 
 SESSION_CREATE: Final = "session.create"
 AUDIO_COMMIT: Final = "input_audio_buffer.commit"
@@ -156,7 +154,7 @@ _ERROR: Final = Table(
     ErrorReport,
     legacy.ERROR_TEXT,
     Field("code", Kind(read=TEXT.read, schema=choice((*_CODES, *_ENDS)).schema), ""),
-    shared.NAMED,
+    shared.ERROR_SESSION,
     tag=legacy.ERROR,
     make=_error,
 )

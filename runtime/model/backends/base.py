@@ -14,17 +14,21 @@ from typing import ClassVar, Final, Protocol, runtime_checkable
 import attrs
 
 from protocol.values.model import (
+    Chunk,
+    ChunkResult,
     Cut,
     Finalized,
     Opened,
     Opening,
     PastUnit,
+    Prefill,
     SlidingWindow,
+    Turn,
+    TurnChunk,
+    TurnResult,
     Unit,
     UnitResult,
 )
-from protocol.values.transcript import Chunk, ChunkResult
-from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 
 OPEN_TRIES: Final = 3
 """A remote that restarts, or still frees its last session, accepts at the second or third try."""

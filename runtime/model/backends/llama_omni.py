@@ -27,8 +27,7 @@ import anyio
 import orjson
 
 from protocol.values.errors import LocalProtocolError
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
-from protocol.values.turn import Turn
+from protocol.values.model import Cut, Finalized, Opened, Opening, Turn, Unit, UnitResult
 
 from .base import BackendError, BackendGone, BackendInfo
 from .llama_omni_answer import Answers

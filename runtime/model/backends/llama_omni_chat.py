@@ -22,7 +22,7 @@ import attrs
 
 from protocol.values.digest import digest
 from protocol.values.limits import TURN_WAIT_S
-from protocol.values.turn import Prefill, StopReason, Turn, TurnChunk, TurnResult
+from protocol.values.model import Prefill, StopReason, Turn, TurnChunk, TurnResult
 
 from . import llama_omni_wire as wire
 from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone

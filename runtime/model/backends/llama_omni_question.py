@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.values.tools import ToolCall, ToolResult
-from protocol.values.turn import ChatConfig, Content, Message, Picture, Sound, Text, Turn
+from protocol.values.model import (
+    ChatConfig,
+    Content,
+    Message,
+    Picture,
+    Sound,
+    Text,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from protocol.wire.codec import dump_frame, encode_base64
 
 from .base import BackendRefused

@@ -17,9 +17,8 @@ import attrs
 from protocol.values.errors import ProtocolError
 from protocol.values.model import Costs, DuplexConfig, Opening, Unit
 from protocol.wire.codec import Fields, Value, dump_frame, encode_base64, parse_frame
-from protocol.wire.field import Field
 from protocol.wire.kinds import SPEECH, TEXT, choice, integer, number, text
-from protocol.wire.table import Object, Table
+from protocol.wire.table import Field, Object, Table
 
 from .base import BackendError
 

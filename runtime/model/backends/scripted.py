@@ -29,10 +29,10 @@ from protocol.values.model import (
     Opening,
     PastUnit,
     SlidingWindow,
+    Turn,
     Unit,
     UnitResult,
 )
-from protocol.values.turn import Turn
 
 from .base import BackendInfo, ContextFull, require_tools
 from .forcing import Forced, ForcedResult, require_recorded

@@ -14,15 +14,16 @@ import anyio
 import attrs
 
 from protocol.values.digest import digest
-from protocol.values.model import Costs
-from protocol.values.tools import ToolCall, ToolResult
-from protocol.values.turn import (
+from protocol.values.model import (
+    Costs,
     Message,
     Picture,
     Prefill,
     Sound,
     StopReason,
     Text,
+    ToolCall,
+    ToolResult,
     Turn,
     TurnChunk,
     TurnResult,

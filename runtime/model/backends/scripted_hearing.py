@@ -15,8 +15,7 @@ import attrs
 import numpy as np
 
 from protocol.values.digest import digest
-from protocol.values.model import UNIT_BYTES, Costs
-from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.model import UNIT_BYTES, Chunk, ChunkResult, Costs
 
 from .base import ContextFull
 from .scripted_ids import CHUNK_EOS_ID, TOKEN_CHARS

@@ -17,8 +17,7 @@ from typing import Final, Literal, Protocol, SupportsIndex, runtime_checkable
 import attrs
 
 from protocol.values.limits import SLICES_MAX
-from protocol.values.model import Costs
-from protocol.values.turn import Picture, Sound, Text
+from protocol.values.model import Costs, Picture, Sound, Text
 
 from .base import ModelSession
 

@@ -16,8 +16,8 @@ import attrs
 
 from protocol.values.errors import FrameError
 from protocol.values.limits import TOOL_CHARS_MAX
-from protocol.values.tools import CALLS_MAX, Tool, ToolCall
-from protocol.wire.strict import count_keys
+from protocol.values.model import CALLS_MAX, Tool, ToolCall
+from protocol.wire.codec import count_keys
 
 BEGIN: Final = "<tool_call>"
 END: Final = "</tool_call>"

@@ -27,16 +27,20 @@ from protocol.values.model import (
     INPUT_RATE_HZ,
     PAST_UNITS_MAX,
     UNIT_SAMPLES,
+    Chunk,
+    ChunkResult,
     Cut,
     Finalized,
     Opened,
     Opening,
     PastUnit,
+    Prefill,
+    Turn,
+    TurnChunk,
+    TurnResult,
     Unit,
     UnitResult,
 )
-from protocol.values.transcript import Chunk, ChunkResult
-from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 
 from ..backends.base import BackendError, BackendInfo, require_tools
 from ..backends.forcing import Forced, ForcedResult

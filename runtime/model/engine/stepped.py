@@ -12,9 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, PastUnit, Unit, UnitResult
-from protocol.values.transcript import Chunk, ChunkResult
-from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
+from protocol.values.model import (
+    Chunk,
+    ChunkResult,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    PastUnit,
+    Prefill,
+    Turn,
+    TurnChunk,
+    TurnResult,
+    Unit,
+    UnitResult,
+)
 
 from ..backends.base import BackendInfo
 from ..backends.forcing import Forced, ForcedResult

@@ -35,6 +35,8 @@ from protocol.values.model import (
     SAMPLE16_BYTES,
     UNIT_BYTES,
     UNIT_SAMPLES,
+    Chunk,
+    ChunkResult,
     Costs,
     Cut,
     Finalized,
@@ -43,9 +45,8 @@ from protocol.values.model import (
     Unit,
     UnitResult,
 )
-from protocol.values.transcript import Chunk, ChunkResult
 from protocol.values.utf8 import Frame
-from protocol.wire.rates import to_float32
+from protocol.wire.audio import to_float32
 from runtime.media.image import decode_jpeg
 from runtime.model.backends.base import Backend, BackendInfo
 from runtime.net import listener

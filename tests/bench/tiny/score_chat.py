@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.values.tools import Tool
-from protocol.values.turn import (
+from protocol.values.model import (
+    OUTPUT_RATE_HZ,
+    SAMPLE_BYTES,
     ChatConfig,
     Content,
     Message,
@@ -23,6 +23,7 @@ from protocol.values.turn import (
     Sound,
     SpeechConfig,
     Text,
+    Tool,
     Turn,
     TurnChunk,
     TurnResult,

@@ -13,8 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from protocol.values.tools import Tool, ToolCall, ToolResult
-from protocol.values.turn import Message, Sound, SpeechConfig, Text
+from protocol.values.model import Message, Sound, SpeechConfig, Text, Tool, ToolCall, ToolResult
 from runtime.model.backends.minicpmo.model import DuplexModel
 from tests.bench.tiny.score_chat import ask, message, questions, seconds_of
 from tests.bench.tiny.staging import read_manifest, read_speech, together

@@ -14,8 +14,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES
-from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, Chunk, ChunkResult
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Steps
 from tests.bench.tiny.staging import (

@@ -13,8 +13,8 @@ from openai.types.live.connect_server_event import ConnectServerEvent
 from pydantic import TypeAdapter
 
 from protocol.values.errors import FrameError
-from protocol.wire.dialects.live_requests import UNSUPPORTED
-from protocol.wire.g711 import compress
+from protocol.wire.audio import compress
+from protocol.wire.dialects.live import UNSUPPORTED
 from recorder.format.records import Record
 from recorder.read.scan import Damage
 from runtime.api.sideband import Sideband, refused

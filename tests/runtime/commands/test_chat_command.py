@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from websockets.sync.server import ServerConnection
 
 from protocol.values.messages import Response
-from protocol.values.turn import ChatConfig
+from protocol.values.model import ChatConfig
 from runtime.cli import main
 from runtime.client.terminal import UnusableError
 from runtime.commands.chat import Chat, ChatOptions, JsonAnswer, TextAnswer, read_media

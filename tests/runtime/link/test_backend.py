@@ -13,24 +13,23 @@ import pytest
 from protocol.values.model import (
     PAST_UNITS_MAX,
     UNIT_BYTES,
+    ChatConfig,
+    Chunk,
     Cut,
     DuplexConfig,
+    Message,
     Opening,
     PastUnit,
-    Unit,
-    UnitResult,
-    Voice,
-)
-from protocol.values.tools import Tool, ToolCall
-from protocol.values.transcript import Chunk
-from protocol.values.turn import (
-    ChatConfig,
-    Message,
     SpeechConfig,
     Text,
+    Tool,
+    ToolCall,
     Turn,
     TurnChunk,
     TurnResult,
+    Unit,
+    UnitResult,
+    Voice,
 )
 from runtime.link import link
 from runtime.model.backends.base import (

@@ -12,19 +12,15 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import (
     PAST_UNITS_MAX,
+    ChatConfig,
+    Chunk,
+    ChunkResult,
     Cut,
     DuplexConfig,
     Finalized,
     Opened,
     Opening,
     PastUnit,
-    Unit,
-    UnitResult,
-    Voice,
-)
-from protocol.values.transcript import Chunk, ChunkResult
-from protocol.values.turn import (
-    ChatConfig,
     Picture,
     Prefill,
     Sound,
@@ -33,8 +29,11 @@ from protocol.values.turn import (
     Turn,
     TurnChunk,
     TurnResult,
+    Unit,
+    UnitResult,
+    Voice,
 )
-from protocol.values.turn import Message as Said
+from protocol.values.model import Message as Said
 from runtime.link import messages
 from runtime.link.frames import LinkError
 from runtime.link.messages import (

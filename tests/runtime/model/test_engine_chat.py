@@ -13,7 +13,7 @@ import pytest
 from protocol.values.effects import StartTurn
 from protocol.values.errors import LocalProtocolError
 from protocol.values.events import Event, TurnDone, TurnPrefilled, TurnProgress
-from protocol.values.turn import Message, Picture, Sound, Text, Turn, TurnChunk, TurnResult
+from protocol.values.model import Message, Picture, Sound, Text, Turn, TurnChunk, TurnResult
 from replay.rerun.full_turns import TurnReplay
 from runtime.model.backends.base import BackendError, Chats, ContextFull
 from runtime.model.backends.minicpmo.machine import Machine

@@ -9,7 +9,7 @@ import pybase64
 import pytest
 
 from protocol.values.errors import LocalProtocolError
-from protocol.values.turn import (
+from protocol.values.model import (
     ChatConfig,
     Message,
     Picture,

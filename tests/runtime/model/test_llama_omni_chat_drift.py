@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.values.turn import SpeechConfig, Text
+from protocol.values.model import SpeechConfig, Text
 from runtime.model.backends.base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone
 from runtime.model.backends.llama_omni import LlamaOmniBackend
 from runtime.model.backends.llama_omni_chat import (

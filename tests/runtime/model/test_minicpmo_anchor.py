@@ -14,8 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.values.model import Costs
-from protocol.values.turn import Picture, Sound, Text
+from protocol.values.model import Costs, Picture, Sound, Text
 from runtime.model.backends.base import BackendError, BackendRefused, ContextFull
 from runtime.model.backends.minicpmo.anchor import Anchor
 from runtime.model.backends.minicpmo.audio import Hearing

@@ -10,10 +10,10 @@ import attrs
 import numpy as np
 import pytest
 
-from protocol.values.model import Costs, Unit
-from protocol.values.turn import (
+from protocol.values.model import (
     ChatConfig,
     Content,
+    Costs,
     Message,
     Picture,
     Role,
@@ -23,6 +23,7 @@ from protocol.values.turn import (
     Turn,
     TurnChunk,
     TurnResult,
+    Unit,
 )
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import chat_voice

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from protocol.values.turn import Picture, Sound, SpeechConfig, Text, Turn
+from protocol.values.model import Picture, Sound, SpeechConfig, Text, Turn
 from runtime.model.backends.minicpmo.chat_prompt import VOICED, Clip, clips, conversation, lay_out
 from runtime.model.backends.minicpmo.model import DuplexModel
 from tests.models import random_model

@@ -13,8 +13,16 @@ import jinja2.sandbox
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from protocol.values.tools import Tool, ToolCall, ToolResult
-from protocol.values.turn import Message, Sound, SpeechConfig, Text, Turn
+from protocol.values.model import (
+    Message,
+    Sound,
+    SpeechConfig,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from runtime.model.backends.base import BackendRefused
 from runtime.model.backends.minicpmo import chat_answer
 from runtime.model.backends.minicpmo.chat import turn_hash

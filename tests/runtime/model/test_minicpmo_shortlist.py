@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.values.model import Costs, DuplexConfig, UnitResult
-from protocol.values.transcript import Chunk, ChunkResult
-from protocol.values.turn import ChatConfig
+from protocol.values.model import ChatConfig, Chunk, ChunkResult, Costs, DuplexConfig, UnitResult
 from runtime.model.backends.minicpmo.candidates import DOUBT, Candidates, Mass, TooShortError
 from runtime.model.backends.minicpmo.decide import decide, decide_chat, decide_plain
 from runtime.model.backends.minicpmo.model import DuplexModel

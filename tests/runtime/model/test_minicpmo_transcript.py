@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.values.errors import LocalProtocolError
-from protocol.values.model import Costs
-from protocol.values.transcript import Chunk, ChunkResult
+from protocol.values.model import Chunk, ChunkResult, Costs
 from runtime.model.backends.base import BackendError, ContextFull, Transcribes
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.machine import Machine

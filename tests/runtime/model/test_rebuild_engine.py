@@ -22,18 +22,19 @@ import pytest
 from protocol.values.errors import LocalProtocolError
 from protocol.values.model import (
     PAST_UNITS_MAX,
+    Chunk,
     Costs,
     Cut,
     DuplexConfig,
     Finalized,
     Opening,
     PastUnit,
+    Turn,
+    TurnChunk,
     Unit,
     UnitResult,
     Voice,
 )
-from protocol.values.transcript import Chunk
-from protocol.values.turn import Turn, TurnChunk
 from recorder.read.past import voiced
 from runtime.commands.bench_engine import load_speech
 from runtime.model.backends.base import (

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from protocol.values.errors import ErrorCode, LocalProtocolError
-from protocol.values.turn import Text
+from protocol.values.model import Text
 from runtime.model.backends.base import BackendError, BackendGone
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import ScriptedBackend

@@ -10,8 +10,7 @@ import anyio
 import pytest
 
 import antiphon
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.values.turn import ChatConfig
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, ChatConfig
 from replay.cli import replay_command
 from tests.live.servers import LiveServer, live_server
 from tests.media.videos import make_video, steady

@@ -34,9 +34,18 @@ from fixtures.tiny.recipe.tasks import TASKS, draw_task
 from fixtures.tiny.recipe.timeline import Knobs, Session, Turn, World, compose
 from fixtures.tiny.recipe.vocabulary import MERGED, make_tokenizer
 from fixtures.tiny.recipe.voice import Answer
-from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
-from protocol.values.tools import ToolCall, ToolResult
-from protocol.values.turn import Picture, Sound
+from protocol.values.model import (
+    UNIT_SAMPLES,
+    DuplexConfig,
+    Opening,
+    Picture,
+    Sound,
+    ToolCall,
+    ToolResult,
+    Unit,
+    UnitResult,
+    Voice,
+)
 from runtime.model.backends.minicpmo.chat_voice import Mouth
 from runtime.model.backends.minicpmo.code_logits import CodeLogits
 from runtime.model.backends.minicpmo.model import DuplexModel

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.limits import TOOL_CHARS_MAX
-from protocol.values.tools import CALLS_MAX, Tool, ToolCall
+from protocol.values.model import CALLS_MAX, Tool, ToolCall
 from runtime.model.backends.tool_calls import BEGIN, CALL_CHARS_MAX, END, CallStream
 
 TOOLS = (Tool(name="clock"), Tool(name="lamp"))

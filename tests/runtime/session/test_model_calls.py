@@ -15,16 +15,22 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import CLEANUP_WAIT_S
 from protocol.values.model import (
+    ChatConfig,
     Cut,
     DuplexConfig,
     Finalized,
+    Message,
     Opened,
     Opening,
+    Prefill,
+    Text,
+    Turn,
+    TurnChunk,
+    TurnResult,
     Unit,
     UnitResult,
     Voice,
 )
-from protocol.values.turn import ChatConfig, Message, Prefill, Text, Turn, TurnChunk, TurnResult
 from runtime.model.backends.base import (
     OPEN_TRIES,
     BackendError,

@@ -12,8 +12,8 @@ import pytest
 
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, CLOSE_TRY_LATER
-from protocol.values.resuming import ComeBack
-from protocol.wire.dialects.resuming import RESUMABLE, RESUME
+from protocol.values.messages import ComeBack
+from protocol.wire.dialects.shared import RESUMABLE, RESUME
 from recorder.format.mapping import event_of
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from protocol.values.errors import FieldError
 from protocol.values.limits import CHAT_TEXT_CHARS_MAX
-from protocol.values.model import SAMPLE_BYTES, UNIT_BYTES, UNIT_SAMPLES
-from protocol.values.turn import Picture, Sound, Text
+from protocol.values.model import SAMPLE_BYTES, UNIT_BYTES, UNIT_SAMPLES, Picture, Sound, Text
 
 from ..base import BackendRefused, ContextFull
 from ..streams import Part

@@ -20,8 +20,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from protocol.values.tools import ToolCall, ToolResult
-from protocol.values.turn import Picture, Prefill, Sound, Text, Turn, TurnResult
+from protocol.values.model import (
+    Picture,
+    Prefill,
+    Sound,
+    Text,
+    ToolCall,
+    ToolResult,
+    Turn,
+    TurnResult,
+)
 
 from ..base import BackendError, ContextFull
 from .chat_answer import Answer, Emit

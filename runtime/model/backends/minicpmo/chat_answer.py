@@ -17,8 +17,7 @@ from collections.abc import Callable
 import attrs
 from torch import Tensor
 
-from protocol.values.model import Costs
-from protocol.values.turn import StopReason, Turn, TurnChunk, TurnResult
+from protocol.values.model import Costs, StopReason, Turn, TurnChunk, TurnResult
 
 from ..tool_calls import CallStream
 from .candidates import Candidates

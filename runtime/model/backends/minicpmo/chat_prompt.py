@@ -19,9 +19,20 @@ from typing import Final
 
 import attrs
 
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.values.tools import ToolCall, ToolResult
-from protocol.values.turn import Content, Language, Message, Picture, Sound, SpeechMode, Text, Turn
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    SAMPLE_BYTES,
+    Content,
+    Language,
+    Message,
+    Picture,
+    Sound,
+    SpeechMode,
+    Text,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 from ..base import BackendError
 from .chat_tools import call_body, result_body, signatures

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from protocol.values.tools import Tool, ToolCall, ToolResult
+from protocol.values.model import Tool, ToolCall, ToolResult
 
 
 def signatures(tools: Sequence[Tool]) -> str:

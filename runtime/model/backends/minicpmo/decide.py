@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.values.model import DuplexConfig
-from protocol.values.turn import ChatConfig
+from protocol.values.model import ChatConfig, DuplexConfig
 
 from ..forcing import Leaning
 from ..streams import SamplingParams

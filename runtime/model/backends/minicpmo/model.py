@@ -16,8 +16,7 @@ from typing import Any, Final
 import attrs
 import torch
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
-from protocol.values.turn import Turn
+from protocol.values.model import Cut, Finalized, Opened, Opening, Turn, Unit, UnitResult
 
 from ..base import BackendError, BackendInfo
 from ..streams import Anchoring

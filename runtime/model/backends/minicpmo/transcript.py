@@ -13,9 +13,7 @@ from typing import Final
 
 import attrs
 
-from protocol.values.model import UNIT_BYTES
-from protocol.values.transcript import Chunk, ChunkResult
-from protocol.values.turn import Sound
+from protocol.values.model import UNIT_BYTES, Chunk, ChunkResult, Sound
 
 from ..base import BackendError, ContextFull
 from ..streams import Anchoring, Part, Sampled, SamplingParams, TokenIds

@@ -1,0 +1,648 @@
+"""Tools of a turn of chat, as clients send them: in the form of OpenAI's chat completions.
+
+Everything here is shown to the model, and nothing is run. A schema is bounded and otherwise not
+read. Objects that describe a tool or a call are closed, so that a setting without effect is
+noticed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from ...values.limits import (
+    AUDIO_SUM_S_MAX,
+    CALL_ID_CHARS_MAX,
+    CHAT_TEXT_CHARS_MAX,
+    CONTENTS_MAX,
+    IMAGE_PIXELS_SUM_MAX,
+    IMAGES_MAX,
+    MESSAGES_MAX,
+    STACK_FRAMES_MAX,
+    TOOL_CHARS_MAX,
+    TOOL_DEPTH_MAX,
+    TOOLS_MAX,
+    VIDEOS_MAX,
+)
+from ...values.messages import Delta, Prefilled, Response
+from ...values.model import (
+    CALLS_MAX,
+    INPUT_RATE_HZ,
+    TOOL_NAME,
+    ChatConfig,
+    Language,
+    Role,
+    SpeechMode,
+    StopReason,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from ...values.requests import (
+    Ask,
+    AudioPart,
+    ChatMessage,
+    ImagePart,
+    Init,
+    Part,
+    Request,
+    SpeechRequest,
+    TextPart,
+    VideoPart,
+    Voice,
+)
+from ..codec import Nested, Reading, Value, as_object, encode_base64, invalid, nested_in
+from ..dialects import shared
+from ..kinds import (
+    FLAG,
+    FLOAT32,
+    IMAGE,
+    INTEGER,
+    NAMED,
+    OBJECT,
+    PROMPTED,
+    SAID,
+    SPEECH,
+    TEXT,
+    VIDEO,
+    VOICE_BY_NAME,
+    VOICE_OR_NAME,
+    Holds,
+    Kind,
+    base64_of,
+    because,
+    choice,
+    integer,
+    number,
+    text,
+)
+from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
+from ..table import DROPPED, Field, Object, Row, Rule, Table, Variants, either, items, one, variants
+from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
+
+TOOL_NAMED: Final = Holds("name", "name", TOOL_NAME)
+_NAME_RULE: Final = "a name of a tool has 1 to 64 letters, digits, _ and -"
+
+
+def _name(value: Value, _: Reading) -> str:
+    name = value.text()
+    if not TOOL_NAME.fullmatch(name):
+        raise invalid(value.path, f"{len(name)} characters that are no name: {_NAME_RULE}")
+    return name
+
+
+NAME: Final = Kind(
+    read=_name,
+    schema={"type": "string", "pattern": f"^{TOOL_NAME.pattern}$", "examples": ["clock"]},
+    holds=TOOL_NAMED,
+)
+CALL_ID: Final = text(CALL_ID_CHARS_MAX, 1, holds=NAMED)
+
+
+def _schema(value: Value, _: Reading) -> str:
+    """Read a JSON Schema as text, bounded in depth and length."""
+    found = as_object(value.value, value.path)
+    level: list[Nested] = [dict(found)]
+    for _level in range(TOOL_DEPTH_MAX):
+        level = nested_in(level)
+    if level:
+        raise invalid(value.path, f"more than {TOOL_DEPTH_MAX} levels")
+    text = orjson.dumps(found).decode()
+    if len(text) > TOOL_CHARS_MAX:
+        raise invalid(
+            value.path, f"{len(text)} characters of JSON, at most {TOOL_CHARS_MAX} are allowed"
+        )
+    return text
+
+
+_SCHEMA: Final = Kind(
+    read=_schema,
+    write=lambda schema: orjson.loads(schema) if schema else None,
+    schema={"type": "object", "properties": {}},
+)
+
+
+def _not_strict(value: Value, _: Reading) -> None:
+    if value.flag():
+        raise invalid(value.path, "true, but the model's tokens are not constrained to a schema")
+
+
+_TOOL: Final = Table(
+    Tool,
+    Object(
+        "function",
+        (
+            Field("name", NAME),
+            Field("description", text(TOOL_CHARS_MAX, holds=PROMPTED), "", omit=True),
+            Field("parameters", _SCHEMA, "", omit=True, example={"type": "object"}),
+            Field(
+                "strict",
+                Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
+                None,
+                attr=DROPPED,
+                doc="Only false: the model's tokens are not constrained to a schema.",
+            ),
+        ),
+        is_required=True,
+        closed=True,
+    ),
+    tag={"type": "function"},
+    closed=True,
+)
+CALL: Final = Table(
+    ToolCall,
+    Field("id", CALL_ID, example="call_0c9e41d7a355"),
+    Object(
+        "function",
+        (
+            Field("name", NAME),
+            Field("arguments", text(TOOL_CHARS_MAX, holds=SAID), example="{}"),
+        ),
+        is_required=True,
+        closed=True,
+    ),
+    tag={"type": "function"},
+    closed=True,
+)
+CALLS: Final = items(variants("type", CALL), CALLS_MAX)
+"""Calls in a client's message."""
+MADE_CALLS: Final = items(one(CALL), CALLS_MAX)
+"""Calls in an answer of the server."""
+_CHOICE: Final = because(
+    choice(("auto", "none")), "the model cannot be made to call a tool, or one of them"
+)
+TOOL_ROWS: Final[tuple[Row, ...]] = (
+    Field("tools", items(variants("type", _TOOL), TOOLS_MAX), (), omit=True, rank=3),
+    Field("tool_choice", _CHOICE, "auto", omit=True, rank=3),
+)
+"""The tools of a turn."""
+
+
+def calls_of(message: ChatMessage) -> tuple[ToolCall, ...]:
+    """The calls of a message of the assistant."""
+    return tuple(part for part in message.content if isinstance(part, ToolCall))
+
+
+def results_of(message: ChatMessage) -> tuple[ToolResult, ...]:
+    """The result in a tool's message, if it is one."""
+    return tuple(part for part in message.content if isinstance(part, ToolResult))
+
+
+def messages_of(content: Kind, words: Kind) -> Variants:
+    """Make the kind of a message by its role; `content` is that of words and media."""
+    parts = "Text, or parts of several kinds."
+    said = Field("content", content, holds=SAID, doc=parts)
+    answer = Field("content", content, (), get=_without_calls, omit=True, holds=SAID, doc=parts)
+    called = Field("tool_calls", CALLS, (), get=calls_of, omit=True, doc=_CALLED)
+    answered = Field(
+        "tool_call_id",
+        CALL_ID,
+        get=lambda message: results_of(message)[0].call_id,
+        doc="The call that it answers.",
+    )
+    output = Field(
+        "content",
+        words,
+        get=lambda message: results_of(message)[0].output,
+        doc="Its result, for the model.",
+    )
+    return variants(
+        "role",
+        _of_role("user", "A user's message.", said),
+        _of_role("system", "How the model is to answer; only the first message.", said),
+        _of_role("assistant", "An earlier answer.", answer, called),
+        _of_role("tool", "What a tool returned.", answered, output),
+        write=lambda message: message.role,
+    )
+
+
+_CALLED: Final = "Calls of tools in it; right behind it stands the result of each."
+
+
+def _of_role(role: Role, doc: str, *rows: Row) -> Table:
+    def make(values: dict[str, Any]) -> ChatMessage:
+        said = values["content"]
+        if role == "tool":
+            said = (ToolResult(call_id=values["tool_call_id"], output=said),)
+        return ChatMessage(role=role, content=(*said, *values.get("tool_calls", ())))
+
+    return Table(ChatMessage, *rows, tag={"role": role}, make=make, doc=doc)
+
+
+def _without_calls(message: ChatMessage) -> tuple[Part, ...]:
+    return tuple(part for part in message.content if not isinstance(part, ToolCall))
+
+
+def check_answered(path: str, messages: tuple[ChatMessage, ...]) -> None:
+    """Check that each call has its result right behind it, and each result its call.
+
+    `FieldError` names the message.
+    """
+    waiting: set[str] = set()
+    for index, message in enumerate(messages):
+        results, here = results_of(message), f"{path}[{index}]"
+        if waiting and not results:
+            raise invalid(f"{here}.role", f"{message.role}, but calls before it have no result")
+        for result in results:
+            if result.call_id not in waiting:
+                raise invalid(f"{here}.tool_call_id", "no call right before it, or answered twice")
+            waiting.remove(result.call_id)
+        calls = calls_of(message)
+        waiting |= {call.id for call in calls}
+        if len(waiting) < len(calls):
+            raise invalid(f"{here}.tool_calls", "two calls of one id")
+    if waiting:
+        last = len(messages) - 1
+        raise invalid(f"{path}[{last}].role", f"{messages[last].role}, but calls have no result")
+
+
+def chars_of(tools: tuple[Tool, ...], messages: tuple[ChatMessage, ...]) -> int:
+    """Characters of tools, of their calls and of their results."""
+    calls = (len(call.arguments) for message in messages for call in calls_of(message))
+    results = (len(result.output) for message in messages for result in results_of(message))
+    offered = (len(tool.description) + len(tool.parameters) for tool in tools)
+    return sum(offered) + sum(calls) + sum(results)
+
+
+# -- A turn of chat as clients ask for it: messages and settings (004; 001 has the same in `$ -----
+#
+# - Every setting is honoured or refused; in `generation`, `tts` and `image` an unknown key is
+#   refused, so that an ineffective setting is noticed. Elsewhere it is ignored and counted.
+# - Settings that only the source's request schema has are honoured if the model can, and else
+#   refused with the reason; the default is always accepted.
+# - The conversation begins with at most one system message and ends with the user's, or with
+#   results of tools (`chat_tools`).
+# - Bounds hold for the whole conversation: text, images with their pixels, seconds of sound,
+#   videos.
+# - Without `tts`, a turn is spoken in 004, whose default that is, and not in 001.
+#
+# Only the headers of files are checked; nothing is decoded here.
+
+SPEECH_MODES: Final[tuple[SpeechMode, ...]] = (
+    "default",
+    "audio_assistant",
+    "omni",
+    "audio_roleplay",
+    "voice_cloning",
+)
+LANGUAGES: Final[tuple[Language, ...]] = ("en", "zh")
+VOICE_MS_MIN: Final = 1000
+"""As in the source's schema: a model hears nothing of a shorter voice."""
+VOICE_MS_MAX: Final = 600_000
+"""Far above the 30 s of reference audio, so that any limit a client means is accepted."""
+
+# -- contents -----------------------------------------------------------------------------------
+
+
+def _read_sound(value: Value, at: Reading) -> AudioPart:
+    return read_audio(value.path, value.binary(), at.values["rate_hz"])
+
+
+_WORDS: Final = text(CHAT_TEXT_CHARS_MAX, holds=SAID)
+_TEXT: Final = Table(TextPart, Field("text", _WORDS), tag={"type": "text"})
+_IMAGE: Final = Table(ImagePart, Field("data", IMAGE), tag={"type": "image"})
+_SOUND: Final = Table(
+    AudioPart,
+    Field(
+        "sample_rate",
+        integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
+        INPUT_RATE_HZ,
+        attr="rate_hz",
+        get=lambda part: INPUT_RATE_HZ if part.is_wav else part.rate_hz,
+        omit=True,
+        rank=1,
+    ),
+    Field(
+        "data",
+        Kind(
+            read=_read_sound,
+            write=encode_base64,
+            schema=base64_of(FLOAT32, "audio/wav"),
+            holds=Holds("audio", "sound"),
+        ),
+    ),
+    tag={"type": "audio"},
+    make=lambda values: values["data"],
+)
+_VIDEO: Final = Table(
+    VideoPart,
+    Field("data", VIDEO),
+    Field("stack_frames", integer(1, STACK_FRAMES_MAX), 1, omit=True),
+    tag={"type": "video"},
+)
+_PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), CONTENTS_MAX, 1)
+
+
+def _one_text(value: Value, at: Reading) -> tuple[Part, ...]:
+    return (TextPart(text=_WORDS.read(value, at)),)
+
+
+def _write_content(content: tuple[Part, ...]) -> object:
+    match content:
+        case (TextPart(text=words),):
+            return words
+    return [_PARTS.item.write(part) for part in content if _PARTS.item.write]
+
+
+_CONTENT: Final = either(
+    Kind(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}), _PARTS, _write_content
+)
+_MESSAGE: Final = messages_of(_CONTENT, _WORDS)
+
+
+def _check_conversation(at: Reading) -> None:
+    path, messages = f"{at.path}.messages", at.values["messages"]
+    _check_order(path, messages)
+    check_answered(path, messages)
+    _check_sums(path, messages, chars_of(at.values.get("tools", ()), messages))
+
+
+def _check_order(path: str, messages: tuple[ChatMessage, ...]) -> None:
+    for index, message in enumerate(messages):
+        if message.role == "system" and index > 0:
+            raise invalid(f"{path}[{index}].role", "system, allowed is that in the first message")
+    last = len(messages) - 1
+    if messages[last].role not in ("user", "tool"):
+        found = f"{messages[last].role}, the last message is a user's or a tool's"
+        raise invalid(f"{path}[{last}].role", found)
+
+
+def _check_sums(path: str, messages: tuple[ChatMessage, ...], of_tools: int) -> None:
+    parts = [part for message in messages for part in message.content]
+    chars = of_tools + sum(len(part.text) for part in parts if isinstance(part, TextPart))
+    images = [part.data for part in parts if isinstance(part, ImagePart)]
+    sounds = [part for part in parts if isinstance(part, AudioPart)]
+    videos = sum(isinstance(part, VideoPart) for part in parts)
+    _check_sum(path, chars, CHAT_TEXT_CHARS_MAX, "characters of text")
+    _check_sum(path, len(images), IMAGES_MAX, "images")
+    _check_sum(path, videos, VIDEOS_MAX, "videos")
+    # Only a bounded number of headers is read once more.
+    pixels = sum(math.prod(check_image(path, image)) for image in images)
+    _check_sum(path, pixels, IMAGE_PIXELS_SUM_MAX, "pixels of images")
+    _check_sum(path, math.ceil(sum(map(audio_s, sounds))), AUDIO_SUM_S_MAX, "seconds of sound")
+
+
+def _check_sum(path: str, count: int, count_max: int, what: str) -> None:
+    if count > count_max:
+        raise invalid(path, f"{count} {what} in all, at most {count_max} are allowed")
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+_DEFAULT: Final = ChatConfig()
+_SPEECH: Final = SpeechRequest()
+_NOT_SAMPLING: Final = "the sampling of speech is not a setting"
+_SAMPLING: Final[tuple[Row, ...]] = (
+    one_value("top_p", number(0.85, 0.85), _NOT_SAMPLING),
+    one_value("min_p", number(0.01, 0.01), _NOT_SAMPLING),
+    one_value("top_k", number(25, 25), _NOT_SAMPLING),
+    one_value("repetition_penalty", number(1.05, 1.05), _NOT_SAMPLING),
+    one_value("temperature", number(0.8, 0.8), _NOT_SAMPLING),
+    one_value("win_size", number(16, 16), _NOT_SAMPLING),
+    one_value("tau_r", number(0.1, 0.1), _NOT_SAMPLING),
+)
+"""The source's defaults, with which the model is served."""
+
+
+def _greedy(at: Reading) -> None:
+    if not at.values.pop("do_sample", True):
+        at.values["config.temperature"] = 0.0
+
+
+_GENERATION: Final[tuple[Row, ...]] = (
+    setting("max_new_tokens", integer(1, 8192), _DEFAULT.max_new_tokens),
+    setting("temperature", number(0, 2), _DEFAULT.temperature),
+    setting("top_p", number(0, 1, "above "), _DEFAULT.top_p),
+    setting("top_k", integer(1, 1000), _DEFAULT.top_k),
+    setting("repetition_penalty", number(1, 2), _DEFAULT.repetition_penalty),
+    setting("length_penalty", number(0.1, 10), _DEFAULT.length_penalty),
+    one_value(
+        "max_inp_length",
+        integer(8192, 8192),
+        "a conversation is never cut, and refused where it does not fit",
+    ),
+    Field(
+        "do_sample",
+        FLAG,
+        True,
+        attr="^do_sample",
+        is_written=False,
+        doc="False takes the most likely token, as a `temperature` of 0 does.",
+    ),
+    setting("min_new_tokens", integer(0, 8192), 0),
+    Rule(_greedy),
+)
+_TTS: Final[tuple[Row, ...]] = (
+    Field("enabled", FLAG, True, get=lambda _: True),
+    Field("mode", choice(SPEECH_MODES), _SPEECH.mode),
+    Field("language", choice(LANGUAGES), _SPEECH.language),
+    Field("ref_audio_data", VOICE_OR_NAME, None, attr="voice", omit=True),
+    Field("ref_audio_path", VOICE_BY_NAME, None, attr="voice", after="ref_audio_data", omit=True),
+    Field(
+        "output_path",
+        because(text(0), "no path is taken from a client, the sound is sent"),
+        None,
+        attr=DROPPED,
+        holds=SAID,
+    ),
+    Object("sampling", _SAMPLING, closed=True),
+    Field(
+        "ref_audio_max_ms",
+        integer(VOICE_MS_MIN, VOICE_MS_MAX),
+        None,
+        attr="voice_ms_max",
+        omit=True,
+    ),
+)
+
+
+def _speech(at: Reading, *, speaks: bool) -> None:
+    found = {key: at.values.pop(key) for key in [*at.values] if key.startswith("speech.")}
+    given = {key.removeprefix("speech."): value for key, value in found.items()}
+    is_enabled = given.pop("enabled")
+    if at.body.get("tts") is None:
+        at.values["speech"] = _SPEECH if speaks else None
+        return
+    if is_enabled:
+        _check_voice(f"{at.path}.tts", given["mode"], given["voice"])
+    at.values["speech"] = SpeechRequest(**given) if is_enabled else None
+
+
+def _check_voice(path: str, mode: SpeechMode, voice: Voice | None) -> None:
+    if mode == "voice_cloning" and voice is None:
+        needed = "ref_audio_data or ref_audio_path"
+        raise invalid(f"{path}.mode", f"voice_cloning, which needs {needed}")
+
+
+def ask_rows(*, speaks: bool) -> tuple[Row, ...]:
+    """Make the rows of a turn; `speaks`: it is spoken by default, without `tts`."""
+    return (
+        Object(
+            "image",
+            (
+                Field("max_slice_nums", SLICES, None),
+                Field("use_image_id", FLAG, True),
+            ),
+            closed=True,
+            when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
+            rank=1,
+        ),
+        Field("messages", items(_MESSAGE, MESSAGES_MAX, 1)),
+        *TOOL_ROWS,
+        Rule(_check_conversation),
+        Field("streaming", FLAG, True),
+        Object("generation", _GENERATION, attr="config", closed=True, omit=True),
+        Object("tts", _TTS, attr="speech", closed=True, none={"enabled": False}),
+        Rule(lambda at: _speech(at, speaks=speaks)),
+        Field("omni_mode", FLAG, False, attr="omni", omit=True, rank=2),
+        Field("enable_thinking", FLAG, False, attr="thinking", omit=True, rank=2),
+        Field(
+            "use_tts_template",
+            FLAG,
+            False,
+            attr="tts_template",
+            omit=True,
+            rank=2,
+        ),
+    )
+
+
+# -- The messages of 001 that only mode=chat has; `realtime` describes and uses them --------------
+
+OUTPUT_DELTA: Final = "response.output.delta"
+TURN_BASED: Final = "turn_based"
+"""The runtime mode of `mode=chat` (001, Modes)."""
+_OF_TURNS: Final = "in chat each turn brings its own"
+STOP_REASONS: Final[tuple[StopReason, ...]] = ("turn_end", "length", "interrupted", "tool_calls")
+
+# -- from the client ----------------------------------------------------------------------------
+
+
+def _nothing(name: str) -> Field:
+    """Make the row of a text that must be empty, as clients fill in unwanted fields."""
+    return Field(name, because(text(0), _OF_TURNS), None, attr=DROPPED)
+
+
+def _no_tools(value: Value, _: Reading) -> None:
+    if value.items(TOOLS_MAX):
+        raise invalid(value.path, f"tools, but {_OF_TURNS}")
+
+
+_INIT: Final = Table(
+    Init,
+    Object(
+        "payload",
+        (
+            Field(
+                "system_prompt",
+                PROMPT,
+                "",
+                attr="instructions",
+                also=("instructions",),
+            ),
+            Object("voice", (_nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64"))),
+            Object("config", (), closed=f"not allowed: {_OF_TURNS}"),
+            Field(
+                "tools",
+                Kind(read=_no_tools, schema={"type": "array", "const": []}),
+                None,
+                attr=DROPPED,
+                doc="Must be empty here.",
+            ),
+            *ASKED,
+        ),
+        is_required=True,
+    ),
+    tag={"type": shared.SESSION_INIT},
+    lacks={"instructions": ""},
+)
+ASK: Final = Table(
+    Ask,
+    Object("input", ask_rows(speaks=False), is_required=True, rank=1),
+    INPUT_ID,
+    tag={"type": shared.INPUT_APPEND},
+    lacks={"record": True},
+    where="a turn of realtime",
+)
+"""A turn; its wish about the recording is in the init here."""
+REQUESTS: Final[Mapping[Request, Table]] = {Request.INIT: _INIT, Request.APPEND: ASK}
+
+# -- from the server ----------------------------------------------------------------------------
+
+ANSWERED: Final[tuple[Row, ...]] = (
+    Field("response_id", TEXT),
+    Field("input_id", TEXT, ""),
+)
+"""The ids of an answer."""
+
+
+NO_METRICS: Final = Field("metrics", OBJECT, None, attr=DROPPED, get=lambda _: {}, is_read=False)
+
+
+def _delta(kind: str, row: Field, **lacks: object) -> Table:
+    return Table(
+        Delta,
+        Field("session_id", TEXT),
+        *ANSWERED,
+        row,
+        NO_METRICS,
+        tag={"type": OUTPUT_DELTA, "kind": kind},
+        lacks=lacks,
+    )
+
+
+DELTAS: Final[Mapping[str, Table]] = {
+    "text": _delta("text", Field("text", TEXT), pcm=b""),
+    "audio": _delta("audio", Field("audio", SPEECH, attr="pcm"), text=""),
+}
+DONE: Final = Table(
+    Response,
+    Field("session_id", TEXT),
+    *ANSWERED,
+    Field("text", TEXT),
+    Field("audio", SPEECH, b"", attr="pcm", omit=True),
+    Field("reason", choice(STOP_REASONS), "turn_end"),
+    Field("tool_calls", MADE_CALLS, (), omit=True),
+    Object(
+        "metrics",
+        (
+            *shared.METRICS,
+            Field("input_tokens", INTEGER, 0, attr="^input_tokens"),
+            Field("generated_tokens", INTEGER, 0, attr="^generated_tokens"),
+        ),
+        attr="metrics",
+    ),
+    tag={"type": "response.done"},
+    lacks={"streaming": None, "recording_id": ""},
+)
+
+
+def encode_delta(delta: Delta) -> tuple[str, ...]:
+    """Write a piece of an answer: text first, then sound; one frame at least."""
+    text_frame = (DELTAS["text"].encode(delta),) if delta.text or not delta.pcm else ()
+    return (*text_frame, DELTAS["audio"].encode(delta)) if delta.pcm else text_frame
+
+
+def encode_response(response: Response) -> tuple[str, ...]:
+    """Write the end of a turn, after the last of a streamed answer's speech."""
+    if not response.pcm or not response.streaming:
+        return (DONE.encode(response),)
+    rest = Delta(
+        session_id=response.session_id,
+        response_id=response.response_id,
+        input_id=response.input_id,
+        pcm=response.pcm,
+    )
+    return (*encode_delta(rest), DONE.encode(attrs.evolve(response, pcm=b"")))
+
+
+FRAMES: Final[Mapping[type, Callable[[Any], tuple[str, ...]]]] = {
+    Prefilled: lambda _: (),
+    Delta: encode_delta,
+    Response: encode_response,
+}
+"""The frames of a turn, by class of message; the end of prefill has none."""

@@ -1,0 +1,563 @@
+"""Small files and samples for each kind of base64, named as in the schema of a field.
+
+Each passes the header checks of `protocol.wire.media`, without meaningful content.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, get_args, get_type_hints
+
+import attrs
+
+from ..values.messages import ServerMessage
+from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from ..values.modes import Mode
+from ..values.requests import Request
+from ..values.state import TRANSITIONS, Course, course_of
+from .dialects import DIALECTS, MODES_OF
+from .dialects.base import Dialect
+from .kinds import FLOAT32, PCM16, Kind
+from .table import REQUIRED, Either, Field, Items, Object, One, Row, Table, Variants, tables_in
+
+
+@attrs.frozen(kw_only=True)
+class Medium:
+    """A kind of file: its media type, and two different examples."""
+
+    name: str
+    samples: tuple[bytes, bytes]
+
+
+def _jpeg(width: int) -> bytes:
+    """Make the head of a JPEG (ITU T.81, B.2.2): a frame header with one component."""
+    return b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB3B", 11, 8, 16, width, 1, 1, 0x11, 0)
+
+
+def _png(width: int) -> bytes:
+    """Make the head of a PNG (ISO 15948, 11.2.2): 8 bits, grey; its checksum is not looked at."""
+    return b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + struct.pack(
+        ">IIBBBBBI", width, 16, 8, 0, 0, 0, 0, 0
+    )
+
+
+def _webp(width: int) -> bytes:
+    """Make the head of a lossless WebP (RFC 9649, 3.4): its picture ends there."""
+    picture = struct.pack("<BI", 0x2F, width - 1 | (16 - 1) << 14)
+    body = b"WEBPVP8L" + struct.pack("<I", len(picture)) + picture + b"\0"
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def _wav(samples: int) -> bytes:
+    """Make a WAV of 16-bit silence at the model's rate."""
+    data = bytes(2 * samples)
+    form = struct.pack("<HHIIHH", 1, 1, INPUT_RATE_HZ, 2 * INPUT_RATE_HZ, 2, 16)
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form
+    body += b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def _mp4(brand: bytes) -> bytes:
+    """Make the head of an MP4 (ISO 14496-12, 4.3): a file type box, and an empty media box."""
+    box = struct.pack(">I4s4sI4s", 20, b"ftyp", brand, 0, b"isom")
+    return box + struct.pack(">I4s", 8, b"moov") + bytes(64)
+
+
+def _webm(padding: int) -> bytes:
+    """Make the head of a WebM (RFC 8794, 11.2.4): an EBML header that names its type."""
+    body = bytes.fromhex("4282 84") + b"webm"
+    return bytes.fromhex("1a45dfa3") + bytes([0x80 | len(body)]) + body + bytes(padding)
+
+
+_SECOND: Final = INPUT_RATE_HZ
+
+MEDIA: Final[tuple[Medium, ...]] = (
+    Medium(
+        name=FLOAT32, samples=(bytes(_SECOND * SAMPLE_BYTES), bytes(2 * _SECOND * SAMPLE_BYTES))
+    ),
+    Medium(name="audio/wav", samples=(_wav(_SECOND), _wav(2 * _SECOND))),
+    Medium(name="image/jpeg", samples=(_jpeg(16), _jpeg(32))),
+    Medium(name="image/png", samples=(_png(16), _png(32))),
+    Medium(name="image/webp", samples=(_webp(16), _webp(32))),
+    Medium(name="video/mp4", samples=(_mp4(b"isom"), _mp4(b"mp42"))),
+    Medium(name="video/webm", samples=(_webm(64), _webm(96))),
+    Medium(name=PCM16, samples=(bytes(2 * _SECOND + 2), bytes(4 * _SECOND + 2))),
+)
+"""By name; the samples of 16 bits are odd in number, which is no float32."""
+
+
+# -- Example bodies: the client's made from its schema, the server's as it wrote them -------------
+#
+# Base64 is shown by its content, `<base64 image/jpeg>`: real files would hide the rest.
+
+Json = Mapping[str, Any]
+
+
+def example(schema: Json) -> dict[str, Any]:
+    """Make a body of a client's message from its schema: required fields, and telling defaults.
+
+    Its base64 is replaced by a name.
+    """
+    required = _required(schema)
+    made: dict[str, Any] = {}
+    for name, below in schema["properties"].items():
+        is_shown = name in required or _says_something(below)
+        if is_shown and "x-antiphon-same" not in below and "x-antiphon-after" not in below:
+            made[name] = _value(below)
+    return made
+
+
+def _required(schema: Json) -> frozenset[str]:
+    first = [group["required"][0] for group in schema.get("anyOf", ())[:1] if "required" in group]
+    return frozenset((*schema.get("required", ()), *first))
+
+
+def _says_something(schema: Json) -> bool:
+    """Whether a field that may be absent is worth showing."""
+    if "properties" in schema:
+        return any(map(_says_something, schema["properties"].values()))
+    return bool({"default", "contentEncoding", "examples", "items"} & schema.keys())
+
+
+def _value(schema: Json) -> Any:
+    if "const" in schema:
+        return schema["const"]
+    if "contentEncoding" in schema:
+        return _named(schema)
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "default" in schema:
+        return schema["default"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "oneOf" in schema:
+        return _value(schema["oneOf"][0])
+    if "properties" in schema:
+        return example(schema)
+    if "anyOf" in schema:
+        return _value(schema["anyOf"][0])
+    if "items" in schema:
+        return [_value(schema["items"])]
+    return schema.get("minimum", 1)
+
+
+def shown(body: Json, schema: Json) -> dict[str, Any]:
+    """Show a written body, with names for its base64."""
+    return {name: _shown(value, schema["properties"].get(name, {})) for name, value in body.items()}
+
+
+def _shown(value: Any, schema: Json) -> Any:
+    if isinstance(value, dict):
+        return shown(value, {"properties": {}, **schema})
+    return _named(schema) if value and "contentEncoding" in schema else value
+
+
+def _named(schema: Json) -> str:
+    return f"<base64 {schema.get('x-antiphon-media', ['bytes'])[0]}>"
+
+
+# -- The schema of a message, from the rows of its table (`protocol.wire`) ------------------------
+#
+# The description of a field is its row's, or the line of its attribute under `Attributes:` in the
+# class's docstring. For several tables of one type the schema has their common part.
+#
+# - An explicit null counts as absent, so a client's field that may be absent may be null.
+# - A field that is required under one of several names is not required under any one of them.
+
+Schema = dict[str, Any]
+
+SHOWN: Final[Mapping[str, str]] = {
+    "session_id": "sess_5f1d0c6a9b27",
+    "response_id": "resp_0c9e41d7a355",
+    "input_id": "input_a41be2f7708d",
+    "ticket_id": "ticket_3d8a60c1e94f",
+    "recording_id": "20260101T090000-1f6c2a",
+    "client_reason": "user_stop",
+    "text": "Hello",
+    "instructions": "You are a helpful assistant.",
+    "model": "tiny",
+    "message": "$.input.audio: required field is missing",
+}
+"""Example texts by attribute; other attributes show their own name."""
+_SILENCE: Final = "AAAAAAAAAAAAAAAAAAAAAA=="
+
+
+_ATTRIBUTE: Final = re.compile(r"(\w+): (.+)")
+_SECTION: Final = "Attributes:"
+_CLAUSE: Final = re.compile(r" \((?:\d{3}|B\d+|`protocol)[^)]*\)")
+"""The source of a rule: for readers of the code, not for a client's author."""
+
+
+def attribute_docs(cls: type) -> Mapping[str, str]:
+    """Read the lines under `Attributes:` in a class's docstring, each joined to one line."""
+    _, _, section = (cls.__doc__ or "").partition(_SECTION)
+    docs: dict[str, str] = {}
+    name, indent = "", 0
+    for line in section.splitlines():
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        found = _ATTRIBUTE.fullmatch(text)
+        if found and (not docs or depth <= indent):
+            name, indent = found[1], depth
+            docs[name] = found[2]
+        elif text and name:
+            docs[name] += f" {text}"
+    return docs
+
+
+def summary(cls: type) -> str:
+    """Return a class's docstring up to its attributes, on one line."""
+    text = (cls.__doc__ or "").partition(_SECTION)[0]
+    return _CLAUSE.sub("", " ".join(text.split()))
+
+
+def doc_of(cls: Any, path: str) -> str:
+    """Return an attribute's description: its own line, or that of the containing attribute."""
+    said = ""
+    for name in path.removeprefix("^").split("."):
+        if not attrs.has(cls):
+            break
+        text = attribute_docs(cls).get(name, "")
+        said = _CLAUSE.sub("", text[0].upper() + text[1:]) if text else said
+        hint = get_type_hints(cls).get(name)
+        cls = next(filter(attrs.has, get_args(hint)), hint)
+    return said
+
+
+# -- a client's message -------------------------------------------------------------------------
+
+
+def request_schema(table: Table) -> Schema:
+    """Describe a client's message."""
+    return _asked(table.shape.rows, table.cls, "", _tags(table), is_closed=bool(table.shape.closed))
+
+
+def _tags(table: Table) -> dict[str, Schema]:
+    return {name: {"type": "string", "const": word} for name, word in table.tag.items()}
+
+
+def _asked(
+    rows: Sequence[Row], cls: type, prefix: str, tags: Mapping[str, Schema], *, is_closed: bool
+) -> Schema:
+    """Describe an object that clients send; required fields stand first."""
+    first: dict[str, Schema] = dict(tags)
+    then: dict[str, Schema] = {}
+    required = [*tags]
+    group: list[str] = []
+    for row in newest(rows):
+        if isinstance(row, Object):
+            below = f"{prefix}{row.attr}." if row.attr else prefix
+            made = _asked(row.rows, cls, below, {}, is_closed=bool(row.closed))
+            text = row.doc or (doc_of(cls, f"{prefix}{row.attr}") if row.attr else "")
+            is_required = row.is_required
+        else:
+            made, text = _asked_value(row), _meaning(row, cls, prefix)
+            is_required = row.default is REQUIRED
+        if text:
+            made["description"] = text
+        required += [row.name] if is_required and len(row.names) == 1 else []
+        group += row.names if is_required and len(row.names) > 1 else ()
+        for name in row.names:
+            one = _second(made, row.name) if name != row.name else made
+            (first if is_required else then)[name] = (
+                one if is_required and len(row.names) == 1 else _or_null(one)
+            )
+    schema: Schema = {"type": "object", "properties": {**first, **then}}
+    if required:
+        schema["required"] = required
+    if group:
+        schema["anyOf"] = [{"required": [name]} for name in group]
+    if is_closed:
+        schema["additionalProperties"] = False
+    return schema
+
+
+def newest(rows: Iterable[Row]) -> Iterator[Field | Object]:
+    """List the fields of a session that begins now."""
+    for row in rows:
+        if isinstance(row, Field | Object):
+            yield row
+
+
+def _asked_value(row: Field) -> Schema:
+    made = _kind(row.kind)
+    attribute = row.attribute.rpartition(".")[2].removeprefix("^")
+    if type(row.default) in {bool, int, float} or isinstance(row.default, str):
+        made["default"] = row.default
+    is_words = made.get("type") == "string" and not {"enum", "contentEncoding"} & made.keys()
+    if row.example is not None:
+        made["examples"] = [row.example]
+    elif is_words and attribute in SHOWN:
+        made["examples"] = [SHOWN[attribute]]
+    if row.aside_in:
+        made["x-antiphon-ignored-in"] = list(row.aside_in)
+    if row.after is not None:
+        made["x-antiphon-after"] = row.after
+    return made
+
+
+def _meaning(row: Field, cls: type, prefix: str) -> str:
+    if row.doc:
+        return row.doc
+    at = row.attribute if row.attribute.startswith("^") else prefix + row.attribute
+    said = doc_of(cls, at) if row.attribute else ""
+    if row.kind.cls is not None:
+        said = f"{said} {summary(row.kind.cls)}"
+    if row.kind.schema.get("maxLength") == 0:
+        said = said or "Must be empty here."
+    return f"{said} Ignored if `{row.after}` is present." if row.after else said
+
+
+def _second(schema: Schema, first: str) -> Schema:
+    text = f"Another name of `{first}`, which wins."
+    return {**schema, "x-antiphon-same": first, "description": text}
+
+
+def _or_null(schema: Schema) -> Schema:
+    made = dict(schema)
+    if isinstance(made.get("type"), str):
+        made["type"] = [made["type"], "null"]
+    if "enum" in made:
+        made["enum"] = [*made["enum"], None]
+    if "const" in made:
+        made["enum"] = [made.pop("const"), None]
+    if "anyOf" in made and "properties" not in made:
+        made["anyOf"] = [*made["anyOf"], {"type": "null"}]
+    return made
+
+
+def _kind(kind: Kind) -> Schema:
+    match kind:
+        case Items(item=item, count_max=most, count_min=fewest):
+            least = {"minItems": fewest} if fewest else {}
+            return {"type": "array", "items": _kind(item), "maxItems": most, **least}
+        case Either(string=string, items=items):
+            return {"anyOf": [_kind(string), _kind(items)]}
+        case One(table=table):
+            return {**request_schema(table), **kind.schema}
+        case Variants(tag=tag, tables=tables):
+            kinds = [
+                {**request_schema(table), "description": table.doc or summary(table.cls)}
+                for table in tables.values()
+            ]
+            return {"type": "object", "oneOf": kinds, "x-antiphon-tag": tag}
+    return dict(kind.schema)
+
+
+# -- a server's message -------------------------------------------------------------------------
+
+
+def answer_schema(tables: Sequence[Table]) -> Schema:
+    """Describe a server's message of one type: the fields of its variants."""
+    return _merge([_said(table.shape.written, table.cls, "", _variant(table)) for table in tables])
+
+
+def _variant(table: Table) -> dict[str, Schema]:
+    """Describe how a server's message differs from others: by its kind, in addition to its type."""
+    tags = _tags(table)
+    for name, tag in tags.items():
+        if name != "type":
+            tag["description"] = f"`{tag['const']}`: {summary(table.cls)}"
+    return tags
+
+
+def _said(
+    rows: Sequence[Field | Object], cls: type, prefix: str, tags: Mapping[str, Schema]
+) -> Schema:
+    """Describe an object that the server sends; fields that are always present stand first."""
+    always: dict[str, Schema] = dict(tags)
+    at_times: dict[str, Schema] = {}
+    for row in rows:
+        if isinstance(row, Object):
+            below = f"{prefix}{row.attr}." if row.attr else prefix
+            made = _said(row.shape.written, cls, below, {})
+            text = row.doc or (doc_of(cls, f"{prefix}{row.attr}") if row.attr else "")
+        else:
+            made, text = _told(row.kind), _meaning(row, cls, prefix)
+        if text:
+            made["description"] = text
+        (at_times if row.omit else always)[row.name] = made
+    schema: Schema = {"type": "object", "properties": {**always, **at_times}}
+    return {**schema, "required": [*always]} if always else schema
+
+
+def _told(kind: Kind) -> Schema:
+    match kind:
+        case Items(item=item):
+            return {"type": "array", "items": _told(item)}
+        case One(table=table):
+            return {**_said(table.shape.written, table.cls, "", _tags(table)), **kind.schema}
+    return dict(kind.schema)
+
+
+def _merge(schemas: Sequence[Schema]) -> Schema:
+    if len(schemas) == 1:
+        return schemas[0]
+    names = dict.fromkeys(name for schema in schemas for name in schema["properties"])
+    required = [name for name in names if all(name in schema["required"] for schema in schemas)]
+    properties = {}
+    for name in (*required, *(name for name in names if name not in required)):
+        found = [schema["properties"][name] for schema in schemas if name in schema["properties"]]
+        words = {one["const"]: one.get("description", "") for one in found if "const" in one}
+        properties[name] = found[0]
+        if len(words) > 1:
+            text = " ".join(words.values())
+            properties[name] = {"type": "string", "enum": [*words], "description": text}
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def answer_example(table: Table) -> dict[str, Any]:
+    """Make a body of a server's message; its sound is silence."""
+    return {**table.tag, **_example(table.shape.written)}
+
+
+def _example(rows: Sequence[Field | Object]) -> dict[str, Any]:
+    return {
+        row.name: _example(row.shape.written) if isinstance(row, Object) else _shown_field(row)
+        for row in rows
+        if not (row.omit and isinstance(row, Field) and row.default is False)
+    }
+
+
+def _shown_field(row: Field) -> Any:
+    schema = row.kind.schema
+    if row.example is not None:
+        return row.example
+    if isinstance(row.kind, One):
+        return _example(row.kind.table.shape.written)
+    if isinstance(row.kind, Items):
+        return [answer_example(table) for table in tables_in(row.kind)]
+    if "const" in schema or "enum" in schema:
+        return schema["const"] if "const" in schema else schema["enum"][0]
+    name = row.attribute.rpartition(".")[2].removeprefix("^")
+    kind = schema.get("type")
+    kinds = {"boolean": False, "integer": 1, "number": 1.5, "object": {}, "array": [], "null": None}
+    if "contentEncoding" in schema:
+        return _SILENCE
+    kind = kind[0] if isinstance(kind, list) else kind
+    return kinds[kind] if kind in kinds else SHOWN.get(name, name)
+
+
+# -- All messages of the served dialects, as JSON Schema (draft 07) -------------------------------
+#
+# `describe` reads the tables of a dialect (`protocol.wire`) in each of its courses; a message that
+# is the same in several courses is one.
+#
+# Keys in addition to JSON Schema's own: `x-antiphon-media` (the content of base64),
+# `x-antiphon-tag` (the field that says which of `oneOf` an object is), `x-antiphon-same` (the
+# field of which this is another name), `x-antiphon-after` (the field that, if present, makes this
+# one ignored), `x-antiphon-ignored-in` (modes in which a field is known and ignored).
+
+_SERVER_CLASSES: Final[tuple[type, ...]] = get_args(ServerMessage)
+REQUEST_DIALECT: Final = "legacy-chat"
+"""A connection of this dialect is one request, and its only message has no type."""
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """A message of a dialect.
+
+    Attributes:
+        kind: the wire's type; empty without one.
+        courses: in which it may be sent; it may differ in others.
+        canonical: the class of the message in every dialect.
+        request: the key of a client's message in the reception table.
+        schema: of the body.
+        examples: bodies of a server's message, as they are sent; audio is silence.
+    """
+
+    dialect: str
+    sender: Literal["client", "server"]
+    kind: str
+    courses: tuple[Course, ...]
+    canonical: tuple[type, ...]
+    request: Request | None = None
+    schema: Schema
+    examples: tuple[Mapping[str, object], ...] = ()
+
+    @property
+    def description(self) -> str:
+        """The description of its canonical class."""
+        return " ".join(dict.fromkeys(summary(cls) for cls in self.canonical))
+
+
+def describe(name: str) -> tuple[Message, ...]:
+    """Describe all messages of a dialect: the client's, then the server's, course by course."""
+    found: list[Message] = []
+    for course in Course:
+        modes = [mode for mode in MODES_OF[name] if course is _course(name, mode)]
+        if modes:
+            found += _messages(DIALECTS[name], course, modes[0])
+    return tuple(_join(found))
+
+
+def courses(name: str) -> tuple[Course, ...]:
+    """List the courses of a dialect."""
+    return tuple(dict.fromkeys(_course(name, mode) for mode in MODES_OF[name]))
+
+
+def senders(messages: tuple[Message, ...], course: Course) -> Mapping[type, tuple[str, ...]]:
+    """Return the frame types of each server's message in a course, by its class."""
+    frames: dict[type, tuple[str, ...]] = {}
+    for trigger in dict.fromkeys(
+        trigger for row in TRANSITIONS[course].values() for trigger in row
+    ):
+        own = [
+            message.kind
+            for message in messages
+            if message.sender == "server" and course in message.courses
+            if trigger in message.canonical
+        ]
+        frames[trigger] = tuple(dict.fromkeys(own))
+    return frames
+
+
+def _course(name: str, mode: Mode) -> Course:
+    return course_of(mode, is_request=name == REQUEST_DIALECT)
+
+
+def _join(messages: list[Message]) -> list[Message]:
+    """Join messages that are the same in several courses."""
+    joined: list[Message] = []
+    for message in messages:
+        for index, other in enumerate(joined):
+            if attrs.evolve(message, courses=other.courses, examples=other.examples) == other:
+                both = (*other.courses, *message.courses)
+                joined[index] = attrs.evolve(other, courses=both)
+                break
+        else:
+            joined.append(message)
+    return joined
+
+
+def _messages(dialect: Dialect, course: Course, mode: Mode) -> Iterator[Message]:
+    for request, table in dialect.requests(mode):
+        yield Message(
+            dialect=dialect.name,
+            sender="client",
+            kind=table.kind,
+            courses=(course,),
+            canonical=table.classes,
+            request=request,
+            schema=request_schema(table),
+        )
+    triggers = {trigger for row in TRANSITIONS[course].values() for trigger in row}
+    answers = sorted(
+        (table for table in dialect.answers(mode) if triggers.intersection(table.classes)),
+        key=lambda table: _SERVER_CLASSES.index(table.cls),
+    )
+    for kind in dict.fromkeys(table.kind for table in answers):
+        tables = [table for table in answers if table.kind == kind]
+        yield Message(
+            dialect=dialect.name,
+            sender="server",
+            kind=kind,
+            courses=(course,),
+            canonical=tuple(
+                cls for cls in _SERVER_CLASSES if any(cls in table.classes for table in tables)
+            ),
+            schema=answer_schema(tables),
+            examples=tuple(map(answer_example, tables)),
+        )

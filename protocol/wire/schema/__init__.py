@@ -1,1 +1,0 @@
-"""The wire protocols as JSON Schema, from their tables: see `wire.describe`."""
