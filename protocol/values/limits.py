@@ -92,9 +92,9 @@ SLICES_MAX: Final = 9
 
 UNITS_PENDING_MAX: Final = 5
 """Units that wait; beyond it the oldest is dropped, for the newest matters most (B7)."""
-REBUILD_WAIT_S: Final = 10
-"""For another slot after the loss of a worker: the model of a new process is loaded by then, or the
-caller has waited long enough."""
+REBUILD_WAIT_S: Final = 75
+"""For another slot after the loss of a worker: one that dies again and again is started after a
+pause of up to a minute (`RETRY_S_MAX`), and then loads its model."""
 REBUILD_UNITS_MAX: Final = 30
 """Units that wait for a model that is brought back: they are run faster than sound comes in."""
 LOSSES_MAX: Final = 3

@@ -38,4 +38,6 @@ TEXT_CHARS_MAX: Final = 500
 """Of the other end's words that we show: an error is one line."""
 
 LINKS_MAX: Final = 64
-"""Gateways of one worker, and connections that have not greeted: each may hold a frame."""
+"""Gateways of one worker: each may hold a frame."""
+GREETINGS_MAX: Final = 64
+"""Connections of one worker that have not greeted: each may hold `HELLO_BYTES_MAX`."""

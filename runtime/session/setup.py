@@ -116,7 +116,7 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
     if settings.on_worker_loss == "close" or (is_unit and not info.can_rebuild):
         return {}
     return {
-        "rebuild_wait_s": REBUILD_WAIT_S,
+        "rebuild_wait_s": min(REBUILD_WAIT_S, settings.resume_s),
         "rebuild_units": REBUILD_UNITS_MAX,
         "can_repeat": info.deterministic,
     }

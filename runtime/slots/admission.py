@@ -104,6 +104,15 @@ class _Waiting:
     told: QueuePlace | None = None
 
 
+@attrs.frozen
+class _Held:
+    """A slot in use: since when, and for how long its session queued before."""
+
+    mode: Mode
+    since_ns: int
+    waited_ns: int
+
+
 class Admission:
     """The queue over one pool.
 
@@ -135,7 +144,7 @@ class Admission:
         self._queue_max = queue_max
         self._state: AdmissionState = state
         self._waiting: dict[str, _Waiting] = {}
-        self._held: dict[Lease, tuple[Mode, int]] = {}
+        self._held: dict[Lease, _Held] = {}
         self._durations = Durations(limit_s)
         self._untold: deque[Callable[[], None]] = deque()
         self._telling = False
@@ -200,9 +209,9 @@ class Admission:
         lease raises `LocalProtocolError`.
         """
         self._pool.give_back(lease, condemned=condemned)
-        mode, since_ns = self._held.pop(lease)
+        held = self._held.pop(lease)
         if not condemned:  # the time of a hung session says nothing about the next one
-            self._durations.add(mode, self._clock_ns() - since_ns)
+            self._durations.add(held.mode, self._clock_ns() - held.since_ns)
         self.review()
 
     # -- for operators and the server -----------------------------------------------------------
@@ -286,11 +295,11 @@ class Admission:
         return tuple(
             RunningTask(
                 lease=lease,
-                mode=mode,
-                held_s=(now_ns - since_ns) // NS_PER_S,
-                left_s=-(-self._durations.mean_left_ns(mode, now_ns - since_ns) // NS_PER_S),
+                mode=held.mode,
+                held_s=(now_ns - held.since_ns) // NS_PER_S,
+                left_s=-(-self._durations.mean_left_ns(*_times(held, now_ns)) // NS_PER_S),
             )
-            for lease, (mode, since_ns) in self._held.items()
+            for lease, held in self._held.items()
         )
 
     # -- inside ---------------------------------------------------------------------------------
@@ -315,7 +324,9 @@ class Admission:
         """Lease the free slots to the front of the queue, then report the changes."""
         while self._may_lease() and (lease := self._pool.lease()):
             waiting = self._waiting.pop(next(iter(self._waiting)))
-            self._held[lease] = (waiting.ticket.mode, self._clock_ns())
+            now_ns = self._clock_ns()
+            waited_ns = now_ns - waiting.since_ns
+            self._held[lease] = _Held(waiting.ticket.mode, now_ns, waited_ns)
             self._untold.append(partial(waiting.on_leased, lease))
         self._tell(estimates=False)
 
@@ -347,8 +358,8 @@ class Admission:
         """Estimated waits in whole seconds, by position."""
         now_ns = self._clock_ns()
         held = [
-            (mode, now_ns - since_ns)
-            for lease, (mode, since_ns) in self._held.items()
+            _times(held, now_ns)
+            for lease, held in self._held.items()
             if not self._pool.is_condemned(lease.worker)
         ]
         waiting = [(each.ticket.mode, now_ns - each.since_ns) for each in self._waiting.values()]
@@ -356,6 +367,10 @@ class Admission:
             max(ESTIMATE_S_MIN, -(-wait_ns // NS_PER_S))
             for wait_ns in waits_ns(self._durations, held, waiting)
         ]
+
+
+def _times(held: _Held, now_ns: int) -> tuple[Mode, int, int]:
+    return held.mode, now_ns - held.since_ns, held.waited_ns
 
 
 def _differs(told: QueuePlace | None, place: QueuePlace, *, estimates: bool) -> bool:
@@ -399,33 +414,37 @@ class Durations:
         limit_ns = self._limit_s(mode) * NS_PER_S
         return min(left_ns, max(limit_ns - lasted_ns, 0)) if limit_ns else left_ns
 
-    def left_ns(self, mode: Mode, held_ns: int) -> list[int]:
-        """The rests of past sessions that took longer than `held_ns`: rising, never empty."""
+    def left_ns(self, mode: Mode, held_ns: int, waited_ns: int = 0) -> list[int]:
+        """The rests of past sessions that took longer than `held_ns`: rising, never empty.
+
+        `waited_ns`: for how long the session queued before, which its limit counts too.
+        """
         took_ns = self._sorted_ns.get(mode) or [_assumed_ns(mode)]
         left_ns = [longer_ns - held_ns for longer_ns in took_ns[bisect_right(took_ns, held_ns) :]]
         left_ns = left_ns or [round(self.average_ns(mode) * OVERDUE_SHARE)]
-        return [self.within_limit_ns(mode, each_ns, held_ns) for each_ns in left_ns]
+        lasted_ns = waited_ns + held_ns
+        return [self.within_limit_ns(mode, each_ns, lasted_ns) for each_ns in left_ns]
 
-    def mean_left_ns(self, mode: Mode, held_ns: int) -> int:
-        """Estimate how much longer a session holds its slot, held for `held_ns` so far."""
-        left_ns = self.left_ns(mode, held_ns)
+    def mean_left_ns(self, mode: Mode, held_ns: int, waited_ns: int = 0) -> int:
+        """Estimate how much longer a session holds its slot; arguments as of `left_ns`."""
+        left_ns = self.left_ns(mode, held_ns, waited_ns)
         return sum(left_ns) // len(left_ns)
 
 
 def waits_ns(
     durations: Durations,
-    held: Iterable[tuple[Mode, int]],
+    held: Iterable[tuple[Mode, int, int]],
     waiting: Sequence[tuple[Mode, int]],
 ) -> list[int]:
     """Estimate every session's wait: nanoseconds by position, never falling.
 
     Args:
-        held: each slot in use: its session's mode, and nanoseconds held.
+        held: each slot in use: its session's mode, nanoseconds held, and queued before.
         waiting: each queued session: its mode, and nanoseconds waited; front first.
     """
     if not waiting:
         return []
-    left = [durations.left_ns(mode, held_ns) for mode, held_ns in held]
+    left = [durations.left_ns(*times) for times in held]
     left.sort(key=lambda left_ns: sum(left_ns) / len(left_ns))
     free_in_ns = [_quantile(left_ns, k / (len(left) + 1)) for k, left_ns in enumerate(left, 1)]
     if not free_in_ns:  # no slot is in use or free: one will come, at an unknown time

@@ -11,6 +11,7 @@ r"""The server's own log: one line for each event, as JSON for machines or as te
 - Characters that are not printable are escaped and lengths are bounded, in exceptions too: a
   client's `\n` or `\x1b[2J` can neither forge a line nor reach a terminal.
 - Local variables are never written; they hold sound, words and keys.
+- Of warnings with one text only `REPEATED_MAX` a second are written, and then how many were not.
 - Each session logs its start, its end with its counts, and what an operator may act on
   (`SessionsLogger`). A client's texts and labels are never logged.
 """
@@ -62,6 +63,10 @@ FRAMES_MAX: Final = 40
 """Frames of a stack: those of the event loop are some twenty."""
 TRACE_LINES_MAX: Final = 200
 """Lines of a trace in text: groups of exceptions nest."""
+REPEATED_MAX: Final = 20
+"""Warnings of one text a second: enough to see what goes on."""
+TEXTS_MAX: Final = 256
+"""Texts whose lines are counted: ours are some hundred."""
 NESTING_MAX: Final = 6
 """Depth of exception groups: task groups nest four deep here."""
 FIRST: Final = ("timestamp", "level", "logger", "event", "session", "session_id", "unit")
@@ -119,7 +124,30 @@ def name_unit(index: int | None) -> None:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Our handlers, recognised by their type."""
+    """Our handlers, recognised by their type.
+
+    Of warnings and errors with one text some are written a second, so that a client who causes them
+    cannot fill the disk; the next line has the number of those left out, as `repeated`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lines = dict[tuple[str, str], tuple[int, int]]()
+
+    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
+        """Let a record pass unless its text was written too often in this second."""
+        if record.levelno < logging.WARNING:
+            return super().filter(record)
+        text, second = (record.name, str(record.msg)), int(record.created)
+        since, lines = self._lines.pop(text, (second, 0))
+        if since != second:
+            if lines > REPEATED_MAX:
+                record.repeated = lines - REPEATED_MAX
+            lines = 0
+        self._lines[text] = (second, lines + 1)
+        if len(self._lines) > TEXTS_MAX:
+            del self._lines[next(iter(self._lines))]
+        return lines < REPEATED_MAX and super().filter(record)
 
 
 # -- the written fields ---------------------------------------------------------------------------

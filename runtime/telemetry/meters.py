@@ -319,7 +319,7 @@ class UnitMeter(CallMeter):
             case ef.StartUnit():
                 self._start(effect.unit.index)
             case ef.DropUnit():
-                self._whole_ns.popleft()
+                self._pop_whole_ns()
                 self._instruments.add(c.UNITS_DROPPED)
             case ef.Interrupt() if not self._ended:  # else the session's end cuts it
                 self._interrupted = True
@@ -334,13 +334,17 @@ class UnitMeter(CallMeter):
         for _ in range(waiting + left - len(self._whole_ns)):
             self._whole_ns.append(self._now_ns)
 
+    def _pop_whole_ns(self) -> int:
+        """When the oldest unit was whole; of one that waited before a restart: now."""
+        return self._whole_ns.popleft() if self._whole_ns else self._now_ns
+
     # -- one unit -------------------------------------------------------------------------------
 
     def _start(self, index: int) -> None:
         if not self._begin(index):
             self._interrupted = self._unanswered = False
             return
-        self._due_ns = self._whole_ns.popleft() + DEADLINE_NS
+        self._due_ns = self._pop_whole_ns() + DEADLINE_NS
         self._interrupted = self._unanswered = False
         whole_ns = self._due_ns - DEADLINE_NS
         closed_ns, open_ns = self._barrier_ns

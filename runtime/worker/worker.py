@@ -1,7 +1,8 @@
 """A worker at its address: it greets gateways, and lends them the slots of one backend.
 
-- A bad gateway costs only itself: it has `HELLO_WAIT_S` to greet, and no more than `LINKS_MAX`
-  connections are held.
+- A bad gateway costs only itself: it has `HELLO_WAIT_S` to greet. Connections that have not greeted
+  have `GREETINGS_MAX` places of their own, so they keep no gateway out: a new one takes the place of
+  the oldest one of the address that has most of them.
 - A session holds a slot of the worker from its first call to its release: the one that the gateway
   names if it is free, else another.
 - A session has one call at a time; only its release waits for it, and an interrupt comes between.
@@ -17,12 +18,13 @@ from __future__ import annotations
 import heapq
 import logging
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
 import anyio
 import attrs
-from anyio.abc import ByteStream, Listener, TaskGroup
+from anyio.abc import ByteStream, Listener, SocketAttribute, TaskGroup
 from anyio.streams.tls import TLSStream
 
 from protocol.values import effects as ef
@@ -32,7 +34,7 @@ from recorder.format.errors import RecordInvalid
 from ..link.calls import HeldModel
 from ..link.frames import LinkError, LinkLeft
 from ..link.hello import Wire, greet_gateway
-from ..link.limits import HELLO_WAIT_S, LINKS_MAX, TEXT_CHARS_MAX
+from ..link.limits import GREETINGS_MAX, HELLO_WAIT_S, LINKS_MAX, TEXT_CHARS_MAX
 from ..link.link import Link
 from ..link.messages import Answer, Ask, Cancel, Failed, Message, Proceed, Rebuild, Speaks, Why
 from ..model.backends.base import (
@@ -83,6 +85,7 @@ class Worker:
     _free: list[int] = attrs.field(init=False)
     _withheld: int = 0
     _links: int = 0
+    _greetings: dict[anyio.CancelScope, str] = attrs.Factory(dict)
 
     def __attrs_post_init__(self) -> None:
         self._free = list(range(self.backend.info.slots))
@@ -133,19 +136,39 @@ class Worker:
 
     async def _meet(self, stream: ByteStream) -> None:
         """Greet a connection and serve it until it is lost."""
-        if self._links >= LINKS_MAX:
-            _logger.error("a connection is refused: there are %d already", self._links)
-            await anyio.aclose_forcefully(stream)
-            return
-        self._links += 1
         try:
-            gateway = await self._greet(stream)
-            if gateway is not None:
-                _logger.info("a gateway has come")
+            gateway = await self._greet_in_place(stream)
+            if gateway is None:
+                return
+            if self._links >= LINKS_MAX:
+                _logger.warning("a gateway is refused: %d are connected", LINKS_MAX)
+                return
+            _logger.info("a gateway has come")
+            self._links += 1
+            try:
                 await gateway.link.run()
+            finally:
+                self._links -= 1
         finally:
-            self._links -= 1
             await anyio.aclose_forcefully(stream)
+
+    async def _greet_in_place(self, stream: ByteStream) -> GatewayLink | None:
+        """Greet a connection, unless newer ones need its place before it has greeted."""
+        address = stream.extra(SocketAttribute.remote_address, ("", 0))
+        host = str(address[0]) if isinstance(address, tuple) else ""
+        if len(self._greetings) >= GREETINGS_MAX:
+            ((heaviest, _),) = Counter(self._greetings.values()).most_common(1)
+            oldest = next(scope for scope, of in self._greetings.items() if of == heaviest)
+            del self._greetings[oldest]
+            oldest.cancel()
+            _logger.warning("a connection is dropped: newer ones from %s wait", heaviest)
+        with anyio.CancelScope() as scope:
+            self._greetings[scope] = host
+            try:
+                return await self._greet(stream)
+            finally:
+                self._greetings.pop(scope, None)
+        return None
 
     async def _greet(self, stream: ByteStream) -> GatewayLink | None:
         try:
@@ -163,8 +186,10 @@ class Worker:
                 return GatewayLink(wire, self, speaks=info.speaks)
         except _LEFT:
             _logger.info("a connection has left before it greeted")
-        except (LinkError, TimeoutError, OSError) as error:
-            _logger.warning("a connection is dropped: %s", error or type(error).__name__)
+        except TimeoutError:
+            _logger.warning("a connection is dropped: no greeting within %g s", HELLO_WAIT_S)
+        except (LinkError, OSError) as error:
+            _logger.warning("a connection is dropped: %s", str(error) or type(error).__name__)
         except Exception:  # A bug of ours costs this connection, and no other.
             _logger.exception("a connection could not be greeted")
         return None

@@ -70,8 +70,10 @@ def is_whole(log: Path | bytes) -> bool:
     return last is not None and last.kind == "fin"
 
 
-def meter_log(log: Path, metrics: Metrics) -> Session:
+def meter_log(log: Path, metrics: Metrics, watched_from: float = 0) -> Session:
     """Measure a session from its log: its events, and the effects that they give again.
+
+    It is watched after this part of its events, as by a server that goes on with it.
 
     Those effects are compared with the logged ones, so that nothing is measured that was not so.
     """
@@ -79,9 +81,8 @@ def meter_log(log: Path, metrics: Metrics) -> Session:
     again: list[tuple[str, Any]] = []
     logged = [(record.kind, record.fields) for record in records if record.kind in EFFECT_KINDS]
     session: Session | None = None
-    for record in records:
-        if record.kind not in EVENT_KINDS:
-            continue
+    events = [record for record in records if record.kind in EVENT_KINDS]
+    for number, record in enumerate(events):
         event = event_of(record.fields, record.at_ns)
         effects: tuple[Effect, ...]
         if session is None:
@@ -91,7 +92,8 @@ def meter_log(log: Path, metrics: Metrics) -> Session:
         else:
             effects = session.step(event)
         again += [effect_record(effect) for effect in effects]
-        meter.saw(event, effects, session)
+        if number >= watched_from * len(events):
+            meter.saw(event, effects, session)
     assert session is not None
     assert again == logged
     fin = records[-1]

@@ -365,19 +365,33 @@ async def test_a_gateway_that_hangs_is_lost() -> None:
         await stream.aclose()
 
 
-async def test_connections_that_do_not_greet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gateways_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would take every descriptor of the worker."""
     monkeypatch.setattr("runtime.worker.worker.LINKS_MAX", 2)
-    monkeypatch.setattr("runtime.worker.worker.HELLO_WAIT_S", 0.1)
     async with worker_of(ScriptedBackend()) as pair:
-        silent = [await dial(pair.address) for _ in range(2)]
-        with pytest.raises(BackendGone, match="it left during the greeting"):
-            await pair.connect()
-        for stream in silent:
+        gateways = [await pair.connect() for _ in range(2)]
+        await (await pair.connect()).wait_gone()
+        for gateway in gateways:
+            await gateway.check()
+
+
+async def test_connections_that_do_not_greet_keep_no_gateway_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest of them lose their places, and all lose them in time."""
+    monkeypatch.setattr("runtime.worker.worker.GREETINGS_MAX", 4)
+    async with worker_of(ScriptedBackend()) as pair:
+        silent = [await dial(pair.address) for _ in range(8)]
+        await (await pair.connect()).check()
+        for stream in silent[:4]:
             with pytest.raises(anyio.EndOfStream):
                 await stream.receive()
+        monkeypatch.setattr("runtime.worker.worker.HELLO_WAIT_S", 0.1)
+        silent.append(await dial(pair.address))
+        with pytest.raises(anyio.EndOfStream):
+            await silent[-1].receive()
+        for stream in silent:
             await stream.aclose()
-        await (await pair.connect()).check()
 
 
 async def test_a_health_check_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,7 +43,7 @@ def knowing(**took_s: list[int]) -> Durations:
 
 def waits_s(durations: Durations, held: list[tuple[Mode, int]], waiting: list[Mode]) -> list[float]:
     """Estimates in seconds; `held` is too."""
-    held_ns = [(mode, held_s * NS_PER_S) for mode, held_s in held]
+    held_ns = [(mode, held_s * NS_PER_S, 0) for mode, held_s in held]
     waiting_ns = [(mode, 0) for mode in waiting]
     return [wait_ns / NS_PER_S for wait_ns in waits_ns(durations, held_ns, waiting_ns)]
 
@@ -64,9 +64,17 @@ def test_no_estimate_exceeds_what_the_limits_allow() -> None:
 def test_those_who_wait_have_less_of_their_limit_left() -> None:
     """The limit counts from the connection: who has waited long holds a slot for less."""
     durations = Durations(lambda _: 20)
-    held, waiting = [("video", 10 * NS_PER_S)], [("video", 8 * NS_PER_S), ("video", 0)]
+    held, waiting = [("video", 10 * NS_PER_S, 0)], [("video", 8 * NS_PER_S), ("video", 0)]
     told = waits_ns(durations, held, waiting)  # type: ignore[arg-type]
     assert [wait_ns // NS_PER_S for wait_ns in told] == [10, 12]
+
+
+def test_the_queue_before_a_slot_counts_against_the_limit_of_its_holder() -> None:
+    """The next in line is told the time that is left, not the whole limit."""
+    durations = Durations(lambda _: 12)
+    held = [("video", NS_PER_S // 10, 8 * NS_PER_S)]
+    told = waits_ns(durations, held, [("video", 0)])  # type: ignore[arg-type]
+    assert told == [3_900_000_000]
 
 
 def test_a_server_that_has_served_nobody_tells_no_more_than_its_limit() -> None:

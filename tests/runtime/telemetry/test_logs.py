@@ -18,6 +18,7 @@ from protocol.values.model import Unit
 from runtime.model.backends.scripted import ScriptedBackend, Step
 from runtime.telemetry.logs import (
     FIELDS_MAX,
+    REPEATED_MAX,
     TEXT_CHARS_MAX,
     Format,
     SessionsLogger,
@@ -89,6 +90,24 @@ def test_the_level_is_ours_and_libraries_keep_still(level: str) -> None:
     assert [at for name, at in told if name == "antiphon.x"] == ours
     assert [at for name, at in told if name == "runtime.model.engine.engine"] == ours
     assert [at for name, at in told if name == "hypercorn.x"] == theirs
+
+
+@pytest.mark.parametrize("level", ["warning", "error"])
+def test_a_warning_that_is_repeated_does_not_fill_the_disk(level: str) -> None:
+    """Whoever can cause one, could cause a million; other warnings are written meanwhile."""
+    stream, second = written(), 1_800_000_000
+    for at_s, times in ((second, 1000), (second + 1, 1)):
+        for number in range(times):
+            record = _log.makeRecord(
+                _log.name, getattr(logging, level.upper()), "", 0, "from %d", (number,), None
+            )
+            record.created = at_s + number / 1000
+            _log.handle(record)
+        _log.warning("another")
+    found = lines(stream)
+    repeated = [line for line in found if line["event"].startswith("from ")]
+    assert [line.get("repeated") for line in repeated] == [*[None] * REPEATED_MAX, 980]
+    assert [line["event"] for line in found].count("another") == 2
 
 
 def test_configuring_again_replaces_what_was() -> None:

@@ -541,6 +541,19 @@ def test_a_session_that_is_broken_off_is_counted() -> None:
     assert seen("sessions_ended_total", mode="video", reason=BROKEN_OFF) == 1
 
 
+@pytest.mark.parametrize("watched_from", [0.3, 0.5, 0.6, 0.8])
+def test_a_session_can_be_measured_from_any_point(
+    watched_from: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sessions that went on after a restart had no figures: units waited that no one had seen."""
+    folder = Path(__file__).parents[3] / "fixtures" / "logs"
+    metrics = Metrics()
+    for log in filter(is_whole, sorted(folder.glob("*.session.zst"))[::2]):
+        meter_log(log, metrics, watched_from)
+    assert Figures(metrics).all_of("sessions_ended_total") > 3
+    assert not caplog.records
+
+
 def test_the_golden_logs_can_be_measured() -> None:
     """Recordings of old could not be told of in figures."""
     metrics = Metrics()
