@@ -66,7 +66,7 @@ from ..api.voices import Voices
 from ..media.voices import VoiceLibrary
 from ..net.connection import Connection
 from ..net.http import body_of, error_body, make_app
-from ..net.limits import Counters
+from ..net.limits import Counters, origin_of
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import WebSocket, WebSocketClosed
 from ..session.forking import ForkRefused
@@ -462,7 +462,8 @@ class Gateway:
             await _turn_away(websocket, to, _UNAVAILABLE, REFUSALS[_UNAVAILABLE])
         else:
             left = anyio.Event()
-            serve = partial(self._serve, server, websocket, to, admitted.principal, left.set)
+            arrival = attrs.evolve(to, address=origin_of(request.peer.host))
+            serve = partial(self._serve, server, websocket, arrival, admitted.principal, left.set)
             if to.resumable:
                 server.tasks.start_soon(_apart, serve)  # the session may outlive its connection
                 await left.wait()

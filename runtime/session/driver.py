@@ -42,7 +42,7 @@ from ..media.values import Decoded, MediaError
 from ..net.connection import Connection, Ready
 from ..telemetry.watching import SessionStatus, Watcher
 from .crash_recovery import RecoveredSession
-from .journal import Journal, MarkRefused, OpenLog, ready_now
+from .journal import FrameIndex, Journal, MarkRefused, OpenLog, ready_now
 from .model_calls import Inbox, ModelCalls
 from .peer import Peer, Tokens
 from .rate_limiter import LARGE_BYTES_MIN, RateLimiter
@@ -92,6 +92,7 @@ class Driver:
         limiter: RateLimiter,
         has_room: Callable[[int], bool],
         owner: str,
+        party: str,
         token: str,
         watcher: Watcher | None,
         recovered: RecoveredSession | None,
@@ -100,6 +101,7 @@ class Driver:
         self.recording_id: Final = opened.recording_id
         self.mode: Final = opened.mode
         self.owner: Final = owner
+        self.party: Final = party
         self.session: Session | None = None
         self.first_frame = 0
         self.is_suspended = False
@@ -146,6 +148,27 @@ class Driver:
         """Whether it is a chat that goes on: connected, with a slot for its turns only."""
         is_over = self.session is not None and self.session.state is State.CLOSED
         return self.mode == "chat" and not is_over
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its client has sent what a session is kept for: an init, or a message before."""
+        session = self.session
+        if session is None or not session.frames_received:
+            return False
+        return session.state is State.ACTIVE or bool(session.early_bytes)
+
+    @property
+    def keeps_slot(self) -> bool:
+        """Whether it has no client, and keeps its slot for the client's return."""
+        session = self.session
+        if session is None or self.mode == "chat" or session.state is not State.ACTIVE:
+            return False
+        return session.connection == "detached"
+
+    @property
+    def frame_index(self) -> FrameIndex:
+        """Where its frames stand in its log."""
+        return self._journal.frame_index
 
     @property
     def tokens(self) -> Tokens:
@@ -235,12 +258,22 @@ class Driver:
             self.away_ns = self.now_ns()
             told = code if self._opened.resume_hash else 0
             self.post(ev.PeerGone(at_ns=self.now_ns(), code=told))
+            self._end_unless_begun()
 
     def send_failed(self, number: int) -> None:
         """Note that a connection takes no more, as in `peer_gone`."""
         if number == self.peer.number:
             self.away_ns = self.now_ns()
             self.post(ev.SendFailed(at_ns=self.now_ns()))
+            self._end_unless_begun()
+
+    def _end_unless_begun(self) -> None:
+        if self.is_resumable and not self.has_begun:
+            self.wait_no_longer()
+
+    def give_up_slot(self) -> None:
+        """Wait for the client without the slot, before the time for that is over."""
+        self._timers.expire("detach")
 
     def suspend(self) -> None:
         """Leave a session whose client can come back to the next server: its log gets no `fin`."""

@@ -19,7 +19,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -63,8 +64,8 @@ MARKS_MAX: Final = 100
 MARK_WAIT_S: Final = 10.0
 """A longer write means that the disk hangs; the client is told so."""
 
-BATCH_CHARS: Final = 1024 * 1024
-"""Frames that are read at once: some seconds of speech."""
+BATCH_CHARS: Final = 64 * 1024
+"""Frames that are read at once, those of a second: each client that comes back holds so many."""
 
 EVERY: Final = 16
 """One frame of so many is found at once; those between are read over."""
@@ -119,7 +120,7 @@ class Journal:
         self._is_hung = False
         self._marks = marks
         self._hashes = Hashes()
-        self._frame_index = frame_index or FrameIndex()
+        self.frame_index = frame_index or FrameIndex()
         self._log: SessionLog | None = None
         self._begun: SessionLog | None = None
         self._removed: Ready = ready_now
@@ -157,7 +158,7 @@ class Journal:
     def _note_frames(self, recorded: Sequence[tuple[str, Fields]]) -> None:
         for seq, (kind, fields) in enumerate(recorded, self._seq):
             if kind == KINDS[Send]:
-                self._frame_index.note(fields, seq)
+                self.frame_index.note(fields, seq)
 
     def go_on(
         self, step_ns: int, rest: Sequence[tuple[str, Fields]], at_ns: int, mark: Fields
@@ -245,7 +246,7 @@ class Journal:
         `LogFailed`: there is no log, or it failed.
         """
         path, _ = await self.written()
-        from_seq = self._frame_index.before(first)
+        from_seq = self.frame_index.before(first)
         async with aclosing(frames_of(path, from_seq=from_seq, first=first, until=until)) as frames:
             async for frame in frames:
                 yield frame
@@ -342,29 +343,31 @@ async def frames_of(path: Path, *, from_seq: int, first: int, until: int) -> Asy
 
     `LogDamaged` if one is missing; `Unreadable` and `OSError` if there is no log.
     """
-    with await in_thread(lambda: open_log(path)) as reader:
-        items = reader.at(from_seq)
-        while first < until:
-            frames = await in_thread(partial(_take, items, first, until))
-            for frame in frames:
-                yield frame
-            first += len(frames)
+    while first < until:
+        frames, from_seq = await in_thread(partial(_read_frames, path, from_seq, first, until))
+        first += len(frames)
+        while frames:
+            yield frames.popleft()
 
 
-def _take(items: Iterator[Record | Damage], first: int, until: int) -> list[str]:
-    """Read the next frames, about `BATCH_CHARS` and one at least."""
-    taken, size = list[str](), 0
-    for item in items:
-        if isinstance(item, Damage):
-            break
-        ordinal = item.fields.get("ordinal") if item.kind == KINDS[Send] else None
-        if not isinstance(ordinal, int) or ordinal < first:
-            continue
-        if ordinal != first + len(taken):
-            break
-        frame = str(item.fields["frame"])
-        taken.append(frame)
-        size += len(frame)
-        if size >= BATCH_CHARS or first + len(taken) == until:
-            return taken
+def _read_frames(path: Path, from_seq: int, first: int, until: int) -> tuple[deque[str], int]:
+    """Read the next frames, about `BATCH_CHARS` and one at least; where the next one may stand.
+
+    The log is closed meanwhile: a client that reads slowly costs only the frames of one batch.
+    """
+    taken, size = deque[str](), 0
+    with open_log(path) as reader:
+        for item in reader.at(from_seq):
+            if isinstance(item, Damage):
+                break
+            ordinal = item.fields.get("ordinal") if item.kind == KINDS[Send] else None
+            if not isinstance(ordinal, int) or ordinal < first:
+                continue
+            if ordinal != first + len(taken):
+                break
+            frame = str(item.fields["frame"])
+            taken.append(frame)
+            size += len(frame)
+            if size >= BATCH_CHARS or first + len(taken) == until:
+                return taken, item.seq + 1
     raise LogDamaged(f"frame {first + len(taken)} is not in the log")

@@ -156,6 +156,7 @@ class ModelCalls:
         tasks: the server's nursery for model calls.
         admit: refuses a session without a slot, with its code, where there is no room.
         owner: the name of the session's key; empty where the server has no keys.
+        party: to whom the session counts in the queue.
         refusal: the code with which it is refused a slot; None: it may have one.
     """
 
@@ -166,6 +167,7 @@ class ModelCalls:
     _rebuilds_exactly: bool = True
     _admit: Callable[[], ErrorCode | None] = lambda: None
     _owner: str = ""
+    _party: str = ""
     _refusal: ErrorCode | None = None
     _ticket: Ticket | None = attrs.field(default=None, init=False)
     _lease: SlotLease | None = attrs.field(default=None, init=False)
@@ -228,6 +230,7 @@ class ModelCalls:
                 effect.mode,
                 ahead=effect.ahead,
                 owner=self._owner,
+                party=self._party,
                 on_leased=self.hold,
                 on_moved=self._move,
                 on_cancelled=self._cancelled,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ from protocol.wire.dialects.shared import REPLACED, RESUMABLE
 
 from ..net.connection import Connection, Ready
 from ..net.websocket import WebSocket
-from .journal import frames_of, ready_now
+from .journal import FrameIndex, frames_of, ready_now
 
 NO_TOKEN: Final = "0" * 64
 """In a fork's log, in place of the hash of a token of its parent's client: no token has it."""
@@ -148,6 +148,8 @@ class Peer:
 
 ENDED_MAX: Final = 1024
 """Each is some hashes and a path."""
+RESTS_MAX: Final = 16
+"""Each holds the frames of a second."""
 
 
 @attrs.frozen(kw_only=True)
@@ -155,6 +157,8 @@ class Ended:
     """A session that is over.
 
     Attributes:
+        party: its owner, or else the address of its client.
+        frame_index: where its frames stand in the log.
         first_frame: the first that was sent to its client.
         frames_sent: of which a client may miss the last.
         frames_received: messages that its client sent.
@@ -166,8 +170,10 @@ class Ended:
     recording_id: str
     mode: Mode
     owner: str
+    party: str = ""
     tokens: Tokens
     path: Path
+    frame_index: FrameIndex = attrs.Factory(FrameIndex)
     first_frame: int = 0
     frames_sent: int
     frames_received: int
@@ -208,25 +214,49 @@ class Ended:
         )
         connection.send(RESUMABLE.encode(greeting), ready_now)
         if after + 1 < self.frames_sent:
-            frames = frames_of(self.path, from_seq=0, first=after + 1, until=self.frames_sent)
-            connection.send_again(frames)
+            from_seq = self.frame_index.before(after + 1)
+            rest = {"first": after + 1, "until": self.frames_sent}
+            connection.send_again(frames_of(self.path, from_seq=from_seq, **rest))
         # Its own code may be one to come back from, and there is nothing more to hear.
         connection.close(CLOSE_NORMAL, self.close[1], ready_now)
         await connection.run()
 
 
 class EndedSessions:
-    """The sessions that ended in the last `keep_s` seconds, the newest `ENDED_MAX` of them."""
+    """The sessions that ended in the last `keep_s` seconds.
+
+    At most `ENDED_MAX` are kept: one more takes the place of the oldest of the party that has most.
+    A session's last frames are sent to one client at a time, the last that came for them, and those
+    of `RESTS_MAX` sessions of a party.
+    """
 
     def __init__(self, keep_s: int) -> None:
         self._keep_ns = keep_s * NS_PER_S
         self._ended = OrderedDict[str, Ended]()
+        self._rests = dict[anyio.CancelScope, Ended]()
 
     def add(self, ended: Ended) -> None:
         """Keep a session that has ended now."""
         self._ended[ended.recording_id] = ended
-        while len(self._ended) > ENDED_MAX:
-            self._ended.popitem(last=False)
+        if len(self._ended) > ENDED_MAX:
+            ((heaviest, _),) = Counter(it.party for it in self._ended.values()).most_common(1)
+            oldest = next(it for it in self._ended.values() if it.party == heaviest)
+            del self._ended[oldest.recording_id]
+
+    async def send_rest(
+        self, ended: Ended, websocket: WebSocket, asked: ComeBack, stall_s: float
+    ) -> None:
+        """Send the frames that the client has not heard, in place of an older connection's."""
+        party = [scope for scope, it in self._rests.items() if it.party == ended.party]
+        older = [scope for scope, it in self._rests.items() if it is ended]
+        for scope in older or party[: len(party) + 1 - RESTS_MAX]:
+            scope.cancel()
+        with anyio.CancelScope() as scope:
+            self._rests[scope] = ended
+            try:
+                await ended.send_rest(websocket, asked, stall_s)
+            finally:
+                del self._rests[scope]
 
     def discard(self, recording_id: str) -> None:
         """Keep a session no longer: its frames cannot be read."""

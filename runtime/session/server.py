@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -247,7 +247,7 @@ class Server:
         finally:
             on_left()
             self.end_revoked()
-            self._end_longest_away()
+            self._bound_absences()
 
     def _keep_ended(self, driver: Driver) -> None:
         """Let a client that was away hear how its session ended."""
@@ -257,7 +257,9 @@ class Server:
         ended = Ended.of(
             session,
             owner=driver.owner,
+            party=driver.party,
             tokens=driver.tokens,
+            frame_index=driver.frame_index,
             path=Store(folder).path(driver.recording_id),
             first_frame=driver.first_frame,
             close=driver.close,
@@ -285,7 +287,7 @@ class Server:
         if isinstance(it, Ended):
             try:
                 with bound_session(recording_id):
-                    await it.send_rest(websocket, asked, self._settings.stall_s)
+                    await self._ended.send_rest(it, websocket, asked, self._settings.stall_s)
             except* (RecorderError, OSError):  # removed since, or its recording failed
                 self._ended.discard(recording_id)
             return ""
@@ -306,15 +308,15 @@ class Server:
         )
         if arrival.parent is None:
             log = self._logs.of_new(opened, arrival.owner)
-            return self._driver(opened, log, arrival.owner, token=token, refusal=arrival.refusal)
+            return self._driver(opened, log, arrival, token=token)
         self._refuse_where_full(arrival)  # before all the work for it
         fork = await self._logs.fork(arrival, opened)
         log = self._logs.of_recovered(fork)
-        return self._driver(fork.opened, log, arrival.owner, token=token, recovered=fork)
+        return self._driver(fork.opened, log, arrival, token=token, recovered=fork)
 
     def _refuse_where_full(self, arrival: Arrival) -> None:
         try:
-            self.admission.refuse_where_full()
+            self.admission.refuse_where_full(arrival.party)
             refused = arrival.refusal
         except Refused as full:
             refused = full.code
@@ -325,10 +327,9 @@ class Server:
         self,
         opened: ev.ConnectionOpened,
         open_log: OpenLog | None,
-        owner: str,
+        arrival: Arrival,
         *,
         token: str = "",
-        refusal: ErrorCode | None = None,
         recovered: RecoveredSession | None = None,
     ) -> Driver:
         settings, info, sight = self._settings, self.workers.info, self._telemetry
@@ -343,16 +344,18 @@ class Server:
                 tasks=self.tasks,
                 rebuilds_exactly=exactly or (settings.rebuild == "auto" and info.deterministic),
                 admit=self._refuse_chat,
-                owner=owner,
-                refusal=refusal,
+                owner=arrival.owner,
+                party=arrival.party,
+                refusal=arrival.refusal,
             ),
             decode_media=self._decode_media,
             clock_ns=now_ns,
             limiter=self._limiter,
             has_room=self._has_room,
-            owner=owner,
+            owner=arrival.owner,
+            party=arrival.party,
             token=token,
-            watcher=None if sight is None else sight.watch(opened, owner),
+            watcher=None if sight is None else sight.watch(opened, arrival.owner),
             recovered=recovered,
             speech_input=self._speech_input,
         )
@@ -373,16 +376,21 @@ class Server:
             return ErrorCode.SERVICE_UNAVAILABLE
         if len(self._drivers) <= self._settings.chats_max:
             return None
-        is_full = sum(driver.is_open_chat for driver in self._drivers) > self._settings.chats_max
-        return ErrorCode.QUEUE_FULL if is_full else None
+        connected = sum(it.is_open_chat and it.away_ns is None for it in self._drivers)
+        return ErrorCode.QUEUE_FULL if connected > self._settings.chats_max else None
 
-    def _end_longest_away(self) -> None:
-        """Keep no more sessions without a connection than may be kept."""
-        waiting = self._without_client()
-        excess = len(waiting) - self._settings.detached_max
-        if excess > 0:
-            for driver in sorted(waiting, key=lambda it: it.now_ns() - (it.away_ns or 0))[-excess:]:
-                driver.wait_no_longer()
+    def _bound_absences(self) -> None:
+        """Keep no more sessions without a connection than may be kept, and fewer with a slot.
+
+        Those of the party that has most go first, the longest away of them: one client's absences
+        do not end another's. While clients wait for a slot, a party keeps one.
+        """
+        away = self._without_client()
+        for driver in _heaviest(away, len(away) - self._settings.detached_max):
+            driver.wait_no_longer()
+        keeping = [driver for driver in away if driver.keeps_slot]
+        for driver in _heaviest(keeping, self.admission.queue_length, left_min=1):
+            driver.give_up_slot()
 
     def end_revoked(self) -> None:
         """End sessions that wait for a client whose key was removed."""
@@ -419,7 +427,8 @@ class Server:
 
     def _host_again(self, recovered: RecoveredSession) -> Driver:
         log = self._logs.of_recovered(recovered)
-        driver = self._driver(recovered.opened, log, recovered.owner, recovered=recovered)
+        arrival = Arrival(mode=recovered.opened.mode, owner=recovered.owner)
+        driver = self._driver(recovered.opened, log, arrival, recovered=recovered)
         self._drivers[driver] = None
         self.tasks.start_soon(self._host, driver)
         return driver
@@ -434,6 +443,7 @@ class Server:
         """Send new estimates to waiting sessions; runs until cancelled."""
         while True:
             await anyio.sleep(REFRESH_S)
+            self._bound_absences()
             self.admission.refresh()
 
     async def replace_workers(
@@ -461,6 +471,21 @@ class Server:
         while self._drivers:
             self._all_ended = anyio.Event()
             await self._all_ended.wait()
+
+
+def _heaviest(away: list[Driver], count: int, *, left_min: int = 0) -> Iterator[Driver]:
+    """Choose sessions of the parties with most of them, each party's longest away first.
+
+    A party keeps `left_min` of them.
+    """
+    of_party = dict[str, list[Driver]]()
+    for driver in sorted(away, key=lambda it: it.now_ns() - (it.away_ns or 0)):
+        of_party.setdefault(driver.party, []).append(driver)
+    for _ in range(min(count, len(away))):
+        most = max(of_party.values(), key=len)
+        if len(most) <= left_min:
+            return
+        yield most.pop()
 
 
 class SessionLogs:

@@ -50,6 +50,7 @@ class Arrival:
         label: the client's name for the session; may be empty.
         quiet: with a slot free, nothing is sent about the queue.
         owner: the name of the session's key; empty where the server has no keys.
+        address: the client's, or its network; empty for none.
         must_record: the client cannot opt out of the recording.
         refusal: the code with which it is refused a slot; None: it may have one.
         resumable: it wants to be able to come back.
@@ -61,10 +62,16 @@ class Arrival:
     label: str = ""
     quiet: bool = False
     owner: str = ""
+    address: str = ""
     must_record: bool = False
     refusal: ErrorCode | None = None
     resumable: bool = False
     parent: Parent | None = None
+
+    @property
+    def party(self) -> str:
+        """To whom it is counted: its owner, or else its address."""
+        return self.owner or self.address
 
 
 def first_event(

@@ -9,6 +9,7 @@ import math
 from typing import Final
 
 import anyio
+import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -36,6 +37,12 @@ class Timers:
     def cancel(self, effect: ef.CancelTimer) -> None:
         """Cancel a timer, unless it has fired: the machine ignores it by its generation."""
         if self._pending.pop(effect.name, None) is not None:
+            self._sleep_until_next()
+
+    def expire(self, name: ev.TimerName) -> None:
+        """Have a timer fire now, if it is set."""
+        if (effect := self._pending.get(name)) is not None:
+            self._pending[name] = attrs.evolve(effect, at_ns=self._inbox.now_ns())
             self._sleep_until_next()
 
     async def run(self) -> None:

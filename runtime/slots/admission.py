@@ -2,6 +2,8 @@
 
 - A session gets a slot, a place in the queue, or a refusal: `queue_full` above `queue_max`, and
   `service_unavailable` if no worker can be leased and none is coming.
+- A full queue takes one more of a party (a key, or an address) that has at least two fewer in it
+  than another one, whose last is refused: so one client cannot keep others out.
 - No session waits while a slot is free; none overtakes another, in any mode, but for those that
   lost the slot that they had (`ahead`).
 - A waiting session is told its place when it changes, and by `refresh`.
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Literal
@@ -64,11 +66,15 @@ class Refused(Exception):  # noqa: N818 - a fact about the asker, not a fault
 
 @attrs.frozen(kw_only=True)
 class Ticket:
-    """One request for a slot: an id of `ticket_` and 12 hex digits; `owner` may be empty."""
+    """One request for a slot: an id of `ticket_` and 12 hex digits.
+
+    `owner` and `party` may be empty.
+    """
 
     ticket_id: str
     mode: Mode
     owner: str = ""
+    party: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -157,6 +163,7 @@ class Admission:
         *,
         ahead: bool = False,
         owner: str = "",
+        party: str = "",
         on_leased: Callable[[Lease], None],
         on_moved: Callable[[QueuePlace], None],
         on_cancelled: Callable[[], None],
@@ -168,6 +175,7 @@ class Admission:
             ahead: the session lost its slot: it goes before those that never had one, is not
                 refused for a full queue, and gets a slot while the server drains.
             owner: the name of the session's key; empty where the server has no keys.
+            party: to whom the session counts.
             on_leased: called at most once with the slot; the session must `release` it.
             on_moved: called with each new place.
             on_cancelled: called at most once, when an operator deletes the ticket.
@@ -178,8 +186,11 @@ class Admission:
         if ahead and self._is_hopeless():
             raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
         if not ahead:
-            self.refuse_where_full()
-        ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner)
+            self.refuse_where_full(party)
+            if self._is_full:
+                last = self._waiting.pop(self._last_of_most(party))
+                self._untold.append(partial(last.on_refused, ErrorCode.QUEUE_FULL))
+        ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner, party=party)
         self._waiting[ticket.ticket_id] = _Waiting(
             ticket=ticket,
             since_ns=self._clock_ns(),
@@ -304,16 +315,29 @@ class Admission:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def refuse_where_full(self) -> None:
-        """Raise `Refused` where a new session would find neither a slot nor a place."""
+    def refuse_where_full(self, party: str) -> None:
+        """Raise `Refused` where a new session of a party would find neither a slot nor a place."""
         if self._state != "open" or self._is_hopeless():
             raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
         if self._pool.counts.free:
             return
         if self._queue_max == 0:
             raise Refused(ErrorCode.WORKER_BUSY)
-        if len(self._waiting) >= self._queue_max:
+        if self._is_full and not self._last_of_most(party):
             raise Refused(ErrorCode.QUEUE_FULL)
+
+    @property
+    def _is_full(self) -> bool:
+        return not self._pool.counts.free and len(self._waiting) >= self._queue_max
+
+    def _last_of_most(self, party: str) -> str:
+        """The last ticket of the party with most, if `party` has at least two fewer; or empty."""
+        waiting = {name: it for name, it in self._waiting.items() if not it.ahead}
+        tickets = Counter(it.ticket.party for it in waiting.values())
+        heaviest, most = max(tickets.items(), key=lambda item: item[1], default=("", 0))
+        if most < tickets[party] + 2:
+            return ""
+        return next(name for name in reversed(waiting) if waiting[name].ticket.party == heaviest)
 
     def _is_hopeless(self) -> bool:
         """No worker can be leased, and no replacement is coming."""

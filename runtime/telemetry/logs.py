@@ -134,7 +134,7 @@ class _Handler(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._lines = dict[tuple[str, str], tuple[int, int]]()
 
-    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
+    def filter(self, record: logging.LogRecord) -> bool:
         """Let a record pass unless its text was written too often in this second."""
         if record.levelno < logging.WARNING:
             return super().filter(record)

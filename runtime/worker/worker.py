@@ -1,8 +1,8 @@
 """A worker at its address: it greets gateways, and lends them the slots of one backend.
 
-- A bad gateway costs only itself: it has `HELLO_WAIT_S` to greet. Connections that have not greeted
-  have `GREETINGS_MAX` places of their own, so they keep no gateway out: a new one takes the place of
-  the oldest one of the address that has most of them.
+- A bad gateway costs only itself: it has `HELLO_WAIT_S` to greet. Connections that have not
+  greeted have `GREETINGS_MAX` places of their own, so they keep no gateway out: a new one takes the
+  place of the oldest one of the address that has most of them.
 - A session holds a slot of the worker from its first call to its release: the one that the gateway
   names if it is free, else another.
 - A session has one call at a time; only its release waits for it, and an interrupt comes between.
