@@ -529,7 +529,10 @@ class Settings:
         "those whose clients can come back to the next server. The model must be the same.",
     )
     detached_max: int = count(
-        DETACHED_MAX, "Sessions without a connection that are kept; the oldest ends first.", low=0
+        DETACHED_MAX,
+        "Sessions without a connection that are kept; then the oldest of the key or address that has "
+        "most ends first.",
+        low=0,
     )
     init_wait_s: int = seconds(
         INIT_WAIT_S, "Seconds that a client may hold a slot before it sets its session up."

@@ -288,11 +288,17 @@ class World:
         label: str = "",
         resumable: bool = False,
         parent: Parent | None = None,
+        address: str = "",
     ) -> Peer:
         """Open a connection."""
         peer = Peer(mode)
         arrival = Arrival(
-            mode=mode, endpoint=endpoint, label=label, resumable=resumable, parent=parent
+            mode=mode,
+            endpoint=endpoint,
+            label=label,
+            resumable=resumable,
+            parent=parent,
+            address=address,
         )
         self._tasks.start_soon(self.server.handle, peer.server_end, arrival)
         return peer
@@ -319,10 +325,15 @@ class World:
         return peer
 
     async def activate(
-        self, mode: Mode = "video", *, resumable: bool = False, **payload: object
+        self,
+        mode: Mode = "video",
+        *,
+        resumable: bool = False,
+        address: str = "",
+        **payload: object,
     ) -> Peer:
         """Open a connection and bring it to ACTIVE."""
-        peer = self.connect(mode, resumable=resumable)
+        peer = self.connect(mode, resumable=resumable, address=address)
         await peer.heard("session.queue_done")
         peer.send(init_frame(**payload))
         await peer.heard("session.created")

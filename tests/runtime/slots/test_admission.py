@@ -76,11 +76,12 @@ class House:
             more_to_come=lambda: self.more_to_come,
         )
 
-    def enter(self, name: str, mode: Mode = "video", owner: str = "") -> Guest:
+    def enter(self, name: str, mode: Mode = "video", owner: str = "", party: str = "") -> Guest:
         guest = Guest(name, self.diary)
         guest.ticket = self.admission.enter(
             mode,
             owner=owner,
+            party=party,
             on_leased=guest.on_leased,
             on_moved=guest.on_moved,
             on_cancelled=guest.on_cancelled,
@@ -124,6 +125,23 @@ def test_tells_places_in_one_order() -> None:
         ("bob", "slot 0"),
         ("cid", "1 of 1"),
     ]
+
+
+def test_one_party_does_not_keep_others_out_of_the_queue() -> None:
+    """A client could fill the queue, again and again, and all others were refused."""
+    house = House(queue_max=4)
+    house.enter("first")
+    flood = [house.enter(f"flood {number}", party="flooder") for number in range(4)]
+    honest = house.enter("honest", party="honest")
+    assert [guest.refused for guest in flood] == [None, None, None, ErrorCode.QUEUE_FULL]
+    assert honest.place is not None
+    assert honest.place.position == 4
+    house.enter("another", party="another")
+    assert flood[2].refused is ErrorCode.QUEUE_FULL
+    for party in ("flooder", "honest"):  # they would have as many as the heaviest
+        with pytest.raises(Refused):
+            house.enter("late", party=party)
+    assert house.admission.queue_length == 4
 
 
 def test_says_who_holds_a_slot_and_how_long_it_may_take() -> None:
