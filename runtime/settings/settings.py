@@ -530,8 +530,8 @@ class Settings:
     )
     detached_max: int = count(
         DETACHED_MAX,
-        "Sessions without a connection that are kept; then the oldest of the key or address that has "
-        "most ends first.",
+        "Sessions without a connection that are kept; then the oldest of the key or address that "
+        "has most ends first.",
         low=0,
     )
     init_wait_s: int = seconds(
