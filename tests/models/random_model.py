@@ -25,11 +25,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
 from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
-from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
+from runtime.model.backends.minicpmo.checkpoint import WEIGHTS, Parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.full import randomize
-from runtime.model.backends.minicpmo.model import VOCODER, BlockingSession, DuplexModel
-from runtime.model.backends.minicpmo.parts import Parts
+from runtime.model.backends.minicpmo.model import VOCODER, BlockingSession, DuplexModel, randomize
 from runtime.model.backends.minicpmo.tokens import NAMES, Tokens
 from runtime.model.backends.minicpmo.work import alone
 

@@ -26,7 +26,6 @@ class Without:
 sys.meta_path[:] = [Without if one is machinery.PathFinder else one for one in sys.meta_path]
 """
 PLAYED = """
-import runtime.model.backends.minicpmo.full
 import runtime.model.backends.minicpmo.model
 import runtime.model.engine.backend
 import tests.gpu.steps

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from protocol.values.model import Cut, DuplexConfig, Opening, Unit, Voice
 from runtime.model.backends.base import BackendError
-from runtime.model.backends.minicpmo import window
 from runtime.model.backends.minicpmo.decoder import RowByRow
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import ModelSession
@@ -42,9 +41,9 @@ Diary = list[tuple[object, ...]]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuplexModel]:
     """A model whose encoder and windows start over often enough for twelve units."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window, "CONTEXT_UNITS", 4)
-        patch.setattr(window, "BASIC_HIGH", 260)
-        patch.setattr(window, "BASIC_LOW", 160)
+        patch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
+        patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 260)
+        patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 160)
         yield random_model.load(tmp_path_factory.mktemp("model"), SLIDING, FEW_UNITS, slots=SLOTS)
 
 

@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 from protocol.values.model import Cut, DuplexConfig, Opening, Unit, UnitResult
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.forcing import Choice, Forced, ForcedResult, Forces
-from runtime.model.backends.minicpmo.candidates import Candidates
-from runtime.model.backends.minicpmo.decide import codes_apart, decide, decide_code, tokens_apart
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.sampling import (
+    Candidates,
     choose,
     choose_gap,
+    codes_apart,
+    decide,
+    decide_code,
+    tokens_apart,
     untempered,
     untempered_gap,
     untempered_room,

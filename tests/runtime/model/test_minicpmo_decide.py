@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.values.model import DuplexConfig
-from runtime.model.backends.minicpmo import code_logits
 from runtime.model.backends.minicpmo import unit as unit_module
-from runtime.model.backends.minicpmo.candidates import Candidates
-from runtime.model.backends.minicpmo.decide import decide, decide_code, fed_max
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.sampling import best, choose, draws, untempered
+from runtime.model.backends.minicpmo.sampling import (
+    Candidates,
+    best,
+    choose,
+    decide,
+    decide_code,
+    draws,
+    fed_max,
+    untempered,
+)
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.vocoder import LOOKAHEAD, PieceVocoder, Sounding, Voicing
 from tests.models import random_model
@@ -226,7 +232,7 @@ def test_speech_has_a_minimum_amid_a_turn_only(
     end = [ids.turn_eos, ids.listen] if is_last else [ids.chunk_eos]
     left = iter([ids.speak, ids.chunk_eos] * (length > 0) + [ids.speak, *end])
     monkeypatch.setattr(unit_module, "decide", lambda *_: next(left))
-    monkeypatch.setattr(code_logits, "decide_code", decide_code)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.logits.decide_code", decide_code)
     session = model.open(opening())
     if length:
         session.run_unit(unit(0))

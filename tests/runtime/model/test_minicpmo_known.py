@@ -15,9 +15,8 @@ from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means
 from runtime.model.backends.minicpmo.checkpoint import load_parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.known import Known
 from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.work import Feed, InTurn, Speak, Work, alone
+from runtime.model.backends.minicpmo.work import Feed, InTurn, Known, Speak, Work, alone
 from tests.models import random_model
 from tests.models.flash import flash_on_cpu
 from tests.models.random_model import opening, unit

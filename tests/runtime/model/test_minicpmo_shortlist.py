@@ -22,15 +22,22 @@ from torch import Tensor
 from protocol.values.model import Costs, DuplexConfig, UnitResult
 from protocol.values.transcript import Chunk, ChunkResult
 from protocol.values.turn import ChatConfig
-from runtime.model.backends.minicpmo.candidates import DOUBT, Candidates, Mass, TooShortError
-from runtime.model.backends.minicpmo.decide import decide, decide_chat, decide_plain
-from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.token_logits import (
+from runtime.model.backends.minicpmo.logits import (
     NOT_FINITE,
     Rule,
     Shortlists,
     TokenLogits,
     shortlists_on,
+)
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.sampling import (
+    DOUBT,
+    Candidates,
+    Mass,
+    TooShortError,
+    decide,
+    decide_chat,
+    decide_plain,
 )
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import alone

@@ -19,10 +19,10 @@ from protocol.values.errors import LocalProtocolError
 from protocol.values.model import Costs
 from protocol.values.transcript import Chunk, ChunkResult
 from runtime.model.backends.base import BackendError, ContextFull, Transcribes
+from runtime.model.backends.minicpmo.anchor import TOKENS_A_CHUNK, Transcript
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.transcript import TOKENS_A_CHUNK, Transcript
 from runtime.model.backends.minicpmo.work import Feed, Work, alone
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine

@@ -14,13 +14,19 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from protocol.values.model import SlidingWindow
 from runtime.model.backends.base import BackendError, ContextFull
-from runtime.model.backends.minicpmo import window
 from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
-from runtime.model.backends.minicpmo.state import Layout, SessionState, Span
-from runtime.model.backends.minicpmo.window import MARKER, PREVIOUS_TOKENS, rotate, slide
+from runtime.model.backends.minicpmo.state import (
+    MARKER,
+    PREVIOUS_TOKENS,
+    Layout,
+    SessionState,
+    Span,
+    rotate,
+    slide,
+)
 from runtime.model.backends.minicpmo.work import Feed, Work, alone
 from tests.models import random_model
 from tests.models.random_model import facts, opening, picture, unit
@@ -177,9 +183,9 @@ def test_what_is_kept_lies_as_if_fed_there(
     policy: SlidingWindow,
 ) -> None:
     """After a slide the model would answer from a garbled past."""
-    monkeypatch.setattr(window, "BASIC_HIGH", 100)
-    monkeypatch.setattr(window, "BASIC_LOW", 70)
-    monkeypatch.setattr(window, "CONTEXT_UNITS", 4)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 100)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 70)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
     embed, store = machine.parts.embed, machine.llm
     before = layout(13, 20, 13, 17, 13, 21, prefix=10, said=2)
     rows = torch.randn(before.length, WIDTH, generator=torch.Generator().manual_seed(5))
@@ -213,9 +219,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(window, "BASIC_HIGH", 100)
-    patch.setattr(window, "BASIC_LOW", 60)
-    patch.setattr(window, "CONTEXT_UNITS", 2)
+    patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 100)
+    patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 60)
+    patch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 2)
 
 
 Straight = Callable[[SlidingWindow], list[tuple[Any, ...]]]

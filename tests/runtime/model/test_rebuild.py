@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit, Unit, UnitResult
 from recorder.read.past import voiced
 from runtime.model.backends.base import BackendError
-from runtime.model.backends.minicpmo import window
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -76,9 +75,9 @@ class Done:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DuplexModel, DuplexModel]]:
     """Two of one checkpoint, as on two workers; encoder and windows start over soon."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window, "CONTEXT_UNITS", 4)
-        patch.setattr(window, "BASIC_HIGH", 260)
-        patch.setattr(window, "BASIC_LOW", 160)
+        patch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
+        patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 260)
+        patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 160)
         folder = tmp_path_factory.mktemp("model")
         first = random_model.load(folder, SLIDING, FEW_UNITS, slots=2)
         yield first, DuplexModel.load(folder, slots=SLOTS)

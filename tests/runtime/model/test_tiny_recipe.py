@@ -38,7 +38,7 @@ from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, Uni
 from protocol.values.tools import ToolCall, ToolResult
 from protocol.values.turn import Picture, Sound
 from runtime.model.backends.minicpmo.chat_voice import Mouth
-from runtime.model.backends.minicpmo.code_logits import CodeLogits
+from runtime.model.backends.minicpmo.logits import CodeLogits
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Speak

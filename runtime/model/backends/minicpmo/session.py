@@ -1,4 +1,4 @@
-"""One session of the duplex model: open, run a unit, finalize, roll back, release.
+"""One session of the duplex model: open, run a unit, finalize, roll back, rebuild, release.
 
 This file keeps the order of calls, and the state before the unit, for `rollback`. Opening, units,
 finalizing and rebuilding are generators of requests (`work.py`).
@@ -6,6 +6,11 @@ finalizing and rebuilding are generators of requests (`work.py`).
 `interrupt` may come from any thread: the named unit stops before its next step of the language
 model, the speech decoder or the vocoder. The result says where, and `unit(unit, cut)` stops there
 again. An interrupt before its unit begins waits for it, since the caller believes it running.
+
+A rebuild that need not be exact feeds past units in long prefills: a `ToldUnit` applies the rules
+of `unit.py` to known decisions and feeds nothing; its rows wait in `WaitingRows` for those of later
+units. The same units give the same splits, but other splits than those recorded, so keys and values
+may differ from the recorded session's by rounding.
 """
 
 from __future__ import annotations
@@ -14,6 +19,10 @@ import time
 from typing import Final, Literal
 
 import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from protocol.values.model import (
     UNIT_BYTES,
@@ -29,21 +38,28 @@ from protocol.values.model import (
 
 from ..base import BackendError, ContextFull
 from ..forcing import Forced, ForcedResult, require_recorded
-from .decide import fed_max
+from .checkpoint import CODES_A_UNIT
 from .device import pin
-from .machine import Machine
-from .prompt import MALFORMED, Prefilled, prefill
-from .rebuild import ToldUnit, WaitingRows
-from .slices import Slicing, read_jpeg
-from .slot import failing
+from .logits import TokenLogits
+from .machine import Machine, failing
+from .sampling import Teacher, fed_max
 from .sound import samples_of
-from .state import SessionState, Span, Speech
-from .teacher import Teacher
+from .state import (
+    BLOCK,
+    MALFORMED,
+    Prefilled,
+    SessionState,
+    Span,
+    Speech,
+    feed_blocks,
+    prefill,
+    slid,
+    slide,
+)
 from .tokens import Tokens
-from .tts import CODES_A_UNIT
 from .unit import Pictures, Setting, UnitRun, input_hash
-from .window import slid, slide
-from .work import Feed, Steps
+from .vision import Slicing, read_jpeg
+from .work import Fed, Feed, Steps
 
 FINALIZE_TOKENS: Final = 2
 """The terminator and `</unit>`."""
@@ -348,3 +364,51 @@ class ModelSession:
             and spoken > self._machine.tts.capacity
         ):
             raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")
+
+
+# -- past units in long prefills ----------------------------------------------------------------
+
+_NOT_FED: Final = Fed(
+    hidden=torch.zeros(0), logits=TokenLogits(torch.zeros(0, device="cpu"), is_finite=True)
+)
+"""In place of the language model's output, which a told unit does not have."""
+
+
+@attrs.define(kw_only=True)
+class ToldUnit(UnitRun):
+    """A unit whose decided ids are `recorded`; `rows` are what it feeds, (T, width) each."""
+
+    recorded: tuple[int, ...]
+    rows: list[Tensor] = attrs.field(factory=list)
+
+    def tell(self) -> Steps[None]:
+        """Collect the unit's rows; `IndexError` if a decision is missing, or the model lacks it."""
+        yield from self._prefill()
+        self._close((yield from self._answer(_NOT_FED)))
+
+    def _feed(self, rows: Tensor) -> Steps[Fed]:
+        self.rows.append(rows)
+        self.state = self.state.but(length=self.state.length + len(rows))
+        return _NOT_FED
+        yield  # A generator, as in `UnitRun`.
+
+    def _choose(self, step: int, fed: Fed, numbers: NDArray[np.float64]) -> int:  # noqa: ARG002
+        return self.recorded[step]
+
+
+@attrs.define(kw_only=True)
+class WaitingRows:
+    """Rows of finalized units that are not yet in the language model's slot."""
+
+    slot: int
+    rows: list[Tensor] = attrs.field(factory=list)
+
+    def feed(self, end: int, *, is_last: bool) -> Steps[None]:
+        """Feed whole blocks, or all if `is_last`; `end` is the session's length with all rows."""
+        if not self.rows:
+            return
+        rows = torch.cat(self.rows)
+        count = len(rows) if is_last else len(rows) // BLOCK * BLOCK
+        self.rows = [rows[count:]] if count < len(rows) else []
+        if count:
+            yield from feed_blocks(self.slot, end - len(rows), rows[:count])
