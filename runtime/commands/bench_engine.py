@@ -52,9 +52,8 @@ from protocol.values.model import (
 
 from .. import SOURCE_TREE
 from ..media.sound import read_wav
-from ..model.engine.backend import BATCH_MAX, EngineBackend
-from ..model.engine.scheduler import BACKGROUND, Scheduler, Task
-from ..model.engine.stepped import SteppedModel, SteppedSession
+from ..model.engine.backend import BATCH_MAX, EngineBackend, SteppedModel, SteppedSession
+from ..model.engine.engine import BACKGROUND, Scheduler, Task
 
 # -- what the benches share ------------------------------------------------------------------------
 

@@ -30,8 +30,7 @@ from protocol.values.model import (
 from replay.assess.run import run_model
 from replay.assess.task import Mode, Run, Task
 from replay.shared.progress import unwatched
-from runtime.model.backends.base import Backend
-from runtime.model.backends.forcing import Forced, ForcedResult
+from runtime.model.backends.base import Backend, Forced, ForcedResult
 from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
 from runtime.model.engine.backend import EngineBackend, EngineSession
 from runtime.model.models import tiny_path

@@ -6,9 +6,8 @@ from typing import Final
 
 from protocol.values.model import OUTPUT_RATE_HZ, Unit
 from protocol.values.transcript import Chunk
-from runtime.model.backends.scripted import Call, Fault, Script, Speaks, Step
-from runtime.model.backends.scripted_hearing import WORDS, Heard, HearingScript
-from runtime.model.backends.scripted_tone import draw, tone
+from runtime.model.backends.scripted import Call, Script, Speaks, Step
+from runtime.model.backends.scripted_chat import WORDS, Fault, Heard, HearingScript, draw, tone
 
 _FAULTS: Final[dict[int, Fault]] = {0: "fail", 1: "gone", 2: "hang"}
 _CHUNK_FAULTS: Final[dict[int, Fault]] = {3: "fail", 4: "fail", 5: "context_full", **_FAULTS}

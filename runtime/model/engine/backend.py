@@ -1,25 +1,47 @@
 """A model on an engine as an async `Backend`: its sessions' units run in batches.
 
-Rules:
-- A unit, as any call of its session, is due a second after the request; `scheduler` has who goes
-  first. Missed deadlines are counted (`Engine.statistics`).
-- Host work of a unit (decoding and slicing its pictures) runs in its own thread, before the engine.
+*The model's* calls are generators of requests (`Stepped...`); its `info` says which of them it has.
+Calls run only in the engine's thread, unless marked as thread-safe. A call that makes a generator
+is thread-safe: first it prepares pictures and prompts, without changing anything. Semantics are
+those of `runtime.model.backends`.
+
+*Rules*:
+- A unit, as any call of its session, is due a second after the request; `Scheduler` has who goes
+  first. Missed deadlines are counted (`Engine.statistics`). Streamed sound is due a second after it
+  came; sound that comes faster than real time, such as a file, is due as if it had come in real
+  time: it is answered as fast as possible, but after live clients.
+- Each call waits in its own thread. Host work of a unit (decoding and slicing its pictures) runs
+  there, before the engine.
 - `interrupt` takes effect before the unit's next step, also while it waits for the engine.
-- A running call is never abandoned (`calls`), so it cannot overlap the next (B4). For a call that
-  never ends, the driver condemns the worker.
+- A running call is never abandoned: cancelling waits for it, so it cannot overlap the next (B4).
+  For a call that never ends, the driver condemns the worker.
 - A cut chat turn stops at its next picture, block or token, also while it waits; before its answer
   it fails. Chat is `BACKGROUND` work without a deadline, as are chunks of streaming requests
   without sound or a deadline of their own, and the past units of a rebuild, each a call.
+- Pieces of an answer reach the event loop in order, through the waiting thread; if the waiting task
+  is cancelled, the answer is cut.
+- An unexpected exception of a model is logged and becomes a `BackendError` without its text.
+
+Work that is not real-time may be gathered: calls are held back until every open session has one, so
+that the engine's batches are large. Units wait until nothing shorter does (opening, closing a unit,
+releasing), so sessions that were opened at different times come into step: all units together, then
+all that closes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import wait
 from functools import partial
-from typing import Final, Generic, TypeVar
+from queue import SimpleQueue
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import anyio
 import attrs
+from anyio import from_thread, to_thread
 
 from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import NS_PER_S
@@ -38,23 +60,311 @@ from protocol.values.model import (
 from protocol.values.transcript import Chunk, ChunkResult
 from protocol.values.turn import Prefill, Turn, TurnChunk, TurnResult
 
-from ..backends.base import BackendError, BackendInfo, require_tools
-from ..backends.forcing import Forced, ForcedResult
+from ..backends.base import BackendError, BackendInfo, Forced, ForcedResult, require_tools
 from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
-from .calls import EngineCalls
-from .engine import Engine
-from .gathering import Gathering
-from .pace import Pace
-from .scheduler import BACKGROUND
-from .stepped import (
-    Stepped,
-    SteppedAnchor,
-    SteppedModel,
-    SteppedSession,
-    SteppedStreams,
-    SteppedTranscript,
-    SteppedTurn,
-)
+from .engine import BACKGROUND, Engine
+
+# -- a model on the engine ----------------------------------------------------------------------
+
+
+class Stepped(Protocol):
+    """What a model holds for a session, a turn, a request or a transcription."""
+
+    def release(self) -> None:
+        """Free everything it holds."""
+        ...
+
+
+class SteppedSession(Stepped, Protocol):
+    """One session's state."""
+
+    @property
+    def opened(self) -> Opened:
+        """The result of opening."""
+        ...
+
+    def open(self) -> Generator[Any, Any, Opened]:
+        """Prefill the prompt; on failure, the slot is left empty."""
+        ...
+
+    def unit(self, unit: Unit, cut: Cut | None) -> Generator[Any, Any, UnitResult]:
+        """Prefill and generate one unit."""
+        ...
+
+    def forced_unit(
+        self, unit: Unit, cut: Cut | None, forced: Forced
+    ) -> Generator[Any, Any, ForcedResult]:
+        """Prefill and generate one unit as it was recorded."""
+        ...
+
+    def interrupt(self, index: int) -> None:
+        """Cut unit `index`; thread-safe, also before the unit begins."""
+        ...
+
+    def finalize(self, index: int, *, interrupted: bool) -> Generator[Any, Any, Finalized]:
+        """Feed the terminator and `</unit>`, then slide the window."""
+        ...
+
+    def rollback(self, index: int) -> None:
+        """Restore the state before unit `index`."""
+        ...
+
+    def rebuild(
+        self, past: PastUnit, *, exact: bool, is_last: bool
+    ) -> Generator[Any, Any, Finalized]:
+        """Feed a past unit and its finalize; unless `exact`, it may wait until one `is_last`."""
+        ...
+
+
+class SteppedTurn(Stepped, Protocol):
+    """One chat turn."""
+
+    def measure(self) -> int:
+        """Lay the conversation out; return the number of its pictures. Thread-safe."""
+        ...
+
+    def see(self, place: int) -> Generator[Any, Any, None]:
+        """Encode a picture, unless the turn is cut."""
+        ...
+
+    def prefill(self) -> Generator[Any, Any, Prefill]:
+        """Feed the conversation, after all its pictures."""
+        ...
+
+    def generate(
+        self, emit: Callable[[TurnChunk], None], cut: int | None
+    ) -> Generator[Any, Any, TurnResult]:
+        """Answer; `emit` gets each piece, in the thread that drives the generator."""
+        ...
+
+    def interrupt(self) -> None:
+        """Cut the turn, also before it begins; thread-safe. `prefill` then raises."""
+        ...
+
+
+class SteppedAnchor(Stepped, Protocol):
+    """One streaming request."""
+
+    def extend(
+        self, prompt: Sequence[Part], params: SamplingParams, emit: Callable[[Sampled], None]
+    ) -> Generator[Any, Any, Extended]:
+        """Compute a chunk and answer it; `emit` gets each token, in the driving thread."""
+        ...
+
+    def interrupt(self) -> None:
+        """Cut the request for good; thread-safe."""
+        ...
+
+
+@runtime_checkable
+class SteppedStreams(Protocol):
+    """A stepped model that takes streaming input."""
+
+    def anchor(self, anchoring: Anchoring, *, slot: int) -> SteppedAnchor:
+        """Begin a request in an empty slot."""
+        ...
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a token by its name, or None."""
+        ...
+
+
+class SteppedTranscript(Stepped, Protocol):
+    """One transcription."""
+
+    def chunk(self, chunk: Chunk) -> Generator[Any, Any, ChunkResult]:
+        """Transcribe a second."""
+        ...
+
+
+class SteppedModel(Protocol):
+    """A model that answers requests in batches; `info` says which calls it has."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """Its metadata; constant while it runs."""
+        ...
+
+    def compute(self, works: Any) -> list[Any]:
+        """Answer requests of one bucket, in their order."""
+        ...
+
+    def session(self, opening: Opening, *, slot: int) -> SteppedSession:
+        """Open a session in an empty slot."""
+        ...
+
+    def chat(self, turn: Turn, *, slot: int) -> SteppedTurn:
+        """Begin a turn in an empty slot."""
+        ...
+
+    def transcript(self, *, slot: int) -> SteppedTranscript:
+        """Begin a transcription in an empty slot."""
+        ...
+
+
+# -- deadlines of streamed sound ----------------------------------------------------------------
+
+DUE_S: Final = 1.0
+"""Sound is due when its next second has come."""
+
+
+@attrs.define
+class Pace:
+    """The pace of one stream; `came_s` is when its last chunk came, or was due in real time."""
+
+    came_s: float = -math.inf
+
+    def due_s(self, came_s: float, sound_s: float) -> float:
+        """Take a chunk of `sound_s` seconds that came at `came_s`; return its deadline in s."""
+        self.came_s = max(came_s, self.came_s + sound_s)
+        return self.came_s + DUE_S
+
+
+# -- sessions that wait for each other ----------------------------------------------------------
+
+GATHER_S: Final = 5.0
+"""A call waits at most so long for others: a session may be open and ask for nothing."""
+UNITS: Final = frozenset({"run_unit", "run_forced"})
+
+
+class Gathering:
+    """The waiting calls of all sessions of one engine, which may `expect` as many at once."""
+
+    def __init__(self, expect: Callable[[int], None]) -> None:
+        self._open, self._expect = 0, expect
+        self._units, self._others = deque[anyio.Event](), deque[anyio.Event]()
+
+    def opened(self) -> None:
+        """Count a session that is about to be opened."""
+        self._open += 1
+
+    def released(self) -> None:
+        """Count a session out."""
+        self._open -= 1
+        self._look()
+
+    async def turn(self, name: str) -> None:
+        """Wait until every open session has a call waiting, at most `GATHER_S`."""
+        waiting = self._units if name in UNITS else self._others
+        turn = anyio.Event()
+        waiting.append(turn)
+        self._look()
+        try:
+            with anyio.move_on_after(GATHER_S):
+                await turn.wait()
+        finally:
+            if turn in waiting:
+                waiting.remove(turn)
+
+    def _look(self) -> None:
+        if len(self._units) + len(self._others) >= self._open:
+            waiting = self._others or self._units
+            self._expect(len(waiting))
+            while waiting:
+                waiting.popleft().set()
+
+
+# -- awaiting calls -----------------------------------------------------------------------------
+
+Result = TypeVar("Result")
+Piece = TypeVar("Piece")
+
+DUE_NS: Final = 1_000_000_000
+"""A unit is due when the next second of sound has come."""
+THREADS_A_SLOT: Final = 2
+"""Concurrent calls of a session: one, and a waiting release."""
+
+_log = logging.getLogger("antiphon.model")
+
+
+def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:
+    """A call without requests, as a generator."""
+    return call()
+    yield
+
+
+class EngineCalls:
+    """The calls of all sessions of one engine; `info` is the model's."""
+
+    def __init__(
+        self, engine: Engine, info: BackendInfo, gathering: Gathering | None = None
+    ) -> None:
+        self.info = info
+        self._engine, self._gathering = engine, gathering
+        self._threads = anyio.CapacityLimiter(THREADS_A_SLOT * info.slots)
+
+    def opened(self) -> None:
+        """Note that a session is about to be opened."""
+        if self._gathering is not None:
+            self._gathering.opened()
+
+    def released(self) -> None:
+        """Note that a session is released, or was not opened."""
+        if self._gathering is not None:
+            self._gathering.released()
+
+    async def call(
+        self,
+        name: str,
+        steps: Callable[[], Generator[Any, Any, Result]],
+        *,
+        due_ns: float = DUE_NS,
+    ) -> Result:
+        """Run the generator that `steps` makes in its own thread, due in `due_ns` or `BACKGROUND`.
+
+        `BackendError` is the model's own, or in place of an unexpected exception of `name`.
+        """
+        if self._gathering is not None:
+            await self._gathering.turn(name)
+            due_ns = BACKGROUND
+        return await self.work(name, lambda: self._engine.submit(steps(), due_ns=due_ns).result())
+
+    async def at_once(self, name: str, call: Callable[[], Result]) -> Result:
+        """Run a function in the engine's thread, between batches; it raises as `call` does."""
+        return await self.call(name, lambda: _at_once(call))
+
+    async def tell(
+        self,
+        name: str,
+        steps: Callable[[Callable[[Piece], None]], Generator[Any, Any, Result]],
+        emit: Callable[[Piece], None],
+        interrupt: Callable[[], None],
+        *,
+        due_ns: float = BACKGROUND,
+    ) -> Result:
+        """Run a generator that emits pieces, and pass these to the event loop; see `call`.
+
+        `steps` gets the taker of pieces; `interrupt` follows cancelling or a failed `emit`.
+        """
+
+        def tell() -> Result:
+            pieces: SimpleQueue[Piece | None] = SimpleQueue()
+            future = self._engine.submit(steps(pieces.put), due_ns=due_ns)
+            future.add_done_callback(lambda _: pieces.put(None))
+            try:
+                while (piece := pieces.get()) is not None:
+                    from_thread.run_sync(emit, piece)
+                    from_thread.check_cancelled()
+            except BaseException:  # Cancelled, by the event loop's own exception, or `emit` failed.
+                interrupt()
+                wait((future,))
+                raise
+            return future.result()
+
+        return await self.work(name, tell)
+
+    async def work(self, name: str, work: Callable[[], Result]) -> Result:
+        """Run a function in its own thread; cancelling waits for it. It raises as `call` does."""
+        try:
+            return await to_thread.run_sync(work, limiter=self._threads)
+        except BackendError:
+            raise
+        except Exception as mistake:
+            _log.exception("the model's %s failed", name)
+            raise BackendError(f"{name} failed") from mistake
+
+
+# -- the backend --------------------------------------------------------------------------------
 
 BATCH_MAX: Final = 64
 """Maximum requests per batch; more sessions than one engine is expected to hold."""
@@ -65,7 +375,7 @@ CHUNK_S: Final = UNIT_SAMPLES / INPUT_RATE_HZ
 class EngineBackend:
     """A model behind the `Backend` protocol; `batch_max` 1 runs one request at a time.
 
-    Unless `is_live`, the calls of open sessions wait for each other (`gathering`).
+    Unless `is_live`, the calls of open sessions wait for each other (`Gathering`).
     """
 
     def __init__(

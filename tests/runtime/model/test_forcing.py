@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.values.model import Cut, DuplexConfig, Opening, Unit, UnitResult
-from runtime.model.backends.base import BackendError
-from runtime.model.backends.forcing import Choice, Forced, ForcedResult, Forces
+from runtime.model.backends.base import BackendError, Choice, Forced, ForcedResult, Forces
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.sampling import (
     Candidates,
@@ -29,7 +28,8 @@ from runtime.model.backends.minicpmo.sampling import (
     untempered_room,
 )
 from runtime.model.backends.minicpmo.work import alone
-from runtime.model.backends.scripted import CHUNK_EOS_ID, ScriptedBackend
+from runtime.model.backends.scripted import ScriptedBackend
+from runtime.model.backends.scripted_chat import CHUNK_EOS_ID
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
 from tests.models.random_model import CODES, facts, opening, unit

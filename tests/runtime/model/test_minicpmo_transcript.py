@@ -309,9 +309,9 @@ async def test_a_chunk_is_due_as_a_unit_is(
         return submit(self, steps, due_ns=due_ns)
 
     monkeypatch.setattr(Engine, "submit", noted)
+    session = await EngineBackend(small).transcribe(slot=0)
     clock = SimpleNamespace(current_time=lambda: 100.0)  # a busy machine takes no time
     monkeypatch.setattr("runtime.model.engine.backend.anyio", clock)
-    session = await EngineBackend(small).transcribe(slot=0)
     for index in range(3):
         await session.run_chunk(chunk(index))
     assert due_s == pytest.approx([1, 2, 3])

@@ -28,7 +28,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import ModelSession
 from runtime.model.backends.minicpmo.state import SessionState
 from runtime.model.backends.minicpmo.work import Steps, alone
-from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
+from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from tests.models import random_model
 from tests.models.random_model import FEW_UNITS, SLIDING, facts, opening, picture, unit
 from tests.project.sampling import sample

@@ -4,8 +4,8 @@ The top level is a Qwen3 config; `vision_config`, `audio_config` and `tts_config
 Unsupported values are refused by name, so a file of another version never loads partially. Absent
 values take the published class's defaults. Keys without effect (`architectures`, ...) are ignored.
 
-Slicing follows `config.json`, mel frames follow `audio`; but the published code follows the folder's
-`preprocessor_config.json`, so a different one belongs to another model.
+Slicing follows `config.json`, mel frames follow `audio`; but the published code follows the
+folder's `preprocessor_config.json`, so a different one belongs to another model.
 """
 
 from __future__ import annotations

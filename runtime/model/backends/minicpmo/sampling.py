@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from protocol.values.model import DuplexConfig
 from protocol.values.turn import ChatConfig
 
-from ..forcing import Choice, Forced, Leaning
+from ..base import Choice, Forced, Leaning
 from ..streams import SamplingParams
 from .tokens import Tokens
 

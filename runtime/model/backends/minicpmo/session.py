@@ -36,8 +36,7 @@ from protocol.values.model import (
     UnitResult,
 )
 
-from ..base import BackendError, ContextFull
-from ..forcing import Forced, ForcedResult, require_recorded
+from ..base import BackendError, ContextFull, Forced, ForcedResult, require_recorded
 from .checkpoint import CODES_A_UNIT
 from .device import pin
 from .logits import TokenLogits
