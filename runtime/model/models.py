@@ -225,7 +225,7 @@ def load_checkpoint(
             pick_device,
             pick_dtype,
             plan,
-            telling_lost,
+            raising_device_lost,
             vocoder_bytes,
         )
         from .backends.minicpmo.model import VOCODER, DuplexModel
@@ -233,7 +233,7 @@ def load_checkpoint(
     folder = model_folder(name)
     where = pick_device(device, prefer_cuda=name != "tiny")
     what = pick_dtype(dtype, where)
-    with explained(folder), telling_lost():
+    with explained(folder), raising_device_lost():
         if slots is None:
             config = load_config(folder / "config.json")
             needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))

@@ -72,7 +72,7 @@ from protocol.values.model import (
 from protocol.values.turn import Prefill, StopReason, Turn, TurnChunk, TurnResult
 
 from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone, BackendInfo
-from .llama_omni_link import OK, Address, Channel, Pong, gone, request, told
+from .llama_omni_link import OK, Address, Channel, Pong, gone, naming_server, request
 from .llama_omni_wire import (
     ANSWER_CHARS_MAX,
     FULL_DUPLEX,
@@ -137,7 +137,7 @@ class LlamaOmniBackend:
 
     async def check(self) -> None:
         """Check that the server is ready; `BackendGone` if it is silent, else `BackendError`."""
-        with told(self._address):
+        with naming_server(self._address):
             status, body = await request(self._address, "GET", "/health", wait_s=HEALTH_WAIT_S)
             if status != OK:
                 raise BackendError(f"expected HTTP {OK}, got HTTP {status}")
@@ -154,7 +154,7 @@ class LlamaOmniBackend:
     async def open(self, opening: Opening, *, slot: int) -> LlamaOmniSession:
         """Open a session; on failure or cancellation, release it on the server."""
         self._check(slot)
-        with told(self._address):
+        with naming_server(self._address):
             channel = await Channel.connect(self._address)
             session = LlamaOmniSession(self._address, channel)
             try:
@@ -273,7 +273,7 @@ class LlamaOmniSession:
             raise BackendError(f"the session is over, {self._over}")
         self._over = f"unit {index} did not end"
         try:
-            with told(self._address):
+            with naming_server(self._address):
                 yield
         except BackendGone as error:
             _log.warning("unit %d: %s", index, error)  # the only record of the cause
@@ -283,10 +283,10 @@ class LlamaOmniSession:
 
 def _status_of(body: bytes) -> str | None:
     try:
-        said = orjson.loads(body)
+        answer = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    status = said.get("status") if isinstance(said, dict) else None
+    status = answer.get("status") if isinstance(answer, dict) else None
     return status if isinstance(status, str) else None
 
 
@@ -453,7 +453,7 @@ ANSWER_S_MAX: Final = 1800.0
 """8192 tokens, the maximum of a request, at 5 a second."""
 SPEECH_BYTES_MAX: Final = 1800 * SECOND_BYTES
 """Speech as long as an answer may take."""
-_Said = Listen | Text | Audio | Done
+_AnswerEvent = Listen | Text | Audio | Done
 
 
 class LlamaOmniTurn:
@@ -467,7 +467,7 @@ class LlamaOmniTurn:
         self._awaited = "session.created"
         self._scope: anyio.CancelScope | None = None
         self._is_cut = False
-        self._first: _Said | None = None
+        self._first: _AnswerEvent | None = None
         self._texts: list[str] = []
         self._chars = self._pieces = self._speech_bytes = 0
         self._kv_length = 0
@@ -475,7 +475,7 @@ class LlamaOmniTurn:
     async def prefill(self) -> Prefill:
         """Open a session, ask, and wait for the first word, for `PREFILL_WAIT_S`."""
         began_s = anyio.current_time()
-        with self._telling():
+        with self._turn_errors():
             with self._bounded(PREFILL_WAIT_S) as scope:
                 channel = await self._begin()
                 await channel.link.send(question_message(self._turn))
@@ -501,9 +501,9 @@ class LlamaOmniTurn:
             raise BackendError("a remote answer cannot be stopped at a given token")
         assert self._first is not None, "prefill comes first"
         began_s, done = anyio.current_time(), None
-        with self._telling():
+        with self._turn_errors():
             with self._bounded(ANSWER_S_MAX) as scope:
-                event: _Said = self._first
+                event: _AnswerEvent = self._first
                 while not isinstance(event, Done):
                     self._take(event, emit)
                     event = await self._receive_piece()
@@ -533,10 +533,10 @@ class LlamaOmniTurn:
     # -- inside ---------------------------------------------------------------------------------
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _turn_errors(self) -> Iterator[None]:
         """Name the server in errors; once reached, its end fails only this turn."""
         try:
-            with told(self._address):
+            with naming_server(self._address):
                 yield
         except BackendGone as error:
             if not self._is_reached:
@@ -576,7 +576,7 @@ class LlamaOmniTurn:
             await self._channel.close()
             self._channel = None
 
-    async def _receive(self) -> _Said:
+    async def _receive(self) -> _AnswerEvent:
         """Wait for the server's next event.
 
         `BackendGone`: the session or its connection has ended; `BackendError`: the event must not
@@ -590,7 +590,7 @@ class LlamaOmniTurn:
             raise BackendError("expected an answer, got session.created once more")
         return event
 
-    async def _receive_piece(self) -> _Said:
+    async def _receive_piece(self) -> _AnswerEvent:
         """Wait for a continuation of the answer, for at most `PIECE_WAIT_S`."""
         with anyio.move_on_after(PIECE_WAIT_S) as patience:
             while True:
@@ -600,7 +600,7 @@ class LlamaOmniTurn:
         assert patience.cancelled_caught
         raise BackendError(f"expected more of an answer in {PIECE_WAIT_S:g} s, got none")
 
-    def _is_piece(self, event: _Said) -> bool:
+    def _is_piece(self, event: _AnswerEvent) -> bool:
         match event:
             case Text(text=text):
                 return bool(text)
@@ -608,7 +608,7 @@ class LlamaOmniTurn:
                 return bool(pcm) and self._turn.speech is not None
         return False
 
-    def _take(self, event: _Said, emit: Callable[[TurnChunk], None]) -> None:
+    def _take(self, event: _AnswerEvent, emit: Callable[[TurnChunk], None]) -> None:
         """Emit a piece of the answer."""
         self._kv_length = event.metrics.kv_length or self._kv_length
         if not self._is_piece(event):
@@ -634,7 +634,7 @@ class LlamaOmniTurn:
     def _result(self, done: Done | None, wall_us: int) -> TurnResult:
         """Make the result of the answer; None: it was cut."""
         metrics = Metrics() if done is None else done.metrics
-        told_tokens = self._pieces if metrics.tokens is None else metrics.tokens
+        tokens = self._pieces if metrics.tokens is None else metrics.tokens
         reason: StopReason = "turn_end"
         if done is None:
             reason = "interrupted"
@@ -644,7 +644,7 @@ class LlamaOmniTurn:
             index=self._turn.index,
             text="".join(self._texts),
             reason=reason,
-            generated_tokens=told_tokens,
+            generated_tokens=tokens,
             kv_length=self._kv_length,
             cut=self._pieces if done is None else None,
             costs=attrs.evolve(metrics.costs(wall_us=wall_us), prefill_us=0),

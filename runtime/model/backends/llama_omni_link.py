@@ -121,8 +121,8 @@ async def _exchange(
     headers = [("Host", address.netloc), ("Connection", "close")]
     headers += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
     head = h11.Request(method=method, target=address.base + path, headers=headers)
-    said = [head, h11.Data(data=body), h11.EndOfMessage()]
-    await stream.send(b"".join(connection.send(part) or b"" for part in said))
+    parts = [head, h11.Data(data=body), h11.EndOfMessage()]
+    await stream.send(b"".join(connection.send(part) or b"" for part in parts))
     status, received = 0, bytearray()
     while True:
         event = connection.next_event()
@@ -410,7 +410,7 @@ class Channel:
 
 
 @contextmanager
-def told(address: Address) -> Iterator[None]:
+def naming_server(address: Address) -> Iterator[None]:
     """Prefix errors with the server's address."""
     try:
         yield

@@ -182,7 +182,7 @@ class ScriptedTurn:
         self._phase: Literal["new", "prefilled", "answered", "broken", "released"] = "new"
         self._running = False
         self._is_cut = False
-        self._calls, self._said = CallStream(turn.tools), ""
+        self._calls, self._text = CallStream(turn.tools), ""
         self._input_tokens = sum(map(_tokens_of, turn.messages)) + MESSAGE_TOKENS
 
     async def prefill(self) -> Prefill:
@@ -253,14 +253,14 @@ class ScriptedTurn:
         """The text held back, at the end of an answer of so many tokens."""
         text = self._calls.end()
         if text:
-            self._said += text
+            self._text += text
             yield TurnChunk(index=self._turn.index, step=made, text=text)
 
     def _piece(self, step: int, token: str) -> TurnChunk:
         text = self._calls.add(token) if self._turn.tools else token
-        self._said += text
-        is_said = self._turn.speech is not None and (text or not self._turn.tools)
-        pcm = self._speech(step, self._answer.samples) if is_said else b""
+        self._text += text
+        is_spoken = self._turn.speech is not None and (text or not self._turn.tools)
+        pcm = self._speech(step, self._answer.samples) if is_spoken else b""
         return TurnChunk(
             index=self._turn.index,
             step=step,
@@ -278,7 +278,7 @@ class ScriptedTurn:
         natural: StopReason = "tool_calls" if calls else "turn_end"
         return TurnResult(
             index=self._turn.index,
-            text=self._said,
+            text=self._text,
             pcm=self._speech(made, TAIL_SAMPLES) if spoken else b"",
             reason="interrupted" if cut is not None else natural if ended else "length",
             generated_tokens=made + ended,
@@ -367,7 +367,7 @@ class ScriptedTranscript:
         self._running = self._released = False
 
     async def run_chunk(self, chunk: Chunk) -> ChunkResult:
-        """Transcribe a second by its script."""
+        """Transcribe a second by its script; `ContextFull`, before feeding, if it is too long."""
         self._check(chunk)
         self._running = True
         try:
@@ -376,37 +376,27 @@ class ScriptedTranscript:
             self._running = False
 
     async def _run(self, chunk: Chunk) -> ChunkResult:
-        heard = self.take(chunk)
-        await anyio.sleep(heard.takes_s)
-        if heard.fault == "hang":
-            await anyio.sleep_forever()
-        if heard.fault is not None:
-            raise FAULTS[heard.fault](f"chunk {chunk.index}: the script says so")
-        return self.write(chunk, heard)
-
-    def take(self, chunk: Chunk) -> Heard:
-        """Return the script's outcome of a chunk; `ContextFull`, before feeding, if too long."""
         self._expected = None  # until it succeeds, only a new utterance may follow
         if chunk.index == 0:
             self._kv_length = 0
-        heard = self._hears(chunk)
-        worst = self._kv_length + _prompt_tokens(chunk) + TOKENS_MAX
-        if heard.fault == "context_full" or worst > self._rules.context_limit:
+        outcome, prompt_tokens = self._hears(chunk), _prompt_tokens(chunk)
+        worst = self._kv_length + prompt_tokens + TOKENS_MAX
+        if outcome.fault == "context_full" or worst > self._rules.context_limit:
             raise ContextFull(f"chunk {chunk.index} may need {worst} tokens")
-        return heard
-
-    def write(self, chunk: Chunk, heard: Heard) -> ChunkResult:
-        """Make the result of a transcribed chunk."""
-        prompt_tokens = _prompt_tokens(chunk)
-        count = min(-(-len(heard.text) // TOKEN_CHARS), TOKENS_MAX - 1)
+        await anyio.sleep(outcome.takes_s)
+        if outcome.fault == "hang":
+            await anyio.sleep_forever()
+        if outcome.fault is not None:
+            raise FAULTS[outcome.fault](f"chunk {chunk.index}: the script says so")
+        count = min(-(-len(outcome.text) // TOKEN_CHARS), TOKENS_MAX - 1)
         token_ids = (*range(count), CHUNK_EOS_ID)
         self._kv_length += prompt_tokens + count
         self._expected = None if chunk.is_last else (chunk.utterance, chunk.index + 1)
-        took_us = round(heard.takes_s * US_PER_S)
+        took_us = round(outcome.takes_s * US_PER_S)
         return ChunkResult(
             utterance=chunk.utterance,
             index=chunk.index,
-            text=heard.text,
+            text=outcome.text,
             token_ids=token_ids,
             reason="stop",
             prompt_tokens=prompt_tokens,

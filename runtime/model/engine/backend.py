@@ -1,9 +1,9 @@
 """A model on an engine as an async `Backend`: its sessions' units run in batches.
 
-*The model's* calls are generators of requests (`Stepped...`); its `info` says which of them it has.
-Calls run only in the engine's thread, unless marked as thread-safe. A call that makes a generator
-is thread-safe: first it prepares pictures and prompts, without changing anything. Semantics are
-those of `runtime.model.backends`.
+*The model's* calls are generators of requests, as those of `DuplexModel` and of what it makes; its
+`info` says which of them it has. They run only in the engine's thread, unless marked as safe from
+any thread. A call that makes a generator is safe from any thread: first it prepares pictures and
+prompts, without changing anything.
 
 *Rules*:
 - A unit, as any call of its session, is due a second after the request; `Scheduler` has who goes
@@ -37,7 +37,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import wait
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 import attrs
@@ -64,143 +64,11 @@ from ..backends.base import BackendError, BackendInfo, Forced, ForcedResult, req
 from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
 from .engine import BACKGROUND, Engine
 
-# -- a model on the engine ----------------------------------------------------------------------
-
-
-class Stepped(Protocol):
-    """What a model holds for a session, a turn, a request or a transcription."""
-
-    def release(self) -> None:
-        """Free everything it holds."""
-        ...
-
-
-class SteppedSession(Stepped, Protocol):
-    """One session's state."""
-
-    @property
-    def opened(self) -> Opened:
-        """The result of opening."""
-        ...
-
-    def open(self) -> Generator[Any, Any, Opened]:
-        """Prefill the prompt; on failure, the slot is left empty."""
-        ...
-
-    def unit(self, unit: Unit, cut: Cut | None) -> Generator[Any, Any, UnitResult]:
-        """Prefill and generate one unit."""
-        ...
-
-    def forced_unit(
-        self, unit: Unit, cut: Cut | None, forced: Forced
-    ) -> Generator[Any, Any, ForcedResult]:
-        """Prefill and generate one unit as it was recorded."""
-        ...
-
-    def interrupt(self, index: int) -> None:
-        """Cut unit `index`; thread-safe, also before the unit begins."""
-        ...
-
-    def finalize(self, index: int, *, interrupted: bool) -> Generator[Any, Any, Finalized]:
-        """Feed the terminator and `</unit>`, then slide the window."""
-        ...
-
-    def rollback(self, index: int) -> None:
-        """Restore the state before unit `index`."""
-        ...
-
-    def rebuild(
-        self, past: PastUnit, *, exact: bool, is_last: bool
-    ) -> Generator[Any, Any, Finalized]:
-        """Feed a past unit and its finalize; unless `exact`, it may wait until one `is_last`."""
-        ...
-
-
-class SteppedTurn(Stepped, Protocol):
-    """One chat turn."""
-
-    def measure(self) -> int:
-        """Lay the conversation out; return the number of its pictures. Thread-safe."""
-        ...
-
-    def see(self, place: int) -> Generator[Any, Any, None]:
-        """Encode a picture, unless the turn is cut."""
-        ...
-
-    def prefill(self) -> Generator[Any, Any, Prefill]:
-        """Feed the conversation, after all its pictures."""
-        ...
-
-    def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None
-    ) -> Generator[Any, Any, TurnResult]:
-        """Answer; `emit` gets each piece, in the thread that drives the generator."""
-        ...
-
-    def interrupt(self) -> None:
-        """Cut the turn, also before it begins; thread-safe. `prefill` then raises."""
-        ...
-
-
-class SteppedAnchor(Stepped, Protocol):
-    """One streaming request."""
-
-    def extend(
-        self, prompt: Sequence[Part], params: SamplingParams, emit: Callable[[Sampled], None]
-    ) -> Generator[Any, Any, Extended]:
-        """Compute a chunk and answer it; `emit` gets each token, in the driving thread."""
-        ...
-
-    def interrupt(self) -> None:
-        """Cut the request for good; thread-safe."""
-        ...
-
-
-@runtime_checkable
-class SteppedStreams(Protocol):
-    """A stepped model that takes streaming input."""
-
-    def anchor(self, anchoring: Anchoring, *, slot: int) -> SteppedAnchor:
-        """Begin a request in an empty slot."""
-        ...
-
-    def token_id(self, name: str) -> int | None:
-        """The id of a token by its name, or None."""
-        ...
-
-
-class SteppedTranscript(Stepped, Protocol):
-    """One transcription."""
-
-    def chunk(self, chunk: Chunk) -> Generator[Any, Any, ChunkResult]:
-        """Transcribe a second."""
-        ...
-
-
-class SteppedModel(Protocol):
-    """A model that answers requests in batches; `info` says which calls it has."""
-
-    @property
-    def info(self) -> BackendInfo:
-        """Its metadata; constant while it runs."""
-        ...
-
-    def compute(self, works: Any) -> list[Any]:
-        """Answer requests of one bucket, in their order."""
-        ...
-
-    def session(self, opening: Opening, *, slot: int) -> SteppedSession:
-        """Open a session in an empty slot."""
-        ...
-
-    def chat(self, turn: Turn, *, slot: int) -> SteppedTurn:
-        """Begin a turn in an empty slot."""
-        ...
-
-    def transcript(self, *, slot: int) -> SteppedTranscript:
-        """Begin a transcription in an empty slot."""
-        ...
-
+if TYPE_CHECKING:
+    from ..backends.minicpmo.anchor import Anchor, Transcript
+    from ..backends.minicpmo.chat import ChatTurn
+    from ..backends.minicpmo.model import DuplexModel
+    from ..backends.minicpmo.session import ModelSession
 
 # -- deadlines of streamed sound ----------------------------------------------------------------
 
@@ -269,8 +137,6 @@ class Gathering:
 Result = TypeVar("Result")
 Piece = TypeVar("Piece")
 
-DUE_NS: Final = 1_000_000_000
-"""A unit is due when the next second of sound has come."""
 THREADS_A_SLOT: Final = 2
 """Concurrent calls of a session: one, and a waiting release."""
 
@@ -308,7 +174,7 @@ class EngineCalls:
         name: str,
         steps: Callable[[], Generator[Any, Any, Result]],
         *,
-        due_ns: float = DUE_NS,
+        due_ns: float = DUE_S * NS_PER_S,
     ) -> Result:
         """Run the generator that `steps` makes in its own thread, due in `due_ns` or `BACKGROUND`.
 
@@ -323,7 +189,7 @@ class EngineCalls:
         """Run a function in the engine's thread, between batches; it raises as `call` does."""
         return await self.call(name, lambda: _at_once(call))
 
-    async def tell(
+    async def stream(
         self,
         name: str,
         steps: Callable[[Callable[[Piece], None]], Generator[Any, Any, Result]],
@@ -337,7 +203,7 @@ class EngineCalls:
         `steps` gets the taker of pieces; `interrupt` follows cancelling or a failed `emit`.
         """
 
-        def tell() -> Result:
+        def run() -> Result:
             pieces: SimpleQueue[Piece | None] = SimpleQueue()
             future = self._engine.submit(steps(pieces.put), due_ns=due_ns)
             future.add_done_callback(lambda _: pieces.put(None))
@@ -351,7 +217,7 @@ class EngineCalls:
                 raise
             return future.result()
 
-        return await self.work(name, tell)
+        return await self.work(name, run)
 
     async def work(self, name: str, work: Callable[[], Result]) -> Result:
         """Run a function in its own thread; cancelling waits for it. It raises as `call` does."""
@@ -379,7 +245,7 @@ class EngineBackend:
     """
 
     def __init__(
-        self, model: SteppedModel, *, batch_max: int = BATCH_MAX, is_live: bool = True
+        self, model: DuplexModel, *, batch_max: int = BATCH_MAX, is_live: bool = True
     ) -> None:
         self._model = model
         self.engine = Engine(model.compute, batch_max=batch_max)
@@ -427,8 +293,8 @@ class EngineBackend:
         self._check(slot, "transcription", "does not transcribe")
         return EngineTranscript(self._model.transcript(slot=slot), self._calls)
 
-    def _streams(self) -> SteppedStreams:
-        if not isinstance(self._model, SteppedStreams):
+    def _streams(self) -> DuplexModel:
+        if not hasattr(self._model, "anchor"):
             raise BackendError(f"model {self.info.name} takes no streaming input")
         return self._model
 
@@ -440,7 +306,7 @@ class EngineBackend:
             raise BackendError(f"model {self.info.name} {lacks}")
 
 
-Held = TypeVar("Held", bound=Stepped)
+Held = TypeVar("Held", bound="ModelSession | ChatTurn | Anchor | Transcript")
 
 
 @attrs.define(eq=False)
@@ -456,7 +322,7 @@ class _OnEngine(Generic[Held]):
 
 
 @attrs.define(eq=False)
-class EngineSession(_OnEngine[SteppedSession]):
+class EngineSession(_OnEngine["ModelSession"]):
     """One session on an engine; `stepped` is its state."""
 
     @property
@@ -506,7 +372,7 @@ class EngineSession(_OnEngine[SteppedSession]):
 
 
 @attrs.define(eq=False)
-class EngineTurn(_OnEngine[SteppedTurn]):
+class EngineTurn(_OnEngine["ChatTurn"]):
     """One chat turn on an engine; `stepped` is its state."""
 
     async def prefill(self) -> Prefill:
@@ -521,7 +387,7 @@ class EngineTurn(_OnEngine[SteppedTurn]):
     ) -> TurnResult:
         """Answer the turn."""
         steps = partial(self.stepped.generate, cut=cut)
-        return await self._calls.tell("generate", steps, emit, self.interrupt)
+        return await self._calls.stream("generate", steps, emit, self.interrupt)
 
     def interrupt(self) -> None:
         """Cut the turn at its next step, running or waiting for the engine; never blocks."""
@@ -529,7 +395,7 @@ class EngineTurn(_OnEngine[SteppedTurn]):
 
 
 @attrs.define(eq=False)
-class EngineAnchor(_OnEngine[SteppedAnchor]):
+class EngineAnchor(_OnEngine["Anchor"]):
     """One streaming request on an engine; `stepped` is its state."""
 
     async def extend(
@@ -543,7 +409,7 @@ class EngineAnchor(_OnEngine[SteppedAnchor]):
         """Extend the cumulative prompt and sample after it."""
         steps = partial(self.stepped.extend, prompt, params)
         due_ns = BACKGROUND if due_s is None else due_s * NS_PER_S
-        return await self._calls.tell("extend", steps, emit, self.interrupt, due_ns=due_ns)
+        return await self._calls.stream("extend", steps, emit, self.interrupt, due_ns=due_ns)
 
     def interrupt(self) -> None:
         """Cut the request, running or waiting for the engine; never blocks."""
@@ -551,7 +417,7 @@ class EngineAnchor(_OnEngine[SteppedAnchor]):
 
 
 @attrs.define(eq=False)
-class EngineTranscript(_OnEngine[SteppedTranscript]):
+class EngineTranscript(_OnEngine["Transcript"]):
     """One transcription on an engine; `stepped` is its state."""
 
     _pace: Pace = attrs.field(factory=Pace)

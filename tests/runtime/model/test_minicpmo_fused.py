@@ -28,7 +28,7 @@ from runtime.model.backends.minicpmo.machine import Machine, operators_for
 from runtime.model.backends.minicpmo.model import write_tokenizer
 from runtime.model.backends.minicpmo.sampling import decide
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.vision import FusedSight
+from runtime.model.backends.minicpmo.vision import FusedVision
 from runtime.model.models import tiny_path
 from tests.models.flash import flash_on_cpu
 from tests.models.random_model import CONFIG, changed
@@ -65,7 +65,7 @@ def test_slices_are_seen_as_by_the_stock_modules(
     patch = parts.config.vision.patch_size
     with torch.inference_mode():
         wanted = parts.resampler(parts.vpm(slices), height // patch, width // patch)
-        seen = FusedSight(parts.vpm, parts.resampler).see(slices)
+        seen = FusedVision(parts.vpm, parts.resampler).embed(slices)
     torch.testing.assert_close(seen, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -160,7 +160,7 @@ def bits(machine: Machine, slot: int, state: SessionState) -> list[torch.Tensor]
     ends = (
         (machine.llm, state.length),
         (machine.tts, state.speech.length),
-        (machine.audio, state.heard % machine.config.audio.units * UNIT_FRAMES),
+        (machine.audio, state.audio_units % machine.config.audio.units * UNIT_FRAMES),
     )
     kept = [store.take(slot, 0, end) for store, end in ends]
     mel = state.mel
@@ -173,7 +173,8 @@ def plain(state: SessionState) -> tuple[object, ...]:
     voicing = state.speech.voicing
     buffer = None if voicing is None else voicing.buffer
     return (
-        *(state.layout, state.length, state.heard, state.history, state.turn_open, state.said),
+        *(state.layout, state.length, state.audio_units, state.history, state.turn_open),
+        state.text_ids,
         *(state.speech.length, state.speech.is_complete, buffer),
     )
 

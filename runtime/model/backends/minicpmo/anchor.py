@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 import attrs
@@ -57,45 +57,56 @@ Piece = Words | See | Tensor
 """Ids, the request for a slice of a picture, or a second of sound, (16000,)."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Looked:
-    """A prompt that fits: its pieces in feeding order, and their total rows."""
+@attrs.define(kw_only=True, eq=False)
+class ChunkPrompt:
+    """The prompt of one chunk, checked part by part without changing a session's state.
 
-    pieces: tuple[Piece, ...]
-    rows: int
-
-
-@attrs.define(kw_only=True)
-class Look:
-    """Checks the prompt of one chunk without changing state; safe from any thread.
-
-    `slices_max`: maximum slices per picture; `room`: rows left in the slot; `rows`: used so far.
+    Attributes:
+        slices_max: maximum slices per picture.
+        room: rows left in the slot.
+        pieces: in feeding order.
+        rows: of all pieces.
     """
 
     config: ModelConfig
     tokens: Tokens
     slices_max: int
     room: int
+    pieces: list[Piece] = attrs.field(factory=list)
     rows: int = 0
 
-    def at(self, prompt: Sequence[Part]) -> Looked:
-        """Check a prompt.
+    def add(self, path: str, part: Part) -> None:
+        """Add a part, which `path` names.
 
-        `ContextFull`: it does not fit. `BackendRefused`: a part is malformed; the text names it.
+        `ContextFull`: it does not fit. `BackendRefused`: it is malformed; the text names it.
         """
-        pieces = [piece for place, part in enumerate(prompt) for piece in self._part(place, part)]
-        return Looked(pieces=tuple(pieces), rows=self.rows)
-
-    def _part(self, place: int, part: Part) -> Iterator[Piece]:
         match part:
             case Text(text=text):
-                yield self._text(text)
+                if len(text) > CHAT_TEXT_CHARS_MAX:  # No context could hold it: do not encode it.
+                    raise ContextFull(
+                        f"the text has {len(text)} characters, over {CHAT_TEXT_CHARS_MAX}"
+                    )
+                ids = tuple(self.tokens.encode(text))
+                self._take(len(ids))
+                self.pieces.append(Words(ids=ids))
             case Picture(jpeg=jpeg):
-                yield from self._picture(place, jpeg)
+                self._add_picture(f"{path}.jpeg", jpeg)
             case Sound(pcm=pcm):
-                yield from self._sound(place, pcm)
+                if not pcm or len(pcm) % UNIT_BYTES:
+                    raise BackendRefused(
+                        f"{path}.pcm has {len(pcm) / SAMPLE_BYTES:g} samples, not whole seconds "
+                        f"of {UNIT_SAMPLES}"
+                    )
+                self._take(len(pcm) // UNIT_BYTES * self.config.audio.embeddings)
+                self.pieces += torch.split(samples_of(pcm, f"{path}.pcm"), UNIT_SAMPLES)
             case _:
-                yield self._ids(place, part.ids)
+                self._take(len(part.ids))
+                for at, index in enumerate(part.ids):
+                    if not 0 <= index < self.tokens.size:
+                        raise BackendRefused(
+                            f"{path}.ids[{at}] is {index}, not below {self.tokens.size}"
+                        )
+                self.pieces.append(Words(ids=part.ids))
 
     def _take(self, rows: int) -> None:
         self.rows += rows
@@ -105,38 +116,12 @@ class Look:
                 f"{self.config.context_limit} are free"
             )
 
-    def _text(self, text: str) -> Words:
-        if len(text) > CHAT_TEXT_CHARS_MAX:  # Not worth encoding: no context could hold it.
-            raise ContextFull(f"the text has {len(text)} characters, over {CHAT_TEXT_CHARS_MAX}")
-        ids = tuple(self.tokens.encode(text))
-        self._take(len(ids))
-        return Words(ids=ids)
-
-    def _ids(self, place: int, ids: tuple[int, ...]) -> Words:
-        self._take(len(ids))
-        for at, index in enumerate(ids):
-            if not 0 <= index < self.tokens.size:
-                raise BackendRefused(
-                    f"prompt[{place}].ids[{at}] is {index}, not below {self.tokens.size}"
-                )
-        return Words(ids=ids)
-
-    def _sound(self, place: int, pcm: bytes) -> Iterator[Tensor]:
-        if not pcm or len(pcm) % UNIT_BYTES:
-            raise BackendRefused(
-                f"prompt[{place}].pcm has {len(pcm) / SAMPLE_BYTES:g} samples, not whole seconds "
-                f"of {UNIT_SAMPLES}"
-            )
-        self._take(len(pcm) // UNIT_BYTES * self.config.audio.embeddings)
-        samples = samples_of(pcm, f"prompt[{place}].pcm")
-        yield from torch.split(samples, UNIT_SAMPLES)
-
-    def _picture(self, place: int, jpeg: bytes) -> Iterator[Piece]:
+    def _add_picture(self, path: str, jpeg: bytes) -> None:
         from protocol.wire.media import (
             check_frame,  # Here: it needs libraries that the model does not.
         )
 
-        path, cutter = f"prompt[{place}].jpeg", Slicing.of(self.config.vision)
+        cutter, ids = Slicing.of(self.config.vision), self.tokens.ids
         try:
             width, height = check_frame(path, jpeg)
         except FieldError as error:
@@ -147,10 +132,9 @@ class Look:
             pixels = read_jpeg(jpeg)
         except ValueError as error:
             raise BackendRefused(f"{path} cannot be decoded") from error
-        ids = self.tokens.ids
         for index, picture in enumerate(cutter.cut(pixels, self.slices_max)):
             begin, end = (ids.slice_, ids.slice_end) if index else (ids.image, ids.image_end)
-            yield from (Words(ids=(begin,)), See(picture=picture), Words(ids=(end,)))
+            self.pieces += (Words(ids=(begin,)), See(picture=picture), Words(ids=(end,)))
 
 
 # -- the request --------------------------------------------------------------------------------
@@ -179,10 +163,10 @@ class Anchor(InSlot):
         self._anchoring, self._forbidden = anchoring, tuple(forbidden)
         self.length = self.chunks = 0
         self._carried: tuple[int, ...] = ()
-        self._mel, self._heard = MelCarry.start(), 0
+        self._mel, self._audio_units = MelCarry.start(), 0
         self._stream = TextStream(tokens)
 
-    def look(self, prompt: Sequence[Part], params: SamplingParams) -> Looked:
+    def check(self, prompt: Sequence[Part], params: SamplingParams) -> ChunkPrompt:
         """Check the next chunk's prompt without changing state; safe from any thread.
 
         Raises:
@@ -198,30 +182,31 @@ class Anchor(InSlot):
                     f"stop_token_ids[{place}] is {index}, not below {self._tokens.size}"
                 )
         config, carried = self._machine.config, len(self._carried)
-        look = Look(
+        checked = ChunkPrompt(
             config=config,
             tokens=self._tokens,
             slices_max=self._anchoring.max_slice_nums,
             room=config.context_limit - self.length - carried,
         )
-        looked = look.at(prompt)
-        if looked.rows + carried == 0:
+        for place, part in enumerate(prompt):
+            checked.add(f"prompt[{place}]", part)
+        if checked.rows + carried == 0:
             raise BackendRefused(f"chunk {self.chunks} is empty: there is nothing to compute")
-        return looked
+        return checked
 
     def extend(self, prompt: Sequence[Part], params: SamplingParams, emit: Emit) -> Steps[Extended]:
-        """Look at the next chunk; then `answer` it; see `AnchorSession.extend`."""
-        return self.answer(self.look(prompt, params), params, emit)
+        """Check the next chunk; then `answer` it; see `AnchorSession.extend`."""
+        return self.answer(self.check(prompt, params), params, emit)
 
-    def answer(self, looked: Looked, params: SamplingParams, emit: Emit) -> Steps[Extended]:
-        """Compute the chunk that `look` checked, and answer it.
+    def answer(self, checked: ChunkPrompt, params: SamplingParams, emit: Emit) -> Steps[Extended]:
+        """Compute the chunk that was checked, and answer it.
 
         `emit` runs in the thread that drives the generator. A `BackendError` leaves the slot empty.
         """
         self._require("open")
         with self._wiped_on_failure(f"chunk {self.chunks}"):
             began = time.perf_counter_ns()
-            rows, fed_ids = yield from self._rows(looked)
+            rows, fed_ids = yield from self._rows(checked)
             first = yield from self._feed(rows)
             first.logits.whole()  # On the device they would keep the batch's memory.
             middle = time.perf_counter_ns()
@@ -261,11 +246,11 @@ class Anchor(InSlot):
 
     # -- a chunk ----------------------------------------------------------------------
 
-    def _rows(self, looked: Looked) -> Steps[tuple[Tensor, tuple[int, ...]]]:
+    def _rows(self, checked: ChunkPrompt) -> Steps[tuple[Tensor, tuple[int, ...]]]:
         """Compute the rows of a prompt, (T, width), and their ids."""
         embed = self._machine.parts.embed
         rows, fed = list[Tensor](), list[int]()
-        for piece in (Words(ids=self._carried), *looked.pieces):
+        for piece in (Words(ids=self._carried), *checked.pieces):
             self._require_uncut()
             if isinstance(piece, Words):
                 rows.append(embed(piece.ids))
@@ -276,16 +261,16 @@ class Anchor(InSlot):
             else:
                 rows.append((yield from self._hear(piece)))  # (10, width)
             fed += [EMBEDDED] * len(rows[-1])
-        assert len(fed) == looked.rows + len(self._carried), (len(fed), looked.rows)
+        assert len(fed) == checked.rows + len(self._carried), (len(fed), checked.rows)
         return torch.cat(rows), tuple(fed)
 
     def _hear(self, pcm: Tensor) -> Steps[Tensor]:
         parts = self._machine.parts
         mel, self._mel = parts.front_end.next_frames(pcm, self._mel)
-        units = 0 if self._heard == parts.config.audio.units else self._heard
-        self._heard = units + 1
-        heard: Tensor = yield Hearing(mel=mel, slot=self._slot, units=units)
-        return heard
+        units = 0 if self._audio_units == parts.config.audio.units else self._audio_units
+        self._audio_units = units + 1
+        embeddings: Tensor = yield Hearing(mel=mel, slot=self._slot, units=units)
+        return embeddings
 
     def _feed(self, rows: Tensor) -> Steps[Fed]:
         """Feed rows after the slot's content; return the output of the last."""
@@ -414,8 +399,8 @@ class Transcript:
         )
         sound = Sound(pcm=chunk.pcm)
         prompt: tuple[Part, ...] = (sound,) if chunk.index else (self._head, sound)
-        looked = anchor.look(prompt, params)
-        most = looked.rows + TOKENS_A_CHUNK - 1  # The last one is never fed.
+        checked = anchor.check(prompt, params)
+        most = checked.rows + TOKENS_A_CHUNK - 1  # The last one is never fed.
         limit = self._machine.config.context_limit
         if anchor.length + most > limit:
             used = anchor.length
@@ -425,7 +410,7 @@ class Transcript:
             texts.append(sampled.text)
 
         self._utterance = None  # Lost, unless it completes and another chunk may follow.
-        done = yield from anchor.answer(looked, params, emit)
+        done = yield from anchor.answer(checked, params, emit)
         utterance.index += 1
         if chunk.is_last:
             texts.append(anchor.rest())

@@ -246,11 +246,11 @@ class Answer:
         stop: asked before each token and after the last; True cuts there.
         mouth: the speaker, which checks for cuts in speech itself; None: text only.
         generated: ids so far, without the ending.
-        told: number of these ids in pieces.
+        emitted: number of these ids in pieces.
         chunks: pieces so far.
         thinks: the ids are thoughts, which are not spoken.
-        said: the text of all pieces.
-        calls: tells calls apart from text; None without tools.
+        text_so_far: the text of all pieces.
+        calls: separates calls from text; None without tools.
         held: ids that may belong to a call, with their hidden states.
     """
 
@@ -263,10 +263,10 @@ class Answer:
     emit: Emit
     mouth: Mouth | None
     generated: list[int] = attrs.field(factory=list)
-    told: int = 0
+    emitted: int = 0
     chunks: int = 0
     thinks: bool = False
-    said: str = ""
+    text_so_far: str = ""
     calls: CallStream | None = None
     held: list[tuple[int, Tensor]] = attrs.field(factory=list)
 
@@ -292,8 +292,8 @@ class Answer:
             if token in self.tokens.endings:
                 reason, ended = "turn_end", 1
                 break
-            is_said = yield from self._speak_chunks(waiting)
-            if not is_said:
+            is_done = yield from self._speak_chunks(waiting)
+            if not is_done:
                 cut = step
                 break
             self.generated.append(token)
@@ -317,7 +317,7 @@ class Answer:
         return self._result(
             TurnResult(
                 index=self.turn.index,
-                text=self.said,
+                text=self.text_so_far,
                 pcm=pcm,
                 reason=reason if cut is None else "interrupted",
                 generated_tokens=len(self.generated) + ended,
@@ -367,31 +367,31 @@ class Answer:
         """Speak the rest; its end is kept in `flushed`, all before is emitted."""
         assert self.mouth is not None
 
-        def tell(pcm: bytes, codes: tuple[int, ...]) -> None:
+        def keep(pcm: bytes, codes: tuple[int, ...]) -> None:
             if flushed:
                 self._speech(*flushed.pop())
             flushed.append((pcm, codes))
 
-        return (yield from self.mouth.say(waiting, tell, last=True))
+        return (yield from self.mouth.say(waiting, keep, last=True))
 
     def _speak_chunks(self, waiting: list[tuple[int, Tensor]]) -> Steps[bool]:
         """Speak the first tokens that wait, ten at a time, and remove them; False: cut."""
         while self.mouth is not None and len(waiting) >= TEXT_A_CHUNK:
             chunk, waiting[:] = waiting[:TEXT_A_CHUNK], waiting[TEXT_A_CHUNK:]
-            is_said = yield from self.mouth.say(chunk, self._speech, last=False)
-            if not is_said:
+            is_done = yield from self.mouth.say(chunk, self._speech, last=False)
+            if not is_done:
                 return False
         return True
 
     def _write(self, text: str) -> bool:
         """Emit text as far as it belongs to no call; whether a call ended with it."""
         if self.calls is None:
-            self._tell(text)
+            self._emit_text(text)
             return False
         before = self.calls.ends
         certain, ends = self.calls.add(text), self.calls.ends > before
         if certain or ends:
-            self._tell(certain, always=True)
+            self._emit_text(certain, always=True)
         return ends
 
     def _released(self, *, ends: bool) -> list[tuple[int, Tensor]]:
@@ -408,19 +408,19 @@ class Answer:
             return []
         if self.calls.is_open:
             self.held.clear()
-        self._tell(self.calls.end())
+        self._emit_text(self.calls.end())
         return self._released(ends=False)
 
-    def _tell(self, text: str, *, always: bool = False) -> None:
+    def _emit_text(self, text: str, *, always: bool = False) -> None:
         if text or always:
-            self.said += text
+            self.text_so_far += text
             self._piece(text=text)
 
     def _speech(self, pcm: bytes, codes: tuple[int, ...]) -> None:
         self._piece(pcm=pcm, codec_ids=codes)
 
     def _piece(self, *, text: str = "", pcm: bytes = b"", codec_ids: tuple[int, ...] = ()) -> None:
-        ids, self.told = tuple(self.generated[self.told :]), len(self.generated)
+        ids, self.emitted = tuple(self.generated[self.emitted :]), len(self.generated)
         piece = TurnChunk(
             index=self.turn.index,
             step=self.chunks,

@@ -134,8 +134,8 @@ def without_thoughts(content: Sequence[Content]) -> tuple[Content, ...]:
         return tuple(content)
     last = content[ends[-1]]
     assert isinstance(last, Text)
-    said = last.text.rpartition(THOUGHT)[2].lstrip("\n")
-    return (Text(text=said), *content[ends[-1] + 1 :])
+    rest = last.text.rpartition(THOUGHT)[2].lstrip("\n")
+    return (Text(text=rest), *content[ends[-1] + 1 :])
 
 
 def clip_samples(audio: AudioConfig) -> int:
@@ -316,8 +316,8 @@ def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
             writer.results(results)
         else:
             writer.message(message)
-    heard = any(isinstance(part, Sound) for part in parts)
-    writer.ask(aloud=turn.speech is not None or heard or turn.tts_template)
+    has_sound = any(isinstance(part, Sound) for part in parts)
+    writer.ask(aloud=turn.speech is not None or has_sound or turn.tts_template)
     pieces = writer.pieces()
     length = sum(rows_of(piece, config) for piece in pieces)
     return Prompt(pieces=pieces, pictures=tuple(writer.pictures), length=length)

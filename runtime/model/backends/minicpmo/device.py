@@ -67,7 +67,7 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def telling_lost() -> Iterator[None]:
+def raising_device_lost() -> Iterator[None]:
     """Raise `DeviceLost` where the device is lost: then the next call fails too.
 
     A library that launches by itself raises its own error.

@@ -290,8 +290,8 @@ class CodeChooser:
 
     def _chosen(self, logits: Tensor, asked: Sequence[CodeChoice]) -> list[CodeLogits]:
         wide = logits.new_empty(0, dtype=torch.float64)
-        (told,) = send([_packed(asked, logits.shape[1])], wide)
-        codes, settled = fetch(self._choose(logits, told)).T.tolist()
+        (packed,) = send([_packed(asked, logits.shape[1])], wide)
+        codes, settled = fetch(self._choose(logits, packed)).T.tolist()
         self.settled += int(sum(settled))
         self.unsettled += len(asked) - int(sum(settled))
         return [
@@ -299,11 +299,11 @@ class CodeChooser:
             for row, code, is_settled in zip(logits, codes, settled, strict=True)
         ]
 
-    def _choose(self, logits: Tensor, told: Tensor) -> Tensor:
+    def _choose(self, logits: Tensor, packed: Tensor) -> Tensor:
         """The code of each row, and whether it is beyond doubt, (B, 2), from `_packed` rows."""
-        recent, draw, may_end = told.split_with_sizes((CODE_WINDOW, 1, 1), dim=1)
+        recent, draw, may_end = packed.split_with_sizes((CODE_WINDOW, 1, 1), dim=1)
         size = logits.shape[1]
-        counts = told.new_zeros(len(told), size + 1)
+        counts = packed.new_zeros(len(packed), size + 1)
         counts = counts.scatter_add_(1, recent.long(), torch.ones_like(recent))[:, :size]
         values = logits.double() / CODE_TEMPERATURE
         values *= CODE_PENALTY ** torch.where(values < 0, counts, -counts)

@@ -23,10 +23,10 @@ from .batched import ON_CPU, Batched, Means, batched
 from .checkpoint import Parts
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, DecoderNetwork, Operators, RowByRow, Stock, Together, try_operators
-from .device import StoreShape, send, stores, telling_lost
+from .device import StoreShape, raising_device_lost, send, stores
 from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
 from .tokens import Tokens
-from .vision import FusedSight
+from .vision import FusedVision
 from .vocoder import Pcm, Sounding, Vocoder
 from .work import Fed, Feed, InTurn, Recall, See, Speak, Work
 
@@ -89,7 +89,7 @@ class Machine:
     def _use_flash(self, llm: Stock, tts: Stock) -> None:
         """Compute sessions together, as a GPU does."""
         means, apm, projection = self.means, self.parts.apm, self.parts.audio_projection_layer
-        self._sight = FusedSight(self.parts.vpm, self.parts.resampler)
+        self._vision = FusedVision(self.parts.vpm, self.parts.resampler)
         tokens = batched(network_of(llm), means, token_rows(self.config))
         codes = batched(network_of(tts), means, CODE_ROWS)
         self._sound_of = batched(HearingNetwork(apm, projection, self.audio), means, (UNIT_FRAMES,))
@@ -132,11 +132,11 @@ class Machine:
         if not self._together:
             return "sdpa, row by row"
         steps = {each.network.name: each.steps for each in self._together}
-        said = (
+        described = (
             f"{name} in steps of {some.description}" if some else name
             for name, some in steps.items()
         )
-        return "; ".join(("flash", *said))
+        return "; ".join(("flash", *described))
 
     @property
     def batch(self) -> str:
@@ -162,7 +162,7 @@ class Machine:
         together = [works]
         if self.means.is_alone and isinstance(works[0], See):
             together = [[work] for work in works]
-        with telling_lost(), torch.inference_mode():
+        with raising_device_lost(), torch.inference_mode():
             return [answer for some in together for answer in self._answer(some)]
 
     def _answer(self, works: Sequence[Any]) -> list[Any]:
@@ -182,7 +182,7 @@ class Machine:
         slices = torch.stack(sent) if len(sent) > 1 else sent[0][None]  # (B, 3, h, w)
         patch = self.config.vision.patch_size
         if self._together:
-            return list(self._sight.see(slices))
+            return list(self._vision.embed(slices))
         rows, columns = (side // patch for side in slices.shape[2:])
         return list(self.parts.resampler(self.parts.vpm(slices), rows, columns))
 

@@ -7,10 +7,10 @@ finalizing and rebuilding are generators of requests (`work.py`).
 model, the speech decoder or the vocoder. The result says where, and `unit(unit, cut)` stops there
 again. An interrupt before its unit begins waits for it, since the caller believes it running.
 
-A rebuild that need not be exact feeds past units in long prefills: a `ToldUnit` applies the rules
-of `unit.py` to known decisions and feeds nothing; its rows wait in `WaitingRows` for those of later
-units. The same units give the same splits, but other splits than those recorded, so keys and values
-may differ from the recorded session's by rounding.
+A rebuild that need not be exact feeds past units in long prefills: a `DecidedUnit` applies the
+rules of `unit.py` to known decisions and feeds nothing; its rows wait in `WaitingRows` for those of
+later units. The same units give the same splits, but other splits than those recorded, so keys and
+values may differ from the recorded session's by rounding.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from .work import Fed, Feed, Steps
 
 FINALIZE_TOKENS: Final = 2
 """The terminator and `</unit>`."""
-TOLD_FIELDS: Final = ("input_hash", "decided_ids", "fed_ids", "kv_length")
+REBUILT_FIELDS: Final = ("input_hash", "decided_ids", "fed_ids", "kv_length")
 """What a past unit must have as recorded in any rebuild, ..."""
-EXACT_FIELDS: Final = (*TOLD_FIELDS, "logits_hash")
+EXACT_FIELDS: Final = (*REBUILT_FIELDS, "logits_hash")
 """... in an exact one, ..."""
 SPOKEN_FIELDS: Final = ("codec_ids", "cut")
 """... and also with speech."""
 
-Phase = Literal["new", "ready", "ran", "failed", "told", "lost", "released"]
-"""`told`: rows of a rebuild wait to be fed."""
+Phase = Literal["new", "ready", "ran", "failed", "collected", "lost", "released"]
+"""`collected`: rows of a rebuild wait to be fed."""
 
 
 class ModelSession:
@@ -176,7 +176,7 @@ class ModelSession:
             return self._interrupted == unit.index
 
         before = self._state
-        if before.heard == self._machine.config.audio.units:
+        if before.audio_units == self._machine.config.audio.units:
             before = before.but(overwritten=self._machine.first_block(self._slot))
         self._state = self._before = before
         self._running, self._phase = unit.index, "failed"
@@ -222,15 +222,15 @@ class ModelSession:
         ids = self._tokens.ids
         fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
         length = state.length + len(fed)
-        said = () if interrupted else state.said  # Withheld text was never said.
-        text = tuple(index for index in said if index not in self._tokens.control)
+        text_ids = () if interrupted else state.text_ids  # Withheld text was never spoken.
+        text = tuple(index for index in text_ids if index not in self._tokens.control)
         span = Span(length=length - state.layout.length, text_ids=text)
         return fed, state.but(
             layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
             length=length,
             speech=Speech() if interrupted else state.speech,
             overwritten=None,
-            said=(),
+            text_ids=(),
         )
 
     def _slide(self) -> Steps[None]:
@@ -247,7 +247,7 @@ class ModelSession:
     def _rebuild(
         self, past: PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
     ) -> Steps[Finalized]:
-        if self._phase == "told":
+        if self._phase == "collected":
             self._phase = "ready"
         self._require("ready")
         if past.unit.index <= self._running:
@@ -257,12 +257,12 @@ class ModelSession:
                 yield from self._waiting.feed(self._state.length, is_last=True)
                 finalized = yield from self._run_again(past, pictures, exact=exact)
             else:
-                finalized = yield from self._tell(past, pictures)
+                finalized = yield from self._collect(past, pictures)
                 yield from self._waiting.feed(self._state.length, is_last=is_last)
         except BaseException:
             self._phase = "lost"
             raise
-        self._phase = "told" if self._waiting.rows else "ready"
+        self._phase = "collected" if self._waiting.rows else "ready"
         return finalized
 
     def _run_again(self, past: PastUnit, pictures: Pictures, *, exact: bool) -> Steps[Finalized]:
@@ -271,7 +271,7 @@ class ModelSession:
         result = yield from self._unit(
             unit, pictures, recorded.cut, teacher, past=recorded, is_mute=not past.is_voiced
         )
-        fields = EXACT_FIELDS if exact else TOLD_FIELDS
+        fields = EXACT_FIELDS if exact else REBUILT_FIELDS
         choices = tuple(teacher.choices) if exact else ()
         require_recorded(
             recorded,
@@ -280,10 +280,10 @@ class ModelSession:
         )
         return (yield from self.finalize(unit.index, interrupted=past.interrupted))
 
-    def _tell(self, past: PastUnit, pictures: Pictures) -> Steps[Finalized]:
+    def _collect(self, past: PastUnit, pictures: Pictures) -> Steps[Finalized]:
         unit, recorded = past.unit, past.result
         self._check(unit, pictures, recorded.cut, is_mute=True)
-        run = ToldUnit(
+        run = DecidedUnit(
             setting=self._setting,
             unit=unit,
             pictures=pictures,
@@ -293,7 +293,7 @@ class ModelSession:
             recorded=recorded.decided_ids,
         )
         with failing(f"unit {unit.index}"):
-            yield from run.tell()
+            yield from run.collect()
         made = attrs.evolve(
             recorded,
             input_hash=input_hash(unit),
@@ -301,7 +301,7 @@ class ModelSession:
             fed_ids=tuple(run.fed),
             kv_length=run.state.length,
         )
-        require_recorded(recorded, ForcedResult(result=made, choices=()), TOLD_FIELDS)
+        require_recorded(recorded, ForcedResult(result=made, choices=()), REBUILT_FIELDS)
         self._running, self._terminator = unit.index, run.terminator
         fed, state = self._closed(run.state, interrupted=past.interrupted)
         self._waiting.rows += [*run.rows, self._machine.parts.embed(fed)]
@@ -370,17 +370,17 @@ class ModelSession:
 _NOT_FED: Final = Fed(
     hidden=torch.zeros(0), logits=TokenLogits(torch.zeros(0, device="cpu"), is_finite=True)
 )
-"""In place of the language model's output, which a told unit does not have."""
+"""In place of the language model's output, which a decided unit does not have."""
 
 
 @attrs.define(kw_only=True)
-class ToldUnit(UnitRun):
+class DecidedUnit(UnitRun):
     """A unit whose decided ids are `recorded`; `rows` are what it feeds, (T, width) each."""
 
     recorded: tuple[int, ...]
     rows: list[Tensor] = attrs.field(factory=list)
 
-    def tell(self) -> Steps[None]:
+    def collect(self) -> Steps[None]:
         """Collect the unit's rows; `IndexError` if a decision is missing, or the model lacks it."""
         yield from self._prefill()
         self._close((yield from self._answer(_NOT_FED)))

@@ -95,21 +95,21 @@ class SessionState:
     Attributes:
         layout: of the language model's slot, up to the last finalized unit.
         length: tokens in the slot.
-        heard: units in the audio encoder's slot, 0 to 29.
+        audio_units: units in the audio encoder's slot, 0 to 29.
         overwritten: the content that this unit overwrote there.
         history: decided ids, for the repetition penalty.
-        said: text ids of the current or last unit.
+        text_ids: text ids of the current or last unit.
     """
 
     layout: Layout
     length: int
     mel: MelCarry = attrs.field(factory=MelCarry.start)
-    heard: int = 0
+    audio_units: int = 0
     overwritten: Kept | None = attrs.field(default=None, eq=False)
     history: tuple[int, ...] = ()
     turn_open: bool = False
     speech: Speech = Speech()
-    said: tuple[int, ...] = ()
+    text_ids: tuple[int, ...] = ()
 
     def but(self, **changes: Any) -> SessionState:
         """Return the state with some attributes replaced."""
@@ -171,9 +171,9 @@ def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[
     suffix: tuple[int, ...] = (ids.im_end,)
     rows, fed = [embed(head)], [*head]
     if voice:
-        heard = yield Recall(pcm=_reference(voice))  # (10 a second, width)
-        rows += [embed((ids.audio_start,)), heard]
-        fed += [ids.audio_start, *[EMBEDDED] * len(heard)]
+        embeddings = yield Recall(pcm=_reference(voice))  # (10 a second, width)
+        rows += [embed((ids.audio_start,)), embeddings]
+        fed += [ids.audio_start, *[EMBEDDED] * len(embeddings)]
         suffix = (ids.audio_end, ids.im_end)
     rows.append(embed(suffix))
     whole = torch.cat(rows)
@@ -240,9 +240,9 @@ def _basic(layout: Layout, room: int) -> Layout:
 def _context(layout: Layout, room: int, tokens: Tokens) -> Layout:
     marker = tuple(tokens.encode(MARKER))
     while len(layout.spans) > CONTEXT_UNITS or (layout.spans and layout.length > room):
-        said, previous = layout.spans[0].text_ids, layout.previous
-        if said:
-            content = (*previous[len(marker) :], *said)[-PREVIOUS_TOKENS:]
+        text_ids, previous = layout.spans[0].text_ids, layout.previous
+        if text_ids:
+            content = (*previous[len(marker) :], *text_ids)[-PREVIOUS_TOKENS:]
             previous = (*marker, *content)
         layout = attrs.evolve(layout, previous=previous, spans=layout.spans[1:])
     return layout

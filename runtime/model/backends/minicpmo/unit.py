@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 
 import attrs
 import numpy as np
@@ -23,7 +22,7 @@ from torch import Tensor
 from protocol.values.model import Costs, Cut, DuplexConfig, Opening, Stage, Unit, UnitResult
 
 from .audio import Hearing
-from .checkpoint import CODES_A_UNIT, Parts, SpeechDecoder
+from .checkpoint import CODES_A_UNIT, Parts
 from .logits import CodeChoice, CodeLogits, Trace, numbers_of
 from .sampling import (
     CHUNK_CHARACTERS,
@@ -144,7 +143,7 @@ class UnitRun:
             is_listen = yield from self._listen_by_force()
         else:
             is_listen = yield from self._generate(first)
-        self.state = self.state.but(said=tuple(index for index, _ in self.spoken))
+        self.state = self.state.but(text_ids=tuple(index for index, _ in self.spoken))
         return is_listen
 
     def _is_spoken(self, is_listen: bool) -> bool:
@@ -190,10 +189,12 @@ class UnitRun:
         parts, state = self.setting.parts, self.state
         pcm = torch.from_numpy(read_pcm(self.unit.pcm))  # (16000,)
         mel, carry = parts.front_end.next_frames(pcm, state.mel)
-        units = 0 if state.heard == parts.config.audio.units else state.heard
-        heard: Tensor = yield Hearing(mel=mel, slot=self.setting.slot, units=units)  # (10, width)
-        self.state = state.but(mel=carry, heard=units + 1)
-        return heard
+        units = 0 if state.audio_units == parts.config.audio.units else state.audio_units
+        embeddings: Tensor = yield Hearing(
+            mel=mel, slot=self.setting.slot, units=units
+        )  # (10, width)
+        self.state = state.but(mel=carry, audio_units=units + 1)
+        return embeddings
 
     def _listen_by_force(self) -> Steps[bool]:
         ids = self.setting.tokens.ids
@@ -293,20 +294,65 @@ class UnitRun:
         return len(self._text(token)) >= CHUNK_CHARACTERS
 
     def _speak(self, *, last: bool) -> Steps[None]:
+        """Speak the unit's text: its rows, then code after code, at most a second's."""
         setting, speech = self.setting, self.state.speech
-        utterance = Utterance(
-            tts=setting.parts.tts,
-            slot=setting.slot,
-            length=speech.length,
-            numbers=draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT),
-            may_end=last or speech.length == 0,
-            stop=partial(self._cut_at, "tts"),
-            teacher=self.teacher,
-            past=self.past,
-            codes=self.codes,
-        )
-        yield from utterance.speak(self.spoken)
-        self.state = self.state.but(speech=attrs.evolve(speech, length=utterance.length))
+        tts, slot, length = setting.parts.tts, setting.slot, speech.length
+        numbers = draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
+        may_end = last or length == 0
+
+        def choice(codes: Sequence[int]) -> CodeChoice | None:
+            """How the code after these is chosen; None if they fill the second."""
+            if len(codes) == CODES_A_UNIT:
+                return None
+            recent, draw = tuple(codes[-CODE_WINDOW:]), float(numbers[len(codes)])
+            return CodeChoice(recent, draw, may_end=may_end)
+
+        rows = tts.opening(self.spoken)  # (text + 1, hidden)
+        known = self._known_codes(length + len(rows), choice)
+        for step in range(CODES_A_UNIT + 1):
+            if self._cut_at("tts", step):
+                break
+            answer: CodeLogits
+            asked = choice(self.codes)
+            if known is None or not step:
+                answer = yield Speak(slot=slot, start=length, rows=rows, choice=asked)
+            else:
+                answer = yield from known.ask(self.codes[-1])
+            length += len(rows)
+            code = tts.config.eos if asked is None else self._choose_code(answer, asked)
+            if code == tts.config.eos:
+                break
+            self.codes.append(code)
+            rows = tts.code(code)  # (1, hidden)
+        self.state = self.state.but(speech=attrs.evolve(speech, length=length))
+
+    def _known_codes(
+        self, start: int, choice: Callable[[Sequence[int]], CodeChoice | None]
+    ) -> Known | None:
+        """The codes that it is known to feed."""
+        if self.past is None:
+            return None
+        codes, tts, slot = self.past.codec_ids, self.setting.parts.tts, self.setting.slot
+
+        def work(at: int) -> Speak:
+            rows = tts.code(codes[at])
+            return Speak(slot=slot, start=start + at, rows=rows, choice=choice(codes[: at + 1]))
+
+        return Known(codes, work, CODES_A_UNIT)
+
+    def _choose_code(self, answer: CodeLogits, choice: CodeChoice) -> int:
+        """Choose the next code, or take the recorded one."""
+        eos = self.setting.parts.tts.config.eos
+        own = answer.choose(choice, eos)
+        if self.teacher is None:
+            return own
+        chunk, draw, may_end = choice.chunk, choice.draw, choice.may_end
+
+        def apart(wanted: int) -> tuple[float | None, float | None]:
+            logits = answer.numbers()
+            return codes_apart(logits, chunk, draw, eos, may_end=may_end, own=own, wanted=wanted)
+
+        return self.teacher.code(len(self.codes), own, apart)
 
     def _voice(self, *, last: bool) -> Steps[None]:
         if self._cut_at("token2wav", 0):
@@ -351,84 +397,3 @@ class UnitRun:
                 wall_us=wall,
             ),
         )
-
-
-# -- speech codes -------------------------------------------------------------------------------
-
-
-@attrs.define(kw_only=True)
-class Utterance:
-    """The codes of a unit in progress.
-
-    Attributes:
-        length: places of the turn's speech that are used, this unit's included as they are fed.
-        numbers: the draws of its codes, (25,).
-        may_end: speech may end before its second is full.
-        stop: asked before each step; True cuts it there.
-        teacher, past: as of `UnitRun`.
-        codes: taken so far; grows.
-    """
-
-    tts: SpeechDecoder
-    slot: int
-    length: int
-    numbers: NDArray[np.float64]
-    may_end: bool
-    stop: Callable[[int], bool]
-    teacher: Teacher | None
-    past: UnitResult | None
-    codes: list[int]
-
-    def speak(self, text: Sequence[tuple[int, Tensor]]) -> Steps[None]:
-        """Say text tokens with their hidden states, (llm_dim,) each."""
-        eos = self.tts.config.eos
-        rows = self.tts.opening(text)
-        known = self._known(self.length + len(rows))
-        for step in range(CODES_A_UNIT + 1):
-            if self.stop(step):
-                return
-            answer: CodeLogits
-            choice = self._choice(self.codes)
-            if known is None or not step:
-                answer = yield Speak(slot=self.slot, start=self.length, rows=rows, choice=choice)
-            else:
-                answer = yield from known.ask(self.codes[-1])
-            self.length += len(rows)
-            if choice is None:
-                return
-            code = self._taught(answer.choose(choice, eos), answer, choice)
-            if code == eos:
-                return
-            self.codes.append(code)
-            rows = self.tts.code(code)
-
-    def _choice(self, codes: Sequence[int]) -> CodeChoice | None:
-        """How the code after these is chosen; None if they fill the second."""
-        if len(codes) == CODES_A_UNIT:
-            return None
-        recent, draw = tuple(codes[-CODE_WINDOW:]), float(self.numbers[len(codes)])
-        return CodeChoice(recent, draw, may_end=self.may_end)
-
-    def _known(self, start: int) -> Known | None:
-        if self.past is None:
-            return None
-        codes = self.past.codec_ids
-
-        def work(at: int) -> Speak:
-            rows, choice = self.tts.code(codes[at]), self._choice(codes[: at + 1])
-            return Speak(slot=self.slot, start=start + at, rows=rows, choice=choice)
-
-        return Known(codes, work, CODES_A_UNIT)
-
-    def _taught(self, own: int, answer: CodeLogits, choice: CodeChoice) -> int:
-        """Take the recorded code, if there is a teacher."""
-        if self.teacher is None:
-            return own
-        chunk, draw, may_end = choice.chunk, choice.draw, choice.may_end
-        eos = self.tts.config.eos
-
-        def apart(wanted: int) -> tuple[float | None, float | None]:
-            logits = answer.numbers()
-            return codes_apart(logits, chunk, draw, eos, may_end=may_end, own=own, wanted=wanted)
-
-        return self.teacher.code(len(self.codes), own, apart)

@@ -311,7 +311,7 @@ class Layer:
     biases: Tensor
 
 
-class FusedSight:
+class FusedVision:
     """Slices of one shape to embeddings, (B, 3, h, w) to (B, queries, width)."""
 
     def __init__(self, tower: VisionTower, resampler: Resampler) -> None:
@@ -328,7 +328,7 @@ class FusedSight:
         biases = torch.cat([part.bias.detach() for part in parts])
         return Layer(stock=stock, qkv=joined(*parts), biases=biases)
 
-    def see(self, slices: Tensor) -> Tensor:
+    def embed(self, slices: Tensor) -> Tensor:
         """See the class."""
         rows, columns = (side // self._patch for side in slices.shape[2:])
         where, places = self._places(rows, columns)
