@@ -26,7 +26,8 @@ from runtime.model.backends.minicpmo.logits import CodeLogits, shortlists_on
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel, Mute, randomize
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.work import Fed, Work, alone
+from runtime.model.backends.minicpmo.work import Fed, Work
+from tests.models.blocking import alone
 
 UNITS: Final = 4
 SEES: Final = 2

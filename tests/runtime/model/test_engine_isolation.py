@@ -23,9 +23,10 @@ from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.decoder import RowByRow
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import ModelSession
-from runtime.model.backends.minicpmo.work import Steps, Work, alone
+from runtime.model.backends.minicpmo.work import Steps, Work
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import FEW_UNITS, SLIDING, facts, picture, sound
 from tests.project.sampling import sample
 

@@ -27,11 +27,11 @@ from runtime.model.backends.minicpmo.sampling import (
     untempered_gap,
     untempered_room,
 )
-from runtime.model.backends.minicpmo.work import alone
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_chat import CHUNK_EOS_ID
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
+from tests.models.blocking import alone, open_session
 from tests.models.random_model import CODES, facts, opening, unit
 
 Logits = NDArray[np.float64]
@@ -52,7 +52,7 @@ def units() -> list[Unit]:
 
 def record(model: DuplexModel, what: Opening, cuts: dict[int, Cut]) -> list[UnitResult]:
     """Run a session; units are cut where `cuts` says."""
-    session = model.open(what)
+    session = open_session(model, what)
     results = []
     for each in units():
         results.append(session.run_unit(each, cuts.get(each.index)))

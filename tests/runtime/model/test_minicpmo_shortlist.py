@@ -40,10 +40,10 @@ from runtime.model.backends.minicpmo.sampling import (
     decide_plain,
 )
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.work import alone
 from runtime.model.backends.streams import SamplingParams
 from tests.bench.tiny.staging import known_phrases, play, stage_phrase
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import answer, opening
 from tests.project.sampling import sample
 from tests.runtime.model.test_forcing import record, run_forced

@@ -45,6 +45,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
 from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.gpu.steps import Bench, measure
+from tests.models.blocking import open_session
 from tests.models.flash import flash_on_cpu, forward, unread
 from tests.project.sampling import sample
 
@@ -316,7 +317,7 @@ def play(model: DuplexModel, units: int | None = None) -> list[UnitResult]:
     item = next(it for it in known_phrases(HELDOUT) if it.phrase == "tell me a joke")
     pcm, _ = stage_phrase(HELDOUT, item, 0)
     opening = Opening(instructions="Be brief.", voice=Voice(), config=DuplexConfig(), seed=1)
-    session = model.open(opening)
+    session = open_session(model, opening)
     results = []
     for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES)[:units]):
         unit = Unit(index=index, pcm=second.astype("<f4").tobytes())

@@ -23,10 +23,11 @@ from runtime.model.backends.minicpmo.anchor import TOKENS_A_CHUNK, Transcript
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.work import Feed, Work, alone
+from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import opening, sound, unit
 from tests.runtime.model.test_engine import FakeModel
 from tests.runtime.model.test_engine_chat import answered, short

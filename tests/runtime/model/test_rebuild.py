@@ -27,9 +27,10 @@ from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import ModelSession
 from runtime.model.backends.minicpmo.state import SessionState
-from runtime.model.backends.minicpmo.work import Steps, alone
+from runtime.model.backends.minicpmo.work import Steps
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import FEW_UNITS, SLIDING, facts, opening, picture, unit
 from tests.project.sampling import sample
 from tests.runtime.model.test_engine_isolation import (

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.model import Opening
 from protocol.values.turn import Turn
 
-from ..base import BackendError, BackendInfo
+from ..base import BackendInfo
 from ..streams import Anchoring
 from .anchor import Anchor, Transcript
 from .batched import means_on
@@ -44,7 +44,7 @@ from .session import ModelSession
 from .tokens import TEMPLATE_FILE, Tokens
 from .vocoder import Pcm, PieceVocoder, Sounding
 from .voices import load_vocoder
-from .work import Work, alone
+from .work import Work
 
 THREADS: Final = 1
 SLOTS: Final = 8
@@ -111,7 +111,6 @@ class DuplexModel:
 
     def __init__(self, machine: Machine, tokens: Tokens, info: BackendInfo) -> None:
         self.machine, self.tokens, self._info = machine, tokens, info
-        self._taken: dict[int, BlockingSession] = {}
 
     @property
     def info(self) -> BackendInfo:
@@ -206,54 +205,6 @@ class DuplexModel:
         """Make a transcription whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return Transcript(self.machine, self.tokens, slot)
-
-    def open(self, opening: Opening) -> BlockingSession:
-        """Open a session in a free slot, to be run unbatched.
-
-        `ContextFull`: the prompt does not fit; `BackendError`: the reference audio is malformed, or
-        no slot is free.
-        """
-        for slot in range(self.info.slots):
-            if slot not in self._taken:
-                session = self._taken[slot] = BlockingSession(self, opening, slot)
-                return session
-        raise BackendError(f"all {self.info.slots} slots are taken")
-
-    def give_back(self, session: BlockingSession) -> None:
-        """Free the slot of a released session; idempotent."""
-        if self._taken.get(session.slot) is session:
-            del self._taken[session.slot]
-
-
-class BlockingSession:
-    """A session whose calls compute to their end, unbatched; see `ModelSession`."""
-
-    def __init__(self, model: DuplexModel, opening: Opening, slot: int) -> None:
-        self._model, self._session = model, model.session(opening, slot=slot)
-        self.slot = slot
-        self.opened: Opened = alone(self._session.open(), model.compute)
-
-    def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """Run `ModelSession.unit`."""
-        return alone(self._session.unit(unit, cut), self._model.compute)
-
-    def interrupt(self, index: int) -> None:
-        """Run `ModelSession.interrupt`."""
-        self._session.interrupt(index)
-
-    def finalize(self, index: int, *, interrupted: bool) -> Finalized:
-        """Run `ModelSession.finalize`."""
-        steps = self._session.finalize(index, interrupted=interrupted)
-        return alone(steps, self._model.compute)
-
-    def rollback(self, index: int) -> None:
-        """Run `ModelSession.rollback`."""
-        self._session.rollback(index)
-
-    def release(self) -> None:
-        """Run `ModelSession.release`, and free the slot."""
-        self._session.release()
-        self._model.give_back(self)
 
 
 # -- the published shape with random weights, to measure ----------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
-from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
 import attrs
@@ -130,23 +129,6 @@ Work = See | Hearing | Recall | Feed | Speak | InTurn | Sounding
 Steps = Generator[Work, Any, Result]
 Compute = Callable[[Sequence[Work]], list[Any]]
 """Answers requests of one bucket, in their order."""
-
-
-def alone(steps: Steps[Result], compute: Compute) -> Result:
-    """Drive a generator to its result, one request at a time; failures are thrown into it."""
-    go_on: Callable[[], Work] = partial(steps.send, None)
-    try:
-        while True:
-            work = go_on()
-            try:
-                (answer,) = compute((work,))
-            except Exception as error:
-                go_on = partial(steps.throw, error)
-            else:
-                go_on = partial(steps.send, answer)
-    except StopIteration as end:
-        result: Result = end.value
-        return result
 
 
 # -- ids that are known -------------------------------------------------------------------------
