@@ -57,7 +57,7 @@ from ..model.engine.engine import BACKGROUND, Scheduler, Task
 
 if TYPE_CHECKING:
     from ..model.backends.minicpmo.model import DuplexModel
-    from ..model.backends.minicpmo.session import ModelSession
+    from ..model.backends.minicpmo.session import SteppedSession
 
 # -- what the benches share ------------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ def _busy_ratio(runs: Sequence[EngineRun]) -> float:
 
 
 class _Client:
-    def __init__(self, session: ModelSession) -> None:
+    def __init__(self, session: SteppedSession) -> None:
         self.session = session
         self.due_ns: deque[tuple[int, int]] = deque()
         self.is_busy = False

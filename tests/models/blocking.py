@@ -33,7 +33,7 @@ def alone(steps: Steps[Result], compute: Compute) -> Result:
 
 
 class BlockingSession:
-    """A session whose calls compute to their end, unbatched; see `ModelSession`."""
+    """A session whose calls compute to their end, unbatched; see `SteppedSession`."""
 
     def __init__(self, model: DuplexModel, opening: Opening, slot: int) -> None:
         self._model, self._session = model, model.session(opening, slot=slot)
@@ -41,24 +41,24 @@ class BlockingSession:
         self.opened: Opened = alone(self._session.open(), model.compute)
 
     def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """Run `ModelSession.unit`."""
+        """Run `SteppedSession.unit`."""
         return alone(self._session.unit(unit, cut), self._model.compute)
 
     def interrupt(self, index: int) -> None:
-        """Run `ModelSession.interrupt`."""
+        """Run `SteppedSession.interrupt`."""
         self._session.interrupt(index)
 
     def finalize(self, index: int, *, interrupted: bool) -> Finalized:
-        """Run `ModelSession.finalize`."""
+        """Run `SteppedSession.finalize`."""
         steps = self._session.finalize(index, interrupted=interrupted)
         return alone(steps, self._model.compute)
 
     def rollback(self, index: int) -> None:
-        """Run `ModelSession.rollback`."""
+        """Run `SteppedSession.rollback`."""
         self._session.rollback(index)
 
     def release(self) -> None:
-        """Run `ModelSession.release`, and free the slot."""
+        """Run `SteppedSession.release`, and free the slot."""
         self._session.release()
         taken = _taken[self._model]
         if taken.get(self.slot) is self:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from ..backends.minicpmo.anchor import Anchor, Transcript
     from ..backends.minicpmo.chat import ChatTurn
     from ..backends.minicpmo.model import DuplexModel
-    from ..backends.minicpmo.session import ModelSession
+    from ..backends.minicpmo.session import SteppedSession
 
 # -- deadlines of streamed sound ----------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class EngineBackend:
             raise BackendError(f"model {self.info.name} {lacks}")
 
 
-Held = TypeVar("Held", bound="ModelSession | ChatTurn | Anchor | Transcript")
+Held = TypeVar("Held", bound="SteppedSession | ChatTurn | Anchor | Transcript")
 
 
 @attrs.define(eq=False)
@@ -322,7 +322,7 @@ class _OnEngine(Generic[Held]):
 
 
 @attrs.define(eq=False)
-class EngineSession(_OnEngine["ModelSession"]):
+class EngineSession(_OnEngine["SteppedSession"]):
     """One session on an engine; `stepped` is its state."""
 
     @property

@@ -21,7 +21,7 @@ from runtime.model.backends.minicpmo.attention import KvSlots, joined
 from runtime.model.backends.minicpmo.batched import Means
 from runtime.model.backends.minicpmo.checkpoint import Parts, load_parts
 from runtime.model.backends.minicpmo.config import load_config, read_config
-from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, try_operators
+from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, Stock, try_operators
 from runtime.model.backends.minicpmo.device import pin
 from runtime.model.backends.minicpmo.logits import INLINE_MAX, Shortlists, TokenLogits
 from runtime.model.backends.minicpmo.machine import Machine, operators_for
@@ -88,7 +88,7 @@ def test_a_model_of_another_kind_is_refused(parts: Parts, what: str) -> None:
     other = SimpleNamespace(config=config, state_dict=lambda: model.state_dict() | keys)
     store = KvSlots(layers=1, slots=1, heads=1, capacity=1, width=8)
     with pytest.raises(ValueError, match="another activation, or biases"):
-        FusedDecoder(other, store, Operators())
+        FusedDecoder(Stock(name="x", model=other, head=noise, store=store), Operators())
 
 
 def test_where_kernels_cannot_be_compiled_torch_computes(

@@ -25,7 +25,7 @@ from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.session import ModelSession
+from runtime.model.backends.minicpmo.session import SteppedSession
 from runtime.model.backends.minicpmo.state import SessionState
 from runtime.model.backends.minicpmo.work import Steps
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
@@ -98,7 +98,7 @@ def past_of(done: Sequence[Done]) -> list[PastUnit]:
     )
 
 
-def rebuild(session: ModelSession, past: Sequence[PastUnit], *, exact: bool) -> Steps[None]:
+def rebuild(session: SteppedSession, past: Sequence[PastUnit], *, exact: bool) -> Steps[None]:
     """Feed a past in calls of as many units as one call may have."""
     for place, each in enumerate(past, 1):
         is_last = place == len(past) or place % PAST_UNITS_MAX == 0
@@ -106,7 +106,7 @@ def rebuild(session: ModelSession, past: Sequence[PastUnit], *, exact: bool) -> 
 
 
 def go_on(
-    session: ModelSession, seconds: Sequence[Second], late: frozenset[int], done: list[Done]
+    session: SteppedSession, seconds: Sequence[Second], late: frozenset[int], done: list[Done]
 ) -> Steps[None]:
     """Run units as told; those in `late` are interrupted after their last step."""
     for second in seconds:
@@ -180,7 +180,7 @@ def plain(state: SessionState) -> tuple[object, ...]:
     )
 
 
-def run_to_the_end(session: ModelSession, life_: Steps[None]) -> Steps[None]:
+def run_to_the_end(session: SteppedSession, life_: Steps[None]) -> Steps[None]:
     yield from session.open()
     yield from life_
 

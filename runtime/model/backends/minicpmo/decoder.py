@@ -35,7 +35,6 @@ from .work import Feed, Speak
 
 # -- the operations between matrix products -----------------------------------------------------
 
-GATE_BLOCK: Final = 1024
 TRIED_ROWS: Final = 3
 CLOSE: Final = 2e-2
 """What two ways of rounding to 16 bits may be apart."""
@@ -160,17 +159,38 @@ class Layer:
     scale: float
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class Stock:
+    """A decoder's parts.
+
+    Attributes:
+        name: of what it decodes, in words.
+        model: stock, without its head.
+        head: last hidden states to logits, (B, width) -> (B, ids).
+        store: its slots.
+    """
+
+    name: str
+    model: Any
+    head: Callable[[Tensor], Tensor]
+    store: KvSlots
+
+
 class FusedDecoder:
-    """The forward pass of a stock model, whose weights it joins.
+    """A decoder's pass for many sessions, whose stock weights it joins; see `Network`.
 
     `ValueError`: the model has what these operations leave out.
     """
 
-    def __init__(self, model: Any, store: KvSlots, operators: Operators) -> None:
+    is_causal = True
+
+    def __init__(self, stock: Stock, operators: Operators) -> None:
+        model, store = stock.model, stock.store
         config = model.config
         if config.hidden_act != ACTIVATION or any("bias" in key for key in model.state_dict()):
             raise ValueError(f"{type(model).__name__} has another activation, or biases")
-        self._store, self._operators = store, operators
+        self.name, self.store = f"{stock.name} by {operators.name}", store
+        self._head, self._operators = stock.head, operators
         self.width, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
         self._norm: Tensor = model.norm.weight
         device = self._norm.device
@@ -202,40 +222,28 @@ class FusedDecoder:
 
     def forward(self, rows: Tensor, spans: Spans) -> Tensor:
         """Feed (B, T, width), each where its span says; the last hidden states, (B * T, width)."""
-        operators, x = self._operators, rows.flatten(0, 1)
+        operators, x = self._operators, rows.flatten(0, 1)  # (N, width); N is B * T
         residual = x.to(torch.float32, copy=True)
         x = operators.norm(x, None, self._layers[0].first, self._eps)
         following = [*(layer.first for layer in self._layers[1:]), self._norm]
         for index, (layer, after) in enumerate(zip(self._layers, following, strict=True)):
-            keys, values = self._store.layer(index)
-            qkv = F.linear(x, layer.qkv)
+            keys, values = self.store.layer(index)  # (positions, K, D)
+            qkv = F.linear(x, layer.qkv)  # (N, (H + 2 K) D)
             queries = operators.rotate(qkv, layer.rotation, spans.places, keys, values)
-            seen = spans.attend(queries, keys, values, layer.scale)
-            x = F.linear(seen.flatten(1), layer.out)
+            seen = spans.attend(queries, keys, values, layer.scale)  # (N, H, D)
+            x = F.linear(seen.flatten(1), layer.out)  # (N, width)
             x = operators.norm(x, residual, layer.second, self._eps)
             x = F.linear(operators.gate(F.linear(x, layer.both)), layer.down)
             x = operators.norm(x, residual, after, self._eps)
         return x
 
+    def finish(self, hidden: Tensor, spans: Spans) -> Out:
+        """The last hidden state of each session, and its logits."""
+        last = spans.last(hidden)
+        return last, self._head(last).float()
+
 
 # -- how sessions are run -----------------------------------------------------------------------
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class Stock:
-    """A decoder's parts.
-
-    Attributes:
-        name: of what it decodes, in words.
-        model: stock, without its head.
-        head: last hidden states to logits, (B, width) -> (B, ids).
-        store: its slots.
-    """
-
-    name: str
-    model: Any
-    head: Callable[[Tensor], Tensor]
-    store: KvSlots
 
 
 class Decoder(Protocol):
@@ -279,27 +287,6 @@ class RowByRow:
 def _padded(rows: Tensor, count: int) -> Tensor:
     lacking = max(0, count - len(rows))
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, lacking)) if lacking else rows
-
-
-class DecoderNetwork:
-    """A decoder's pass for many sessions; see `Network`."""
-
-    is_causal = True
-
-    def __init__(self, stock: Stock, operators: Operators) -> None:
-        self.store, self._head = stock.store, stock.head
-        self.name = f"{stock.name} by {operators.name}"
-        self._decoder = FusedDecoder(stock.model, stock.store, operators)
-        self.width = self._decoder.width
-
-    def forward(self, rows: Tensor, spans: Spans) -> Tensor:
-        """See `Network.forward`."""
-        return self._decoder.forward(rows, spans)
-
-    def finish(self, hidden: Tensor, spans: Spans) -> Out:
-        """The last hidden state of each session, and its logits."""
-        last = spans.last(hidden)
-        return last, self._head(last).float()
 
 
 @attrs.frozen(eq=False)

@@ -11,7 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention import Places
-from .decoder import GATE_BLOCK, Operators, Rotation
+from .decoder import Operators, Rotation
+
+GATE_BLOCK = 1024
 
 
 @triton.jit

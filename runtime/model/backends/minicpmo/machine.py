@@ -22,7 +22,7 @@ from .audio import Hearing, HearingNetwork
 from .batched import ON_CPU, Batched, Means, batched
 from .checkpoint import Parts
 from .config import UNIT_FRAMES, ModelConfig
-from .decoder import Decoder, DecoderNetwork, Operators, RowByRow, Stock, Together, try_operators
+from .decoder import Decoder, FusedDecoder, Operators, RowByRow, Stock, Together, try_operators
 from .device import StoreShape, raising_device_lost, send, stores
 from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
 from .tokens import Tokens
@@ -229,10 +229,10 @@ class Machine:
             store.wipe(slot)
 
 
-def network_of(stock: Stock) -> DecoderNetwork:
+def network_of(stock: Stock) -> FusedDecoder:
     """A decoder's pass for many sessions, with the fastest operators of its device."""
     heads = int(stock.model.config.num_attention_heads)
-    return DecoderNetwork(stock, operators_for(stock.store, heads))
+    return FusedDecoder(stock, operators_for(stock.store, heads))
 
 
 def operators_for(store: KvSlots, heads: int) -> Operators:
@@ -291,7 +291,11 @@ def failing(what: str) -> Iterator[None]:
 
 
 class InSlot:
-    """What computes in one slot, which must be empty; its generators never overlap."""
+    """What computes in one slot, which must be empty; its generators never overlap.
+
+    A chat turn or a streaming request: they share their slot, their cut, and their end. After a
+    failure the slot is empty.
+    """
 
     kind: ClassVar[str]
 

@@ -40,7 +40,7 @@ from .config import ModelConfig, load_config, read_config
 from .device import compute_repeatably, device_name
 from .logits import shortlists_on
 from .machine import Machine
-from .session import ModelSession
+from .session import SteppedSession
 from .tokens import TEMPLATE_FILE, Tokens
 from .vocoder import Pcm, PieceVocoder, Sounding
 from .voices import load_vocoder
@@ -182,10 +182,10 @@ class DuplexModel:
         """Answer requests of one bucket, in their order; see `Machine.compute`."""
         return self.machine.compute(works)
 
-    def session(self, opening: Opening, *, slot: int) -> ModelSession:
+    def session(self, opening: Opening, *, slot: int) -> SteppedSession:
         """Make a session whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
-        return ModelSession(self.machine, self.tokens, opening, slot)
+        return SteppedSession(self.machine, self.tokens, opening, slot)
 
     def chat(self, turn: Turn, *, slot: int) -> ChatTurn:
         """Make a chat turn whose generators the caller drives, in an exclusive slot."""

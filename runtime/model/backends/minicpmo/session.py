@@ -73,7 +73,7 @@ Phase = Literal["new", "ready", "ran", "failed", "collected", "lost", "released"
 """`collected`: rows of a rebuild wait to be fed."""
 
 
-class ModelSession:
+class SteppedSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
