@@ -241,7 +241,7 @@ class Link:
         return messages
 
     async def close(self) -> None:
-        """Close it, waiting `CLOSE_WAIT_S` for the server; shielded, and never raises."""
+        """Close it, waiting `WEBSOCKET_CLOSE_WAIT_S` for the server; shielded, and never raises."""
         with anyio.move_on_after(WEBSOCKET_CLOSE_WAIT_S, shield=True):
             try:
                 if self._connection.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):

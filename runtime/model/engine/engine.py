@@ -33,9 +33,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -59,26 +59,13 @@ BACKGROUND: Final = math.inf
 """The deadline of work that is not real-time."""
 
 
-class Request(Protocol):
-    """A task's request to the model."""
-
-    @property
-    def stage(self) -> int:
-        """The stage within its unit; smaller is earlier."""
-        ...
-
-    @property
-    def bucket(self) -> Hashable:
-        """Requests of the same bucket can be answered together."""
-        ...
-
-
 @attrs.define(eq=False, kw_only=True)
 class Task:
     """A generator in progress.
 
     `deadline_ns`: on the engine's clock; `BACKGROUND` for none. `done`: called once, with the
-    result or the error. `request`: its pending request. `has_begun`: it belongs to the group.
+    result or the error. `request`: its pending one, with its `stage` in the unit, smaller is
+    earlier, and its `bucket`. `has_begun`: it belongs to the group.
     """
 
     steps: Generator[Any, Any, Any]

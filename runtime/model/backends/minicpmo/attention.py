@@ -16,7 +16,7 @@ Without a cache it is plain causal attention over whole sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import torch
@@ -143,22 +143,6 @@ class Places:
 
     of: Tensor
     flat: Tensor
-
-
-class Seen(Protocol):
-    """The keys and values that the rows of a forward pass see in one layer."""
-
-    def attend(self, query: Tensor, scale: float) -> Tensor:
-        """Attend with (B, H, T, D) queries; returns (B, T, H, D)."""
-        ...
-
-
-class Cache(Protocol):
-    """The cache of one forward pass; stock models require more methods, but never call them."""
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Seen, None]:
-        """Write a layer's new keys and values, (B, K, T, D); return what the rows see."""
-        ...
 
 
 @attrs.frozen(eq=False)
@@ -408,6 +392,12 @@ class SpanCache:
         for target, new in ((keys, key), (values, value)):
             target[self._spans.places.flat] = new.transpose(1, 2).flatten(0, 1)
         return Spanned(keys, values, self._spans), None
+
+
+Seen = Reaches | Spanned
+"""The keys and values that the rows of a forward pass see in one layer."""
+Cache = SlotCache | SpanCache
+"""The cache of one forward pass; stock models require more methods, but never call them."""
 
 
 def can_attend(store: KvSlots) -> bool:

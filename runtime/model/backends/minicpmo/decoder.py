@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import torch
@@ -246,17 +246,6 @@ class FusedDecoder:
 # -- how sessions are run -----------------------------------------------------------------------
 
 
-class Decoder(Protocol):
-    """Runs rows of sessions."""
-
-    def run(self, works: Sequence[Feed | Speak]) -> Out:
-        """Feed the rows of each request, of any lengths, to its slot.
-
-        Returns last hidden states, (B, width), and logits, (B, ids), float32.
-        """
-        ...
-
-
 @attrs.frozen(eq=False)
 class RowByRow:
     """A decoder that runs the stock model, and attends row by row."""
@@ -299,3 +288,8 @@ class Together:
         """See `Decoder`."""
         places = [Row(slot=work.slot, start=work.start) for work in works]
         return self.batched.run([work.rows for work in works], places)
+
+
+Decoder = RowByRow | Together
+"""Feeds the rows of each request, of any lengths, to its slot: last hidden states, (B, width), and
+logits, (B, ids), float32."""

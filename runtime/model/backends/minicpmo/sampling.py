@@ -30,7 +30,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import attrs
 import numpy as np
@@ -470,12 +470,8 @@ def decide_chat_code(logits: Logits, codes: Sequence[int], draw: float) -> int:
 # -- forced decoding ----------------------------------------------------------------------------
 
 
-class Apart(Protocol):
-    """Measures how far a decision was from another id."""
-
-    def __call__(self, wanted: int) -> tuple[float | None, float | None]:
-        """Return `Choice.margin` and `Choice.draw_gap`."""
-        ...
+Apart = Callable[[int], tuple[float | None, float | None]]
+"""Measures how far a decision was from another id: `Choice.margin` and `Choice.draw_gap`."""
 
 
 class Teacher:
