@@ -285,6 +285,13 @@ heads of a group, where several read them once for each head."""
 class Spans:
     """The positions that a forward pass feeds and sees, in fixed tensors shared by all layers.
 
+    A layer's slots are one long row of positions (`KvSlots.layer`); per query the kernel gets the
+    slot's start and the number of positions seen, its own included. Keys are neither gathered nor
+    repeated for groups. The kernel is that of `torch.nn.attention.varlen`, called directly, since
+    the API has the number of positions only from torch 2.12 on; it needs bf16 or fp16 on Ampere or
+    later. Nothing waits for the device, and after `aim` no value comes from the host, so a pass can
+    be captured.
+
     Args:
         batch: sessions.
         length: positions that each feeds.

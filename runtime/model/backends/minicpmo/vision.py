@@ -312,7 +312,12 @@ class Layer:
 
 
 class FusedVision:
-    """Slices of one shape to embeddings, (B, 3, h, w) to (B, queries, width)."""
+    """Slices of one shape to embeddings, (B, 3, h, w) to (B, queries, width).
+
+    The patches are one matrix product, since a convolution's repeatable kernels are slow on a GPU;
+    places that depend only on a slice's sides are made once. The stock weights stay, some as views.
+    One picture takes 6.0 ms instead of 11.1 (performance.md, "What the first run showed").
+    """
 
     def __init__(self, tower: VisionTower, resampler: Resampler) -> None:
         self._tower, self._resampler = tower, resampler
