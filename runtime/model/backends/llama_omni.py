@@ -214,11 +214,11 @@ class LlamaOmniSession:
             raise BackendError("a remote unit cannot be stopped at a given step")
         started_s = anyio.current_time()
         with self._ending_unless_it_ends(unit.index):
-            for frame in self._channel.link.receive_waiting():
+            for frame in self._channel.receive_waiting():
                 self._answers.take_unasked(read_event(frame))
             self._answers.begin()
             with anyio.move_on_after(UNIT_WAIT_S) as patience:
-                await self._channel.link.send(append_message(unit))
+                await self._channel.send(append_message(unit))
                 await self._gather(unit.index)
             if patience.cancelled_caught:
                 raise BackendGone(f"expected an answer in {UNIT_WAIT_S:g} s, got none that ends")
@@ -255,9 +255,9 @@ class LlamaOmniSession:
         mark = b"%d" % index
         pinged = False
         while True:
-            frame = await self._channel.link.receive(QUIET_S)
+            frame = await self._channel.receive(QUIET_S)
             if frame is None and not pinged:
-                await self._channel.link.ping(mark)
+                await self._channel.ping(mark)
                 pinged = True
             elif isinstance(frame, Pong):
                 if frame.payload == mark:
@@ -478,7 +478,7 @@ class LlamaOmniTurn:
         with self._turn_errors():
             with self._bounded(PREFILL_WAIT_S) as scope:
                 channel = await self._begin()
-                await channel.link.send(question_message(self._turn))
+                await channel.send(question_message(self._turn))
                 first = await self._receive()
             if self._is_cut:
                 raise BackendError("the turn was cut")
@@ -583,7 +583,7 @@ class LlamaOmniTurn:
         come now.
         """
         assert self._channel is not None
-        event = await self._channel.receive()
+        event = await self._channel.receive_event()
         if isinstance(event, Closed):
             raise gone(event)
         if isinstance(event, Created):

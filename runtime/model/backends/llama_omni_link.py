@@ -161,7 +161,7 @@ def _reason_of(error: Exception) -> str:
     return (str(error) or "no TLS there").lower()
 
 
-# -- the WebSocket ------------------------------------------------------------------------------
+# -- a session ----------------------------------------------------------------------------------
 
 MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
 """The 30 s of sound that an event may carry, in base64, with room for the rest."""
@@ -170,6 +170,12 @@ CONNECT_WAIT_S: Final = 2.0
 WEBSOCKET_CLOSE_WAIT_S: Final = 1.0
 """A live server answers a close within a round trip."""
 WEBSOCKET_PATH: Final = "/backend"
+CLOSE_WAIT_S: Final = 6.0
+"""The server stops its threads first; with the WebSocket's wait, below `calls.RELEASE_WAIT_S`."""
+OK: Final = 200
+NOT_FOUND: Final = 404
+
+_log = logging.getLogger("antiphon.model")
 
 
 @attrs.frozen(kw_only=True)
@@ -179,39 +185,60 @@ class Pong:
     payload: bytes
 
 
-class Link:
-    """One WebSocket, opened by `connect`; the opener closes it."""
+class Channel:
+    """One session on the server, over its own WebSocket, which `connect` opens and `close` ends."""
 
-    def __init__(self, stream: ByteStream) -> None:
-        self._stream = stream
+    def __init__(self, address: Address, stream: ByteStream) -> None:
+        self._address, self._stream = address, stream
+        self._remote_id: str | None = None
         self._connection = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
         self._waiting: deque[str | bytes | Pong] = deque()
         self._parts: list[str | None] = []
         self._part_chars = 0
-        self._has_heard = False
+        self._has_received = False
         self._is_open = False
         self._end: BackendError | None = None
 
     @classmethod
-    async def connect(cls, address: Address) -> Link:
+    async def connect(cls, address: Address) -> Channel:
         """Open the WebSocket, within `CONNECT_WAIT_S`.
 
         `BackendGone`: there is no server; `BackendError`: the peer refuses, or is no WebSocket
         server.
         """
-        link: Link | None = None
+        channel: Channel | None = None
         try:
             with anyio.fail_after(CONNECT_WAIT_S):
-                link = cls(await address.dial())
-                await link._shake_hands(address)
+                channel = cls(address, await address.dial())
+                await channel._shake_hands()
         except BaseException as error:
-            if link is not None:
-                await anyio.aclose_forcefully(link._stream)
+            if channel is not None:
+                await anyio.aclose_forcefully(channel._stream)
             if isinstance(error, TimeoutError):
                 text = f"cannot connect to {address.netloc}: no WebSocket in {CONNECT_WAIT_S:g} s"
                 raise BackendGone(text) from None
             raise
-        return link
+        return channel
+
+    async def begin(self, init: str, mode: RemoteMode) -> Created:
+        """Send `session.init` and wait for `session.created`, without a time limit.
+
+        `BackendGone`: the server refuses; without a message if it is busy. `BackendError`: any
+        other answer.
+        """
+        await self.send(init)
+        try:
+            event = await self.receive_event()
+        except BackendGone as error:
+            raise BackendGone(f"{error} before session.created: it may be busy") from None
+        if isinstance(event, Closed):
+            raise BackendGone(f"expected session.created, got session.closed {shown(event.reason)}")
+        if not isinstance(event, Created):
+            raise BackendError("expected session.created, got an answer")
+        self._remote_id = event.session_id
+        if event.mode not in (mode, None):
+            raise BackendError(f"expected a session of mode {mode}, got one of {event.mode}")
+        return event
 
     async def send(self, text: str) -> None:
         """Send a text message; `BackendGone` if the connection has ended."""
@@ -234,6 +261,16 @@ class Link:
                 return None
         return self._waiting.popleft()
 
+    async def receive_event(self) -> RemoteEvent:
+        """Wait for the server's next event, without a time limit.
+
+        `BackendGone`: the connection has ended; `BackendError`: the event is not valid.
+        """
+        frame: str | bytes | Pong | None = None
+        while not isinstance(frame, str | bytes):
+            frame = await self.receive()
+        return read_event(frame)
+
     def receive_waiting(self) -> list[str | bytes]:
         """Take the messages already received, without waiting."""
         messages = [message for message in self._waiting if not isinstance(message, Pong)]
@@ -241,7 +278,25 @@ class Link:
         return messages
 
     async def close(self) -> None:
-        """Close it, waiting `WEBSOCKET_CLOSE_WAIT_S` for the server; shielded, and never raises."""
+        """Close the session on the server and then the WebSocket; a failure is logged."""
+        try:
+            await self._close_remote()
+        except BackendError as error:
+            _log.warning("remote %s: closing a session: %s", self._address.netloc, error)
+        finally:
+            await self._close_socket()
+
+    async def _close_remote(self) -> None:
+        """Have the server close the session; `BackendGone` or `BackendError` if that fails."""
+        if self._remote_id is None:
+            return
+        path = f"/sessions/{quote(self._remote_id, safe='')}/close"
+        status, _ = await request(self._address, "POST", path, wait_s=CLOSE_WAIT_S)
+        if status not in (OK, NOT_FOUND):
+            raise BackendError(f"expected HTTP {OK} or {NOT_FOUND}, got HTTP {status}")
+
+    async def _close_socket(self) -> None:
+        """Close the WebSocket and wait for the server a little; shielded, and never raises."""
         with anyio.move_on_after(WEBSOCKET_CLOSE_WAIT_S, shield=True):
             try:
                 if self._connection.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
@@ -254,9 +309,9 @@ class Link:
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(self._stream)
 
-    async def _shake_hands(self, address: Address) -> None:
-        target = address.base + WEBSOCKET_PATH
-        await self._send(ws.Request(host=address.netloc, target=target))
+    async def _shake_hands(self) -> None:
+        target = self._address.base + WEBSOCKET_PATH
+        await self._send(ws.Request(host=self._address.netloc, target=target))
         while not self._is_open:
             if self._end is not None:
                 raise self._end
@@ -282,10 +337,10 @@ class Link:
             raise BackendGone("the connection to the remote was lost") from None
         if data == b"":
             return False
-        if data is None and not self._has_heard:
+        if data is None and not self._has_received:
             self._end = BackendGone("the connection to the remote was lost")
             return True
-        self._has_heard = True
+        self._has_received = True
         try:
             self._connection.receive_data(data)
             replies = [reply for event in self._connection.events() if (reply := self._take(event))]
@@ -335,78 +390,6 @@ class Link:
             parts, self._parts, self._part_chars = self._parts, [], 0
             texts = [part for part in parts if part is not None]
             self._waiting.append("".join(texts) if len(texts) == len(parts) else b"")
-
-
-# -- a session ----------------------------------------------------------------------------------
-
-CLOSE_WAIT_S: Final = 6.0
-"""The server stops its threads first; with the WebSocket's wait, below `calls.RELEASE_WAIT_S`."""
-OK: Final = 200
-NOT_FOUND: Final = 404
-
-_log = logging.getLogger("antiphon.model")
-
-
-class Channel:
-    """One session on the server; `connect` opens its `link`, and `close` closes both."""
-
-    def __init__(self, address: Address, link: Link) -> None:
-        self.link = link
-        self._address = address
-        self._remote_id: str | None = None
-
-    @classmethod
-    async def connect(cls, address: Address) -> Channel:
-        """Open the WebSocket of a session; raises as `Link.connect` does."""
-        return cls(address, await Link.connect(address))
-
-    async def begin(self, init: str, mode: RemoteMode) -> Created:
-        """Send `session.init` and wait for `session.created`, without a time limit.
-
-        `BackendGone`: the server refuses; without a message if it is busy. `BackendError`: any
-        other answer.
-        """
-        await self.link.send(init)
-        try:
-            event = await self.receive()
-        except BackendGone as error:
-            raise BackendGone(f"{error} before session.created: it may be busy") from None
-        if isinstance(event, Closed):
-            raise BackendGone(f"expected session.created, got session.closed {shown(event.reason)}")
-        if not isinstance(event, Created):
-            raise BackendError("expected session.created, got an answer")
-        self._remote_id = event.session_id
-        if event.mode not in (mode, None):
-            raise BackendError(f"expected a session of mode {mode}, got one of {event.mode}")
-        return event
-
-    async def receive(self) -> RemoteEvent:
-        """Wait for the server's next event, without a time limit.
-
-        `BackendGone`: the connection has ended; `BackendError`: the event is not valid.
-        """
-        frame: str | bytes | Pong | None = None
-        while not isinstance(frame, str | bytes):
-            frame = await self.link.receive()
-        return read_event(frame)
-
-    async def close(self) -> None:
-        """Close the session on the server and then the WebSocket; a failure is logged."""
-        try:
-            await self._close_remote()
-        except BackendError as error:
-            _log.warning("remote %s: closing a session: %s", self._address.netloc, error)
-        finally:
-            await self.link.close()
-
-    async def _close_remote(self) -> None:
-        """Have the server close the session; `BackendGone` or `BackendError` if that fails."""
-        if self._remote_id is None:
-            return
-        path = f"/sessions/{quote(self._remote_id, safe='')}/close"
-        status, _ = await request(self._address, "POST", path, wait_s=CLOSE_WAIT_S)
-        if status not in (OK, NOT_FOUND):
-            raise BackendError(f"expected HTTP {OK} or {NOT_FOUND}, got HTTP {status}")
 
 
 @contextmanager
