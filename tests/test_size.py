@@ -22,9 +22,9 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (226, 1),
     "protocol": (11_680, 58),
     "recorder": (4_681, 48),
-    "runtime": (22_100, 125),
-    "runtime/model": (8_865, 87),
-    "replay": (12_804, 140),
+    "runtime": (22_242, 125),
+    "runtime/model": (8_429, 44),
+    "replay": (12_809, 140),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 4

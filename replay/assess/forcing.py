@@ -15,8 +15,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import Unit, UnitResult
 from recorder.format.errors import LogDamaged
 from recorder.read.reader import LogReader
-from runtime.model.backends.base import Backend
-from runtime.model.backends.forcing import ForcedResult
+from runtime.model.backends.base import Backend, ForcedResult
 
 from ..eval.evaluate import Row, row_of
 from ..eval.forced import ForcedSession

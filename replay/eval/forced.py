@@ -16,7 +16,7 @@ from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, Span
 from runtime.measures.measure import HEARD_MS, Ratio, Scores, Total, Value
 from runtime.measures.placing import Sound, time_of
 from runtime.measures.talk import UserSound, UserSpeech
-from runtime.model.backends.forcing import ForcedResult, Leaning
+from runtime.model.backends.base import ForcedResult, Leaning
 
 from ..rerun.outputs import is_near_tie
 

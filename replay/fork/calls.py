@@ -2,7 +2,7 @@
 
 Rules:
 - Before the fork's unit the model must reach the state of the recording. It gets the recorded
-  inputs, with forced decoding if it supports it (`runtime.model.backends.forcing`): differences
+  inputs, with forced decoding if it supports it (`runtime.model.backends.base`): differences
   from its own decisions are noted, and the recorded decisions are used. Without forced decoding it
   decides itself, and must produce the recorded results.
 - An interrupted unit is cut where the recording cut it. A new interruption comes after the unit's
@@ -29,8 +29,9 @@ from runtime.model.backends.base import (
     BackendGone,
     BackendSession,
     ContextFull,
+    Forced,
+    Forces,
 )
-from runtime.model.backends.forcing import Forced, Forces
 
 from ..rerun.difference import Difference
 from ..rerun.held import hold

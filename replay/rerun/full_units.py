@@ -17,8 +17,14 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import Opening, PastUnit, Unit, UnitResult
 from recorder.read.past import PastUnits, voiced
-from runtime.model.backends.base import Backend, BackendSession, Rebuilds
-from runtime.model.backends.forcing import Forced, ForcedResult, Forces
+from runtime.model.backends.base import (
+    Backend,
+    BackendSession,
+    Forced,
+    ForcedResult,
+    Forces,
+    Rebuilds,
+)
 
 from .held import hold
 from .outputs import (

@@ -1,7 +1,7 @@
 """The units of a fork that were held to its parent's: their number and their results.
 
 If a fork changes the opening of the model, the units before the fork's own are *held*: the model is
-forced to the recorded decisions (`runtime.model.backends.forcing`), since its own would differ. So
+forced to the recorded decisions (`runtime.model.backends.base`), since its own would differ. So
 decisions and speech in their results are the recording's; the inputs, and the model's state after
 them, are the model's own. Making a fork and replaying one both use this module.
 """

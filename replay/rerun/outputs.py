@@ -6,7 +6,7 @@ and then a unit's other fields. If PCM differs, its SNR separates rounding (60 d
 another utterance. Costs are measured, so they are left out. Logits are compared separately
 (`logits_differ`): they can change without changing a token.
 
-The ids of a unit that was forced (`runtime.model.backends.forcing`) are the recording's own; a
+The ids of a unit that was forced (`runtime.model.backends.base`) are the recording's own; a
 decision where the model's choice differs counts as the difference of ids that it would have caused.
 Rounding could have turned a *near-tie*; a model that computes something else is further away.
 """
@@ -33,7 +33,7 @@ from protocol.values.model import (
 )
 from recorder.format.mapping import plain_of
 from recorder.format.records import Value
-from runtime.model.backends.forcing import Choice, ForcedResult
+from runtime.model.backends.base import Choice, ForcedResult
 
 from .difference import Difference, first_difference, show
 

@@ -12,8 +12,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from runtime.model.backends.base import Backend, ModelSession
-from runtime.model.backends.forcing import Choice
+from runtime.model.backends.base import Backend, Choice, ModelSession
 
 from .difference import Difference
 from .outputs import is_near_tie

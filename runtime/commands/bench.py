@@ -268,9 +268,8 @@ def engine_command(
 
 
 def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
-    from ..model.backends.minicpmo.device import DeviceError, pick_device, pick_dtype
-    from ..model.backends.minicpmo.full import GPU_GIB, full_config, random_model
-    from ..model.backends.minicpmo.plan import plan
+    from ..model.backends.minicpmo.device import DeviceError, pick_device, pick_dtype, plan
+    from ..model.backends.minicpmo.model import GPU_GIB, full_config, random_model
 
     try:
         device = pick_device("cuda", prefer_cuda=True)
@@ -331,7 +330,7 @@ def full_facts(
     model: DuplexModel, runs: list[EngineRun], load: Load, layers_scale: float
 ) -> FullFacts:
     """The facts of the full shape."""
-    from ..model.backends.minicpmo.full import floor_ms, gpu_bytes
+    from ..model.backends.minicpmo.model import floor_ms, gpu_bytes
 
     p50_ms = {
         run.sessions: run.latency.p50_ms

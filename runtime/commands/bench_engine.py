@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import anyio
 import attrs
@@ -53,8 +53,11 @@ from protocol.values.model import (
 from .. import SOURCE_TREE
 from ..media.sound import read_wav
 from ..model.engine.backend import BATCH_MAX, EngineBackend
-from ..model.engine.scheduler import BACKGROUND, Scheduler, Task
-from ..model.engine.stepped import SteppedModel, SteppedSession
+from ..model.engine.engine import BACKGROUND, Scheduler, Task
+
+if TYPE_CHECKING:
+    from ..model.backends.minicpmo.model import DuplexModel
+    from ..model.backends.minicpmo.session import SteppedSession
 
 # -- what the benches share ------------------------------------------------------------------------
 
@@ -471,7 +474,7 @@ class _Client:
 class VirtualRun:
     """One run, on the model's first slots; see the module's docstring."""
 
-    def __init__(self, model: SteppedModel, load: Load, case: Case) -> None:
+    def __init__(self, model: DuplexModel, load: Load, case: Case) -> None:
         self._load, self._case = load, case
         batch_max = BATCH_MAX if case.mode == "batched" else 1
         self._scheduler = Scheduler(model.compute, batch_max=batch_max)
@@ -558,7 +561,7 @@ class VirtualRun:
         self._add(steps, began_ns + DUE_S * NS_PER_S, answered)
 
 
-def run_virtual(model: SteppedModel, load: Load, case: Case) -> EngineRun:
+def run_virtual(model: DuplexModel, load: Load, case: Case) -> EngineRun:
     """Have sessions request units, on this thread's CPU clock; the model must be unused."""
     return VirtualRun(model, load, case).run()
 

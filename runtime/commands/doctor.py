@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..model.backends.minicpmo.config import ModelConfig
-    from ..model.backends.minicpmo.plan import MemoryPlan
+    from ..model.backends.minicpmo.device import MemoryPlan
 
 
 # -- the examination -------------------------------------------------------------------------------
@@ -245,9 +245,8 @@ class _Visit:
         return Finding(check="device", state="ok", says=says)
 
     def _plan(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
-        from ..model.backends.minicpmo.device import free_bytes
+        from ..model.backends.minicpmo.device import free_bytes, plan, vocoder_bytes
         from ..model.backends.minicpmo.model import VOCODER
-        from ..model.backends.minicpmo.plan import plan, vocoder_bytes
 
         needs = plan(config, dtype, vocoder_bytes=vocoder_bytes(self._folder / VOCODER))
         self.parts = [

@@ -29,8 +29,8 @@ from .backends.scripted import ScriptedBackend
 if TYPE_CHECKING:
     import torch
 
+    from .backends.minicpmo.device import MemoryPlan
     from .backends.minicpmo.model import DuplexModel
-    from .backends.minicpmo.plan import MemoryPlan
 
 MODELS: Final = ("tiny", "scripted")
 """`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
@@ -144,8 +144,8 @@ def load_backend(
             )
     check_model(name)  # Before seconds are spent on importing torch.
     with importing(), _with_extras(name):
+        from .backends.minicpmo.device import SLOTS_MAX
         from .backends.minicpmo.model import SLOTS
-        from .backends.minicpmo.plan import SLOTS_MAX
         from .engine.backend import EngineBackend
 
     if slots is None and name == "tiny":
@@ -221,14 +221,19 @@ def load_checkpoint(
     """
     with importing():
         from .backends.minicpmo.config import load_config
-        from .backends.minicpmo.device import pick_device, pick_dtype, telling_lost
+        from .backends.minicpmo.device import (
+            pick_device,
+            pick_dtype,
+            plan,
+            raising_device_lost,
+            vocoder_bytes,
+        )
         from .backends.minicpmo.model import VOCODER, DuplexModel
-        from .backends.minicpmo.plan import plan, vocoder_bytes
 
     folder = model_folder(name)
     where = pick_device(device, prefer_cuda=name != "tiny")
     what = pick_dtype(dtype, where)
-    with explained(folder), telling_lost():
+    with explained(folder), raising_device_lost():
         if slots is None:
             config = load_config(folder / "config.json")
             needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))

@@ -42,7 +42,7 @@ from ..model.backends.streams import (
     SamplingParams,
     Streams,
 )
-from ..model.engine.pace import Pace
+from ..model.engine.backend import Pace
 from ..slots.admission import Admission, Refused
 from ..slots.pool import Lease
 from ..slots.workers import Workers

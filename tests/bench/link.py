@@ -30,7 +30,8 @@ from protocol.values.model import DuplexConfig, Opening, Unit, Voice
 from runtime.link.address import UnixAddress
 from runtime.link.backend import connect
 from runtime.model.backends.base import Backend, BackendSession
-from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step, tone
+from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
+from runtime.model.backends.scripted_chat import tone
 from runtime.model.models import load_backend
 from runtime.worker.worker import Worker
 

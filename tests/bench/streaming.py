@@ -65,10 +65,11 @@ from runtime.commands.bench_engine import (
 from runtime.commands.server_process import served
 from runtime.media.sound import read_wav
 from runtime.model.backends.base import BackendError, ContextFull
+from runtime.model.backends.minicpmo.anchor import Transcript
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.transcript import Transcript
-from runtime.model.backends.minicpmo.work import Compute, Feed, Work, alone
+from runtime.model.backends.minicpmo.work import Compute, Feed, Work
 from runtime.model.models import ModelUnknownError, ModelUnusableError, load_checkpoint
+from tests.models.blocking import alone
 
 # -- phrases and their words ----------------------------------------------------------------------
 

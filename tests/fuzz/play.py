@@ -36,7 +36,7 @@ from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded
 from runtime.model.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
 from runtime.model.backends.scripted import Step as ModelStep
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from runtime.net.websocket import WebSocket, WebSocketClosed, deliver_received
 from runtime.serve.routing import Route, route
 from runtime.session.identity import CountedIdentities

@@ -38,7 +38,8 @@ from tests.strategies.messages import jpeg_header, wav
 from tests.strategies.random_scripts import random_script
 
 if TYPE_CHECKING:
-    from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
+    from runtime.model.backends.minicpmo.model import DuplexModel
+    from tests.models.blocking import BlockingSession
 
 ROOT: Final = Path(__file__).parents[2]
 HELDOUT: Final = ROOT / "fixtures" / "speech" / "heldout"
@@ -529,7 +530,9 @@ class DirectBackend:
         """Open a session, as `Backend.open` says."""
         dice = SeededDice("direct", self._number, opening.seed)
         await anyio.sleep(dice.below(1500) / 1000)
-        return DirectSession(self._model.open(opening), dice)
+        from tests.models.blocking import open_session  # Here, as it loads torch.
+
+        return DirectSession(open_session(self._model, opening), dice)
 
 
 class DirectSession:

@@ -16,8 +16,7 @@ import attrs
 from protocol.values.model import Chunk, Turn, Unit
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
-from runtime.model.backends.scripted_chat import Answer, default_answer
-from runtime.model.backends.scripted_hearing import Heard, default_hearing
+from runtime.model.backends.scripted_chat import Answer, Heard, default_answer, default_hearing
 from runtime.slots.workers import Load
 from tests.golden.chat import ask
 from tests.golden.stage import Scene, brief, eventful, part, picture

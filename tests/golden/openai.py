@@ -11,7 +11,7 @@ import numpy as np
 from protocol.values import events as ev
 from protocol.values.model import Unit
 from runtime.model.backends.scripted import Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from tests.golden.stage import Scene, brief
 from tests.media.webps import LOSSY
 from tests.sessions.in_memory import Peer, World, append_frame, base64, close_frame, init_frame

@@ -16,7 +16,7 @@ import simplejpeg
 
 from protocol.values.model import Unit
 from runtime.model.backends.scripted import Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from tests.sessions.in_memory import Peer, World, append_frame, base64, close_frame
 
 Play = Callable[[World], Awaitable[None]]

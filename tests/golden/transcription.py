@@ -8,7 +8,7 @@ import anyio
 import numpy as np
 
 from protocol.values.model import Chunk
-from runtime.model.backends.scripted_hearing import Heard, default_hearing
+from runtime.model.backends.scripted_chat import Heard, default_hearing
 from tests.golden.stage import ONE_SLOT, Scene
 from tests.sessions.in_memory import Peer, World, append_sound, close_frame
 

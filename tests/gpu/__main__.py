@@ -17,8 +17,7 @@ import torch
 
 from runtime.commands.bench import ARRIVALS
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
-from runtime.model.backends.minicpmo.full import full_config, gpu_bytes, random_model
-from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.model import DuplexModel, full_config, gpu_bytes, random_model
 from runtime.model.models import tiny_path
 from tests.gpu import engine
 from tests.gpu.agreement import agreement

@@ -18,18 +18,16 @@ from torch import Tensor
 
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
 from runtime.commands.bench_engine import camera_frame, load_speech
-from runtime.model.backends.forcing import Forced
+from runtime.model.backends.base import Forced
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means, means_on
-from runtime.model.backends.minicpmo.checkpoint import build_parts
-from runtime.model.backends.minicpmo.code_logits import CodeLogits
+from runtime.model.backends.minicpmo.checkpoint import Parts, build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig
-from runtime.model.backends.minicpmo.full import Mute, randomize
+from runtime.model.backends.minicpmo.logits import CodeLogits, shortlists_on
 from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.parts import Parts
-from runtime.model.backends.minicpmo.token_logits import shortlists_on
+from runtime.model.backends.minicpmo.model import DuplexModel, Mute, randomize
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.work import Fed, Work, alone
+from runtime.model.backends.minicpmo.work import Fed, Work
+from tests.models.blocking import alone
 
 UNITS: Final = 4
 SEES: Final = 2

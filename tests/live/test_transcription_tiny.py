@@ -20,8 +20,8 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from protocol.values.model import UNIT_SAMPLES
 from runtime.commands.server_process import RUN
+from runtime.model.backends.minicpmo.anchor import opening_ids
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.transcript import opening_ids
 from tests.bench.tiny.score_transcripts import Written, word_error
 from tests.bench.tiny.staging import Heldout, known_phrases, read_speech
 from tests.live.servers import LiveServer

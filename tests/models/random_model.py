@@ -35,13 +35,11 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
-from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
+from runtime.model.backends.minicpmo.checkpoint import WEIGHTS, Parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.full import randomize
-from runtime.model.backends.minicpmo.model import VOCODER, BlockingSession, DuplexModel
-from runtime.model.backends.minicpmo.parts import Parts
+from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel, randomize
 from runtime.model.backends.minicpmo.tokens import NAMES, Tokens
-from runtime.model.backends.minicpmo.work import alone
+from tests.models.blocking import BlockingSession, alone, open_session
 
 Config = dict[str, Any]
 
@@ -260,7 +258,7 @@ def opener(model: DuplexModel, seed: int) -> Iterator[Open]:
     sessions: list[BlockingSession] = []
 
     def open_one(what: Opening | None = None, **config: Any) -> BlockingSession:
-        sessions.append(model.open(what or opening(seed, **config)))
+        sessions.append(open_session(model, what or opening(seed, **config)))
         return sessions[-1]
 
     yield open_one

@@ -30,13 +30,13 @@ from protocol.values.model import (
 from replay.assess.run import run_model
 from replay.assess.task import Mode, Run, Task
 from replay.shared.progress import unwatched
-from runtime.model.backends.base import Backend
-from runtime.model.backends.forcing import Forced, ForcedResult
-from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
+from runtime.model.backends.base import Backend, Forced, ForcedResult
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend, EngineSession
 from runtime.model.models import tiny_path
 from tests.bench.tiny.staging import Pcm, known_phrases, read_speech, room
 from tests.generated.clients import HELDOUT
+from tests.models.blocking import BlockingSession, open_session
 from tests.sessions.in_memory import base64, close_frame, on_virtual_time, world
 
 SECONDS: Final = 10
@@ -62,7 +62,7 @@ class Steady:
     async def open(self, opening: Opening, *, slot: int) -> SteadySession:
         """Open a session."""
         assert slot == 0
-        return SteadySession(self._model.open(opening))
+        return SteadySession(open_session(self._model, opening))
 
 
 @attrs.define

@@ -18,8 +18,8 @@ from replay.eval.forced_table import FORCED
 from replay.eval.table import MEASURES
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN
 from runtime.measures.measure import KINDS, Ratio, Total
-from runtime.model.backends.forcing import Choice, Forced, ForcedResult, Leaning
-from runtime.model.backends.minicpmo.decide import leaning
+from runtime.model.backends.base import Choice, Forced, ForcedResult, Leaning
+from runtime.model.backends.minicpmo.sampling import leaning
 from runtime.model.engine.backend import EngineBackend
 from tests.models.random_model import opening
 from tests.replay.assessed import tiny

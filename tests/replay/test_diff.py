@@ -25,7 +25,7 @@ from replay.diff.command import diff_command
 from replay.diff.compare import FIELDS, PARTINGS_KEPT, compare
 from replay.diff.report import DiffReport
 from replay.diff.text import diff_lines
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from tests.golden.logs import FOLDER
 from tests.replay.test_full import echo_records, results
 from tests.replay.test_logs import HEAD, Scene, busy_scene, scenes, write_log

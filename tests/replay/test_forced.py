@@ -21,8 +21,7 @@ from replay.rerun.full import replay_fully
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN, is_near_tie
 from replay.rerun.report import FullReport
 from replay.rerun.verdicts import ModelUnavailableError
-from runtime.model.backends.base import Backend
-from runtime.model.backends.forcing import Choice
+from runtime.model.backends.base import Backend, Choice
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.engine.backend import EngineBackend

@@ -27,7 +27,7 @@ from replay.rerun.logic import Replayer, replay
 from replay.rerun.report import FullReport
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Script, ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from runtime.session.identity import CountedIdentities, Identity
 from tests.generated.clients import draw_and_record, record_scripted, steady_backend
 from tests.golden.logs import FOLDER

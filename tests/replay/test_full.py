@@ -28,7 +28,7 @@ from replay.rerun.report import FullReport, Mismatch
 from replay.rerun.verdicts import ModelUnavailableError
 from runtime.model.backends.base import BackendError, BackendInfo
 from runtime.model.backends.scripted import Script, ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from tests.replay.test_logs import APPENDS, HEAD, INITS, Scene
 from tests.sessions.in_memory import append_frame, close_frame, on_virtual_time, world
 

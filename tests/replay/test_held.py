@@ -20,7 +20,7 @@ from replay.rerun.logic import replay
 from replay.rerun.report import FullReport
 from replay.shared.commands import print_all
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from tests.replay.test_fork import fork, full_replay
 from tests.replay.test_full import Echo, echo_records, quick, record_session
 from tests.replay.test_logs import write_log

@@ -19,7 +19,7 @@ from replay.shared.progress import unwatched
 from runtime.measures.measure import Ratio
 from runtime.measures.placing import Sound
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.model.backends.scripted_hearing import Heard
+from runtime.model.backends.scripted_chat import Heard
 from tests.replay.evaluated import Duplex, call, loud
 from tests.replay.test_logs import write_log
 from tests.sessions.in_memory import on_virtual_time

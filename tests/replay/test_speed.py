@@ -16,7 +16,7 @@ import pytest
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import UnitResult
 from replay.rerun.folder import replay_log
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from tests.replay.test_logs import LIMITS, OPENED, Scene, write_log
 from tests.sessions.in_memory import append_frame
 

@@ -34,7 +34,7 @@ from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from runtime.net.websocket import TOGETHER_BYTES_MAX, OnMessages, WebSocketClosed
 from runtime.session import journal
 from runtime.session.identity import CountedIdentities

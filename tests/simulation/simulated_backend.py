@@ -47,9 +47,8 @@ from protocol.values.model import (
 )
 from protocol.values.requests import Init, ReferenceAudio
 from runtime.model.backends.base import BackendError, BackendGone, BackendInfo
-from runtime.model.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_chat import Answer
-from runtime.model.backends.scripted_hearing import Heard
+from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
+from runtime.model.backends.scripted_chat import Answer, Fault, Heard
 
 CLIENTS_MAX: Final = 4096
 """Numbers of clients below this are exact as a share of one."""

@@ -18,7 +18,7 @@ import simplejpeg
 from protocol.values.model import Unit
 from recorder.read.reader import read
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from tests.sessions.in_memory import (
     Peer,
     World,

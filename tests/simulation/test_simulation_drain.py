@@ -11,8 +11,7 @@ from protocol.values.model import Turn, Unit
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_chat import Answer
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import Answer, tone
 from tests.sessions.in_memory import append_frame, close_frame, on_virtual_time, world
 
 WARNED_S = 30

@@ -16,7 +16,7 @@ from protocol.values.model import Chunk
 from replay.rerun.folder import replay_log
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import Call, ScriptedBackend
-from runtime.model.backends.scripted_hearing import Heard
+from runtime.model.backends.scripted_chat import Heard
 from tests.sessions.in_memory import Peer, World, append_frame, append_sound, on_virtual_time, world
 
 FINAL = json.dumps({"type": "input_audio_buffer.commit", "final": True})

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from protocol.values.model import OUTPUT_RATE_HZ, Chunk, Unit
-from runtime.model.backends.scripted import Call, Fault, Script, Speaks, Step
-from runtime.model.backends.scripted_hearing import WORDS, Heard, HearingScript
-from runtime.model.backends.scripted_tone import draw, tone
+from runtime.model.backends.scripted import Call, Script, Speaks, Step
+from runtime.model.backends.scripted_chat import WORDS, Fault, Heard, HearingScript, draw, tone
 
 _FAULTS: Final[dict[int, Fault]] = {0: "fail", 1: "gone", 2: "hang"}
 _CHUNK_FAULTS: Final[dict[int, Fault]] = {3: "fail", 4: "fail", 5: "context_full", **_FAULTS}

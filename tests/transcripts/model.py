@@ -24,14 +24,12 @@ from runtime.model.backends.base import BackendRefused, ContextFull, require_too
 from runtime.model.backends.scripted import (
     FINALIZE_TOKENS,
     PROMPT_TOKENS_MIN,
-    TOKEN_CHARS,
     VOICE_BYTES_PER_TOKEN,
     Call,
     Step,
     _result,
 )
-from runtime.model.backends.scripted_chat import ScriptedTurn
-from runtime.model.backends.scripted_hearing import ScriptedTranscript
+from runtime.model.backends.scripted_chat import TOKEN_CHARS, ScriptedTranscript, ScriptedTurn
 from tests.transcripts.scripts import make_backend
 
 if TYPE_CHECKING:

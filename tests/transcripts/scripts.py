@@ -13,10 +13,16 @@ from typing import Any, Final
 import attrs
 
 from protocol.values.model import Chunk, Turn, Unit
-from runtime.model.backends.scripted import Call, Fault, ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_chat import Answer, call, default_answer
-from runtime.model.backends.scripted_hearing import Heard, default_hearing
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
+from runtime.model.backends.scripted_chat import (
+    Answer,
+    Fault,
+    Heard,
+    call,
+    default_answer,
+    default_hearing,
+    tone,
+)
 
 LONG_S: Final = 30.0
 """No client of a transcript waits that long: it cuts in."""

@@ -1,19 +1,35 @@
-"""One WebSocket to a remote backend: wsproto on AnyIO's streams, for both event loops.
+"""The connections to a remote backend: HTTP requests, its WebSocket, and a session over both.
 
-Rules: one task uses it. Nothing reads between its calls, so data waits in TCP, and pings are
-answered with the next call. `receive` may be cancelled and called again; a cancelled send may leave
-half a frame, so only `close` may follow. Every end of the connection is a `BackendGone`; an invalid
-peer is a `BackendError`. There is no reconnect.
+- A request has its own connection, is bounded in time and bytes, and is not retried (h11 on AnyIO's
+  streams).
+- One task uses the WebSocket (wsproto on AnyIO's streams, for both event loops). Nothing reads
+  between its calls, so data waits in TCP, and pings are answered with the next call. `receive`
+  may be cancelled and called again; a cancelled send may leave half a frame, so only `close` may
+  follow.
+- Every end of a connection is a `BackendGone`; an invalid peer is a `BackendError`. There is no
+  reconnect.
+- The server holds one session at a time. It refuses a second without a message, and may hold a
+  closed one for a while. `Channel.close` posts to `/sessions/{id}/close`, then closes the
+  WebSocket; it never raises.
 """
 
 from __future__ import annotations
 
+import errno
+import ipaddress
+import logging
 import math
+import os
+import ssl
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
+from urllib.parse import quote, urlsplit
 
 import anyio
 import attrs
+import h11
 import wsproto
 from anyio.abc import ByteStream
 from wsproto import events as ws
@@ -21,15 +37,145 @@ from wsproto.connection import ConnectionState
 from wsproto.utilities import ProtocolError as WsprotoError
 
 from .base import BackendError, BackendGone
-from .llama_omni_http import READ_BYTES, Address
+from .llama_omni_wire import Closed, Created, RemoteEvent, RemoteMode, read_event, shown
+
+# -- HTTP ---------------------------------------------------------------------------------------
+
+READ_BYTES: Final = 262_144
+"""A second of speech in one read (design.md, "Transport facts"), which bounds the queue."""
+BODY_BYTES_MAX: Final = 64 * 1024
+"""Answers of `/health` and a close fit in a line."""
+
+
+@attrs.frozen(kw_only=True)
+class Address:
+    """A remote backend's address; `base` precedes every path, and is usually empty."""
+
+    host: str
+    port: int
+    is_tls: bool
+    base: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read `ws://host:port` or `wss://host:port`, perhaps with a path; else `ValueError`."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "wss" else 80)
+            is_address = parts.scheme in ("ws", "wss") and parts.port != 0 and url.isascii()
+            has_more = "@" in parts.netloc or bool(parts.query or parts.fragment)
+        except ValueError:
+            is_address = has_more = False
+        if not is_address or has_more or parts.hostname is None:
+            raise ValueError("the remote's address is not like ws://127.0.0.1:22500")
+        base = quote(parts.path.rstrip("/"), safe="/%")
+        return cls(host=parts.hostname, port=port, is_tls=parts.scheme == "wss", base=base)
+
+    @property
+    def netloc(self) -> str:
+        """Host and port, as in a `Host` header."""
+        return f"[{self.host}]:{self.port}" if _is_ipv6(self.host) else f"{self.host}:{self.port}"
+
+    async def dial(self) -> ByteStream:
+        """Open a connection, which the caller closes; `BackendGone` if there is no server."""
+        try:
+            if self.is_tls:
+                return await anyio.connect_tcp(
+                    self.host, self.port, tls=True, tls_standard_compatible=False
+                )
+            return await anyio.connect_tcp(self.host, self.port)
+        except (OSError, anyio.BrokenResourceError, anyio.EndOfStream) as error:
+            raise BackendGone(f"cannot connect to {self.netloc}: {_reason_of(error)}") from None
+
+
+async def request(address: Address, method: str, path: str, *, wait_s: float) -> tuple[int, bytes]:
+    """Make one HTTP request on its own connection; return status and body.
+
+    `method` is `GET`, or `POST` with an empty JSON object; `path` is percent-encoded.
+    `BackendGone`: there is no answer in time; `BackendError`: the peer does not speak HTTP, or
+    sends too much.
+    """
+    what = f"{method} {path.partition('?')[0]}"
+    stream: ByteStream | None = None
+    try:
+        with anyio.fail_after(wait_s):
+            stream = await address.dial()
+            return await _exchange(stream, address, method, path)
+    except TimeoutError:
+        raise BackendGone(f"expected an answer in {wait_s:g} s, got none") from None
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        raise BackendGone("the connection was lost before its answer") from None
+    except h11.RemoteProtocolError:
+        raise BackendError(f"expected HTTP to {what}, got something else") from None
+    finally:
+        if stream is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(stream)
+
+
+async def _exchange(
+    stream: ByteStream, address: Address, method: str, path: str
+) -> tuple[int, bytes]:
+    connection = h11.Connection(h11.CLIENT)
+    body = b"{}" if method == "POST" else b""
+    headers = [("Host", address.netloc), ("Connection", "close")]
+    headers += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    head = h11.Request(method=method, target=address.base + path, headers=headers)
+    parts = [head, h11.Data(data=body), h11.EndOfMessage()]
+    await stream.send(b"".join(connection.send(part) or b"" for part in parts))
+    status, received = 0, bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            try:
+                connection.receive_data(await stream.receive(READ_BYTES))
+            except anyio.EndOfStream:
+                connection.receive_data(b"")
+        elif isinstance(event, h11.Response):
+            status = event.status_code
+        elif isinstance(event, h11.Data):
+            received += event.data
+            if len(received) > BODY_BYTES_MAX:
+                raise BackendError(f"expected at most {BODY_BYTES_MAX} bytes, got more")
+        elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+            return status, bytes(received)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def _reason_of(error: Exception) -> str:
+    """Describe an error in the system's words, unwrapping AnyIO's."""
+    cause: BaseException | None = error.__cause__ or error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    if isinstance(cause, ssl.SSLError):  # its errno is not the system's
+        return (cause.reason or "no TLS there").replace("_", " ").lower()
+    number = cause.errno if isinstance(cause, OSError) else None
+    if number is not None and number in errno.errorcode:
+        return os.strerror(number).lower()
+    return (str(error) or "no TLS there").lower()
+
+
+# -- a session ----------------------------------------------------------------------------------
 
 MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
 """The 30 s of sound that an event may carry, in base64, with room for the rest."""
 CONNECT_WAIT_S: Final = 2.0
 """TCP, TLS and the handshake across the world take one second; see `llama_omni.OPEN_WAIT_S`."""
-CLOSE_WAIT_S: Final = 1.0
+WEBSOCKET_CLOSE_WAIT_S: Final = 1.0
 """A live server answers a close within a round trip."""
 WEBSOCKET_PATH: Final = "/backend"
+CLOSE_WAIT_S: Final = 6.0
+"""The server stops its threads first; with the WebSocket's wait, below `calls.RELEASE_WAIT_S`."""
+OK: Final = 200
+NOT_FOUND: Final = 404
+
+_log = logging.getLogger("antiphon.model")
 
 
 @attrs.frozen(kw_only=True)
@@ -39,39 +185,60 @@ class Pong:
     payload: bytes
 
 
-class Link:
-    """One WebSocket, opened by `connect`; the opener closes it."""
+class Channel:
+    """One session on the server, over its own WebSocket, which `connect` opens and `close` ends."""
 
-    def __init__(self, stream: ByteStream) -> None:
-        self._stream = stream
+    def __init__(self, address: Address, stream: ByteStream) -> None:
+        self._address, self._stream = address, stream
+        self._remote_id: str | None = None
         self._connection = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
         self._waiting: deque[str | bytes | Pong] = deque()
         self._parts: list[str | None] = []
         self._part_chars = 0
-        self._has_heard = False
+        self._has_received = False
         self._is_open = False
         self._end: BackendError | None = None
 
     @classmethod
-    async def connect(cls, address: Address) -> Link:
+    async def connect(cls, address: Address) -> Channel:
         """Open the WebSocket, within `CONNECT_WAIT_S`.
 
         `BackendGone`: there is no server; `BackendError`: the peer refuses, or is no WebSocket
         server.
         """
-        link: Link | None = None
+        channel: Channel | None = None
         try:
             with anyio.fail_after(CONNECT_WAIT_S):
-                link = cls(await address.dial())
-                await link._shake_hands(address)
+                channel = cls(address, await address.dial())
+                await channel._shake_hands()
         except BaseException as error:
-            if link is not None:
-                await anyio.aclose_forcefully(link._stream)
+            if channel is not None:
+                await anyio.aclose_forcefully(channel._stream)
             if isinstance(error, TimeoutError):
                 text = f"cannot connect to {address.netloc}: no WebSocket in {CONNECT_WAIT_S:g} s"
                 raise BackendGone(text) from None
             raise
-        return link
+        return channel
+
+    async def begin(self, init: str, mode: RemoteMode) -> Created:
+        """Send `session.init` and wait for `session.created`, without a time limit.
+
+        `BackendGone`: the server refuses; without a message if it is busy. `BackendError`: any
+        other answer.
+        """
+        await self.send(init)
+        try:
+            event = await self.receive_event()
+        except BackendGone as error:
+            raise BackendGone(f"{error} before session.created: it may be busy") from None
+        if isinstance(event, Closed):
+            raise BackendGone(f"expected session.created, got session.closed {shown(event.reason)}")
+        if not isinstance(event, Created):
+            raise BackendError("expected session.created, got an answer")
+        self._remote_id = event.session_id
+        if event.mode not in (mode, None):
+            raise BackendError(f"expected a session of mode {mode}, got one of {event.mode}")
+        return event
 
     async def send(self, text: str) -> None:
         """Send a text message; `BackendGone` if the connection has ended."""
@@ -94,6 +261,16 @@ class Link:
                 return None
         return self._waiting.popleft()
 
+    async def receive_event(self) -> RemoteEvent:
+        """Wait for the server's next event, without a time limit.
+
+        `BackendGone`: the connection has ended; `BackendError`: the event is not valid.
+        """
+        frame: str | bytes | Pong | None = None
+        while not isinstance(frame, str | bytes):
+            frame = await self.receive()
+        return read_event(frame)
+
     def receive_waiting(self) -> list[str | bytes]:
         """Take the messages already received, without waiting."""
         messages = [message for message in self._waiting if not isinstance(message, Pong)]
@@ -101,8 +278,26 @@ class Link:
         return messages
 
     async def close(self) -> None:
-        """Close it, waiting `CLOSE_WAIT_S` for the server; shielded, and never raises."""
-        with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
+        """Close the session on the server and then the WebSocket; a failure is logged."""
+        try:
+            await self._close_remote()
+        except BackendError as error:
+            _log.warning("remote %s: closing a session: %s", self._address.netloc, error)
+        finally:
+            await self._close_socket()
+
+    async def _close_remote(self) -> None:
+        """Have the server close the session; `BackendGone` or `BackendError` if that fails."""
+        if self._remote_id is None:
+            return
+        path = f"/sessions/{quote(self._remote_id, safe='')}/close"
+        status, _ = await request(self._address, "POST", path, wait_s=CLOSE_WAIT_S)
+        if status not in (OK, NOT_FOUND):
+            raise BackendError(f"expected HTTP {OK} or {NOT_FOUND}, got HTTP {status}")
+
+    async def _close_socket(self) -> None:
+        """Close the WebSocket and wait for the server a little; shielded, and never raises."""
+        with anyio.move_on_after(WEBSOCKET_CLOSE_WAIT_S, shield=True):
             try:
                 if self._connection.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
                     await self._stream.send(self._connection.send(ws.CloseConnection(code=1000)))
@@ -114,9 +309,9 @@ class Link:
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(self._stream)
 
-    async def _shake_hands(self, address: Address) -> None:
-        target = address.base + WEBSOCKET_PATH
-        await self._send(ws.Request(host=address.netloc, target=target))
+    async def _shake_hands(self) -> None:
+        target = self._address.base + WEBSOCKET_PATH
+        await self._send(ws.Request(host=self._address.netloc, target=target))
         while not self._is_open:
             if self._end is not None:
                 raise self._end
@@ -142,10 +337,10 @@ class Link:
             raise BackendGone("the connection to the remote was lost") from None
         if data == b"":
             return False
-        if data is None and not self._has_heard:
+        if data is None and not self._has_received:
             self._end = BackendGone("the connection to the remote was lost")
             return True
-        self._has_heard = True
+        self._has_received = True
         try:
             self._connection.receive_data(data)
             replies = [reply for event in self._connection.events() if (reply := self._take(event))]
@@ -195,3 +390,18 @@ class Link:
             parts, self._parts, self._part_chars = self._parts, [], 0
             texts = [part for part in parts if part is not None]
             self._waiting.append("".join(texts) if len(texts) == len(parts) else b"")
+
+
+@contextmanager
+def naming_server(address: Address) -> Iterator[None]:
+    """Prefix errors with the server's address."""
+    try:
+        yield
+    except BackendError as error:
+        raise type(error)(f"remote {address.netloc}: {error}") from error
+
+
+def gone(event: Closed) -> BackendGone:
+    """The error for a session that the server has ended."""
+    why = f", reason {shown(event.reason)}" if event.reason else ""
+    return BackendGone(f"the remote ended the session{why}")

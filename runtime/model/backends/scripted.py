@@ -1,10 +1,11 @@
-"""A backend without a model, which plays a script.
+"""A backend without a model, which plays a script; what it plays of units is here.
 
 A script is a pure function of a unit and the session's seed, so the same session gives the same
 bytes. Time passes only in `anyio.sleep`, so tests can use virtual time. An interrupt, also one
 before its unit begins, takes effect before the next of `Step.steps` equal steps, and
-`run_unit(unit, cut=...)` stops there with the same bytes (B6). `Rules` checks the callers.
-`force_listen` and `generate_audio` override the script; sampling settings and windows are ignored.
+`run_unit(unit, cut=...)` stops there with the same bytes (B6). A forced unit takes and counts the
+recorded ids, and keeps its scripted speech. `force_listen` and `generate_audio` override the
+script; sampling settings and windows are ignored. `Rules` checks the callers.
 """
 
 from __future__ import annotations
@@ -34,13 +35,36 @@ from protocol.values.model import (
     UnitResult,
 )
 
-from .base import BackendInfo, ContextFull, require_tools
-from .forcing import Forced, ForcedResult, require_recorded
-from .scripted_chat import ChatScript, ScriptedTurn, default_answer
-from .scripted_hearing import HearingScript, ScriptedTranscript, default_hearing
-from .scripted_ids import CHUNK_EOS_ID, LISTEN_ID, TOKEN_CHARS, UNIT_END_ID, force, speech_ids
-from .scripted_rules import FAULTS, US_PER_S, Fault, Rules
-from .scripted_tone import CODE_SAMPLES, tone
+from .base import (
+    BackendInfo,
+    Choice,
+    ContextFull,
+    Forced,
+    ForcedResult,
+    require_recorded,
+    require_tools,
+)
+from .scripted_chat import (
+    CHUNK_EOS_ID,
+    CODE_SAMPLES,
+    FAULTS,
+    LISTEN_ID,
+    SPEAK_ID,
+    TOKEN_CHARS,
+    TURN_EOS_ID,
+    UNIT_END_ID,
+    US_PER_S,
+    ChatScript,
+    Fault,
+    HearingScript,
+    Rules,
+    ScriptedTranscript,
+    ScriptedTurn,
+    default_answer,
+    default_hearing,
+    draw,
+    tone,
+)
 
 SLOTS: Final = 4
 """Enough for a demonstration; a script costs nothing."""
@@ -108,6 +132,33 @@ def default_script(unit: Unit, seed: int) -> Step:
     pcm = tone(unit.index, seed, samples=18_000 if last else OUTPUT_RATE_HZ)
     speech = Speaks(text=text, pcm=pcm, end_of_turn=last)
     return Step(speech=speech, prefill_s=0.08, generate_s=0.4, steps=8)
+
+
+def speech_ids(text: str, seed: int, *, end_of_turn: bool, ids_max: int) -> tuple[int, ...]:
+    """Make the ids that a speaking unit feeds: at most one less than it may decide."""
+    words = draw("words", text, seed)[: len(text) // TOKEN_CHARS]
+    ids = (SPEAK_ID, *(word * 587 for word in words), *(TURN_EOS_ID,) * end_of_turn)
+    return ids[: ids_max - 1]
+
+
+def force(made: UnitResult, forced: Forced) -> ForcedResult:
+    """Replace a unit's ids by recorded ones; see `Forces.run_forced`."""
+    ends = forced.decided_ids[-1:] in {(CHUNK_EOS_ID,), (LISTEN_ID,)}
+    fed_ids = forced.decided_ids[:-1] if ends else forced.decided_ids
+    pairs = zip(forced.decided_ids, made.decided_ids, strict=False)
+    choices = [
+        Choice(stage="llm", step=step, recorded=recorded, own=own)
+        for step, (recorded, own) in enumerate(pairs)
+        if recorded != own
+    ]
+    result = attrs.evolve(
+        made,
+        kv_length=made.kv_length - len(made.fed_ids) + len(fed_ids),
+        decided_ids=forced.decided_ids,
+        fed_ids=fed_ids,
+        codec_ids=forced.codec_ids,
+    )
+    return ForcedResult(result=result, choices=tuple(choices))
 
 
 class ScriptedBackend:

@@ -1,20 +1,31 @@
-"""Scripted chat turns: the answers of a `ScriptedBackend`, piece by piece.
+"""What a `ScriptedBackend` plays of chat turns and transcriptions, and what all its scripts share.
 
-A script is a pure function of a turn. An interrupt takes effect before the next token, and
-`generate(cut=n)` stops before token n with the same bytes; in a prefill, within `POLL_S`.
+A script is a pure function of a turn or of a chunk. Of a turn, an interrupt takes effect before the
+next token, and `generate(cut=n)` stops before token n with the same bytes; in a prefill, within
+`POLL_S`. Of a transcription, by default a loud second gives one word, chosen by its samples, with
+the numbers of its utterance and second: `amber-0.3`; silence gives none. Tokens are counted as a
+model's.
+
+`Rules` holds the callers to slots, context and the order of calls. A broken rule of ARCHITECTURE.md
+is an `AssertionError`, kept for callers that swallow it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 import anyio
 import attrs
+import numpy as np
 
 from protocol.values.digest import digest
 from protocol.values.model import (
+    OUTPUT_RATE_HZ,
+    UNIT_BYTES,
+    Chunk,
+    ChunkResult,
     Costs,
     Message,
     Picture,
@@ -29,11 +40,80 @@ from protocol.values.model import (
     TurnResult,
 )
 
-from .base import BackendError, ContextFull
-from .scripted_ids import TOKEN_CHARS
-from .scripted_rules import FAULTS, US_PER_S, Fault, Rules
-from .scripted_tone import CODE_SAMPLES, tone
+from .base import (
+    BackendError,
+    BackendGone,
+    ContextFull,
+)
 from .tool_calls import BEGIN, END, CallStream
+
+# -- draws and tones ----------------------------------------------------------------------------
+
+CODE_SAMPLES: Final = 960
+"""Of a speech code, 40 ms (model.md)."""
+
+
+def tone(index: int, seed: int, *, samples: int) -> bytes:
+    """Make a triangle wave (float32 LE, 24 kHz mono, within +-0.25); its pitch identifies the unit.
+
+    Integer arithmetic gives the same bytes on every machine.
+    """
+    pitch_hz = 110 + int.from_bytes(draw("tone", seed, index)[:2], "little") % 770
+    phase = np.arange(samples, dtype=np.int64) * pitch_hz % OUTPUT_RATE_HZ
+    triangle = np.abs(2 * phase - OUTPUT_RATE_HZ) - OUTPUT_RATE_HZ // 2
+    return (triangle.astype("<f4") / np.float32(2 * OUTPUT_RATE_HZ)).tobytes()
+
+
+def draw(*parts: str | int) -> bytes:
+    """Draw 16 bytes by the draw's name: the same every time."""
+    return bytes.fromhex(digest(parts))
+
+
+# -- faults and rules ---------------------------------------------------------------------------
+
+US_PER_S: Final = 1_000_000
+Fault = Literal["fail", "context_full", "gone", "hang"]
+"""An error, a refusal, a lost worker, or a call that never returns."""
+FAULTS: Final[dict[Fault, type[BackendError]]] = {
+    "fail": BackendError,
+    "context_full": ContextFull,
+    "gone": BackendGone,
+}
+
+
+@attrs.frozen
+class Rules:
+    """One backend's slots and rules, and the violations in order."""
+
+    slots: int
+    context_limit: int
+    violations: list[str] = attrs.field(factory=list, init=False)
+    held_slots: set[int] = attrs.field(factory=set, init=False)
+
+    def hold(self, slot: int) -> None:
+        """Take a slot."""
+        if slot in self.held_slots or not 0 <= slot < self.slots:
+            self.violate(f"B5: slot {slot} of {self.slots} is not released, or not ours")
+        self.held_slots.add(slot)
+
+    def violate(self, rule: str) -> NoReturn:
+        """Keep and raise a broken rule."""
+        self.violations.append(rule)
+        raise AssertionError(rule)
+
+
+# -- ids ----------------------------------------------------------------------------------------
+
+TOKEN_CHARS: Final = 4
+UNIT_END_ID: Final = 151_684
+"""The model's own ids (model.md)."""
+LISTEN_ID: Final = 151_705
+SPEAK_ID: Final = 151_706
+TURN_EOS_ID: Final = 151_717
+CHUNK_EOS_ID: Final = 151_718
+
+
+# -- chat turns ---------------------------------------------------------------------------------
 
 MESSAGE_TOKENS: Final = 5
 """`<|im_start|>`, the role, its line break, `<|im_end|>` and another line break (model.md)."""
@@ -102,7 +182,7 @@ class ScriptedTurn:
         self._phase: Literal["new", "prefilled", "answered", "broken", "released"] = "new"
         self._running = False
         self._is_cut = False
-        self._calls, self._said = CallStream(turn.tools), ""
+        self._calls, self._text = CallStream(turn.tools), ""
         self._input_tokens = sum(map(_tokens_of, turn.messages)) + MESSAGE_TOKENS
 
     async def prefill(self) -> Prefill:
@@ -173,14 +253,14 @@ class ScriptedTurn:
         """The text held back, at the end of an answer of so many tokens."""
         text = self._calls.end()
         if text:
-            self._said += text
+            self._text += text
             yield TurnChunk(index=self._turn.index, step=made, text=text)
 
     def _piece(self, step: int, token: str) -> TurnChunk:
         text = self._calls.add(token) if self._turn.tools else token
-        self._said += text
-        is_said = self._turn.speech is not None and (text or not self._turn.tools)
-        pcm = self._speech(step, self._answer.samples) if is_said else b""
+        self._text += text
+        is_spoken = self._turn.speech is not None and (text or not self._turn.tools)
+        pcm = self._speech(step, self._answer.samples) if is_spoken else b""
         return TurnChunk(
             index=self._turn.index,
             step=step,
@@ -198,7 +278,7 @@ class ScriptedTurn:
         natural: StopReason = "tool_calls" if calls else "turn_end"
         return TurnResult(
             index=self._turn.index,
-            text=self._said,
+            text=self._text,
             pcm=self._speech(made, TAIL_SAMPLES) if spoken else b"",
             reason="interrupted" if cut is not None else natural if ended else "length",
             generated_tokens=made + ended,
@@ -240,3 +320,111 @@ def _tokens_of(message: Message) -> int:
             case ToolCall(arguments=text) | ToolResult(output=text):
                 tokens += -(-len(text) // TOKEN_CHARS)
     return tokens
+
+
+# -- transcriptions -----------------------------------------------------------------------------
+
+INSTRUCTION_TOKENS: Final = 12
+"""Of a system message with the instructions."""
+SOUND_TOKENS: Final = 10
+"""Embeddings of a second (model.md)."""
+TOKENS_MAX: Final = 32
+"""Maximum tokens of a chunk, its terminator included."""
+LOUD_RMS: Final = 0.01
+"""-40 dB: quieter seconds are silence."""
+WORDS: Final = ("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "heron")
+
+
+@attrs.frozen(kw_only=True)
+class Heard:
+    """The outcome of one chunk: text, seconds, or a fault, before feeding if `context_full`."""
+
+    text: str = ""
+    takes_s: float = 0.02
+    fault: Fault | None = None
+
+
+HearingScript = Callable[[Chunk], Heard]
+"""Decides a chunk from its value; must be pure."""
+
+
+def default_hearing(chunk: Chunk) -> Heard:
+    """Give one word for a loud second, and none for any other."""
+    samples = np.frombuffer(chunk.pcm, dtype="<f4").astype(np.float64)
+    if float(np.sqrt(np.mean(samples**2))) < LOUD_RMS:
+        return Heard()
+    word = WORDS[draw("word", digest(chunk.pcm))[0] % len(WORDS)]
+    return Heard(text=f"{word}-{chunk.utterance}.{chunk.index} ")
+
+
+class ScriptedTranscript:
+    """A transcription on a slot."""
+
+    def __init__(self, rules: Rules, hears: HearingScript, slot: int) -> None:
+        self._rules, self._hears, self._slot = rules, hears, slot
+        self._expected: tuple[int, int] | None = None
+        self._kv_length = 0
+        self._running = self._released = False
+
+    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+        """Transcribe a second by its script; `ContextFull`, before feeding, if it is too long."""
+        self._check(chunk)
+        self._running = True
+        try:
+            return await self._run(chunk)
+        finally:
+            self._running = False
+
+    async def _run(self, chunk: Chunk) -> ChunkResult:
+        self._expected = None  # until it succeeds, only a new utterance may follow
+        if chunk.index == 0:
+            self._kv_length = 0
+        outcome, prompt_tokens = self._hears(chunk), _prompt_tokens(chunk)
+        worst = self._kv_length + prompt_tokens + TOKENS_MAX
+        if outcome.fault == "context_full" or worst > self._rules.context_limit:
+            raise ContextFull(f"chunk {chunk.index} may need {worst} tokens")
+        await anyio.sleep(outcome.takes_s)
+        if outcome.fault == "hang":
+            await anyio.sleep_forever()
+        if outcome.fault is not None:
+            raise FAULTS[outcome.fault](f"chunk {chunk.index}: the script says so")
+        count = min(-(-len(outcome.text) // TOKEN_CHARS), TOKENS_MAX - 1)
+        token_ids = (*range(count), CHUNK_EOS_ID)
+        self._kv_length += prompt_tokens + count
+        self._expected = None if chunk.is_last else (chunk.utterance, chunk.index + 1)
+        took_us = round(outcome.takes_s * US_PER_S)
+        return ChunkResult(
+            utterance=chunk.utterance,
+            index=chunk.index,
+            text=outcome.text,
+            token_ids=token_ids,
+            reason="stop",
+            prompt_tokens=prompt_tokens,
+            generated_tokens=len(token_ids),
+            kv_length=self._kv_length,
+            fed_ids=(*range(prompt_tokens - SOUND_TOKENS), *(-1,) * SOUND_TOKENS),
+            input_hash=digest(chunk.pcm),
+            costs=Costs(generate_us=took_us, llm_us=took_us, wall_us=took_us),
+        )
+
+    async def release(self) -> None:
+        """Free the slot."""
+        if self._running:
+            self._rules.violate("B4: release while a chunk is in flight")
+        if self._released:
+            self._rules.violate("B5: the transcription is released already")
+        self._released = True
+        self._rules.held_slots.discard(self._slot)
+
+    def _check(self, chunk: Chunk) -> None:
+        """Check the order of chunks; a failed utterance must not continue."""
+        if self._running or self._released:
+            self._rules.violate(f"B1: chunk {chunk.index} while another is in flight, or after")
+        if len(chunk.pcm) != UNIT_BYTES:
+            self._rules.violate(f"B1: chunk {chunk.index} has {len(chunk.pcm)} bytes of PCM")
+        if chunk.index and (chunk.utterance, chunk.index) != self._expected:
+            self._rules.violate(f"B9: chunk {chunk.utterance}.{chunk.index}: {self._expected}")
+
+
+def _prompt_tokens(chunk: Chunk) -> int:
+    return SOUND_TOKENS + (INSTRUCTION_TOKENS if chunk.index == 0 else 0)

@@ -1,25 +1,47 @@
 """A model on an engine as an async `Backend`: its sessions' units run in batches.
 
-Rules:
-- A unit, as any call of its session, is due a second after the request; `scheduler` has who goes
-  first. Missed deadlines are counted (`Engine.statistics`).
-- Host work of a unit (decoding and slicing its pictures) runs in its own thread, before the engine.
+*The model's* calls are generators of requests, as those of `DuplexModel` and of what it makes; its
+`info` says which of them it has. They run only in the engine's thread, unless marked as safe from
+any thread. A call that makes a generator is safe from any thread: first it prepares pictures and
+prompts, without changing anything.
+
+*Rules*:
+- A unit, as any call of its session, is due a second after the request; `Scheduler` has who goes
+  first. Missed deadlines are counted (`Engine.statistics`). Streamed sound is due a second after it
+  came; sound that comes faster than real time, such as a file, is due as if it had come in real
+  time: it is answered as fast as possible, but after live clients.
+- Each call waits in its own thread. Host work of a unit (decoding and slicing its pictures) runs
+  there, before the engine.
 - `interrupt` takes effect before the unit's next step, also while it waits for the engine.
-- A running call is never abandoned (`calls`), so it cannot overlap the next (B4). For a call that
-  never ends, the driver condemns the worker.
+- A running call is never abandoned: cancelling waits for it, so it cannot overlap the next (B4).
+  For a call that never ends, the driver condemns the worker.
 - A cut chat turn stops at its next picture, block or token, also while it waits; before its answer
   it fails. Chat is `BACKGROUND` work without a deadline, as are chunks of streaming requests
   without sound or a deadline of their own, and the past units of a rebuild, each a call.
+- Pieces of an answer reach the event loop in order, through the waiting thread; if the waiting task
+  is cancelled, the answer is cut.
+- An unexpected exception of a model is logged and becomes a `BackendError` without its text.
+
+Work that is not real-time may be gathered: calls are held back until every open session has one, so
+that the engine's batches are large. Units wait until nothing shorter does (opening, closing a unit,
+releasing), so sessions that were opened at different times come into step: all units together, then
+all that closes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import wait
 from functools import partial
-from typing import Final, Generic, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 import attrs
+from anyio import from_thread, to_thread
 
 from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import NS_PER_S
@@ -42,23 +64,177 @@ from protocol.values.model import (
     UnitResult,
 )
 
-from ..backends.base import BackendError, BackendInfo, require_tools
-from ..backends.forcing import Forced, ForcedResult
+from ..backends.base import BackendError, BackendInfo, Forced, ForcedResult, require_tools
 from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
-from .calls import EngineCalls
-from .engine import Engine
-from .gathering import Gathering
-from .pace import Pace
-from .scheduler import BACKGROUND
-from .stepped import (
-    Stepped,
-    SteppedAnchor,
-    SteppedModel,
-    SteppedSession,
-    SteppedStreams,
-    SteppedTranscript,
-    SteppedTurn,
-)
+from .engine import BACKGROUND, Engine
+
+if TYPE_CHECKING:
+    from ..backends.minicpmo.anchor import Anchor, Transcript
+    from ..backends.minicpmo.chat import ChatTurn
+    from ..backends.minicpmo.model import DuplexModel
+    from ..backends.minicpmo.session import SteppedSession
+
+# -- deadlines of streamed sound ----------------------------------------------------------------
+
+DUE_S: Final = 1.0
+"""Sound is due when its next second has come."""
+
+
+@attrs.define
+class Pace:
+    """The pace of one stream; `came_s` is when its last chunk came, or was due in real time."""
+
+    came_s: float = -math.inf
+
+    def due_s(self, came_s: float, sound_s: float) -> float:
+        """Take a chunk of `sound_s` seconds that came at `came_s`; return its deadline in s."""
+        self.came_s = max(came_s, self.came_s + sound_s)
+        return self.came_s + DUE_S
+
+
+# -- sessions that wait for each other ----------------------------------------------------------
+
+GATHER_S: Final = 5.0
+"""A call waits at most so long for others: a session may be open and ask for nothing."""
+UNITS: Final = frozenset({"run_unit", "run_forced"})
+
+
+class Gathering:
+    """The waiting calls of all sessions of one engine, which may `expect` as many at once."""
+
+    def __init__(self, expect: Callable[[int], None]) -> None:
+        self._open, self._expect = 0, expect
+        self._units, self._others = deque[anyio.Event](), deque[anyio.Event]()
+
+    def opened(self) -> None:
+        """Count a session that is about to be opened."""
+        self._open += 1
+
+    def released(self) -> None:
+        """Count a session out."""
+        self._open -= 1
+        self._look()
+
+    async def turn(self, name: str) -> None:
+        """Wait until every open session has a call waiting, at most `GATHER_S`."""
+        waiting = self._units if name in UNITS else self._others
+        turn = anyio.Event()
+        waiting.append(turn)
+        self._look()
+        try:
+            with anyio.move_on_after(GATHER_S):
+                await turn.wait()
+        finally:
+            if turn in waiting:
+                waiting.remove(turn)
+
+    def _look(self) -> None:
+        if len(self._units) + len(self._others) >= self._open:
+            waiting = self._others or self._units
+            self._expect(len(waiting))
+            while waiting:
+                waiting.popleft().set()
+
+
+# -- awaiting calls -----------------------------------------------------------------------------
+
+Result = TypeVar("Result")
+Piece = TypeVar("Piece")
+
+THREADS_A_SLOT: Final = 2
+"""Concurrent calls of a session: one, and a waiting release."""
+
+_log = logging.getLogger("antiphon.model")
+
+
+def _at_once(call: Callable[[], Result]) -> Generator[Any, Any, Result]:
+    """A call without requests, as a generator."""
+    return call()
+    yield
+
+
+class EngineCalls:
+    """The calls of all sessions of one engine; `info` is the model's."""
+
+    def __init__(
+        self, engine: Engine, info: BackendInfo, gathering: Gathering | None = None
+    ) -> None:
+        self.info = info
+        self._engine, self._gathering = engine, gathering
+        self._threads = anyio.CapacityLimiter(THREADS_A_SLOT * info.slots)
+
+    def opened(self) -> None:
+        """Note that a session is about to be opened."""
+        if self._gathering is not None:
+            self._gathering.opened()
+
+    def released(self) -> None:
+        """Note that a session is released, or was not opened."""
+        if self._gathering is not None:
+            self._gathering.released()
+
+    async def call(
+        self,
+        name: str,
+        steps: Callable[[], Generator[Any, Any, Result]],
+        *,
+        due_ns: float = DUE_S * NS_PER_S,
+    ) -> Result:
+        """Run the generator that `steps` makes in its own thread, due in `due_ns` or `BACKGROUND`.
+
+        `BackendError` is the model's own, or in place of an unexpected exception of `name`.
+        """
+        if self._gathering is not None:
+            await self._gathering.turn(name)
+            due_ns = BACKGROUND
+        return await self.work(name, lambda: self._engine.submit(steps(), due_ns=due_ns).result())
+
+    async def at_once(self, name: str, call: Callable[[], Result]) -> Result:
+        """Run a function in the engine's thread, between batches; it raises as `call` does."""
+        return await self.call(name, lambda: _at_once(call))
+
+    async def stream(
+        self,
+        name: str,
+        steps: Callable[[Callable[[Piece], None]], Generator[Any, Any, Result]],
+        emit: Callable[[Piece], None],
+        interrupt: Callable[[], None],
+        *,
+        due_ns: float = BACKGROUND,
+    ) -> Result:
+        """Run a generator that emits pieces, and pass these to the event loop; see `call`.
+
+        `steps` gets the taker of pieces; `interrupt` follows cancelling or a failed `emit`.
+        """
+
+        def run() -> Result:
+            pieces: SimpleQueue[Piece | None] = SimpleQueue()
+            future = self._engine.submit(steps(pieces.put), due_ns=due_ns)
+            future.add_done_callback(lambda _: pieces.put(None))
+            try:
+                while (piece := pieces.get()) is not None:
+                    from_thread.run_sync(emit, piece)
+                    from_thread.check_cancelled()
+            except BaseException:  # Cancelled, by the event loop's own exception, or `emit` failed.
+                interrupt()
+                wait((future,))
+                raise
+            return future.result()
+
+        return await self.work(name, run)
+
+    async def work(self, name: str, work: Callable[[], Result]) -> Result:
+        """Run a function in its own thread; cancelling waits for it. It raises as `call` does."""
+        try:
+            return await to_thread.run_sync(work, limiter=self._threads)
+        except BackendError:
+            raise
+        except Exception as mistake:
+            _log.exception("the model's %s failed", name)
+            raise BackendError(f"{name} failed") from mistake
+
+
+# -- the backend --------------------------------------------------------------------------------
 
 BATCH_MAX: Final = 64
 """Maximum requests per batch; more sessions than one engine is expected to hold."""
@@ -69,11 +245,11 @@ CHUNK_S: Final = UNIT_SAMPLES / INPUT_RATE_HZ
 class EngineBackend:
     """A model behind the `Backend` protocol; `batch_max` 1 runs one request at a time.
 
-    Unless `is_live`, the calls of open sessions wait for each other (`gathering`).
+    Unless `is_live`, the calls of open sessions wait for each other (`Gathering`).
     """
 
     def __init__(
-        self, model: SteppedModel, *, batch_max: int = BATCH_MAX, is_live: bool = True
+        self, model: DuplexModel, *, batch_max: int = BATCH_MAX, is_live: bool = True
     ) -> None:
         self._model = model
         self.engine = Engine(model.compute, batch_max=batch_max)
@@ -121,8 +297,8 @@ class EngineBackend:
         self._check(slot, "transcription", "does not transcribe")
         return EngineTranscript(self._model.transcript(slot=slot), self._calls)
 
-    def _streams(self) -> SteppedStreams:
-        if not isinstance(self._model, SteppedStreams):
+    def _streams(self) -> DuplexModel:
+        if not hasattr(self._model, "anchor"):
             raise BackendError(f"model {self.info.name} takes no streaming input")
         return self._model
 
@@ -134,7 +310,7 @@ class EngineBackend:
             raise BackendError(f"model {self.info.name} {lacks}")
 
 
-Held = TypeVar("Held", bound=Stepped)
+Held = TypeVar("Held", bound="SteppedSession | ChatTurn | Anchor | Transcript")
 
 
 @attrs.define(eq=False)
@@ -150,7 +326,7 @@ class _OnEngine(Generic[Held]):
 
 
 @attrs.define(eq=False)
-class EngineSession(_OnEngine[SteppedSession]):
+class EngineSession(_OnEngine["SteppedSession"]):
     """One session on an engine; `stepped` is its state."""
 
     @property
@@ -200,7 +376,7 @@ class EngineSession(_OnEngine[SteppedSession]):
 
 
 @attrs.define(eq=False)
-class EngineTurn(_OnEngine[SteppedTurn]):
+class EngineTurn(_OnEngine["ChatTurn"]):
     """One chat turn on an engine; `stepped` is its state."""
 
     async def prefill(self) -> Prefill:
@@ -215,7 +391,7 @@ class EngineTurn(_OnEngine[SteppedTurn]):
     ) -> TurnResult:
         """Answer the turn."""
         steps = partial(self.stepped.generate, cut=cut)
-        return await self._calls.tell("generate", steps, emit, self.interrupt)
+        return await self._calls.stream("generate", steps, emit, self.interrupt)
 
     def interrupt(self) -> None:
         """Cut the turn at its next step, running or waiting for the engine; never blocks."""
@@ -223,7 +399,7 @@ class EngineTurn(_OnEngine[SteppedTurn]):
 
 
 @attrs.define(eq=False)
-class EngineAnchor(_OnEngine[SteppedAnchor]):
+class EngineAnchor(_OnEngine["Anchor"]):
     """One streaming request on an engine; `stepped` is its state."""
 
     async def extend(
@@ -237,7 +413,7 @@ class EngineAnchor(_OnEngine[SteppedAnchor]):
         """Extend the cumulative prompt and sample after it."""
         steps = partial(self.stepped.extend, prompt, params)
         due_ns = BACKGROUND if due_s is None else due_s * NS_PER_S
-        return await self._calls.tell("extend", steps, emit, self.interrupt, due_ns=due_ns)
+        return await self._calls.stream("extend", steps, emit, self.interrupt, due_ns=due_ns)
 
     def interrupt(self) -> None:
         """Cut the request, running or waiting for the engine; never blocks."""
@@ -245,7 +421,7 @@ class EngineAnchor(_OnEngine[SteppedAnchor]):
 
 
 @attrs.define(eq=False)
-class EngineTranscript(_OnEngine[SteppedTranscript]):
+class EngineTranscript(_OnEngine["Transcript"]):
     """One transcription on an engine; `stepped` is its state."""
 
     _pace: Pace = attrs.field(factory=Pace)

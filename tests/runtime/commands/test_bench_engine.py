@@ -39,8 +39,7 @@ from runtime.commands.bench_engine import (
     load_speech,
 )
 from runtime.model.backends.minicpmo.config import read_config
-from runtime.model.backends.minicpmo.full import floor_ms, random_model
-from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.model import DuplexModel, floor_ms, random_model
 from tests.models.random_model import CONFIG, SMALL, changed, write_checkpoint, write_tokenizer
 
 ROOT = Path(__file__).parents[3]

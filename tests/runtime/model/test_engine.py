@@ -36,6 +36,7 @@ from runtime.model.engine import engine as engine_module
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine
 from tests.models import random_model
+from tests.models.blocking import open_session
 from tests.models.random_model import facts
 
 WAIT_S = 10
@@ -485,7 +486,7 @@ async def test_sessions_at_once_get_what_they_get_alone(model: DuplexModel) -> N
         for seed in live:
             tasks.start_soon(talk, seed)
     for seed, rows in live.items():
-        session = model.open(random_model.opening(seed))
+        session = open_session(model, random_model.opening(seed))
         alone = []
         for index in range(3):
             result = session.run_unit(random_model.unit(index, seed))

@@ -26,7 +26,6 @@ class Without:
 sys.meta_path[:] = [Without if one is machinery.PathFinder else one for one in sys.meta_path]
 """
 PLAYED = """
-import runtime.model.backends.minicpmo.full
 import runtime.model.backends.minicpmo.model
 import runtime.model.engine.backend
 import tests.gpu.steps
@@ -34,8 +33,10 @@ print("imported")
 from pathlib import Path
 from protocol.values.model import DuplexConfig, Opening, Unit, Voice
 from runtime.model.backends.minicpmo.model import DuplexModel
+from tests.models.blocking import open_session
 model = DuplexModel.load(Path("fixtures/tiny"), slots=1)
-session = model.open(Opening(instructions="", voice=Voice(), config=DuplexConfig(), seed=1))
+opening = Opening(instructions="", voice=Voice(), config=DuplexConfig(), seed=1)
+session = open_session(model, opening)
 for index in range(4):
     print(session.run_unit(Unit(index=index, pcm=bytes(64_000))).is_listen)
     session.finalize(index, interrupted=False)

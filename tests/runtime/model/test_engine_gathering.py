@@ -8,8 +8,7 @@ import anyio
 import pytest
 
 from protocol.values.model import UNIT_BYTES, Unit
-from runtime.model.engine import gathering
-from runtime.model.engine.backend import EngineBackend, EngineSession
+from runtime.model.engine.backend import GATHER_S, EngineBackend, EngineSession
 from tests.runtime.model.test_engine import Ask, FakeModel, opening
 
 UNITS = 4
@@ -73,7 +72,7 @@ async def test_a_session_that_comes_later_falls_into_step() -> None:
 
 async def test_an_idle_session_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for no longer than `GATHER_S`."""
-    monkeypatch.setattr(gathering, "GATHER_S", 0.02)
+    monkeypatch.setattr("runtime.model.engine.backend.GATHER_S", 0.02)
     backend = EngineBackend(Batches(), is_live=False)
     idle = await backend.open(opening("0"), slot=0)
     with anyio.fail_after(10):
@@ -90,6 +89,6 @@ async def test_a_session_that_is_not_opened_is_not_waited_for() -> None:
     with pytest.raises(Exception, match="open failed"):
         await backend.open(opening("0"), slot=0)
     model.error = None
-    with anyio.fail_after(gathering.GATHER_S / 2):
+    with anyio.fail_after(GATHER_S / 2):
         await talk(backend, 1)
     await backend.aclose()

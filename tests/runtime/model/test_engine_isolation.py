@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from protocol.values.model import Cut, DuplexConfig, Opening, Unit, Voice
 from runtime.model.backends.base import BackendError
-from runtime.model.backends.minicpmo import window
 from runtime.model.backends.minicpmo.decoder import RowByRow
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.session import ModelSession
-from runtime.model.backends.minicpmo.work import Steps, Work, alone
-from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
+from runtime.model.backends.minicpmo.session import SteppedSession
+from runtime.model.backends.minicpmo.work import Steps, Work
+from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import FEW_UNITS, SLIDING, facts, picture, sound
 from tests.project.sampling import sample
 
@@ -42,9 +42,9 @@ Diary = list[tuple[object, ...]]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuplexModel]:
     """A model whose encoder and windows start over often enough for twelve units."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window, "CONTEXT_UNITS", 4)
-        patch.setattr(window, "BASIC_HIGH", 260)
-        patch.setattr(window, "BASIC_LOW", 160)
+        patch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
+        patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 260)
+        patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 160)
         yield random_model.load(tmp_path_factory.mktemp("model"), SLIDING, FEW_UNITS, slots=SLOTS)
 
 
@@ -144,7 +144,7 @@ def passing(steps: Steps[Any], each: Callable[[int, Work], Any]) -> Steps[Any]:
         return end.value
 
 
-def fail_once(session: ModelSession, second: Second) -> Steps[None]:
+def fail_once(session: SteppedSession, second: Second) -> Steps[None]:
     """Attempt a unit in which something breaks, and undo it."""
     unit = second.unit
     if second.is_broken:
@@ -157,7 +157,7 @@ def fail_once(session: ModelSession, second: Second) -> Steps[None]:
     session.rollback(unit.index)
 
 
-def run_live(session: ModelSession, second: Second) -> Steps[Any]:
+def run_live(session: SteppedSession, second: Second) -> Steps[Any]:
     """Run a unit and interrupt it as told."""
     unit = second.unit
 
@@ -170,7 +170,7 @@ def run_live(session: ModelSession, second: Second) -> Steps[Any]:
 
 
 def life(
-    session: ModelSession,
+    session: SteppedSession,
     tenant: Tenant,
     diary: Diary,
     cuts: Mapping[int, Cut] | None = None,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.model.engine.scheduler import (
+from runtime.model.engine.engine import (
     BACKGROUND,
     BACKGROUND_TURNS,
     COMPANY_NS,

@@ -13,22 +13,25 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.values.model import Cut, DuplexConfig, Opening, Unit, UnitResult
-from runtime.model.backends.base import BackendError
-from runtime.model.backends.forcing import Choice, Forced, ForcedResult, Forces
-from runtime.model.backends.minicpmo.candidates import Candidates
-from runtime.model.backends.minicpmo.decide import codes_apart, decide, decide_code, tokens_apart
+from runtime.model.backends.base import BackendError, Choice, Forced, ForcedResult, Forces
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.sampling import (
+    Candidates,
     choose,
     choose_gap,
+    codes_apart,
+    decide,
+    decide_code,
+    tokens_apart,
     untempered,
     untempered_gap,
     untempered_room,
 )
-from runtime.model.backends.minicpmo.work import alone
-from runtime.model.backends.scripted import CHUNK_EOS_ID, ScriptedBackend
+from runtime.model.backends.scripted import ScriptedBackend
+from runtime.model.backends.scripted_chat import CHUNK_EOS_ID
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
+from tests.models.blocking import alone, open_session
 from tests.models.random_model import CODES, facts, opening, unit
 
 Logits = NDArray[np.float64]
@@ -49,7 +52,7 @@ def units() -> list[Unit]:
 
 def record(model: DuplexModel, what: Opening, cuts: dict[int, Cut]) -> list[UnitResult]:
     """Run a session; units are cut where `cuts` says."""
-    session = model.open(what)
+    session = open_session(model, what)
     results = []
     for each in units():
         results.append(session.run_unit(each, cuts.get(each.index)))

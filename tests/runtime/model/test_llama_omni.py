@@ -21,7 +21,7 @@ from protocol.values.requests import Append, Init
 from runtime.client.session import connect
 from runtime.model.backends.base import Backend, BackendError, BackendSession
 from runtime.model.backends.llama_omni import LlamaOmniBackend
-from runtime.model.backends.llama_omni_http import Address
+from runtime.model.backends.llama_omni_link import Address
 from runtime.net import listener
 from runtime.net.http import make_app
 from runtime.serve.gateway import Gateway

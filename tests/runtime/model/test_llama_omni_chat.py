@@ -21,7 +21,7 @@ from protocol.values.model import (
 )
 from runtime.model.backends.base import BackendError, BackendRefused, Chats, TurnSession
 from runtime.model.backends.llama_omni import LlamaOmniBackend
-from runtime.model.backends.llama_omni_question import QUESTION_BYTES_MAX
+from runtime.model.backends.llama_omni_wire import QUESTION_BYTES_MAX
 from tests.network.llama_omni_fake import (
     HANG,
     LISTENS,

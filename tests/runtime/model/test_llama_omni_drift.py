@@ -18,12 +18,12 @@ from runtime.model.backends.llama_omni import (
     HEALTH_WAIT_S,
     OPEN_WAIT_S,
     QUIET_S,
+    SECOND_BYTES,
     UNIT_WAIT_S,
+    VOICE_BYTES_MAX,
     LlamaOmniBackend,
 )
-from runtime.model.backends.llama_omni_answer import SECOND_BYTES, VOICE_BYTES_MAX
-from runtime.model.backends.llama_omni_channel import CLOSE_WAIT_S
-from runtime.model.backends.llama_omni_link import CONNECT_WAIT_S, MESSAGE_CHARS_MAX
+from runtime.model.backends.llama_omni_link import CLOSE_WAIT_S, CONNECT_WAIT_S, MESSAGE_CHARS_MAX
 from runtime.model.backends.llama_omni_wire import EVENT_SAMPLES_MAX, TEXT_CHARS_MAX
 from tests.network.llama_omni_fake import (
     CLOSE,

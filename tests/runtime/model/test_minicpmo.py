@@ -15,11 +15,12 @@ import pytest
 from protocol.values.model import UNIT_SAMPLES, Cut, Unit, UnitResult, Voice
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import unit as unit_module
-from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import ControlIds
 from runtime.model.backends.minicpmo.vocoder import Sounding
 from runtime.model.backends.minicpmo.work import Speak, Work
 from tests.models import random_model
+from tests.models.blocking import BlockingSession, open_session
 from tests.models.random_model import Open, facts, opening, picture, sound, unit
 
 ROOT = Path(__file__).parents[3]
@@ -96,7 +97,7 @@ def test_sessions_in_turns_do_not_touch(start: Open, straight: list[Row]) -> Non
 
 def digest(model: DuplexModel) -> str:
     """A hash of all that a session makes: ids, bits and sound."""
-    session = model.open(opening(SPEAKS, Voice(llm_pcm=sound(1, 9000))))
+    session = open_session(model, opening(SPEAKS, Voice(llm_pcm=sound(1, 9000))))
     rows = run(session, units(4, frames=(picture(1, 200, 100),), max_slice_nums=3))
     session.release()
     return hashlib.sha256(repr(rows).encode()).hexdigest()
@@ -117,9 +118,9 @@ def test_another_process_gives_the_same_bytes(model: DuplexModel, tmp_path: Path
 def test_a_used_slot_is_as_good_as_new(model: DuplexModel, start: Open, tmp_path: Path) -> None:
     """A caller would get traces of the one before (B8)."""
     fresh = random_model.load(tmp_path, slots=1)
-    expected = run(fresh.open(opening(SPEAKS)), units(4))
+    expected = run(open_session(fresh, opening(SPEAKS)), units(4))
     for seed in (0, 8):
-        before = model.open(opening(seed, Voice(llm_pcm=sound(2, 12_000))))
+        before = open_session(model, opening(seed, Voice(llm_pcm=sound(2, 12_000))))
         run(before, units(5, frames=(picture(3),)))
         before.run_unit(unit(5))
         before.release()
@@ -131,7 +132,7 @@ def test_a_used_slot_is_as_good_as_new(model: DuplexModel, start: Open, tmp_path
 
 def test_a_released_slot_is_all_zeros(model: DuplexModel) -> None:
     """What one caller said would lie in memory while another is served (B8)."""
-    session = model.open(opening(SPEAKS))
+    session = open_session(model, opening(SPEAKS))
     run(session, units(3, frames=(picture(1),)))
     session.run_unit(unit(3, SPEAKS))
     stores = (model.machine.llm, model.machine.audio, model.machine.tts)
@@ -310,7 +311,7 @@ def test_context_full_comes_before_feeding(start: Open) -> None:
 def test_a_prompt_too_long_is_refused(model: DuplexModel, start: Open) -> None:
     """Opening would run out of cache, or keep its slot for ever."""
     with pytest.raises(ContextFull):
-        model.open(attrs.evolve(opening(), instructions="x" * 9000))
+        open_session(model, attrs.evolve(opening(), instructions="x" * 9000))
     assert start().slot == 0
 
 
@@ -319,7 +320,7 @@ def test_slots_run_out_in_order(model: DuplexModel, start: Open) -> None:
     sessions = [start() for _ in range(3)]
     assert [session.slot for session in sessions] == [0, 1, 2]
     with pytest.raises(BackendError, match="all 3 slots"):
-        model.open(opening())
+        open_session(model, opening())
     sessions[1].release()
     assert start().slot == 1
 

@@ -20,7 +20,7 @@ from runtime.model.backends.minicpmo.anchor import Anchor
 from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.work import Feed, See, Work, alone
+from runtime.model.backends.minicpmo.work import Feed, See, Work
 from runtime.model.backends.streams import (
     Anchoring,
     Extended,
@@ -31,6 +31,7 @@ from runtime.model.backends.streams import (
     TokenIds,
 )
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import SMALL, changed, picture, sound
 
 LONG = changed(SMALL, {"max_position_embeddings": 8192})

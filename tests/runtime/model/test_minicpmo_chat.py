@@ -27,16 +27,15 @@ from protocol.values.model import (
 )
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import chat_voice
-from runtime.model.backends.minicpmo.candidates import Candidates
-from runtime.model.backends.minicpmo.chat import ChatTurn
-from runtime.model.backends.minicpmo.chat_answer import Answer
-from runtime.model.backends.minicpmo.decide import decide_chat, decide_chat_code
+from runtime.model.backends.minicpmo.chat import Answer, ChatTurn
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.sampling import Candidates, decide_chat, decide_chat_code
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.work import Feed, Speak, Work, alone
-from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
+from runtime.model.backends.minicpmo.work import Feed, Speak, Work
+from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import SMALL, answer, opening, picture, sound, unit
 
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny"

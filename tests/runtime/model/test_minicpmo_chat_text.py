@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.model.backends.minicpmo.chat_text import TextStream
-from runtime.model.backends.minicpmo.tokens import Tokens
+from runtime.model.backends.minicpmo.tokens import TextStream, Tokens
 from tests.runtime.model.test_minicpmo_chat import TINY
 
 

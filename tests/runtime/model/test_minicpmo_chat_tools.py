@@ -24,18 +24,18 @@ from protocol.values.model import (
     Turn,
 )
 from runtime.model.backends.base import BackendRefused
-from runtime.model.backends.minicpmo import chat_answer
-from runtime.model.backends.minicpmo.chat import turn_hash
+from runtime.model.backends.minicpmo.chat import Answer, turn_hash
 from runtime.model.backends.minicpmo.chat_prompt import Words, lay_out
-from runtime.model.backends.minicpmo.chat_template import (
+from runtime.model.backends.minicpmo.config import load_config
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.tokens import (
     TEMPLATE_CHARS_MAX,
+    TOOL_MARKS,
+    Tokens,
     ToolWords,
     read_tool_words,
     tool_words,
 )
-from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.tokens import TOOL_MARKS, Tokens
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
 from tests.models.random_model import answer, sound
@@ -285,9 +285,7 @@ def decides(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def write(text: str) -> None:
         ids = [*model.tokens.encode(text), model.tokens.ids.im_end]
-        monkeypatch.setattr(
-            chat_answer.Answer, "_decide", lambda self, *_: ids[len(self.generated)]
-        )
+        monkeypatch.setattr(Answer, "_decide", lambda self, *_: ids[len(self.generated)])
 
     return write
 

@@ -17,12 +17,12 @@ from runtime.model.backends.minicpmo.checkpoint import (
     LISTED_MAX,
     WEIGHTS,
     CheckpointError,
+    Parts,
     load_parts,
     weight_files,
 )
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config, read_config
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
-from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.tokens import Tokens
 from tests.models import random_model
 from tests.models.random_model import CONFIG, SMALL, changed

@@ -8,12 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.model.backends.minicpmo.code_logits import (
-    CHOSEN_MIN,
-    CodeChoice,
-    CodeChooser,
-)
-from runtime.model.backends.minicpmo.decide import CODE_WINDOW, decide_code
+from runtime.model.backends.minicpmo.logits import CHOSEN_MIN, CodeChoice, CodeChooser
+from runtime.model.backends.minicpmo.sampling import CODE_WINDOW, decide_code
 
 CODES = 50
 EOS = CODES - 1

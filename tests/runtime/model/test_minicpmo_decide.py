@@ -13,15 +13,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.values.model import DuplexConfig
-from runtime.model.backends.minicpmo import code_logits
 from runtime.model.backends.minicpmo import unit as unit_module
-from runtime.model.backends.minicpmo.candidates import Candidates
-from runtime.model.backends.minicpmo.decide import decide, decide_code, fed_max
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.sampling import best, choose, draws, untempered
+from runtime.model.backends.minicpmo.sampling import (
+    Candidates,
+    best,
+    choose,
+    decide,
+    decide_code,
+    draws,
+    fed_max,
+    untempered,
+)
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.vocoder import LOOKAHEAD, PieceVocoder, Sounding, Voicing
 from tests.models import random_model
+from tests.models.blocking import open_session
 from tests.models.random_model import CODES, opening, unit
 
 Logits = NDArray[np.float64]
@@ -226,8 +233,8 @@ def test_speech_has_a_minimum_amid_a_turn_only(
     end = [ids.turn_eos, ids.listen] if is_last else [ids.chunk_eos]
     left = iter([ids.speak, ids.chunk_eos] * (length > 0) + [ids.speak, *end])
     monkeypatch.setattr(unit_module, "decide", lambda *_: next(left))
-    monkeypatch.setattr(code_logits, "decide_code", decide_code)
-    session = model.open(opening())
+    monkeypatch.setattr("runtime.model.backends.minicpmo.logits.decide_code", decide_code)
+    session = open_session(model, opening())
     if length:
         session.run_unit(unit(0))
         session.finalize(0, interrupted=False)
@@ -238,7 +245,7 @@ def test_speech_has_a_minimum_amid_a_turn_only(
 
 def test_the_last_code_is_never_returned(model_of_codes: DuplexModel) -> None:
     """A unit would last longer than its second."""
-    session = model_of_codes.open(opening())
+    session = open_session(model_of_codes, opening())
     for index in range(3):
         assert len(session.run_unit(unit(index)).codec_ids) <= 25
         session.finalize(index, interrupted=False)

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
-from runtime.model.backends.minicpmo.flash import SpanCache, spans_of
+from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache, SpanCache, spans_of
 from tests.models.flash import flash_on_cpu
 from tests.project.sampling import sample
 from tests.runtime.model.test_minicpmo_steps import assert_near, noise

@@ -17,21 +17,18 @@ import torch
 from torch import Tensor
 
 from protocol.values.model import DuplexConfig
-from runtime.model.backends.minicpmo import kernels, token_logits
-from runtime.model.backends.minicpmo.attention import KvSlots
+from runtime.model.backends.minicpmo.attention import KvSlots, joined
 from runtime.model.backends.minicpmo.batched import Means
-from runtime.model.backends.minicpmo.checkpoint import load_parts
+from runtime.model.backends.minicpmo.checkpoint import Parts, load_parts
 from runtime.model.backends.minicpmo.config import load_config, read_config
-from runtime.model.backends.minicpmo.decide import decide
+from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, Stock, try_operators
 from runtime.model.backends.minicpmo.device import pin
-from runtime.model.backends.minicpmo.full import write_tokenizer
-from runtime.model.backends.minicpmo.fused import FusedDecoder, joined, operators_for
-from runtime.model.backends.minicpmo.fused_vision import FusedSight
-from runtime.model.backends.minicpmo.kernels import Operators
-from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.parts import Parts
-from runtime.model.backends.minicpmo.token_logits import INLINE_MAX, Shortlists, TokenLogits
+from runtime.model.backends.minicpmo.logits import INLINE_MAX, Shortlists, TokenLogits
+from runtime.model.backends.minicpmo.machine import Machine, operators_for
+from runtime.model.backends.minicpmo.model import write_tokenizer
+from runtime.model.backends.minicpmo.sampling import decide
 from runtime.model.backends.minicpmo.tokens import Tokens
+from runtime.model.backends.minicpmo.vision import FusedVision
 from runtime.model.models import tiny_path
 from tests.models.flash import flash_on_cpu
 from tests.models.random_model import CONFIG, changed
@@ -40,12 +37,12 @@ ROOT = Path(__file__).parents[3]
 VOCABULARY = 20_000
 INTERPRETED = """
 import torch
-from runtime.model.backends.minicpmo import kernels, token_logits
+from runtime.model.backends.minicpmo.decoder import try_operators
 from runtime.model.backends.minicpmo.kernels_triton import TritonOperators
 for dtype in (torch.bfloat16, torch.float32):
     for heads, groups, width in ((32, 8, 128), (12, 12, 64)):
         shape = {"heads": heads, "groups": groups, "width": width}
-        kernels.try_operators(TritonOperators(), torch.zeros(1, dtype=dtype), **shape)
+        try_operators(TritonOperators(), torch.zeros(1, dtype=dtype), **shape)
 """
 
 
@@ -68,7 +65,7 @@ def test_slices_are_seen_as_by_the_stock_modules(
     patch = parts.config.vision.patch_size
     with torch.inference_mode():
         wanted = parts.resampler(parts.vpm(slices), height // patch, width // patch)
-        seen = FusedSight(parts.vpm, parts.resampler).see(slices)
+        seen = FusedVision(parts.vpm, parts.resampler).embed(slices)
     torch.testing.assert_close(seen, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -91,14 +88,14 @@ def test_a_model_of_another_kind_is_refused(parts: Parts, what: str) -> None:
     other = SimpleNamespace(config=config, state_dict=lambda: model.state_dict() | keys)
     store = KvSlots(layers=1, slots=1, heads=1, capacity=1, width=8)
     with pytest.raises(ValueError, match="another activation, or biases"):
-        FusedDecoder(other, store, Operators())
+        FusedDecoder(Stock(name="x", model=other, head=noise, store=store), Operators())
 
 
 def test_where_kernels_cannot_be_compiled_torch_computes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An image without a compiler could not serve from a GPU."""
-    monkeypatch.setitem(sys.modules, f"{kernels.__name__}_triton", None)
+    monkeypatch.setitem(sys.modules, "runtime.model.backends.minicpmo.kernels_triton", None)
     store: Any = SimpleNamespace(keys=SimpleNamespace(is_cuda=True))
     assert operators_for(store, 4).name == "torch"
     assert "no fused kernels here" in caplog.text
@@ -121,9 +118,9 @@ def test_kernels_that_compute_something_else_are_found_out() -> None:
             return super().gate(both) * 1.1
 
     shape = {"heads": 3, "groups": 1, "width": 8}
-    kernels.try_operators(Operators(), torch.zeros(1), **shape)
+    try_operators(Operators(), torch.zeros(1), **shape)
     with pytest.raises(AssertionError):
-        kernels.try_operators(Wrong(), torch.zeros(1), **shape)
+        try_operators(Wrong(), torch.zeros(1), **shape)
 
 
 def test_the_sum_of_all_layers_is_not_rounded() -> None:
@@ -140,7 +137,7 @@ def test_a_trace_is_made_though_the_process_ends(monkeypatch: pytest.MonkeyPatch
     wanted = TokenLogits(logits).trace().result()
     ended = ThreadPoolExecutor(1)
     ended.shutdown()
-    monkeypatch.setattr(token_logits, "_tracing", ended)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.logits._tracing", ended)
     assert TokenLogits(logits).trace().result() == wanted
 
 

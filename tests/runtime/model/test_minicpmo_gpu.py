@@ -13,13 +13,12 @@ from protocol.values.model import UNIT_SAMPLES, Unit
 from runtime.model.backends.base import DeviceLost
 from runtime.model.backends.minicpmo import machine as machine_module
 from runtime.model.backends.minicpmo.attention import Row
-from runtime.model.backends.minicpmo.batched import Means, exact_sizes, means_on
+from runtime.model.backends.minicpmo.batched import Means, Out, exact_sizes, means_on
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.device import CUBLAS_WORKSPACE
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.state import Layout, SessionState
-from runtime.model.backends.minicpmo.steps import Out
 from runtime.model.backends.minicpmo.unit import Setting, UnitRun
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
 from runtime.model.backends.minicpmo.work import See

@@ -15,10 +15,10 @@ from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means
 from runtime.model.backends.minicpmo.checkpoint import load_parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.known import Known
 from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.work import Feed, InTurn, Speak, Work, alone
+from runtime.model.backends.minicpmo.work import Feed, InTurn, Known, Speak, Work
 from tests.models import random_model
+from tests.models.blocking import alone, open_session
 from tests.models.flash import flash_on_cpu
 from tests.models.random_model import opening, unit
 
@@ -85,7 +85,7 @@ def test_a_unit_that_is_run_again_asks_once_for_its_tokens_and_once_for_its_code
 ) -> None:
     """A minute of a lost session would take as long as when it was first computed."""
     model = random_model.load(tmp_path, random_model.SMALL, slots=1)
-    session = model.open(opening())
+    session = open_session(model, opening())
     past = []
     for index in range(3):
         result = session.run_unit(unit(index))
@@ -129,7 +129,7 @@ def test_ids_that_are_not_those_recorded_are_refused(ids: tuple[int, ...], most:
 def test_a_recorded_code_that_the_model_lacks_fails_its_own_unit(tmp_path: Path, code: int) -> None:
     """On a GPU, looking it up would end all sessions."""
     model = random_model.load(tmp_path, random_model.SMALL, slots=1)
-    session = model.open(opening())
+    session = open_session(model, opening())
     result = session.run_unit(unit(0))
     session.release()
     assert len(result.codec_ids) > COUNT

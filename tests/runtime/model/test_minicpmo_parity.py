@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fixtures.parity.outputs import FOLDER, PLANS, UNITS, part_outputs, session_outputs
-from runtime.model.backends.minicpmo.checkpoint import UNUSED, load_parts, weight_files
+from runtime.model.backends.minicpmo.checkpoint import UNUSED, Parts, load_parts, weight_files
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.parts import Parts
 from runtime.model.backends.minicpmo.tokens import Tokens
 
 TOLERANCE = 1e-4

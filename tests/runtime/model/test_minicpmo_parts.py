@@ -13,15 +13,12 @@ from transformers import WhisperFeatureExtractor
 
 from protocol.values.model import UNIT_SAMPLES
 from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache, attend_whole
-from runtime.model.backends.minicpmo.audio import Hearing
+from runtime.model.backends.minicpmo.audio import BUFFER_DROP, Hearing, MelCarry, MelFrontEnd
+from runtime.model.backends.minicpmo.checkpoint import CODES_A_UNIT, Parts
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.machine import Machine, rows_are_independent
-from runtime.model.backends.minicpmo.mel import BUFFER_DROP, MelCarry, MelFrontEnd
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.parts import Parts
-from runtime.model.backends.minicpmo.slices import Slicing
-from runtime.model.backends.minicpmo.tts import CODES_A_UNIT
-from runtime.model.backends.minicpmo.vision import patch_places, places_2d
+from runtime.model.backends.minicpmo.vision import Slicing, patch_places, places_2d
 from runtime.model.backends.minicpmo.work import Feed, See, Speak
 from tests.models import random_model
 from tests.models.random_model import FEW_UNITS, SLIDING

@@ -9,9 +9,9 @@ import torch
 
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig, read_config
-from runtime.model.backends.minicpmo.full import FULL, full_config
+from runtime.model.backends.minicpmo.device import TOKEN2WAV_BYTES, plan, stores, vocoder_bytes
 from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.plan import TOKEN2WAV_BYTES, plan, stores, vocoder_bytes
+from runtime.model.backends.minicpmo.model import FULL, full_config
 from tests.models.random_model import CONFIG, SLIDING, SMALL, changed
 
 CPU = torch.device("cpu")

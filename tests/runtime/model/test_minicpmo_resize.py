@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fixtures.parity.outputs import PICTURES, jpeg
-from runtime.model.backends.minicpmo.slices import Slicing, read_jpeg, scale
+from runtime.model.backends.minicpmo.vision import Slicing, read_jpeg, scale
 
 PILLOW: Final = {
     ((640, 480), (518, 392)): ("8592cbf5c70d534a", "a0108b83e0b4811f"),

@@ -20,21 +20,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.values.model import ChatConfig, Chunk, ChunkResult, Costs, DuplexConfig, UnitResult
-from runtime.model.backends.minicpmo.candidates import DOUBT, Candidates, Mass, TooShortError
-from runtime.model.backends.minicpmo.decide import decide, decide_chat, decide_plain
-from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.token_logits import (
+from runtime.model.backends.minicpmo.logits import (
     NOT_FINITE,
     Rule,
     Shortlists,
     TokenLogits,
     shortlists_on,
 )
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.sampling import (
+    DOUBT,
+    Candidates,
+    Mass,
+    TooShortError,
+    decide,
+    decide_chat,
+    decide_plain,
+)
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.work import alone
 from runtime.model.backends.streams import SamplingParams
 from tests.bench.tiny.staging import known_phrases, play, stage_phrase
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import answer, opening
 from tests.project.sampling import sample
 from tests.runtime.model.test_forcing import record, run_forced

@@ -24,17 +24,28 @@ from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, Uni
 from runtime.model.backends.base import DeviceLost
 from runtime.model.backends.minicpmo.attention import Row
 from runtime.model.backends.minicpmo.audio import Hearing
-from runtime.model.backends.minicpmo.batched import ROWS_MIN, Batched, Means, batched, means_on
+from runtime.model.backends.minicpmo.batched import (
+    NUMBERS_MAX,
+    ROWS_MIN,
+    Batched,
+    Means,
+    Network,
+    Step,
+    Stepper,
+    batched,
+    batches,
+    means_on,
+)
 from runtime.model.backends.minicpmo.checkpoint import build_parts, load_parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.decoder import DecoderNetwork, RowByRow, Stock, Together
+from runtime.model.backends.minicpmo.decoder import RowByRow, Stock, Together
 from runtime.model.backends.minicpmo.device import send
-from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.machine import Machine, network_of
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.steps import NUMBERS_MAX, Network, Step, Stepper, batches
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
 from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.gpu.steps import Bench, measure
+from tests.models.blocking import open_session
 from tests.models.flash import flash_on_cpu, forward, unread
 from tests.project.sampling import sample
 
@@ -306,7 +317,7 @@ def play(model: DuplexModel, units: int | None = None) -> list[UnitResult]:
     item = next(it for it in known_phrases(HELDOUT) if it.phrase == "tell me a joke")
     pcm, _ = stage_phrase(HELDOUT, item, 0)
     opening = Opening(instructions="Be brief.", voice=Voice(), config=DuplexConfig(), seed=1)
-    session = model.open(opening)
+    session = open_session(model, opening)
     results = []
     for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES)[:units]):
         unit = Unit(index=index, pcm=second.astype("<f4").tobytes())
@@ -483,7 +494,7 @@ def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Batched
 
     store = Machine(parts, None, slots, means=Means(is_flash=True)).llm
     stock = Stock(name="tokens", model=parts.llm.model, head=head, store=store)
-    return batched(DecoderNetwork(stock), EXACT, (1, 2))
+    return batched(network_of(stock), EXACT, (1, 2))
 
 
 @pytest.mark.parametrize(

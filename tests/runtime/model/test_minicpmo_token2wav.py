@@ -29,6 +29,7 @@ from runtime.model.backends.minicpmo.token2wav_link import Link, VoiceLost, Voic
 from runtime.model.backends.minicpmo.vocoder import Pcm, Sounding, Vocoder, Voicing
 from runtime.model.backends.minicpmo.voices import PIECES, lacking, load_vocoder
 from tests.models import random_model
+from tests.models.blocking import open_session
 from tests.standin.stepaudio2 import DIES, HANGS, OVERFLOWS, RAISES
 
 ROOT = Path(__file__).parents[3]
@@ -514,7 +515,7 @@ def voiced(checkpoint: Path, vocoder: Vocoder | None) -> DuplexModel:
 
 def results(model: DuplexModel, count: int = 8) -> list[Any]:
     """What a session answers, unit by unit; released afterwards."""
-    session, answers = model.open(random_model.opening(3)), []
+    session, answers = open_session(model, random_model.opening(3)), []
     for index in range(count):
         answers.append(session.run_unit(random_model.unit(index)))
         session.finalize(index, interrupted=False)
@@ -540,7 +541,7 @@ def test_a_unit_that_loses_its_voice_is_rolled_back_and_gives_text(
     model = voiced(checkpoint, vocoder)
     plain = results(model)
     spoken = next(index for index, answer in enumerate(plain) if answer.pcm)
-    session = model.open(random_model.opening(3))
+    session = open_session(model, random_model.opening(3))
     for index in range(spoken):
         session.run_unit(random_model.unit(index))
         session.finalize(index, interrupted=False)

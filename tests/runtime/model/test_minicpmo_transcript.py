@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from protocol.values.errors import LocalProtocolError
 from protocol.values.model import Chunk, ChunkResult, Costs
 from runtime.model.backends.base import BackendError, ContextFull, Transcribes
+from runtime.model.backends.minicpmo.anchor import TOKENS_A_CHUNK, Transcript
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.transcript import TOKENS_A_CHUNK, Transcript
-from runtime.model.backends.minicpmo.work import Feed, Work, alone
+from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import opening, sound, unit
 from tests.runtime.model.test_engine import FakeModel
 from tests.runtime.model.test_engine_chat import answered, short
@@ -308,9 +309,9 @@ async def test_a_chunk_is_due_as_a_unit_is(
         return submit(self, steps, due_ns=due_ns)
 
     monkeypatch.setattr(Engine, "submit", noted)
+    session = await EngineBackend(small).transcribe(slot=0)
     clock = SimpleNamespace(current_time=lambda: 100.0)  # a busy machine takes no time
     monkeypatch.setattr("runtime.model.engine.backend.anyio", clock)
-    session = await EngineBackend(small).transcribe(slot=0)
     for index in range(3):
         await session.run_chunk(chunk(index))
     assert due_s == pytest.approx([1, 2, 3])

@@ -9,10 +9,11 @@ import torch
 
 from protocol.values.model import DuplexConfig, Finalized, Unit
 from runtime.model.backends.minicpmo import unit as unit_module
-from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import ControlIds
 from runtime.model.backends.minicpmo.vocoder import LOOKAHEAD
 from tests.models import random_model
+from tests.models.blocking import BlockingSession
 from tests.models.random_model import CODES, Open, opening, unit
 
 FRAME_BYTES = 960 * 4

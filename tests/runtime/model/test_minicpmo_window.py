@@ -14,15 +14,22 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from protocol.values.model import SlidingWindow
 from runtime.model.backends.base import BackendError, ContextFull
-from runtime.model.backends.minicpmo import window
 from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.model import BlockingSession, DuplexModel
-from runtime.model.backends.minicpmo.state import Layout, SessionState, Span
-from runtime.model.backends.minicpmo.window import MARKER, PREVIOUS_TOKENS, rotate, slide
-from runtime.model.backends.minicpmo.work import Feed, Work, alone
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.state import (
+    MARKER,
+    PREVIOUS_TOKENS,
+    Layout,
+    SessionState,
+    Span,
+    rotate,
+    slide,
+)
+from runtime.model.backends.minicpmo.work import Feed, Work
 from tests.models import random_model
+from tests.models.blocking import BlockingSession, alone, open_session
 from tests.models.random_model import facts, opening, picture, unit
 
 WIDTH = 192
@@ -177,9 +184,9 @@ def test_what_is_kept_lies_as_if_fed_there(
     policy: SlidingWindow,
 ) -> None:
     """After a slide the model would answer from a garbled past."""
-    monkeypatch.setattr(window, "BASIC_HIGH", 100)
-    monkeypatch.setattr(window, "BASIC_LOW", 70)
-    monkeypatch.setattr(window, "CONTEXT_UNITS", 4)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 100)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 70)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
     embed, store = machine.parts.embed, machine.llm
     before = layout(13, 20, 13, 17, 13, 21, prefix=10, said=2)
     rows = torch.randn(before.length, WIDTH, generator=torch.Generator().manual_seed(5))
@@ -213,9 +220,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(window, "BASIC_HIGH", 100)
-    patch.setattr(window, "BASIC_LOW", 60)
-    patch.setattr(window, "CONTEXT_UNITS", 2)
+    patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 100)
+    patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 60)
+    patch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 2)
 
 
 Straight = Callable[[SlidingWindow], list[tuple[Any, ...]]]
@@ -227,7 +234,7 @@ def straight(model: DuplexModel) -> Straight:
 
     @functools.cache
     def run_once(policy: SlidingWindow) -> list[tuple[Any, ...]]:
-        session = model.open(opening(3, sliding_window=policy, generate_audio=False))
+        session = open_session(model, opening(3, sliding_window=policy, generate_audio=False))
         with pytest.MonkeyPatch.context() as patch:
             shorten(patch)
             rows = run(session, 0, 12)
@@ -248,7 +255,7 @@ def test_rollback_is_exact_over_a_slide(
     model: DuplexModel, machine: Machine, straight: Straight, short: None, policy: SlidingWindow
 ) -> None:
     """After `inference_error` a long session would go on from a garbled past (B3)."""
-    session, rows = model.open(opening(3, sliding_window=policy, generate_audio=False)), []
+    session, rows = open_session(model, opening(3, sliding_window=policy, generate_audio=False)), []
     for index in range(8):
         session.run_unit(unit(index, 9, frames=(picture(1),)))
         session.rollback(index)
@@ -259,7 +266,7 @@ def test_rollback_is_exact_over_a_slide(
 
 def test_a_session_without_a_window_ends_in_order(model: DuplexModel, machine: Machine) -> None:
     """It would overrun its slot in mid-unit (B10)."""
-    session = model.open(attrs.evolve(opening(), instructions="x" * 8120))
+    session = open_session(model, attrs.evolve(opening(), instructions="x" * 8120))
     fits = (8192 - session.opened.prompt_length - 32) // 13 + 1
     run(session, 0, fits, force_listen=True)
     with pytest.raises(ContextFull):
@@ -272,10 +279,10 @@ def test_rollback_is_exact_where_the_encoder_starts_over(
 ) -> None:
     """A unit that fails half a minute into a session would leave it half deaf (B3)."""
     listens = opening(3, force_listen_count=100)
-    session = model.open(listens)
+    session = open_session(model, listens)
     straight = run(session, 0, 33)
     session.release()
-    session = model.open(listens)
+    session = open_session(model, listens)
     rows = run(session, 0, 29)
     block = machine.first_block(session.slot)
     session.run_unit(unit(29, 9))
@@ -293,10 +300,10 @@ def test_rollback_is_exact_where_starting_over_failed_midway(
 ) -> None:
     """As above, where the fault comes once the encoder has written."""
     listens = opening(3, force_listen_count=100)
-    session = model.open(listens)
+    session = open_session(model, listens)
     straight = run(session, 0, 31)
     session.release()
-    session = model.open(listens)
+    session = open_session(model, listens)
     rows = run(session, 0, 29)
 
     def compute(works: list[Work]) -> list[Any]:
@@ -319,7 +326,7 @@ def test_rollback_is_exact_where_the_copy_failed(
     model: DuplexModel, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unit before, which was finished, would be undone too, without a word."""
-    session = model.open(opening(3, force_listen_count=100))
+    session = open_session(model, opening(3, force_listen_count=100))
     run(session, 0, 29)
 
     def fail(slot: int) -> None:
@@ -332,7 +339,7 @@ def test_rollback_is_exact_where_the_copy_failed(
     session.rollback(29)
     rows = run(session, 29, 30)
     session.release()
-    session = model.open(opening(3, force_listen_count=100))
+    session = open_session(model, opening(3, force_listen_count=100))
     assert run(session, 0, 30)[-1:] == rows
     session.release()
 
@@ -347,7 +354,7 @@ def test_the_encoder_forgets_after_twenty_nine_units(model: DuplexModel, machine
         starts.extend(work.units for work in works if isinstance(work, Hearing))
         return compute(works)
 
-    session = model.open(opening(3, force_listen_count=100))
+    session = open_session(model, opening(3, force_listen_count=100))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "compute", watched)
         run(session, 0, 32)

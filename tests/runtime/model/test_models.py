@@ -28,6 +28,7 @@ from runtime.model.models import (
     model_folder,
 )
 from runtime.settings.settings import DTYPES
+from tests.models.blocking import open_session
 from tests.models.random_model import opening, unit
 
 
@@ -92,9 +93,8 @@ def test_the_format_is_asked_for(checkpoint: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_runs_a_unit(checkpoint: Path, dtype: torch.dtype) -> None:
     """The format of a GPU is never tried where there is none, and breaks on the first one."""
-    session = DuplexModel.load(checkpoint, slots=1, dtype=dtype).open(
-        opening(listen_prob_scale=0.0)
-    )
+    model = DuplexModel.load(checkpoint, slots=1, dtype=dtype)
+    session = open_session(model, opening(listen_prob_scale=0.0))
     for index in range(2):
         result = session.run_unit(unit(index))
         assert not result.is_listen
@@ -105,7 +105,7 @@ def test_a_model_without_a_vocoder_gives_text(copied: Path) -> None:
     """A checkpoint without its vocoder could not be served at all."""
     shutil.rmtree(copied / VOCODER)
     model = DuplexModel.load(copied, slots=1)
-    result = model.open(opening(listen_prob_scale=0.0)).run_unit(unit(0))
+    result = open_session(model, opening(listen_prob_scale=0.0)).run_unit(unit(0))
     assert not result.is_listen
     assert result.pcm == b""
     assert model.info.fingerprint["voice"] == "none"

@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit, Unit, UnitResult
 from recorder.read.past import voiced
 from runtime.model.backends.base import BackendError
-from runtime.model.backends.minicpmo import window
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.session import ModelSession
+from runtime.model.backends.minicpmo.session import SteppedSession
 from runtime.model.backends.minicpmo.state import SessionState
-from runtime.model.backends.minicpmo.work import Steps, alone
-from runtime.model.engine.scheduler import BACKGROUND, Scheduler, Task
+from runtime.model.backends.minicpmo.work import Steps
+from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from tests.models import random_model
+from tests.models.blocking import alone
 from tests.models.random_model import FEW_UNITS, SLIDING, facts, opening, picture, unit
 from tests.project.sampling import sample
 from tests.runtime.model.test_engine_isolation import (
@@ -76,9 +76,9 @@ class Done:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DuplexModel, DuplexModel]]:
     """Two of one checkpoint, as on two workers; encoder and windows start over soon."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window, "CONTEXT_UNITS", 4)
-        patch.setattr(window, "BASIC_HIGH", 260)
-        patch.setattr(window, "BASIC_LOW", 160)
+        patch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
+        patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 260)
+        patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 160)
         folder = tmp_path_factory.mktemp("model")
         first = random_model.load(folder, SLIDING, FEW_UNITS, slots=2)
         yield first, DuplexModel.load(folder, slots=SLOTS)
@@ -98,7 +98,7 @@ def past_of(done: Sequence[Done]) -> list[PastUnit]:
     )
 
 
-def rebuild(session: ModelSession, past: Sequence[PastUnit], *, exact: bool) -> Steps[None]:
+def rebuild(session: SteppedSession, past: Sequence[PastUnit], *, exact: bool) -> Steps[None]:
     """Feed a past in calls of as many units as one call may have."""
     for place, each in enumerate(past, 1):
         is_last = place == len(past) or place % PAST_UNITS_MAX == 0
@@ -106,7 +106,7 @@ def rebuild(session: ModelSession, past: Sequence[PastUnit], *, exact: bool) -> 
 
 
 def go_on(
-    session: ModelSession, seconds: Sequence[Second], late: frozenset[int], done: list[Done]
+    session: SteppedSession, seconds: Sequence[Second], late: frozenset[int], done: list[Done]
 ) -> Steps[None]:
     """Run units as told; those in `late` are interrupted after their last step."""
     for second in seconds:
@@ -161,7 +161,7 @@ def bits(machine: Machine, slot: int, state: SessionState) -> list[torch.Tensor]
     ends = (
         (machine.llm, state.length),
         (machine.tts, state.speech.length),
-        (machine.audio, state.heard % machine.config.audio.units * UNIT_FRAMES),
+        (machine.audio, state.audio_units % machine.config.audio.units * UNIT_FRAMES),
     )
     kept = [store.take(slot, 0, end) for store, end in ends]
     mel = state.mel
@@ -174,12 +174,13 @@ def plain(state: SessionState) -> tuple[object, ...]:
     voicing = state.speech.voicing
     buffer = None if voicing is None else voicing.buffer
     return (
-        *(state.layout, state.length, state.heard, state.history, state.turn_open, state.said),
+        *(state.layout, state.length, state.audio_units, state.history, state.turn_open),
+        state.text_ids,
         *(state.speech.length, state.speech.is_complete, buffer),
     )
 
 
-def run_to_the_end(session: ModelSession, life_: Steps[None]) -> Steps[None]:
+def run_to_the_end(session: SteppedSession, life_: Steps[None]) -> Steps[None]:
     yield from session.open()
     yield from life_
 

@@ -22,19 +22,15 @@ from runtime.model.backends.base import (
     ContextFull,
 )
 from runtime.model.backends.scripted import (
-    CHUNK_EOS_ID,
-    LISTEN_ID,
-    UNIT_END_ID,
     Call,
-    Fault,
     Script,
     ScriptedBackend,
     ScriptedSession,
     Speaks,
     Step,
     default_script,
-    tone,
 )
+from runtime.model.backends.scripted_chat import CHUNK_EOS_ID, LISTEN_ID, UNIT_END_ID, Fault, tone
 from tests.strategies.random_scripts import random_script
 
 Value = TypeVar("Value")

@@ -17,7 +17,7 @@ from fixtures.tiny.recipe.sounds import noise_pool
 from fixtures.tiny.recipe.timeline import RATE, World
 from protocol.values.model import UNIT_SAMPLES
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.prompt import EMBEDDED
+from runtime.model.backends.minicpmo.state import EMBEDDED
 from tests.bench.tiny.score_transcripts import Written, word_error, writing_down
 from tests.bench.tiny.staging import known_phrases, read_speech, together
 from tests.runtime.model.test_tiny_recipe import noisy

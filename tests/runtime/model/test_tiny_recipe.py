@@ -47,7 +47,7 @@ from protocol.values.model import (
     Voice,
 )
 from runtime.model.backends.minicpmo.chat_voice import Mouth
-from runtime.model.backends.minicpmo.code_logits import CodeLogits
+from runtime.model.backends.minicpmo.logits import CodeLogits
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Speak
@@ -55,6 +55,7 @@ from runtime.model.backends.tool_calls import CallStream
 from tests.bench.tiny import score_tools
 from tests.bench.tiny.score_chat import UNKNOWN as ADMITTED
 from tests.bench.tiny.staging import known_phrases, read_manifest, stage_phrase
+from tests.models.blocking import open_session
 from tests.models.random_model import answer
 
 ROOT = Path(__file__).parents[3]
@@ -82,7 +83,7 @@ def run(
     """Play sound; gives the results, and all that was fed, as `layout` marks it."""
     ids = model.tokens.ids
     opening = Opening(instructions="Be brief.", voice=Voice(), config=DuplexConfig(), seed=1)
-    session = model.open(opening)
+    session = open_session(model, opening)
     image = (ids.image, *[PICTURE] * 64, ids.image_end)
     fed, results = list(session.opened.fed_ids), []
     for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES)):

@@ -19,7 +19,7 @@ from recorder.write.disk import LocalDisk
 from recorder.write.log import SessionLog
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
-from runtime.model.backends.scripted_tone import tone
+from runtime.model.backends.scripted_chat import tone
 from runtime.session.rate_limiter import LARGE_BYTES_MIN
 from tests.sessions.in_memory import (
     append_frame,

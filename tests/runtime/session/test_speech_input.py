@@ -14,7 +14,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import UNIT_SAMPLES, Unit
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.model.backends.scripted_hearing import Heard
+from runtime.model.backends.scripted_chat import Heard
 from runtime.session.speech_input import (
     SECONDS_WAITING_MAX,
     UTTERANCE_S_MAX,

@@ -1,23 +1,30 @@
 """Attention over slots: the keys and values of all sessions, and how rows attend to them.
 
-`KvSlots` holds the keys and values of a decoder for all sessions; its memory is fixed. `SlotCache`
-is a view for one forward pass: stock models take it as `past_key_values`, and it appends each row's
-new keys to its slot. With it the attention function, registered as `ATTENTION`, computes each row
-by itself over exactly the positions that it sees, without padding, masks over absent positions or
-repeated keys, so a result does not depend on other rows. Another cache may supply its own `Seen`
-(`flash.py`). Without a cache it is plain causal attention over whole sequences.
+`KvSlots` holds the keys and values of a decoder for all sessions; its memory is fixed. A cache is a
+view of it for one forward pass: stock models take it as `past_key_values`, and it appends each
+row's new keys to its slot. The attention function that they call, registered as `ATTENTION`, then
+attends to what the cache returned:
+
+- `SlotCache`, on CPUs: each row by itself over exactly the positions that it sees, without padding,
+  masks over absent positions or repeated keys, so a result does not depend on other rows.
+- `SpanCache`, on GPUs: all rows of any length in one call of flash attention, over the slots in
+  place. 48 sessions launch 379 operators a token instead of 5,502 (performance.md, "The launches").
+
+Without a cache it is plain causal attention over whole sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import AttentionInterface
+
+# -- row by row ---------------------------------------------------------------------------------
 
 ATTENTION: Final = "antiphon"
 
@@ -130,20 +137,12 @@ class Row:
     start: int
 
 
-class Seen(Protocol):
-    """The keys and values that the rows of a forward pass see in one layer."""
+@attrs.frozen(eq=False, kw_only=True)
+class Places:
+    """Where rows go: their positions in the session, and in a layer of all slots; int64, (N,)."""
 
-    def attend(self, query: Tensor, scale: float) -> Tensor:
-        """Attend with (B, H, T, D) queries; returns (B, T, H, D)."""
-        ...
-
-
-class Cache(Protocol):
-    """The cache of one forward pass; stock models require more methods, but never call them."""
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Seen, None]:
-        """Write a layer's new keys and values, (B, K, T, D); return what the rows see."""
-        ...
+    of: Tensor
+    flat: Tensor
 
 
 @attrs.frozen(eq=False)
@@ -264,4 +263,157 @@ def _attention(
     return key.attend(query, scaling), None
 
 
+def joined(*parts: nn.Linear) -> Tensor:
+    """Join the weights of some layers, of which each keeps a view."""
+    whole = torch.cat([part.weight.detach() for part in parts])
+    pieces = whole.split_with_sizes([len(part.weight) for part in parts])
+    for part, piece in zip(parts, pieces, strict=True):
+        part.weight = nn.Parameter(piece, requires_grad=False)
+    return whole
+
+
 AttentionInterface.register(ATTENTION, _attention)
+
+
+# -- all rows in one call, for GPUs -------------------------------------------------------------
+
+APART_MAX: Final = 2
+"""Rows of a session that are attended as queries by themselves: one query shares the keys among the
+heads of a group, where several read them once for each head."""
+
+
+class Spans:
+    """The positions that a forward pass feeds and sees, in fixed tensors shared by all layers.
+
+    A layer's slots are one long row of positions (`KvSlots.layer`); per query the kernel gets the
+    slot's start and the number of positions seen, its own included. Keys are neither gathered nor
+    repeated for groups. The kernel is that of `torch.nn.attention.varlen`, called directly, since
+    the API has the number of positions only from torch 2.12 on; it needs bf16 or fp16 on Ampere or
+    later. Nothing waits for the device, and after `aim` no value comes from the host, so a pass can
+    be captured.
+
+    Args:
+        batch: sessions.
+        length: positions that each feeds.
+        causal: as of `SlotCache`.
+    """
+
+    def __init__(self, store: KvSlots, batch: int, length: int, *, causal: bool = True) -> None:
+        device = store.keys.device
+        self._capacity = store.capacity
+        self._aimed = torch.zeros(3, batch, dtype=torch.int64, device=device)
+        self.slots, self.starts, self.lasts = self._aimed
+        zeros = torch.zeros(batch * length, dtype=torch.int64, device=device)
+        self.places = Places(of=zeros, flat=zeros.clone())
+        self._offsets = torch.arange(length, device=device)
+        is_apart = causal and length <= APART_MAX
+        self._asked = 1 if is_apart else length  # Positions of a query.
+        count = batch * length // self._asked
+        self._queries = torch.arange(count + 1, dtype=torch.int32, device=device) * self._asked
+        self._begins = torch.zeros(count + 1, dtype=torch.int32, device=device)
+        self._seen = torch.zeros(count, dtype=torch.int32, device=device)
+        # A single query needs no mask; without one the kernel splits its keys among processors.
+        self._is_causal = causal and self._asked > 1 and store.window is None
+        self._before = None if store.window is None else store.window - 1
+        self._after = 0 if causal and store.window is not None else None
+        self._is_pinned = device.type == "cuda"
+        self._firsts = torch.arange(batch, device=device) * length
+
+    def aim(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        """Set each session's slot, its start position, and how many of its positions are used."""
+        # Made again: torch keeps pinned memory until copies from it are done, also after a failure.
+        lasts = [count - 1 for count in counts]
+        where = [[row.slot for row in rows], [row.start for row in rows], lasts]
+        sent = torch.tensor(where, pin_memory=self._is_pinned)
+        self._aimed.copy_(sent, non_blocking=True)
+
+    def take(self) -> None:
+        """Compute the positions on the device."""
+        begins = self.slots * self._capacity
+        places = self.starts[:, None] + self._offsets  # (B, T)
+        self.places.of.copy_(places.flatten())
+        self.places.flat.copy_((begins[:, None] + places).flatten())
+        ends = places[:, self._asked - 1 :: self._asked] + 1
+        self._begins[:-1].copy_(begins[:, None].expand(ends.shape).flatten())
+        self._seen.copy_(ends.flatten())
+
+    def last(self, hidden: Tensor) -> Tensor:
+        """The last used row of each session, (B, width), of (B * T, width)."""
+        return hidden.index_select(0, self._firsts + self.lasts)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Attend: query (batch * length, H, D), bf16 or fp16; all slots' keys (positions, K, D)."""
+        out: Tensor = torch.ops.aten._flash_attention_forward.default(
+            query,
+            keys,
+            values,
+            self._queries,
+            self._begins,
+            self._asked,
+            self._capacity,
+            0.0,
+            self._is_causal,
+            False,
+            scale=scale,
+            window_size_left=self._before,
+            window_size_right=self._after,
+            seqused_k=self._seen,
+        )[0]
+        return out
+
+
+def spans_of(store: KvSlots, rows: Sequence[Row], count: int, *, causal: bool = True) -> Spans:
+    """Spans of sessions that feed `count` positions each."""
+    spans = Spans(store, len(rows), count, causal=causal)
+    for row in rows:
+        store.reach(row.slot, row.start + count)
+    spans.aim(rows, [count] * len(rows))
+    spans.take()
+    return spans
+
+
+@attrs.frozen(eq=False)
+class Spanned:
+    """What all rows of a forward pass see in one layer."""
+
+    keys: Tensor
+    values: Tensor
+    spans: Spans
+
+    def attend(self, query: Tensor, scale: float) -> Tensor:
+        """Attend with (B, H, T, D); returns (B, T, H, D)."""
+        b, h, t, d = query.shape
+        packed = query.transpose(1, 2).reshape(b * t, h, d)
+        return self.spans.attend(packed, self.keys, self.values, scale).view(b, t, h, d)
+
+
+class SpanCache:
+    """The cache of a forward pass whose rows are attended together; see `SlotCache`."""
+
+    def __init__(self, store: KvSlots, spans: Spans) -> None:
+        self._store, self._spans = store, spans
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Spanned, None]:
+        """Write a layer's new keys and values, (B, K, T, D); return what the rows see."""
+        keys, values = self._store.layer(layer_idx)
+        for target, new in ((keys, key), (values, value)):
+            target[self._spans.places.flat] = new.transpose(1, 2).flatten(0, 1)
+        return Spanned(keys, values, self._spans), None
+
+
+Seen = Reaches | Spanned
+"""The keys and values that the rows of a forward pass see in one layer."""
+Cache = SlotCache | SpanCache
+"""The cache of one forward pass; stock models require more methods, but never call them."""
+
+
+def can_attend(store: KvSlots) -> bool:
+    """Whether a kernel supports the store's device and format, tested with one query."""
+    spans = Spans(store, 1, 1)
+    spans.take()
+    keys, values = store.layer(0)
+    try:
+        spans.attend(keys[:1], keys, values, 1.0)
+    except (NotImplementedError, RuntimeError):  # No such operator, or unsupported arguments.
+        return False
+    return True

@@ -1,17 +1,24 @@
-"""A conversation as the language model's input rows: chat template, media, speech modes.
+"""A conversation as the language model's input rows: chat template, media, tools, speech modes.
 
 Each message is `<|im_start|>`, its role, a newline, its contents, `<|im_end|>`, a newline. The
 generation prompt follows: `<|im_start|>assistant`, a newline, an empty think block unless thinking
 is allowed, and `<|tts_bos|>` if speech is requested or sound was sent. Contents are joined by
 newlines, in omni mode by nothing. Thoughts of earlier answers are omitted. A picture is `<image>`,
 its embeddings, `</image>`, then the slices of its grid, with a newline between rows; a sound is
-`<|audio_start|>`, ten embeddings a second, `<|audio_end|>`, in pieces of 30 s. Marks unknown to the
-tokenizer are omitted, but those of tools are text then (`chat_tools`). Text never yields a control
-token; in a turn with tools it yields no mark of them either.
+`<|audio_start|>`, ten embeddings a second, `<|audio_end|>`, in pieces of 30 s.
+
+Tools have the form of Qwen3's chat template. They stand behind the system message, each as JSON in
+a line of its own, between the words of the checkpoint (`tokens.ToolWords`). A call is
+`<tool_call>`, a line of JSON, `</tool_call>` behind the answer's text; results that follow one
+another are one message of the user, each between `<tool_response>` and `</tool_response>`.
+
+Marks unknown to the tokenizer are omitted, but those of tools are text then. Text never yields a
+control token; in a turn with tools it yields no mark of them either.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -29,16 +36,16 @@ from protocol.values.model import (
     Sound,
     SpeechMode,
     Text,
+    Tool,
     ToolCall,
     ToolResult,
     Turn,
 )
 
 from ..base import BackendError
-from .chat_tools import call_body, result_body, signatures
 from .config import UNIT_FRAMES, AudioConfig, ModelConfig
-from .slices import Slicing, jpeg_size
 from .tokens import TOOL_MARKS, Tokens
+from .vision import Slicing, jpeg_size
 
 CLIP_S_MAX: Final = 30
 """Seconds of sound that the encoder takes at once, if its position table is that long."""
@@ -139,8 +146,8 @@ def without_thoughts(content: Sequence[Content]) -> tuple[Content, ...]:
         return tuple(content)
     last = content[ends[-1]]
     assert isinstance(last, Text)
-    said = last.text.rpartition(THOUGHT)[2].lstrip("\n")
-    return (Text(text=said), *content[ends[-1] + 1 :])
+    rest = last.text.rpartition(THOUGHT)[2].lstrip("\n")
+    return (Text(text=rest), *content[ends[-1] + 1 :])
 
 
 def clip_samples(audio: AudioConfig) -> int:
@@ -321,8 +328,8 @@ def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
             writer.results(results)
         else:
             writer.message(message)
-    heard = any(isinstance(part, Sound) for part in parts)
-    writer.ask(aloud=turn.speech is not None or heard or turn.tts_template)
+    has_sound = any(isinstance(part, Sound) for part in parts)
+    writer.ask(aloud=turn.speech is not None or has_sound or turn.tts_template)
     pieces = writer.pieces()
     length = sum(rows_of(piece, config) for piece in pieces)
     return Prompt(pieces=pieces, pictures=tuple(writer.pictures), length=length)
@@ -344,3 +351,30 @@ def rows_of(piece: Piece, config: ModelConfig) -> int:
     if isinstance(piece, Words):
         return len(piece.ids)
     return config.vision.queries if isinstance(piece, Slice) else piece.count
+
+
+# -- tools --------------------------------------------------------------------------------------
+
+
+def signatures(tools: Sequence[Tool]) -> str:
+    """The list of tools, each on a new line."""
+    return "".join(f"\n{json.dumps(_signature(tool), ensure_ascii=False)}" for tool in tools)
+
+
+def _signature(tool: Tool) -> dict[str, object]:
+    function: dict[str, object] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.parameters:
+        function["parameters"] = json.loads(tool.parameters)
+    return {"type": "function", "function": function}
+
+
+def call_body(call: ToolCall) -> str:
+    """The text between a call's marks."""
+    return f'\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n'
+
+
+def result_body(result: ToolResult) -> str:
+    """The text between a result's marks."""
+    return f"\n{result.output}\n"

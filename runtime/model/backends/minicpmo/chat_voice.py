@@ -16,11 +16,9 @@ import attrs
 import numpy as np
 from torch import Tensor, cat
 
-from .code_logits import CodeLogits
-from .decide import decide_chat_code
-from .parts import Parts
-from .sampling import draws
-from .tts import CODES_A_UNIT
+from .checkpoint import CODES_A_UNIT, Parts
+from .logits import CodeLogits
+from .sampling import decide_chat_code, draws
 from .vocoder import LOOKAHEAD, Vocoder, Voicing
 from .work import Speak, Steps
 

@@ -4,8 +4,8 @@ The top level is a Qwen3 config; `vision_config`, `audio_config` and `tts_config
 Unsupported values are refused by name, so a file of another version never loads partially. Absent
 values take the published class's defaults. Keys without effect (`architectures`, ...) are ignored.
 
-Slicing follows `config.json`, mel frames follow `mel`; but the published code follows the folder's
-`preprocessor_config.json`, so a different one belongs to another model.
+Slicing follows `config.json`, mel frames follow `audio`; but the published code follows the
+folder's `preprocessor_config.json`, so a different one belongs to another model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from transformers import LlamaConfig, Qwen3Config, SiglipVisionConfig, WhisperCo
 from protocol.values.model import INPUT_RATE_HZ
 
 from .attention import ATTENTION
-from .mel import FFT, HOP
 
+FFT: Final = 400
+"""Samples of a mel frame."""
+HOP: Final = 160
+"""Samples from one mel frame to the next."""
 UNIT_FRAMES: Final = 50
 """Audio frames a second after the convolutions; the encoder pools them to embeddings."""
 REQUIRED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""The operations of `kernels.py` in Triton; imported only where there is a GPU."""
+"""The operations of `decoder.Operators` in Triton; imported only where there is a GPU."""
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 # ruff: noqa: N803, PLR0917 - the names and the arguments of kernels
@@ -10,7 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernels import GATE_BLOCK, Operators, Places, Rotation
+from .attention import Places
+from .decoder import Operators, Rotation
+
+GATE_BLOCK = 1024
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The running model: weights, the memory of all slots, and batched requests.
+"""The running model: weights, all slots' memory, batched requests, and what computes in a slot.
 
 All memory is allocated once. On a CPU a result does not depend on its batch: decoders ensure it
 (`decoder.py`), and convolutions run per picture and per unit; `rows_are_independent` tests the
@@ -8,26 +8,25 @@ assumption with the loaded weights. On a GPU it does depend, except in exact mod
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, Literal
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from ..base import DeviceLost
-from .attention import Kept, KvSlots
+from ..base import BackendError, DeviceLost
+from .attention import Kept, KvSlots, can_attend
 from .audio import Hearing, HearingNetwork
 from .batched import ON_CPU, Batched, Means, batched
-from .code_logits import CodeChooser, CodeLogits
+from .checkpoint import Parts
 from .config import UNIT_FRAMES, ModelConfig
-from .decoder import Decoder, DecoderNetwork, RowByRow, Stock, Together
-from .device import send, telling_lost
-from .flash import can_attend
-from .fused_vision import FusedSight
-from .parts import Parts
-from .plan import StoreShape, stores
-from .token_logits import Shortlists, rows_on_host
+from .decoder import Decoder, FusedDecoder, Operators, RowByRow, Stock, Together, try_operators
+from .device import StoreShape, raising_device_lost, send, stores
+from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
+from .tokens import Tokens
+from .vision import FusedVision
 from .vocoder import Pcm, Sounding, Vocoder
 from .work import Fed, Feed, InTurn, Recall, See, Speak, Work
 
@@ -90,9 +89,9 @@ class Machine:
     def _use_flash(self, llm: Stock, tts: Stock) -> None:
         """Compute sessions together, as a GPU does."""
         means, apm, projection = self.means, self.parts.apm, self.parts.audio_projection_layer
-        self._sight = FusedSight(self.parts.vpm, self.parts.resampler)
-        tokens = batched(DecoderNetwork(llm), means, token_rows(self.config))
-        codes = batched(DecoderNetwork(tts), means, CODE_ROWS)
+        self._vision = FusedVision(self.parts.vpm, self.parts.resampler)
+        tokens = batched(network_of(llm), means, token_rows(self.config))
+        codes = batched(network_of(tts), means, CODE_ROWS)
         self._sound_of = batched(HearingNetwork(apm, projection, self.audio), means, (UNIT_FRAMES,))
         self._llm, self._tts = Together(tokens), Together(codes)
         self._together = [tokens, codes, self._sound_of]
@@ -133,11 +132,11 @@ class Machine:
         if not self._together:
             return "sdpa, row by row"
         steps = {each.network.name: each.steps for each in self._together}
-        said = (
+        described = (
             f"{name} in steps of {some.description}" if some else name
             for name, some in steps.items()
         )
-        return "; ".join(("flash", *said))
+        return "; ".join(("flash", *described))
 
     @property
     def batch(self) -> str:
@@ -163,7 +162,7 @@ class Machine:
         together = [works]
         if self.means.is_alone and isinstance(works[0], See):
             together = [[work] for work in works]
-        with telling_lost(), torch.inference_mode():
+        with raising_device_lost(), torch.inference_mode():
             return [answer for some in together for answer in self._answer(some)]
 
     def _answer(self, works: Sequence[Any]) -> list[Any]:
@@ -183,7 +182,7 @@ class Machine:
         slices = torch.stack(sent) if len(sent) > 1 else sent[0][None]  # (B, 3, h, w)
         patch = self.config.vision.patch_size
         if self._together:
-            return list(self._sight.see(slices))
+            return list(self._vision.embed(slices))
         rows, columns = (side // patch for side in slices.shape[2:])
         return list(self.parts.resampler(self.parts.vpm(slices), rows, columns))
 
@@ -230,6 +229,28 @@ class Machine:
             store.wipe(slot)
 
 
+def network_of(stock: Stock) -> FusedDecoder:
+    """A decoder's pass for many sessions, with the fastest operators of its device."""
+    heads = int(stock.model.config.num_attention_heads)
+    return FusedDecoder(stock, operators_for(stock.store, heads))
+
+
+def operators_for(store: KvSlots, heads: int) -> Operators:
+    """The fastest operators that compute rightly for a decoder of so many query heads."""
+    like = store.keys  # (layers, slots, groups, capacity, width)
+    if like.is_cuda:
+        try:
+            from .kernels_triton import TritonOperators
+
+            found = TritonOperators()
+            try_operators(found, like, heads=heads, groups=like.shape[2], width=like.shape[4])
+        except Exception:  # Of the compiler or the driver, of any type.
+            _log.warning("no fused kernels here: torch's operators are launched", exc_info=True)
+        else:
+            return found
+    return Operators()
+
+
 def token_rows(config: ModelConfig) -> tuple[int, ...]:
     """The most frequent lengths: a token, the end of a unit, a unit, and one with a picture."""
     unit = 1 + UNIT_FRAMES // config.audio.pool
@@ -251,3 +272,63 @@ def rows_are_independent(parts: Parts) -> bool:
             if not all(torch.equal(module(x[:count]), whole[:count]) for count in PROBE_ROWS):
                 return False
     return True
+
+
+# -- what computes in one slot ------------------------------------------------------------------
+
+Phase = Literal["new", "measured", "ready", "ran", "open", "failed", "released"]
+
+
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Make any other exception a `BackendError` that says what failed."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
+        raise BackendError(f"{what} failed: {error}") from error
+
+
+class InSlot:
+    """What computes in one slot, which must be empty; its generators never overlap.
+
+    A chat turn or a streaming request: they share their slot, their cut, and their end. After a
+    failure the slot is empty.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, machine: Machine, tokens: Tokens, slot: int, phase: Phase) -> None:
+        self._machine, self._tokens, self._slot = machine, tokens, slot
+        self._phase: Phase = phase
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """Cut it for good at its next step, begun or not; safe from any thread."""
+        self._is_interrupted = True
+
+    def release(self) -> None:
+        """Wipe the slot; idempotent, and any other call fails afterwards."""
+        if self._phase not in ("failed", "released"):
+            self._machine.clear(self._slot)
+        self._phase = "released"
+
+    @contextmanager
+    def _wiped_on_failure(self, what: str) -> Iterator[None]:
+        """As `failing`, and the slot is empty then."""
+        with failing(what):
+            try:
+                yield
+            except Exception:
+                self.release()
+                self._phase = "failed"
+                raise
+
+    def _require_uncut(self) -> None:
+        if self._is_interrupted:
+            raise BackendError(f"the {self.kind} was cut")
+
+    def _require(self, phase: Phase) -> None:
+        if self._phase != phase:
+            raise BackendError(f"call out of order: the {self.kind} is {self._phase}, not {phase}")

@@ -3,38 +3,47 @@
 A folder has the published layout: `config.json`, `tokenizer.json`, safetensors, and the vocoder's
 assets. Sessions, one per slot, share only the weights (B8), so each gives the same bytes whatever
 the others do. Loading sets torch to one thread for the process: sums always have the same order.
+
+`random_model` makes one of the published architecture with random weights, to measure time and
+memory: its output is noise, its timing realistic. The numbers are those of the public code's
+configuration and of model.md.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
+import shutil
+import string
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
+import numpy as np
 import torch
+from torch import nn
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, Turn, Unit, UnitResult
+from protocol.values.model import Opening, Turn
 
-from ..base import BackendError, BackendInfo
+from ..base import BackendInfo
 from ..streams import Anchoring
-from .anchor import Anchor
+from .anchor import Anchor, Transcript
 from .batched import means_on
 from .chat import ChatTurn
-from .chat_template import TEMPLATE_FILE
-from .checkpoint import load_parts, weight_files
-from .config import ModelConfig, load_config
+from .checkpoint import Parts, build_parts, load_parts, weight_files
+from .config import ModelConfig, load_config, read_config
 from .device import compute_repeatably, device_name
+from .logits import shortlists_on
 from .machine import Machine
-from .session import ModelSession
-from .token_logits import shortlists_on
-from .tokens import Tokens
-from .transcript import Transcript
-from .vocoder import PieceVocoder
+from .session import SteppedSession
+from .tokens import TEMPLATE_FILE, Tokens
+from .vocoder import Pcm, PieceVocoder, Sounding
 from .voices import load_vocoder
-from .work import Work, alone
+from .work import Work
 
 THREADS: Final = 1
 SLOTS: Final = 8
@@ -101,7 +110,6 @@ class DuplexModel:
 
     def __init__(self, machine: Machine, tokens: Tokens, info: BackendInfo) -> None:
         self.machine, self.tokens, self._info = machine, tokens, info
-        self._taken: dict[int, BlockingSession] = {}
 
     @property
     def info(self) -> BackendInfo:
@@ -173,10 +181,10 @@ class DuplexModel:
         """Answer requests of one bucket, in their order; see `Machine.compute`."""
         return self.machine.compute(works)
 
-    def session(self, opening: Opening, *, slot: int) -> ModelSession:
+    def session(self, opening: Opening, *, slot: int) -> SteppedSession:
         """Make a session whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
-        return ModelSession(self.machine, self.tokens, opening, slot)
+        return SteppedSession(self.machine, self.tokens, opening, slot)
 
     def chat(self, turn: Turn, *, slot: int) -> ChatTurn:
         """Make a chat turn whose generators the caller drives, in an exclusive slot."""
@@ -197,50 +205,147 @@ class DuplexModel:
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return Transcript(self.machine, self.tokens, slot)
 
-    def open(self, opening: Opening) -> BlockingSession:
-        """Open a session in a free slot, to be run unbatched.
 
-        `ContextFull`: the prompt does not fit; `BackendError`: the reference audio is malformed, or
-        no slot is free.
-        """
-        for slot in range(self.info.slots):
-            if slot not in self._taken:
-                session = self._taken[slot] = BlockingSession(self, opening, slot)
-                return session
-        raise BackendError(f"all {self.info.slots} slots are taken")
+# -- the published shape with random weights, to measure ----------------------------------------
 
-    def give_back(self, session: BlockingSession) -> None:
-        """Free the slot of a released session; idempotent."""
-        if self._taken.get(session.slot) is session:
-            del self._taken[session.slot]
+Doing = Literal["speaking", "listening"]
+
+GPU_GIB: Final = 24
+"""For the weights in bf16 (18.7 GB), one session and workspace."""
+FLOORS_MS: Final[Mapping[Doing, tuple[float, float]]] = {
+    "listening": (7.0, 0.6),
+    "speaking": (37.0, 2.4),
+}
+"""Model.md's floors of a unit without pictures on one H200 in bf16 at 4k of context: of one
+session, and per further one. Speaking is 7 text tokens a unit."""
+
+FULL: Final[Mapping[str, Any]] = {
+    "name": "full",
+    "vocab_size": 151_748,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": False,
+    "drop_vision_last_layer": True,
+    "audio_config": {
+        "d_model": 1024,
+        "encoder_layers": 24,
+        "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "num_mel_bins": 80,
+        "max_source_positions": 1500,
+    },
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 980,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+    },
+    "tts_config": {
+        "llm_dim": 4096,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 20,
+        "num_key_value_heads": 12,
+        "max_position_embeddings": 4096,
+        "num_text_tokens": 152_064,
+        "num_audio_tokens": 6562,
+        "audio_bos_token_id": 151_687,
+        "text_eos_token_id": 151_692,
+        "condition_type": "hidden_text_merge",
+        "normalize_projected_hidden": True,
+    },
+}
+"""A `config.json` of the published shape. Whisper's 80 mel bands and Qwen3's sizes are those of the
+underlying models, which the public code leaves to the checkpoint's own file."""
 
 
-class BlockingSession:
-    """A session whose calls compute to their end, unbatched; see `ModelSession`."""
+class Mute:
+    """A vocoder without sound: codes are still generated."""
 
-    def __init__(self, model: DuplexModel, opening: Opening, slot: int) -> None:
-        self._model, self._session = model, model.session(opening, slot=slot)
-        self.slot = slot
-        self.opened: Opened = alone(self._session.open(), model.compute)
+    silent_code = 0
+    is_ready = True
+    is_exact = True
+    fingerprint = "mute"
 
-    def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """Run `ModelSession.unit`."""
-        return alone(self._session.unit(unit, cut), self._model.compute)
+    def open(self, reference: Pcm) -> object:  # noqa: ARG002
+        """Return a voice, so that codes are requested."""
+        return "mute"
 
-    def interrupt(self, index: int) -> None:
-        """Run `ModelSession.interrupt`."""
-        self._session.interrupt(index)
+    def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
+        """Return no samples."""
+        return [(np.zeros(0, np.float32), None) for _ in soundings]
 
-    def finalize(self, index: int, *, interrupted: bool) -> Finalized:
-        """Run `ModelSession.finalize`."""
-        steps = self._session.finalize(index, interrupted=interrupted)
-        return alone(steps, self._model.compute)
 
-    def rollback(self, index: int) -> None:
-        """Run `ModelSession.rollback`."""
-        self._session.rollback(index)
+def full_config(layers_scale: float = 1.0) -> ModelConfig:
+    """The published architecture, with the language model's layers scaled for a smaller GPU."""
+    layers = max(1, round(FULL["num_hidden_layers"] * layers_scale))
+    return read_config({**FULL, "num_hidden_layers": layers}, "full")
 
-    def release(self) -> None:
-        """Run `ModelSession.release`, and free the slot."""
-        self._session.release()
-        self._model.give_back(self)
+
+def write_tokenizer(folder: Path, size: int, into: Path) -> Path:
+    """Write a folder's tokenizer into another, with more tokens, up to `size` in all.
+
+    Of a few hundred ids, the rules would seldom find one among the highest logits.
+    """
+    shutil.copy(folder / "tokenizer_config.json", into)
+    raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = raw["model"]["vocab"]
+    vocabulary |= {token["content"]: token["id"] for token in raw["added_tokens"]}
+    ids = set(vocabulary.values())
+    letters = string.ascii_letters + string.digits
+    words = ("".join(word) for word in itertools.product(letters, repeat=3))
+    fresh = (word for word in words if word not in vocabulary)
+    vocabulary |= {next(fresh): index for index in range(size) if index not in ids}
+    (into / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    return into
+
+
+def random_model(
+    config: ModelConfig,
+    tokenizer: Path,
+    *,
+    slots: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    exact: bool = False,
+) -> DuplexModel:
+    """Make a model with random weights; the folder's tokenizer, filled up, has no more ids."""
+    torch.set_num_threads(THREADS)
+    if exact:
+        compute_repeatably()
+    torch.manual_seed(0)
+    parts = build_parts(config, dtype, device)
+    randomize(parts)
+    with tempfile.TemporaryDirectory(prefix="antiphon-random-") as name:
+        tokens = Tokens(write_tokenizer(tokenizer, int(config.llm.vocab_size), Path(name)))
+    means = means_on(device, slots, exact=exact)
+    machine = Machine(parts, Mute(), slots, shortlists_on(device, tokens), means=means)
+    return DuplexModel.of(machine, tokens, {})
+
+
+def randomize(parts: Parts) -> None:
+    """Draw all matrices, so that rows of about unit size stay so; some modules begin with zeros."""
+    for value in parts.parameters():
+        if value.dim() > 1:
+            nn.init.normal_(value, std=value.shape[-1] ** -0.5)
+
+
+def floor_ms(doing: Doing, sessions: int) -> float:
+    """The minimum of a unit of each of `sessions` on an H200 in ms, by model.md."""
+    first, further = FLOORS_MS[doing]
+    return first + further * (sessions - 1)
+
+
+def gpu_bytes() -> int | None:
+    """Peak GPU memory in bytes; None without a GPU."""
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None

@@ -1,4 +1,4 @@
-"""One session of the duplex model: open, run a unit, finalize, roll back, release.
+"""One session of the duplex model: open, run a unit, finalize, roll back, rebuild, release.
 
 This file keeps the order of calls, and the state before the unit, for `rollback`. Opening, units,
 finalizing and rebuilding are generators of requests (`work.py`).
@@ -6,6 +6,11 @@ finalizing and rebuilding are generators of requests (`work.py`).
 `interrupt` may come from any thread: the named unit stops before its next step of the language
 model, the speech decoder or the vocoder. The result says where, and `unit(unit, cut)` stops there
 again. An interrupt before its unit begins waits for it, since the caller believes it running.
+
+A rebuild that need not be exact feeds past units in long prefills: a `DecidedUnit` applies the
+rules of `unit.py` to known decisions and feeds nothing; its rows wait in `WaitingRows` for those of
+later units. The same units give the same splits, but other splits than those recorded, so keys and
+values may differ from the recorded session's by rounding.
 """
 
 from __future__ import annotations
@@ -14,6 +19,10 @@ import time
 from typing import Final, Literal
 
 import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from protocol.values.model import (
     UNIT_BYTES,
@@ -27,38 +36,44 @@ from protocol.values.model import (
     UnitResult,
 )
 
-from ..base import BackendError, ContextFull
-from ..forcing import Forced, ForcedResult, require_recorded
-from .decide import fed_max
+from ..base import BackendError, ContextFull, Forced, ForcedResult, require_recorded
+from .checkpoint import CODES_A_UNIT
 from .device import pin
-from .machine import Machine
-from .prompt import MALFORMED, Prefilled, prefill
-from .rebuild import ToldUnit, WaitingRows
-from .slices import Slicing, read_jpeg
-from .slot import failing
+from .logits import TokenLogits
+from .machine import Machine, failing
+from .sampling import Teacher, fed_max
 from .sound import samples_of
-from .state import SessionState, Span, Speech
-from .teacher import Teacher
+from .state import (
+    BLOCK,
+    MALFORMED,
+    Prefilled,
+    SessionState,
+    Span,
+    Speech,
+    feed_blocks,
+    prefill,
+    slid,
+    slide,
+)
 from .tokens import Tokens
-from .tts import CODES_A_UNIT
 from .unit import Pictures, Setting, UnitRun, input_hash
-from .window import slid, slide
-from .work import Feed, Steps
+from .vision import Slicing, read_jpeg
+from .work import Fed, Feed, Steps
 
 FINALIZE_TOKENS: Final = 2
 """The terminator and `</unit>`."""
-TOLD_FIELDS: Final = ("input_hash", "decided_ids", "fed_ids", "kv_length")
+REBUILT_FIELDS: Final = ("input_hash", "decided_ids", "fed_ids", "kv_length")
 """What a past unit must have as recorded in any rebuild, ..."""
-EXACT_FIELDS: Final = (*TOLD_FIELDS, "logits_hash")
+EXACT_FIELDS: Final = (*REBUILT_FIELDS, "logits_hash")
 """... in an exact one, ..."""
 SPOKEN_FIELDS: Final = ("codec_ids", "cut")
 """... and also with speech."""
 
-Phase = Literal["new", "ready", "ran", "failed", "told", "lost", "released"]
-"""`told`: rows of a rebuild wait to be fed."""
+Phase = Literal["new", "ready", "ran", "failed", "collected", "lost", "released"]
+"""`collected`: rows of a rebuild wait to be fed."""
 
 
-class ModelSession:
+class SteppedSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
@@ -161,7 +176,7 @@ class ModelSession:
             return self._interrupted == unit.index
 
         before = self._state
-        if before.heard == self._machine.config.audio.units:
+        if before.audio_units == self._machine.config.audio.units:
             before = before.but(overwritten=self._machine.first_block(self._slot))
         self._state = self._before = before
         self._running, self._phase = unit.index, "failed"
@@ -207,15 +222,15 @@ class ModelSession:
         ids = self._tokens.ids
         fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
         length = state.length + len(fed)
-        said = () if interrupted else state.said  # Withheld text was never said.
-        text = tuple(index for index in said if index not in self._tokens.control)
+        text_ids = () if interrupted else state.text_ids  # Withheld text was never spoken.
+        text = tuple(index for index in text_ids if index not in self._tokens.control)
         span = Span(length=length - state.layout.length, text_ids=text)
         return fed, state.but(
             layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
             length=length,
             speech=Speech() if interrupted else state.speech,
             overwritten=None,
-            said=(),
+            text_ids=(),
         )
 
     def _slide(self) -> Steps[None]:
@@ -232,7 +247,7 @@ class ModelSession:
     def _rebuild(
         self, past: PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
     ) -> Steps[Finalized]:
-        if self._phase == "told":
+        if self._phase == "collected":
             self._phase = "ready"
         self._require("ready")
         if past.unit.index <= self._running:
@@ -242,12 +257,12 @@ class ModelSession:
                 yield from self._waiting.feed(self._state.length, is_last=True)
                 finalized = yield from self._run_again(past, pictures, exact=exact)
             else:
-                finalized = yield from self._tell(past, pictures)
+                finalized = yield from self._collect(past, pictures)
                 yield from self._waiting.feed(self._state.length, is_last=is_last)
         except BaseException:
             self._phase = "lost"
             raise
-        self._phase = "told" if self._waiting.rows else "ready"
+        self._phase = "collected" if self._waiting.rows else "ready"
         return finalized
 
     def _run_again(self, past: PastUnit, pictures: Pictures, *, exact: bool) -> Steps[Finalized]:
@@ -256,7 +271,7 @@ class ModelSession:
         result = yield from self._unit(
             unit, pictures, recorded.cut, teacher, past=recorded, is_mute=not past.is_voiced
         )
-        fields = EXACT_FIELDS if exact else TOLD_FIELDS
+        fields = EXACT_FIELDS if exact else REBUILT_FIELDS
         choices = tuple(teacher.choices) if exact else ()
         require_recorded(
             recorded,
@@ -265,10 +280,10 @@ class ModelSession:
         )
         return (yield from self.finalize(unit.index, interrupted=past.interrupted))
 
-    def _tell(self, past: PastUnit, pictures: Pictures) -> Steps[Finalized]:
+    def _collect(self, past: PastUnit, pictures: Pictures) -> Steps[Finalized]:
         unit, recorded = past.unit, past.result
         self._check(unit, pictures, recorded.cut, is_mute=True)
-        run = ToldUnit(
+        run = DecidedUnit(
             setting=self._setting,
             unit=unit,
             pictures=pictures,
@@ -278,7 +293,7 @@ class ModelSession:
             recorded=recorded.decided_ids,
         )
         with failing(f"unit {unit.index}"):
-            yield from run.tell()
+            yield from run.collect()
         made = attrs.evolve(
             recorded,
             input_hash=input_hash(unit),
@@ -286,7 +301,7 @@ class ModelSession:
             fed_ids=tuple(run.fed),
             kv_length=run.state.length,
         )
-        require_recorded(recorded, ForcedResult(result=made, choices=()), TOLD_FIELDS)
+        require_recorded(recorded, ForcedResult(result=made, choices=()), REBUILT_FIELDS)
         self._running, self._terminator = unit.index, run.terminator
         fed, state = self._closed(run.state, interrupted=past.interrupted)
         self._waiting.rows += [*run.rows, self._machine.parts.embed(fed)]
@@ -348,3 +363,51 @@ class ModelSession:
             and spoken > self._machine.tts.capacity
         ):
             raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")
+
+
+# -- past units in long prefills ----------------------------------------------------------------
+
+_NOT_FED: Final = Fed(
+    hidden=torch.zeros(0), logits=TokenLogits(torch.zeros(0, device="cpu"), is_finite=True)
+)
+"""In place of the language model's output, which a decided unit does not have."""
+
+
+@attrs.define(kw_only=True)
+class DecidedUnit(UnitRun):
+    """A unit whose decided ids are `recorded`; `rows` are what it feeds, (T, width) each."""
+
+    recorded: tuple[int, ...]
+    rows: list[Tensor] = attrs.field(factory=list)
+
+    def collect(self) -> Steps[None]:
+        """Collect the unit's rows; `IndexError` if a decision is missing, or the model lacks it."""
+        yield from self._prefill()
+        self._close((yield from self._answer(_NOT_FED)))
+
+    def _feed(self, rows: Tensor) -> Steps[Fed]:
+        self.rows.append(rows)
+        self.state = self.state.but(length=self.state.length + len(rows))
+        return _NOT_FED
+        yield  # A generator, as in `UnitRun`.
+
+    def _choose(self, step: int, fed: Fed, numbers: NDArray[np.float64]) -> int:  # noqa: ARG002
+        return self.recorded[step]
+
+
+@attrs.define(kw_only=True)
+class WaitingRows:
+    """Rows of finalized units that are not yet in the language model's slot."""
+
+    slot: int
+    rows: list[Tensor] = attrs.field(factory=list)
+
+    def feed(self, end: int, *, is_last: bool) -> Steps[None]:
+        """Feed whole blocks, or all if `is_last`; `end` is the session's length with all rows."""
+        if not self.rows:
+            return
+        rows = torch.cat(self.rows)
+        count = len(rows) if is_last else len(rows) // BLOCK * BLOCK
+        self.rows = [rows[count:]] if count < len(rows) else []
+        if count:
+            yield from feed_blocks(self.slot, end - len(rows), rows[:count])

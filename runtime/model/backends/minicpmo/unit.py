@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 
 import attrs
 import numpy as np
@@ -23,28 +22,27 @@ from torch import Tensor
 from protocol.values.model import Costs, Cut, DuplexConfig, Opening, Stage, Unit, UnitResult
 
 from .audio import Hearing
-from .candidates import Candidates
-from .decide import (
+from .checkpoint import CODES_A_UNIT, Parts
+from .logits import CodeChoice, CodeLogits, Trace, numbers_of
+from .sampling import (
     CHUNK_CHARACTERS,
+    CODE_WINDOW,
     DRAWS_A_STEP,
     REPETITION_WINDOW,
+    Candidates,
+    Teacher,
+    codes_apart,
     decide,
+    draws,
     fed_max,
     leaning,
     tokens_apart,
 )
-from .known import Known
-from .parts import Parts
-from .sampling import draws
 from .sound import read_pcm
 from .state import SessionState, Speech
-from .teacher import Teacher
-from .token_logits import Trace, numbers_of
 from .tokens import Tokens
-from .tts import CODES_A_UNIT
-from .utterance import Utterance
 from .vocoder import LOOKAHEAD, Vocoder, Voicing
-from .work import Fed, Feed, See, Steps
+from .work import Fed, Feed, Known, See, Speak, Steps
 
 Pictures = Sequence[Sequence[Tensor]]
 """The slices of each frame of a unit, the whole picture first."""
@@ -145,7 +143,7 @@ class UnitRun:
             is_listen = yield from self._listen_by_force()
         else:
             is_listen = yield from self._generate(first)
-        self.state = self.state.but(said=tuple(index for index, _ in self.spoken))
+        self.state = self.state.but(text_ids=tuple(index for index, _ in self.spoken))
         return is_listen
 
     def _is_spoken(self, is_listen: bool) -> bool:
@@ -191,10 +189,12 @@ class UnitRun:
         parts, state = self.setting.parts, self.state
         pcm = torch.from_numpy(read_pcm(self.unit.pcm))  # (16000,)
         mel, carry = parts.front_end.next_frames(pcm, state.mel)
-        units = 0 if state.heard == parts.config.audio.units else state.heard
-        heard: Tensor = yield Hearing(mel=mel, slot=self.setting.slot, units=units)  # (10, width)
-        self.state = state.but(mel=carry, heard=units + 1)
-        return heard
+        units = 0 if state.audio_units == parts.config.audio.units else state.audio_units
+        embeddings: Tensor = yield Hearing(
+            mel=mel, slot=self.setting.slot, units=units
+        )  # (10, width)
+        self.state = state.but(mel=carry, audio_units=units + 1)
+        return embeddings
 
     def _listen_by_force(self) -> Steps[bool]:
         ids = self.setting.tokens.ids
@@ -294,20 +294,65 @@ class UnitRun:
         return len(self._text(token)) >= CHUNK_CHARACTERS
 
     def _speak(self, *, last: bool) -> Steps[None]:
+        """Speak the unit's text: its rows, then code after code, at most a second's."""
         setting, speech = self.setting, self.state.speech
-        utterance = Utterance(
-            tts=setting.parts.tts,
-            slot=setting.slot,
-            length=speech.length,
-            numbers=draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT),
-            may_end=last or speech.length == 0,
-            stop=partial(self._cut_at, "tts"),
-            teacher=self.teacher,
-            past=self.past,
-            codes=self.codes,
-        )
-        yield from utterance.speak(self.spoken)
-        self.state = self.state.but(speech=attrs.evolve(speech, length=utterance.length))
+        tts, slot, length = setting.parts.tts, setting.slot, speech.length
+        numbers = draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
+        may_end = last or length == 0
+
+        def choice(codes: Sequence[int]) -> CodeChoice | None:
+            """How the code after these is chosen; None if they fill the second."""
+            if len(codes) == CODES_A_UNIT:
+                return None
+            recent, draw = tuple(codes[-CODE_WINDOW:]), float(numbers[len(codes)])
+            return CodeChoice(recent, draw, may_end=may_end)
+
+        rows = tts.opening(self.spoken)  # (text + 1, hidden)
+        known = self._known_codes(length + len(rows), choice)
+        for step in range(CODES_A_UNIT + 1):
+            if self._cut_at("tts", step):
+                break
+            answer: CodeLogits
+            asked = choice(self.codes)
+            if known is None or not step:
+                answer = yield Speak(slot=slot, start=length, rows=rows, choice=asked)
+            else:
+                answer = yield from known.ask(self.codes[-1])
+            length += len(rows)
+            code = tts.config.eos if asked is None else self._choose_code(answer, asked)
+            if code == tts.config.eos:
+                break
+            self.codes.append(code)
+            rows = tts.code(code)  # (1, hidden)
+        self.state = self.state.but(speech=attrs.evolve(speech, length=length))
+
+    def _known_codes(
+        self, start: int, choice: Callable[[Sequence[int]], CodeChoice | None]
+    ) -> Known | None:
+        """The codes that it is known to feed."""
+        if self.past is None:
+            return None
+        codes, tts, slot = self.past.codec_ids, self.setting.parts.tts, self.setting.slot
+
+        def work(at: int) -> Speak:
+            rows = tts.code(codes[at])
+            return Speak(slot=slot, start=start + at, rows=rows, choice=choice(codes[: at + 1]))
+
+        return Known(codes, work, CODES_A_UNIT)
+
+    def _choose_code(self, answer: CodeLogits, choice: CodeChoice) -> int:
+        """Choose the next code, or take the recorded one."""
+        eos = self.setting.parts.tts.config.eos
+        own = answer.choose(choice, eos)
+        if self.teacher is None:
+            return own
+        chunk, draw, may_end = choice.chunk, choice.draw, choice.may_end
+
+        def apart(wanted: int) -> tuple[float | None, float | None]:
+            logits = answer.numbers()
+            return codes_apart(logits, chunk, draw, eos, may_end=may_end, own=own, wanted=wanted)
+
+        return self.teacher.code(len(self.codes), own, apart)
 
     def _voice(self, *, last: bool) -> Steps[None]:
         if self._cut_at("token2wav", 0):
