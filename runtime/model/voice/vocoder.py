@@ -1,0 +1,376 @@
+"""The published vocoder: a turn's codes to sound, chunk by chunk, for many sessions.
+
+A voice is prepared once from its reference (`Vocoder.voice`), and sessions share it. A turn's state
+is a frozen value (`Turn`): a chunk takes one and returns the next, so that an older one can be kept,
+rolled back to, or run again. What a chunk draws is keyed by the vocoder's seed, the session's key
+and the place in the turn.
+
+On a CPU each chunk is computed by itself, so its bits do not depend on others. `together` computes
+chunks of one length as a batch, padded to the longest cache, which gives the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from . import encoder, flow
+from .cache import Piece, Pieces, count, cut, cut_halved, joined
+from .config import MEL, SILENT_CODE
+from .encoder import LOOKAHEAD, UP
+from .flow import Flow
+from .hift import FRAME, Hift
+
+TABLE_FRAMES: Final = 1000
+"""Columns of the flow's noise. A chunk starts at the length of its cache, so few are used."""
+MEL_KEPT: Final = 8
+"""Mel frames before a chunk that HiFT runs over again; their sound is faded into the chunk's."""
+HELD: Final = MEL_KEPT * FRAME
+"""Samples that are held back until the next chunk."""
+CODES_MAX: Final = 25 + LOOKAHEAD
+"""Codes of a chunk."""
+PROMPT_MAX: Final = 400
+"""Codes of a prompt, 16 seconds."""
+
+
+def normal(key: str, count: int) -> NDArray[np.float32]:
+    """Normal numbers for one purpose, from the generator and keying of the model's other draws."""
+    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    philox = np.random.Philox(key=np.frombuffer(digest, dtype="<u8").astype(np.uint64))
+    return np.random.Generator(philox).standard_normal(count, dtype=np.float32)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Turn:
+    """A turn between two chunks.
+
+    Attributes:
+        frames: mel frames spoken so far.
+        ahead: rows before the encoder's look-ahead layer, (2, C).
+        doubled: rows before its upsampling, (4, C).
+        code_rows: keys and values of its blocks before the upsampling.
+        frame_rows: of those after it.
+        flow_rows: of the flow, the newest first.
+        before: rows before the flow's convolutions, (steps, depth, 2, 2, 2, C).
+        mel: the last frames, (8, 80); none at the turn's start.
+        source: the samples of their source, (3840,).
+        sound: the samples held back, (3840,).
+    """
+
+    frames: int = 0
+    ahead: Tensor
+    doubled: Tensor
+    code_rows: Pieces
+    frame_rows: Pieces
+    flow_rows: Pieces
+    before: Tensor
+    mel: Tensor
+    source: Tensor
+    sound: Tensor
+
+    @property
+    def own_bytes(self) -> int:
+        """Memory of the turn, without what its voice has."""
+        pieces = (*self.code_rows, *self.frame_rows, *self.flow_rows)
+        own = [piece.rows for piece in pieces if not piece.is_shared]
+        own += [self.ahead, self.doubled, self.before, self.mel, self.source, self.sound]
+        return sum(tensor.numel() * tensor.element_size() for tensor in own)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Voice:
+    """A prepared voice: its speaker (80,), the prompt's mel frames, and each turn's start."""
+
+    speaker: Tensor
+    frames: int
+    start: Turn
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the caches that sessions share."""
+        start = self.start
+        rows = [piece.rows for piece in (*start.code_rows, *start.frame_rows, *start.flow_rows)]
+        return sum(each.numel() * each.element_size() for each in (*rows, start.before))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Chunk:
+    """Codes to be spoken.
+
+    Attributes:
+        voice: of the turn.
+        turn: the state before them; None at the turn's start.
+        codes: at most 28; unless `last`, the final three are only seen ahead.
+        last: the turn ends with them.
+        key: what the session's draws are keyed by, such as its seed and unit.
+    """
+
+    voice: Voice
+    turn: Turn | None
+    codes: tuple[int, ...]
+    last: bool
+    key: str = ""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Spoken:
+    """A chunk's sound, float32 at 24 kHz, and the turn's next state, None after its last chunk.
+
+    The other attributes are what the sound is made of, for checks against the published code.
+    """
+
+    pcm: NDArray[np.float32]
+    turn: Turn | None
+    mel: Tensor
+    source: Tensor
+    raw: Tensor
+    frames: Tensor
+
+
+class Vocoder:
+    """Codes to sound; holds only weights and tables.
+
+    Args:
+        seed: what all draws are keyed by, such as the fingerprint of the weights.
+        steps: of the flow.
+        table: its noise, (frames, 80); None draws it.
+    """
+
+    def __init__(
+        self, flow: Flow, hift: Hift, *, seed: str, steps: int = 10, table: Tensor | None = None
+    ) -> None:
+        self.flow, self.hift, self._seed = flow, hift, seed
+        weight = flow.encoder_proj.weight
+        if table is None:
+            drawn = normal(f"{seed}/table of the flow", TABLE_FRAMES * MEL)
+            table = torch.from_numpy(drawn.reshape(TABLE_FRAMES, MEL))
+        self._table = table.to(weight.device)
+        fade = torch.from_numpy(np.hamming(2 * HELD).astype(np.float32)).to(weight.device)
+        self._rise, self._fall = fade[:HELD], fade[HELD:]
+        with torch.inference_mode():
+            flow.prepare(steps)
+            hift.prepare()
+
+    # -- voices ------------------------------------------------------------------------------------
+
+    def voice(
+        self, codes: Sequence[int], mel: NDArray[np.float32], speaker: NDArray[np.float32]
+    ) -> Voice:
+        """Prepare a voice from its prompt: codes, mel (frames, 80), speaker's embedding (192,)."""
+        assert 0 < len(codes) <= PROMPT_MAX, len(codes)
+        weight, rows = self.flow.encoder_proj.weight, UP * len(codes)
+        prompt = torch.from_numpy(fitted(mel, rows)).to(weight)
+        with torch.inference_mode():
+            colour = self.flow.speaker(torch.from_numpy(speaker).to(weight))
+            ahead = (*codes, *(SILENT_CODE,) * LOOKAHEAD)
+            chunk = Chunk(
+                voice=Voice(speaker=colour, frames=rows, start=self._empty()),
+                turn=None,
+                codes=ahead,
+                last=False,
+            )
+            start = self._flowed([chunk], prompt)[0][1]
+        return Voice(speaker=colour, frames=rows, start=_shared(start))
+
+    def _empty(self) -> Turn:
+        """The state before a prompt."""
+        config, weight = self.flow.config, self.flow.encoder_proj.weight
+        head = config.encoder.width // config.encoder.heads
+        zeros = partial(torch.zeros, dtype=weight.dtype, device=weight.device)
+        codes, frames = (
+            (Piece(zeros(blocks, config.encoder.heads, 0, 2 * head)),)
+            for blocks in (config.encoder.blocks, config.encoder.up_blocks)
+        )
+        dit = config.dit
+        leading = (self.flow.steps, dit.depth, 2)
+        return Turn(
+            ahead=zeros(encoder.CONV_ROWS, config.encoder.width),
+            doubled=zeros(encoder.UP_ROWS, config.encoder.width),
+            code_rows=codes,
+            frame_rows=frames,
+            flow_rows=(Piece(zeros(*leading, dit.heads, 0, 2 * dit.head_width)),),
+            before=zeros(*leading, 2, flow.BEFORE, dit.width),
+            mel=zeros(0, MEL),
+            source=torch.zeros(0, device=weight.device),
+            sound=torch.zeros(0, device=weight.device),
+        )
+
+    # -- chunks ------------------------------------------------------------------------------------
+
+    def speak(self, chunks: Sequence[Chunk], *, together: bool = False) -> list[Spoken]:
+        """Speak chunks, each with the same bits in any company, unless `together`."""
+        with torch.inference_mode():
+            if not together:
+                return [self._speak([chunk])[0] for chunk in chunks]
+            groups = dict[tuple[int, bool], list[int]]()
+            for index, chunk in enumerate(chunks):
+                groups.setdefault((len(chunk.codes), chunk.last), []).append(index)
+            order = [index for group in groups.values() for index in group]
+            spoken = [
+                one for group in groups.values() for one in self._speak([chunks[i] for i in group])
+            ]
+        return [one for _, one in sorted(zip(order, spoken, strict=True), key=lambda at: at[0])]
+
+    def _speak(self, chunks: Sequence[Chunk]) -> list[Spoken]:
+        flowed = self._flowed(chunks, self._table.new_zeros(1, MEL))
+        return [
+            self._sounded(chunk, mel, turn)
+            for chunk, (mel, turn) in zip(chunks, flowed, strict=True)
+        ]
+
+    def _flowed(self, chunks: Sequence[Chunk], prompt: Tensor) -> list[tuple[Tensor, Turn]]:
+        """The mel frames of chunks of one length, (T, 80) each, and the states after them."""
+        turns = [chunk.turn or chunk.voice.start for chunk in chunks]
+        codes = torch.tensor([chunk.codes for chunk in chunks], device=self._table.device)
+        last = chunks[0].last
+        rows = codes.shape[1] - (0 if last else LOOKAHEAD)
+        embedded = self.flow.input_embedding(codes)  # (B, T + 3, inputs)
+        encoded = self.flow.encoder(embedded, encoder_past(turns, rows), last=last)
+        starts = [count(turn.flow_rows) for turn in turns]
+        flowed = self.flow(
+            torch.stack([self._table[start : start + UP * rows] for start in starts]),
+            self.flow.encoder_proj(encoded.rows),  # (B, 2 T, 80)
+            torch.stack([chunk.voice.speaker for chunk in chunks]),
+            prompt.expand(len(chunks), UP * rows, -1),
+            flow_past(turns, UP * rows),
+        )
+        return [
+            (flowed.mel[index], after(chunk, turn, encoded, flowed, index, len(chunks)))
+            for index, (chunk, turn) in enumerate(zip(chunks, turns, strict=True))
+        ]
+
+    # -- sound -------------------------------------------------------------------------------------
+
+    def _sounded(self, chunk: Chunk, mel: Tensor, turn: Turn) -> Spoken:
+        """Turn a chunk's mel frames into sound, with those kept before them."""
+        before = chunk.turn or chunk.voice.start
+        frames = torch.cat((before.mel, mel))[None].float()  # (1, F, 80)
+        key = f"{self._seed}/{chunk.key}/source {turn.frames}"
+        new = torch.from_numpy(normal(key, len(mel) * FRAME)).to(frames.device)
+        noise = F.pad(new, (len(before.mel) * FRAME, 0))[None]  # Kept samples have theirs.
+        source = self.hift.source(frames, noise)
+        source[0, : len(before.source)] = before.source
+        raw = self.hift(frames, source)[0]  # (480 F,)
+        sound = raw.clone()
+        if len(before.sound):
+            sound[:HELD] = sound[:HELD] * self._rise + before.sound * self._fall
+        pcm = sound if chunk.last else sound[:-HELD]
+        if chunk.turn is None:
+            pcm = F.pad(pcm, (HELD, 0))
+        after = None
+        if not chunk.last:
+            after = attrs.evolve(
+                turn,
+                mel=frames[0, -MEL_KEPT:].clone(),
+                source=source[0, -HELD:].clone(),
+                sound=sound[-HELD:].clone(),
+            )
+        return Spoken(pcm=pcm.cpu().numpy(), turn=after, mel=mel, source=source, raw=raw, frames=frames)
+
+
+def fitted(mel: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
+    """A prompt's mel with as many rows as wanted: cut, or its last row repeated."""
+    return mel[:rows] if len(mel) >= rows else np.pad(mel, ((0, rows - len(mel)), (0, 0)), "edge")
+
+
+def _mask(counts: Sequence[int], rows: int, like: Tensor, *, is_past_first: bool) -> Tensor | None:
+    """What sessions with caches of so many rows, padded to the longest, see: (B, 1, 1, P + T)."""
+    longest = max(counts)
+    if min(counts) == longest:
+        return None
+    at = torch.arange(longest, device=like.device)
+    held = torch.tensor(counts, device=like.device)[:, None]
+    hidden = at < longest - held if is_past_first else at >= held  # (B, P)
+    hidden = F.pad(hidden, (0, rows) if is_past_first else (rows, 0))
+    return like.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)[:, None, None]
+
+
+def encoder_past(turns: Sequence[Turn], rows: int) -> encoder.Past:
+    """What chunks of so many codes see in the encoder; shorter caches are padded in front."""
+
+    def rows_of(caches: Sequence[Pieces]) -> list[Tensor]:
+        longest = max(map(count, caches))
+        blocks = caches[0][0].rows.shape[0]
+        return [
+            torch.stack(
+                [F.pad(joined(cache, block), (0, 0, longest - count(cache), 0)) for cache in caches]
+            )
+            for block in range(blocks)
+        ]  # (B, H, P, 2 D) each
+
+    codes, frames = [turn.code_rows for turn in turns], [turn.frame_rows for turn in turns]
+    ahead = torch.stack([turn.ahead for turn in turns])
+    return encoder.Past(
+        ahead=ahead,
+        doubled=torch.stack([turn.doubled for turn in turns]),
+        codes=rows_of(codes),
+        frames=rows_of(frames),
+        codes_mask=_mask(list(map(count, codes)), rows, ahead, is_past_first=True),
+        frames_mask=_mask(list(map(count, frames)), UP * rows, ahead, is_past_first=True),
+    )
+
+
+def flow_past(turns: Sequence[Turn], rows: int) -> flow.Past:
+    """What chunks of so many frames see in the flow; shorter caches are padded behind."""
+    counts = [count(turn.flow_rows) for turn in turns]
+    before = torch.stack([turn.before for turn in turns], dim=3).flatten(2, 3)
+
+    def rows_of(step: int, block: int) -> Tensor:
+        parts = [
+            F.pad(joined(turn.flow_rows, step, block), (0, 0, 0, max(counts) - held))
+            for turn, held in zip(turns, counts, strict=True)
+        ]  # (2, H, P, 2 D) each
+        return torch.stack(parts, dim=1).flatten(0, 1)  # (2 B, H, P, 2 D)
+
+    mask = _mask(counts, rows, before, is_past_first=False)
+    mask = None if mask is None else mask.repeat(2, 1, 1, 1)
+    return flow.Past(rows=rows_of, before=before, mask=mask)
+
+
+def after(
+    chunk: Chunk, turn: Turn, encoded: encoder.Encoded, flowed: flow.Flowed, index: int, size: int
+) -> Turn:
+    """The state after a chunk, the one at `index` of a batch of `size`."""
+    prompt = chunk.voice.frames
+
+    def own(batch: Tensor) -> Tensor:
+        """The chunk's part of what the flow keeps, without the rest of the batch."""
+        part = batch.unflatten(2, (2, size))[:, :, :, index]
+        return part if size == 1 else part.clone()
+
+    codes, frames = (part[index].clone() for part in (encoded.codes, encoded.frames))
+    return attrs.evolve(
+        turn,
+        frames=turn.frames + flowed.mel.shape[1],
+        ahead=encoded.ahead[index].clone(),
+        doubled=encoded.doubled[index].clone(),
+        code_rows=cut_halved((*turn.code_rows, Piece(codes)), prompt),
+        frame_rows=cut((*turn.frame_rows, Piece(frames)), prompt),
+        flow_rows=cut((Piece(own(flowed.rows)), *turn.flow_rows), prompt),
+        before=own(flowed.before),
+    )
+
+
+def _shared(turn: Turn) -> Turn:
+    """A voice's state, whose pieces sessions share."""
+
+    def shared(pieces: Pieces) -> Pieces:
+        return tuple(Piece(piece.rows, is_shared=True) for piece in pieces if piece.count)
+
+    return attrs.evolve(
+        turn,
+        frames=0,
+        code_rows=shared(turn.code_rows),
+        frame_rows=shared(turn.frame_rows),
+        flow_rows=shared(turn.flow_rows),
+    )
