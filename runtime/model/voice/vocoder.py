@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -126,7 +126,8 @@ class Chunk:
 class Spoken:
     """A chunk's sound, float32 at 24 kHz, and the turn's next state, None after its last chunk.
 
-    The other attributes are what the sound is made of, for checks against the published code.
+    The others are what it is made of, for checks: the chunk's mel (T, 80), and the source and sound
+    of these and the kept frames, before sound is faded and held back.
     """
 
     pcm: NDArray[np.float32]
@@ -134,7 +135,6 @@ class Spoken:
     mel: Tensor
     source: Tensor
     raw: Tensor
-    frames: Tensor
 
 
 class Vocoder:
@@ -144,15 +144,23 @@ class Vocoder:
         seed: what all draws are keyed by, such as the fingerprint of the weights.
         steps: of the flow.
         table: its noise, (frames, 80); None draws it.
+        draw: gives normal numbers, by a key.
     """
 
     def __init__(
-        self, flow: Flow, hift: Hift, *, seed: str, steps: int = 10, table: Tensor | None = None
+        self,
+        flow: Flow,
+        hift: Hift,
+        *,
+        seed: str,
+        steps: int = 10,
+        table: Tensor | None = None,
+        draw: Callable[[str, int], NDArray[np.float32]] = normal,
     ) -> None:
-        self.flow, self.hift, self._seed = flow, hift, seed
+        self.flow, self.hift, self._seed, self._draw = flow, hift, seed, draw
         weight = flow.encoder_proj.weight
         if table is None:
-            drawn = normal(f"{seed}/table of the flow", TABLE_FRAMES * MEL)
+            drawn = draw(f"{seed}/table of the flow", TABLE_FRAMES * MEL)
             table = torch.from_numpy(drawn.reshape(TABLE_FRAMES, MEL))
         self._table = table.to(weight.device)
         fade = torch.from_numpy(np.hamming(2 * HELD).astype(np.float32)).to(weight.device)
@@ -256,7 +264,7 @@ class Vocoder:
         before = chunk.turn or chunk.voice.start
         frames = torch.cat((before.mel, mel))[None].float()  # (1, F, 80)
         key = f"{self._seed}/{chunk.key}/source {turn.frames}"
-        new = torch.from_numpy(normal(key, len(mel) * FRAME)).to(frames.device)
+        new = torch.from_numpy(self._draw(key, len(mel) * FRAME)).to(frames.device)
         noise = F.pad(new, (len(before.mel) * FRAME, 0))[None]  # Kept samples have theirs.
         source = self.hift.source(frames, noise)
         source[0, : len(before.source)] = before.source
@@ -275,7 +283,7 @@ class Vocoder:
                 source=source[0, -HELD:].clone(),
                 sound=sound[-HELD:].clone(),
             )
-        return Spoken(pcm=pcm.cpu().numpy(), turn=after, mel=mel, source=source, raw=raw, frames=frames)
+        return Spoken(pcm=pcm.cpu().numpy(), turn=after, mel=mel, source=source, raw=raw)
 
 
 def fitted(mel: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
