@@ -26,7 +26,8 @@ from runtime.model.voice.config import FlowConfig
 from runtime.model.voice.encoder import LOOKAHEAD
 from runtime.model.voice.flow import Flow
 from runtime.model.voice.hift import Hift
-from runtime.model.voice.vocoder import Chunk, Turn, Vocoder, Voice
+from runtime.model.voice.reference import Reference
+from runtime.model.voice.vocoder import Chunk, Turn, Vocoder
 
 WEIGHTS: Final = Path(__file__).parent / "weights.py"
 GOLDEN: Final = Path(__file__).parents[2] / "fixtures" / "voice" / "golden_a.npz"
@@ -57,7 +58,8 @@ class Deviation:
 def load_weights(path: Path) -> ModuleType:
     """Load a file that draws weights."""
     spec = importlib.util.spec_from_file_location("drawn_weights", path)
-    assert spec is not None and spec.loader is not None, path
+    assert spec is not None, path
+    assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -125,9 +127,10 @@ class Check:
         return Deviation(name, value, bound)
 
 
-def prepared(vocoder: Vocoder, inputs: Mapping[str, NDArray[Any]]) -> Voice:
-    """Prepare the voice of a file's inputs."""
-    return vocoder.voice(inputs["prompt"].tolist(), inputs["mel"][0], inputs["speaker"][0])
+def reference_of(inputs: Mapping[str, NDArray[Any]]) -> Reference:
+    """The voice of a file's inputs."""
+    codes = tuple(inputs["prompt"].tolist())
+    return Reference(codes=codes, mel=inputs["mel"][0], speaker=inputs["speaker"][0])
 
 
 def deviations(
@@ -135,17 +138,18 @@ def deviations(
 ) -> Iterator[Deviation]:
     """Prepare a voice, speak its codes, and compare each array with the public code's."""
     vocoder, inputs = published_vocoder(weights, golden), weights.inputs(name, prompt)
-    check, voice = Check(golden, name), prepared(vocoder, inputs)
-    for cache, found in caches(voice.start):
+    check, reference = Check(golden, name), reference_of(inputs)
+    voice = vocoder.voice(reference)
+    for cache, found in caches(voice):
         yield check(f"setup.{cache}", found)
-    turn, at = None, 0
+    turn, at = voice, 0
     for index, size in enumerate(weights.SIZES):
         last = index == len(weights.SIZES) - 1
         codes = inputs["codes"][at : at + size + (0 if last else LOOKAHEAD)]
         at += size
-        chunk = Chunk(voice=voice, turn=turn, codes=tuple(codes.tolist()), last=last)
+        chunk = Chunk(reference=reference, turn=turn, codes=tuple(codes.tolist()), last=last)
         (spoken,) = vocoder.speak([chunk])
-        frames = torch.cat(((turn or voice.start).mel, spoken.mel))[None]
+        frames = torch.cat((turn.mel, spoken.mel))[None]
         with torch.inference_mode():
             pitch = vocoder.hift.f0_predictor(frames.transpose(1, 2))
         yield check(f"{index}.mel", spoken.mel.T)
@@ -153,4 +157,4 @@ def deviations(
         yield check(f"{index}.source", spoken.source, SOUND_BOUND)
         yield check(f"{index}.raw", spoken.raw, SOUND_BOUND)
         yield check(f"{index}.speech", torch.from_numpy(spoken.pcm), SOUND_BOUND)
-        turn = spoken.turn
+        turn = spoken.turn or turn

@@ -2,15 +2,15 @@
 
 A cache is a sequence of pieces; a piece has the keys and values of some rows side by side, shape
 (..., rows, 2 * head width). The prompt's pieces belong to its voice: sessions share them, and they
-are never copied. A chunk adds one piece and leaves the others alone, so an older state stays valid.
+are never copied. A chunk adds one piece and changes no other, so an older state stays valid.
 
 `P` is the number of the prompt's frames. A cache of more than `P` + `KEPT` rows loses what is
 between its first `P` and its last `KEPT`:
 
 - after the encoder's upsampling the oldest rows come first: the prompt and the newest rows stay;
 - in the flow the newest rows come first: the newest `P` and the end of the prompt stay;
-- before the encoder's upsampling there is half a row a frame. The published code keeps these rows
-  twice, one copy behind the other, cuts that as the others, and reads the first half (`cut_halved`).
+- before the encoder's upsampling there is half a row a frame. The published code stores these rows
+  twice, one copy behind the other, cuts both as one, and reads the first half (`cut_halved`).
 """
 
 from __future__ import annotations

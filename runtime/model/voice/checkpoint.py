@@ -52,9 +52,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # Torch's reader fails in many ways, and its advice is to trust.
         text = " ".join(str(error).split())
-        named = re.search(r"Unsupported \w+: \w+ [\w.]+", text)
-        reason = named[0] if named else f"{type(error).__name__}: {text[:100]}"
-        raise CheckpointError(f"{path.name} is not weights alone: {reason}") from error
+        named = re.search(r"GLOBAL ([\w.]+)", text)
+        reason = f"it names {named[1]}" if named else f"{type(error).__name__}: {text[:100]}"
+        raise CheckpointError(f"{path.name} holds more than weights: {reason}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path.name} is no table of weights")
     for name, tensor in found.items():
@@ -111,7 +111,7 @@ def fill_flow(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Flow:
-    """Make the flow and its encoder of the tensors of `flow.pt`; `CheckpointError` if they differ."""
+    """Make the flow of the tensors of `flow.pt`; `CheckpointError` if they do not fit."""
     with torch.device("meta"):
         flow = Flow(config).to(dtype)
     _check(FLOW, _shapes(flow), found)
@@ -121,7 +121,7 @@ def fill_flow(
 
 
 def fill_hift(read: Tensors, device: torch.device | str = "cpu") -> Hift:
-    """Make HiFT of the tensors of `hift.pt`, whose widths it has; `CheckpointError` if they differ."""
+    """Make HiFT, with the widths of `hift.pt`'s tensors; `CheckpointError` if they do not fit."""
     found = {_spelled(name): tensor for name, tensor in read.items()}
     if len(found) < len(read):
         raise CheckpointError(f"{HIFT} has a weight in both spellings of weight norm")
@@ -165,7 +165,7 @@ def _folded(name: str, found: Tensors) -> Tensor:
         return found[name]
     base = name.removesuffix(".weight")
     direction, length = found[base + DIRECTION].double(), found[base + LENGTH].double()
-    return length * direction / direction.norm(dim=(1, 2), keepdim=True)
+    return length * direction / direction.square().sum(dim=(1, 2), keepdim=True).sqrt()
 
 
 def digest(folder: Path) -> str:

@@ -140,11 +140,11 @@ def read_flow_config(path: Path) -> FlowConfig:
     with path.open("rb") as file:
         data = file.read(BYTES_MAX + 1)
     if len(data) > BYTES_MAX:
-        raise ValueError(f"{path.name} has more than {BYTES_MAX} bytes")
+        raise ValueError(f"the file has more than {BYTES_MAX} bytes")
     try:
         values = _values(yaml.parse(data, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path.name} is not YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"the file is not YAML: {' '.join(str(error).split())}") from error
     missing = [key for key in PUBLISHED if key not in values]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
@@ -155,12 +155,12 @@ def _values(events: Iterator[Any]) -> dict[str, Any]:
     """The values of the file's only document, by their paths."""
     for kind in (yaml.StreamStartEvent, yaml.DocumentStartEvent):
         if not isinstance(next(events), kind):
-            raise ValueError("flow.yaml is empty")
+            raise ValueError("the file is empty")
     values = dict[str, Any]()
     _read_mapping("", next(events), events, values)
     for kind in (yaml.DocumentEndEvent, yaml.StreamEndEvent):
         if not isinstance(next(events), kind):
-            raise ValueError("flow.yaml has more than one document")
+            raise ValueError("the file has more than one document")
     return values
 
 
@@ -188,7 +188,9 @@ def _read_mapping(path: str, start: Any, events: Iterator[Any], values: dict[str
 
 def _scalar(path: str, event: Any) -> str:
     if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
-        raise ValueError(f"{path} is not a plain value: lists, tags, anchors and aliases are refused")
+        raise ValueError(
+            f"{path} is not a plain value: lists, tags, anchors and aliases are refused"
+        )
     return str(event.value)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .config import MEL, EncoderConfig
+from .config import EncoderConfig
 
 LOOKAHEAD: Final = 3
 """Codes that a chunk has beyond those it gives sound for."""
@@ -29,8 +29,8 @@ UP_ROWS: Final = 4
 """... and doubled rows that the upsampling sees."""
 DISTANCE_MAX: Final = 1000
 """Rows that attention reaches back; the published code's buffers end there."""
-AHEAD_MAX: Final = 500
-"""Rows of a chunk, or of a prompt."""
+AHEAD_MAX: Final = 800
+"""Rows of a chunk or a prompt; a prompt of 16 seconds has so many frames."""
 
 
 def causal(conv: nn.Conv1d, rows: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, head_width))
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)  # (..., H, T, D)
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(-3, -2)  # (..., H, T, D)
 
     def distances(self, sinusoids: Tensor) -> Tensor:
         """What each distance adds to keys, (N, C) -> (H, N, D); the same for every chunk."""
@@ -117,8 +117,10 @@ def _shifted(scores: Tensor, rows: int, seen: int) -> Tensor:
 
     The last row's first place is the farthest one, and each row before begins one later.
     """
+    if rows == 1:
+        return scores
     flat = scores.flatten(-2)[..., rows - 1 : -1]  # Shifts a row by one against the next.
-    return flat.unflatten(-1, (rows, -1))[..., :seen] if rows > 1 else scores[..., :seen]
+    return flat.view(*flat.shape[:-1], rows, -1)[..., :seen]
 
 
 class FeedForward(nn.Module):
@@ -222,12 +224,17 @@ class Encoder(nn.Module):
         self._distances = [block.self_attn.distances(sinusoids) for block in blocks]
 
     def _run(
-        self, x: Tensor, blocks: nn.ModuleList, tables: Sequence[Tensor], past: Sequence[Tensor],
+        self,
+        x: Tensor,
+        blocks: nn.ModuleList,
+        tables: Sequence[Tensor],
+        past: Sequence[Tensor],
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         rows, news = x.shape[1], list[Tensor]()
         seen = past[0].shape[-2] + rows
-        assert rows <= AHEAD_MAX and seen <= DISTANCE_MAX, (rows, seen)
+        assert rows <= AHEAD_MAX, rows
+        assert seen <= DISTANCE_MAX, seen
         for block, table, before in zip(blocks, tables, past, strict=True):
             near = table[:, DISTANCE_MAX - seen : DISTANCE_MAX + rows - 1]  # (H, S + T - 1, D)
             x, new = block(x, before, near, mask)

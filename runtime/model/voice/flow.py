@@ -47,7 +47,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(inner, config.width)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, D)
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, T, D)
 
     def forward(self, x: Tensor, past: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, T, C), and the cache (B, H, P, 2 D) -> (B, T, C), and the chunk's keys and values."""
@@ -113,7 +113,7 @@ class Block(nn.Module):
         self, x: Tensor, time: Tensor, past: Tensor, before: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, C) at a `time`, (9, C) -> (B, T, C), keys and values, and rows kept."""
-        (shift, scale, gate), mlp, conv = time.unflatten(0, (PARTS, 3))  # (C,) each
+        (shift, scale, gate), mlp, conv = time.view(PARTS, 3, -1)  # (C,) each
         seen, new = self.attn(_normed(x, shift, scale), past, mask)
         x = x + gate * seen
         mixed, kept = self.conv(_normed(x, conv[0], conv[1]), before)
@@ -158,13 +158,11 @@ class Dit(nn.Module):
     def modulations(self, times: Tensor) -> tuple[Tensor, Tensor]:
         """What each time does to the blocks, (N, depth, 9, C), and to the last layer, (N, 2, C)."""
         embedded = self.t_embedder(times)  # (N, C)
-        blocks = [block.adaLN_modulation(embedded) for block in self.blocks]
+        blocks = [each.adaLN_modulation(embedded) for each in self.blocks]  # type: ignore[operator]
         final = self.final_layer.adaLN_modulation(embedded)
-        width = embedded.shape[-1]
-        return (
-            torch.stack(blocks, dim=1).unflatten(-1, (3 * PARTS, width)),
-            final.unflatten(-1, (2, width)),
-        )
+        count = len(times)
+        rows = torch.stack(blocks, dim=1).view(count, len(blocks), 3 * PARTS, -1)
+        return rows, final.view(count, 2, -1)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -250,7 +248,9 @@ class Flow(nn.Module):
         guided = torch.cat((mu, speaker[:, None].expand(-1, rows, -1), prompt.to(like)), dim=-1)
         conditions = torch.cat((guided, torch.zeros_like(guided)))  # (2 B, T, 240)
         for step in range(self.steps):
-            y = dit.in_proj(torch.cat((torch.cat((x, x)).to(like), conditions), dim=-1))  # (2 B, T, C)
+            y = dit.in_proj(
+                torch.cat((torch.cat((x, x)).to(like), conditions), dim=-1)
+            )  # (2 B, T, C)
             for index, block in enumerate(dit.blocks):
                 y, kept[step, index], before[step, index] = block(
                     y,

@@ -4,12 +4,14 @@ Codes and speaker are those of the published networks, run by onnxruntime on one
 inputs and the mel are our own arithmetic, equal to that of the libraries they were trained with:
 
 - codes: Whisper's log-mel, 128 bands at 16 kHz, its last frame left out;
-- speaker: Kaldi's filter banks, 80 bands at 16 kHz, without dither, their mean over time taken away;
-- mel: librosa's, 80 bands to 8 kHz of the sound at 24 kHz, magnitudes of 1920 samples, 50 a second.
+- speaker: Kaldi's filter banks, 80 bands at 16 kHz, without dither, less their mean over time;
+- mel: librosa's, 80 bands to 8 kHz of the sound at 24 kHz: magnitudes of 1920 samples, every 480.
 """
 
 from __future__ import annotations
 
+import hashlib
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -32,7 +34,7 @@ MEL_RATE_HZ: Final = 24_000
 SECONDS_MIN: Final = 0.5
 """Too little reference sound for a voice."""
 SECONDS_MAX: Final = 6.0
-"""About the length of the published model's own voice. The rest is left out: caches grow with it."""
+"""About the length of the published model's own voice; caches grow with it. More is left out."""
 CODES_A_SECOND: Final = 25
 
 SPEAKER_FILE: Final = "campplus.onnx"
@@ -47,14 +49,26 @@ class Reference:
     mel: NDArray[np.float32]
     speaker: NDArray[np.float32]
 
+    @cached_property
+    def digest(self) -> bytes:
+        """A hash of all three."""
+        codes = np.asarray(self.codes, "<i4")
+        total = hashlib.blake2b(digest_size=16)
+        for part in (codes, self.mel.astype("<f4"), self.speaker.astype("<f4")):
+            total.update(len(part).to_bytes(8, "little") + part.tobytes())
+        return total.digest()
 
-def _bank(rate_hz: int, fft: int, bands: int, low_hz: float, high_hz: float, kind: str) -> Tensor:
-    """Triangular filters, (fft / 2 + 1, bands): `slaney`, of equal area, or `kaldi`, equal height."""
+
+def _bank(rate_hz: int, fft: int, bands: int, kind: str) -> Tensor:
+    """Triangular filters to 8 kHz, (fft / 2 + 1, bands).
+
+    `slaney`: from 0 Hz, of equal area; `kaldi`: from 20 Hz, of equal height.
+    """
     bank = mel_filter_bank(
         num_frequency_bins=fft // 2 + 1,
         num_mel_filters=bands,
-        min_frequency=low_hz,
-        max_frequency=high_hz,
+        min_frequency=20.0 if kind == "kaldi" else 0.0,
+        max_frequency=8000.0,
         sampling_rate=rate_hz,
         norm="slaney" if kind == "slaney" else None,
         mel_scale=kind,
@@ -65,16 +79,17 @@ def _bank(rate_hz: int, fft: int, bands: int, low_hz: float, high_hz: float, kin
 
 def _spectrum(frames: Tensor, fft: int) -> Tensor:
     """Squared magnitudes, (N, window) -> (N, fft / 2 + 1)."""
-    return torch.fft.rfft(frames, n=fft).abs().square()
+    power: Tensor = torch.fft.rfft(frames, n=fft).abs().square()
+    return power
 
 
 class FrontEnd:
     """Sound to the three kinds of mel; holds only tables."""
 
     def __init__(self) -> None:
-        self._mel = _bank(MEL_RATE_HZ, 1920, MEL, 0.0, 8000.0, "slaney")
-        self._whisper = _bank(RATE_HZ, 400, 128, 0.0, 8000.0, "slaney")
-        self._kaldi = _bank(RATE_HZ, 512, 80, 20.0, 8000.0, "kaldi")
+        self._mel = _bank(MEL_RATE_HZ, 1920, MEL, "slaney")
+        self._whisper = _bank(RATE_HZ, 400, 128, "slaney")
+        self._kaldi = _bank(RATE_HZ, 512, 80, "kaldi")
         self._povey = torch.hann_window(400, periodic=False).pow(0.85)
 
     def mel(self, pcm: Pcm) -> NDArray[np.float32]:

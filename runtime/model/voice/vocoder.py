@@ -1,9 +1,10 @@
 """The published vocoder: a turn's codes to sound, chunk by chunk, for many sessions.
 
-A voice is prepared once from its reference (`Vocoder.voice`), and sessions share it. A turn's state
-is a frozen value (`Turn`): a chunk takes one and returns the next, so that an older one can be kept,
-rolled back to, or run again. What a chunk draws is keyed by the vocoder's seed, the session's key
-and the place in the turn.
+A turn's state is a frozen value (`Turn`): a chunk takes one and returns the next, so that an older
+one can be kept, rolled back to, or run again. A voice is the state that its turns start from: what
+the prompt leaves in the caches. It is computed once and shared; the least recently used is dropped,
+and computed again, to the same bits, when a turn needs it. What a chunk draws is keyed by the
+vocoder's seed, the session's key and the place in the turn.
 
 On a CPU each chunk is computed by itself, so its bits do not depend on others. `together` computes
 chunks of one length as a batch, padded to the longest cache, which gives the same up to rounding.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -30,6 +32,7 @@ from .config import MEL, SILENT_CODE
 from .encoder import LOOKAHEAD, UP
 from .flow import Flow
 from .hift import FRAME, Hift
+from .reference import Reference
 
 TABLE_FRAMES: Final = 1000
 """Columns of the flow's noise. A chunk starts at the length of its cache, so few are used."""
@@ -37,10 +40,16 @@ MEL_KEPT: Final = 8
 """Mel frames before a chunk that HiFT runs over again; their sound is faded into the chunk's."""
 HELD: Final = MEL_KEPT * FRAME
 """Samples that are held back until the next chunk."""
+CODES_MIN: Final = 5 + LOOKAHEAD
+"""Codes of a chunk before the last: its sound is longer than what is held back."""
 CODES_MAX: Final = 25 + LOOKAHEAD
 """Codes of a chunk."""
-PROMPT_MAX: Final = 400
-"""Codes of a prompt, 16 seconds."""
+PROMPT_MAX: Final = encoder.AHEAD_MAX // UP
+"""Codes of a prompt."""
+
+
+VOICES: Final = 4
+"""Voices that are kept; of a prompt of 6 s, each has 0.4 GB."""
 
 
 def normal(key: str, count: int) -> NDArray[np.float32]:
@@ -52,9 +61,11 @@ def normal(key: str, count: int) -> NDArray[np.float32]:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Turn:
-    """A turn between two chunks.
+    """A turn between two chunks, or a voice: the start of its turns.
 
     Attributes:
+        prompt: mel frames of the voice's prompt.
+        speaker: the voice's, (80,).
         frames: mel frames spoken so far.
         ahead: rows before the encoder's look-ahead layer, (2, C).
         doubled: rows before its upsampling, (4, C).
@@ -67,6 +78,8 @@ class Turn:
         sound: the samples held back, (3840,).
     """
 
+    prompt: int
+    speaker: Tensor
     frames: int = 0
     ahead: Tensor
     doubled: Tensor
@@ -78,29 +91,13 @@ class Turn:
     source: Tensor
     sound: Tensor
 
-    @property
-    def own_bytes(self) -> int:
-        """Memory of the turn, without what its voice has."""
+    def bytes_of(self, *, shared: bool) -> int:
+        """Memory of its caches: of what it shares with its voice, or of its own."""
         pieces = (*self.code_rows, *self.frame_rows, *self.flow_rows)
-        own = [piece.rows for piece in pieces if not piece.is_shared]
-        own += [self.ahead, self.doubled, self.before, self.mel, self.source, self.sound]
-        return sum(tensor.numel() * tensor.element_size() for tensor in own)
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Voice:
-    """A prepared voice: its speaker (80,), the prompt's mel frames, and each turn's start."""
-
-    speaker: Tensor
-    frames: int
-    start: Turn
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the caches that sessions share."""
-        start = self.start
-        rows = [piece.rows for piece in (*start.code_rows, *start.frame_rows, *start.flow_rows)]
-        return sum(each.numel() * each.element_size() for each in (*rows, start.before))
+        tensors = [piece.rows for piece in pieces if piece.is_shared == shared]
+        if not shared:
+            tensors += [self.ahead, self.doubled, self.before, self.mel, self.source, self.sound]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -108,14 +105,14 @@ class Chunk:
     """Codes to be spoken.
 
     Attributes:
-        voice: of the turn.
+        reference: of the voice.
         turn: the state before them; None at the turn's start.
         codes: at most 28; unless `last`, the final three are only seen ahead.
         last: the turn ends with them.
         key: what the session's draws are keyed by, such as its seed and unit.
     """
 
-    voice: Voice
+    reference: Reference
     turn: Turn | None
     codes: tuple[int, ...]
     last: bool
@@ -143,6 +140,7 @@ class Vocoder:
     Args:
         seed: what all draws are keyed by, such as the fingerprint of the weights.
         steps: of the flow.
+        voices: that are kept, used or not.
         table: its noise, (frames, 80); None draws it.
         draw: gives normal numbers, by a key.
     """
@@ -154,10 +152,13 @@ class Vocoder:
         *,
         seed: str,
         steps: int = 10,
+        voices: int = VOICES,
         table: Tensor | None = None,
         draw: Callable[[str, int], NDArray[np.float32]] = normal,
     ) -> None:
         self.flow, self.hift, self._seed, self._draw = flow, hift, seed, draw
+        self._voices: OrderedDict[bytes, Turn] = OrderedDict()
+        self._voices_max = voices
         weight = flow.encoder_proj.weight
         if table is None:
             drawn = draw(f"{seed}/table of the flow", TABLE_FRAMES * MEL)
@@ -171,52 +172,57 @@ class Vocoder:
 
     # -- voices ------------------------------------------------------------------------------------
 
-    def voice(
-        self, codes: Sequence[int], mel: NDArray[np.float32], speaker: NDArray[np.float32]
-    ) -> Voice:
-        """Prepare a voice from its prompt: codes, mel (frames, 80), speaker's embedding (192,)."""
-        assert 0 < len(codes) <= PROMPT_MAX, len(codes)
-        weight, rows = self.flow.encoder_proj.weight, UP * len(codes)
-        prompt = torch.from_numpy(fitted(mel, rows)).to(weight)
-        with torch.inference_mode():
-            colour = self.flow.speaker(torch.from_numpy(speaker).to(weight))
-            ahead = (*codes, *(SILENT_CODE,) * LOOKAHEAD)
-            chunk = Chunk(
-                voice=Voice(speaker=colour, frames=rows, start=self._empty()),
-                turn=None,
-                codes=ahead,
-                last=False,
-            )
-            start = self._flowed([chunk], prompt)[0][1]
-        return Voice(speaker=colour, frames=rows, start=_shared(start))
+    def voice(self, reference: Reference) -> Turn:
+        """The state that a voice's turns start from, from memory or computed."""
+        voice = self._voices.pop(reference.digest, None)
+        if voice is None:
+            with torch.inference_mode():
+                voice = self._prepared(reference)
+        self._voices[reference.digest] = voice
+        while len(self._voices) > self._voices_max:
+            self._voices.popitem(last=False)
+        return voice
 
-    def _empty(self) -> Turn:
+    def _prepared(self, reference: Reference) -> Turn:
+        """Run the prompt through the encoder and the flow; HiFT starts with each turn."""
+        assert 0 < len(reference.codes) <= PROMPT_MAX, len(reference.codes)
+        weight, rows = self.flow.encoder_proj.weight, UP * len(reference.codes)
+        empty = self._empty(rows, torch.from_numpy(reference.speaker).to(weight))
+        codes = (*reference.codes, *(SILENT_CODE,) * LOOKAHEAD)
+        chunk = Chunk(reference=reference, turn=empty, codes=codes, last=False)
+        mel = torch.from_numpy(fitted(reference.mel, rows)).to(weight.device)
+        return _shared(self._flowed([chunk], [empty], mel)[0][1])
+
+    def _empty(self, prompt: int, speaker: Tensor) -> Turn:
         """The state before a prompt."""
-        config, weight = self.flow.config, self.flow.encoder_proj.weight
-        head = config.encoder.width // config.encoder.heads
-        zeros = partial(torch.zeros, dtype=weight.dtype, device=weight.device)
+        config, dit = self.flow.config.encoder, self.flow.config.dit
+        zeros = partial(torch.zeros, dtype=speaker.dtype, device=speaker.device)
         codes, frames = (
-            (Piece(zeros(blocks, config.encoder.heads, 0, 2 * head)),)
-            for blocks in (config.encoder.blocks, config.encoder.up_blocks)
+            (Piece(zeros(blocks, config.heads, 0, 2 * (config.width // config.heads))),)
+            for blocks in (config.blocks, config.up_blocks)
         )
-        dit = config.dit
         leading = (self.flow.steps, dit.depth, 2)
         return Turn(
-            ahead=zeros(encoder.CONV_ROWS, config.encoder.width),
-            doubled=zeros(encoder.UP_ROWS, config.encoder.width),
+            prompt=prompt,
+            speaker=self.flow.speaker(speaker),
+            ahead=zeros(encoder.CONV_ROWS, config.width),
+            doubled=zeros(encoder.UP_ROWS, config.width),
             code_rows=codes,
             frame_rows=frames,
             flow_rows=(Piece(zeros(*leading, dit.heads, 0, 2 * dit.head_width)),),
             before=zeros(*leading, 2, flow.BEFORE, dit.width),
-            mel=zeros(0, MEL),
-            source=torch.zeros(0, device=weight.device),
-            sound=torch.zeros(0, device=weight.device),
+            mel=torch.zeros(0, MEL, device=speaker.device),
+            source=torch.zeros(0, device=speaker.device),
+            sound=torch.zeros(0, device=speaker.device),
         )
 
     # -- chunks ------------------------------------------------------------------------------------
 
     def speak(self, chunks: Sequence[Chunk], *, together: bool = False) -> list[Spoken]:
         """Speak chunks, each with the same bits in any company, unless `together`."""
+        for chunk in chunks:
+            assert (1 if chunk.last else CODES_MIN) <= len(chunk.codes) <= CODES_MAX, chunk.codes
+            assert 0 <= min(chunk.codes) <= max(chunk.codes) < self.flow.config.codes, chunk.codes
         with torch.inference_mode():
             if not together:
                 return [self._speak([chunk])[0] for chunk in chunks]
@@ -230,15 +236,17 @@ class Vocoder:
         return [one for _, one in sorted(zip(order, spoken, strict=True), key=lambda at: at[0])]
 
     def _speak(self, chunks: Sequence[Chunk]) -> list[Spoken]:
-        flowed = self._flowed(chunks, self._table.new_zeros(1, MEL))
+        turns = [chunk.turn or self.voice(chunk.reference) for chunk in chunks]
+        flowed = self._flowed(chunks, turns, self._table.new_zeros(1, MEL))
         return [
-            self._sounded(chunk, mel, turn)
-            for chunk, (mel, turn) in zip(chunks, flowed, strict=True)
+            self._sounded(chunk, turn, mel, after)
+            for chunk, turn, (mel, after) in zip(chunks, turns, flowed, strict=True)
         ]
 
-    def _flowed(self, chunks: Sequence[Chunk], prompt: Tensor) -> list[tuple[Tensor, Turn]]:
+    def _flowed(
+        self, chunks: Sequence[Chunk], turns: Sequence[Turn], prompt: Tensor
+    ) -> list[tuple[Tensor, Turn]]:
         """The mel frames of chunks of one length, (T, 80) each, and the states after them."""
-        turns = [chunk.turn or chunk.voice.start for chunk in chunks]
         codes = torch.tensor([chunk.codes for chunk in chunks], device=self._table.device)
         last = chunks[0].last
         rows = codes.shape[1] - (0 if last else LOOKAHEAD)
@@ -248,24 +256,23 @@ class Vocoder:
         flowed = self.flow(
             torch.stack([self._table[start : start + UP * rows] for start in starts]),
             self.flow.encoder_proj(encoded.rows),  # (B, 2 T, 80)
-            torch.stack([chunk.voice.speaker for chunk in chunks]),
+            torch.stack([turn.speaker for turn in turns]),
             prompt.expand(len(chunks), UP * rows, -1),
             flow_past(turns, UP * rows),
         )
         return [
-            (flowed.mel[index], after(chunk, turn, encoded, flowed, index, len(chunks)))
-            for index, (chunk, turn) in enumerate(zip(chunks, turns, strict=True))
+            (flowed.mel[index], _after(turn, encoded, flowed, index))
+            for index, turn in enumerate(turns)
         ]
 
     # -- sound -------------------------------------------------------------------------------------
 
-    def _sounded(self, chunk: Chunk, mel: Tensor, turn: Turn) -> Spoken:
+    def _sounded(self, chunk: Chunk, before: Turn, mel: Tensor, after: Turn) -> Spoken:
         """Turn a chunk's mel frames into sound, with those kept before them."""
-        before = chunk.turn or chunk.voice.start
-        frames = torch.cat((before.mel, mel))[None].float()  # (1, F, 80)
-        key = f"{self._seed}/{chunk.key}/source {turn.frames}"
+        frames = torch.cat((before.mel, mel))[None]  # (1, F, 80)
+        key = f"{self._seed}/{chunk.key}/source {before.frames}"
         new = torch.from_numpy(self._draw(key, len(mel) * FRAME)).to(frames.device)
-        noise = F.pad(new, (len(before.mel) * FRAME, 0))[None]  # Kept samples have theirs.
+        noise = F.pad(new, (len(before.source), 0))[None]  # Kept samples have theirs.
         source = self.hift.source(frames, noise)
         source[0, : len(before.source)] = before.source
         raw = self.hift(frames, source)[0]  # (480 F,)
@@ -273,17 +280,17 @@ class Vocoder:
         if len(before.sound):
             sound[:HELD] = sound[:HELD] * self._rise + before.sound * self._fall
         pcm = sound if chunk.last else sound[:-HELD]
-        if chunk.turn is None:
+        if not before.frames:
             pcm = F.pad(pcm, (HELD, 0))
-        after = None
-        if not chunk.last:
-            after = attrs.evolve(
-                turn,
-                mel=frames[0, -MEL_KEPT:].clone(),
-                source=source[0, -HELD:].clone(),
-                sound=sound[-HELD:].clone(),
-            )
-        return Spoken(pcm=pcm.cpu().numpy(), turn=after, mel=mel, source=source, raw=raw)
+        kept = attrs.evolve(
+            after,
+            mel=frames[0, -MEL_KEPT:].clone(),
+            source=source[0, -HELD:].clone(),
+            sound=sound[-HELD:].clone(),
+        )
+        turn = None if chunk.last else kept
+        pcm = pcm.clamp(-1, 1)  # Where it fades, the two windows add up to 1.08.
+        return Spoken(pcm=pcm.cpu().numpy(), turn=turn, mel=mel, source=source, raw=raw)
 
 
 def fitted(mel: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
@@ -345,15 +352,13 @@ def flow_past(turns: Sequence[Turn], rows: int) -> flow.Past:
     return flow.Past(rows=rows_of, before=before, mask=mask)
 
 
-def after(
-    chunk: Chunk, turn: Turn, encoded: encoder.Encoded, flowed: flow.Flowed, index: int, size: int
-) -> Turn:
-    """The state after a chunk, the one at `index` of a batch of `size`."""
-    prompt = chunk.voice.frames
+def _after(turn: Turn, encoded: encoder.Encoded, flowed: flow.Flowed, index: int) -> Turn:
+    """The state after a chunk, the one at `index` of a batch."""
+    prompt, size = turn.prompt, len(flowed.mel)
 
     def own(batch: Tensor) -> Tensor:
         """The chunk's part of what the flow keeps, without the rest of the batch."""
-        part = batch.unflatten(2, (2, size))[:, :, :, index]
+        part = batch.view(*batch.shape[:2], 2, size, *batch.shape[3:])[:, :, :, index]
         return part if size == 1 else part.clone()
 
     codes, frames = (part[index].clone() for part in (encoded.codes, encoded.frames))
