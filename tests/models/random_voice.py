@@ -90,10 +90,10 @@ def hift_weights(config: HiftConfig = HIFT_CONFIG, *, old: bool = False) -> dict
     return found
 
 
-def vocoder(**options: Any) -> Vocoder:
-    """A small vocoder."""
+def vocoder(dtype: torch.dtype = torch.float32, **options: Any) -> Vocoder:
+    """A small vocoder, whose flow computes in `dtype`."""
     options = {"seed": "a small voice", "steps": STEPS, **options}
-    return Vocoder(fill_flow(CONFIG, flow_weights()), fill_hift(hift_weights()), **options)
+    return Vocoder(fill_flow(CONFIG, flow_weights(), dtype), fill_hift(hift_weights()), **options)
 
 
 def reference(name: str, codes: int = 30) -> Reference:

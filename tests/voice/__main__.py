@@ -31,12 +31,16 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     weights = load_weights(options.weights)
-    with np.load(options.golden, allow_pickle=False) as file:
-        golden = {name: file[name] for name in file.files}
+    golden = {}
+    for path in (GOLDEN, options.golden):  # The first has the weights' names, if the other has not.
+        with np.load(path, allow_pickle=False) as file:
+            golden |= {name: file[name] for name in file.files}
     if options.time:
         for line in figures(weights, golden, options.voice, options.prompt):
             print(line, flush=True)
         return 0
+    if not any(name.startswith(f"{options.voice}.") for name in golden):
+        parser.error(f"{options.golden} has no voice {options.voice!r}")
     status = 0
     for found in deviations(weights, golden, options.voice, options.prompt):
         verdict = "" if found.is_small else f"  above {found.bound:.0e}"

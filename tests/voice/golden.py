@@ -8,6 +8,7 @@ number in it.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -111,14 +112,16 @@ def caches(start: Turn) -> Iterator[tuple[str, Tensor]]:
 
 
 class Check:
-    """Compares arrays of one voice."""
+    """Compares arrays of one voice; `missing` are those of the file that were not compared."""
 
     def __init__(self, golden: Mapping[str, NDArray[Any]], name: str) -> None:
         self._golden, self._name = golden, name
+        self.missing = {key for key in golden if key.startswith(f"{name}.")}
 
     def __call__(self, name: str, found: Tensor, bound: float = BOUND) -> Deviation:
         """Compare an array with the one of that name, or with samples of it."""
         name = f"{self._name}.{name}"
+        self.missing.discard(name)
         wanted, flat = self._golden[name].ravel(), found.numpy().ravel()
         if flat.size != wanted.size:
             flat = flat[:: max(1, flat.size // SAMPLES)]
@@ -137,12 +140,22 @@ def deviations(
     weights: ModuleType, golden: Mapping[str, NDArray[Any]], name: str, prompt: int
 ) -> Iterator[Deviation]:
     """Prepare a voice, speak its codes, and compare each array with the public code's."""
+    check = Check(golden, name)
+    for array, found, bound in computed(weights, golden, name, prompt):
+        if f"{name}.{array}" in golden:
+            yield check(array, found, bound)
+    yield from (Deviation(array, math.nan, BOUND) for array in sorted(check.missing))
+
+
+def computed(
+    weights: ModuleType, golden: Mapping[str, NDArray[Any]], name: str, prompt: int
+) -> Iterator[tuple[str, Tensor, float]]:
+    """All arrays of a voice, and their bounds."""
     vocoder, inputs = published_vocoder(weights, golden), weights.inputs(name, prompt)
-    check, reference = Check(golden, name), reference_of(inputs)
-    voice = vocoder.voice(reference)
-    for cache, found in caches(voice):
-        yield check(f"setup.{cache}", found)
-    turn, at = voice, 0
+    reference = reference_of(inputs)
+    turn, at = vocoder.voice(reference), 0
+    for cache, found in caches(turn):
+        yield f"setup.{cache}", found, BOUND
     for index, size in enumerate(weights.SIZES):
         last = index == len(weights.SIZES) - 1
         codes = inputs["codes"][at : at + size + (0 if last else LOOKAHEAD)]
@@ -152,9 +165,9 @@ def deviations(
         frames = torch.cat((turn.mel, spoken.mel))[None]
         with torch.inference_mode():
             pitch = vocoder.hift.f0_predictor(frames.transpose(1, 2))
-        yield check(f"{index}.mel", spoken.mel.T)
-        yield check(f"{index}.f0", pitch)
-        yield check(f"{index}.source", spoken.source, SOUND_BOUND)
-        yield check(f"{index}.raw", spoken.raw, SOUND_BOUND)
-        yield check(f"{index}.speech", torch.from_numpy(spoken.pcm), SOUND_BOUND)
+        yield f"{index}.mel", spoken.mel.T, BOUND
+        yield f"{index}.f0", pitch, BOUND
+        yield f"{index}.source", spoken.source, SOUND_BOUND
+        yield f"{index}.raw", spoken.raw, SOUND_BOUND
+        yield f"{index}.speech", torch.from_numpy(spoken.pcm), SOUND_BOUND
         turn = spoken.turn or turn

@@ -129,11 +129,12 @@ class TimeEmbedder(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(TIME_WIDTH, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, times: Tensor) -> Tensor:
-        """(N,) -> (N, C)."""
+        """(N,), float32 on the host -> (N, C)."""
         half = TIME_WIDTH // 2
-        rates = torch.exp(torch.arange(half) / half * -math.log(10_000.0)).to(times)
+        rates = torch.exp(torch.arange(half) / half * -math.log(10_000.0))
         angles = times[:, None] * TIME_SCALE * rates  # (N, 128)
-        return self.mlp(torch.cat((angles.cos(), angles.sin()), dim=-1))  # type: ignore[no-any-return]
+        waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return self.mlp(waves.to(self.mlp[0].weight))  # type: ignore[no-any-return, arg-type]
 
 
 class FinalLayer(nn.Module):
@@ -213,21 +214,20 @@ class Flow(nn.Module):
         self.encoder = Encoder(config.encoder)
         self.encoder_proj = nn.Linear(config.encoder.width, MEL)
         self.decoder = Decoder(config.dit)
-        self._times = torch.zeros(0)
+        self._deltas: list[float] = []
         self._blocks = self._final = torch.zeros(0)
 
     def prepare(self, steps: int) -> None:
         """Compute what does not depend on the codes, once the weights are loaded."""
         self.encoder.prepare()
         times = 1 - torch.cos(torch.linspace(0, 1, steps + 1) * (math.pi / 2))
-        self._times = times
-        weight = self.encoder_proj.weight
-        self._blocks, self._final = self.decoder.estimator.modulations(times[:-1].to(weight))
+        self._deltas = times.diff().tolist()
+        self._blocks, self._final = self.decoder.estimator.modulations(times[:-1])
 
     @property
     def steps(self) -> int:
         """Steps from noise to mel."""
-        return len(self._times) - 1
+        return len(self._deltas)
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """A speaker's embedding, (192,), as the network's condition, (80,)."""
@@ -247,7 +247,7 @@ class Flow(nn.Module):
         kept, before = like.new_empty(shape), torch.empty_like(past.before)
         guided = torch.cat((mu, speaker[:, None].expand(-1, rows, -1), prompt.to(like)), dim=-1)
         conditions = torch.cat((guided, torch.zeros_like(guided)))  # (2 B, T, 240)
-        for step in range(self.steps):
+        for step, delta in enumerate(self._deltas):
             y = dit.in_proj(
                 torch.cat((torch.cat((x, x)).to(like), conditions), dim=-1)
             )  # (2 B, T, C)
@@ -262,5 +262,5 @@ class Flow(nn.Module):
             y = dit.final_layer.linear(_normed(y, self._final[step, 0], self._final[step, 1]))
             with_conditions, without = y.float().chunk(2)  # (B, T, 80) each
             velocity = (1 + GUIDANCE) * with_conditions - GUIDANCE * without
-            x = x + (self._times[step + 1] - self._times[step]) * velocity
+            x = x + delta * velocity
         return Flowed(mel=x, rows=kept, before=before)

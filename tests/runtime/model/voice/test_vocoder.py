@@ -176,6 +176,18 @@ def test_a_session_keeps_little_of_its_own(small: Vocoder) -> None:
         assert {piece.rows.untyped_storage().data_ptr() for piece in theirs} == ours
 
 
+def test_the_flow_computes_in_less_precision(small: Vocoder) -> None:
+    """On a GPU the voice would fail, or take the time of a step for another."""
+    turn, coarse = chunks("a")[:2], vocoder(torch.bfloat16)
+    for one, other in zip(speak(small, turn), speak(coarse, turn), strict=True):
+        assert other.mel.dtype is torch.float32
+        assert (one.mel - other.mel).square().mean() < 1e-3 * one.mel.square().mean()
+        assert one.turn is not None
+        assert other.turn is not None
+        halved = other.turn.bytes_of(shared=True) * 2
+        assert halved == one.turn.bytes_of(shared=True)
+
+
 def test_voices_in_memory_are_bounded() -> None:
     """64 sessions with 64 voices would fill the memory."""
     small = vocoder(voices=3)
