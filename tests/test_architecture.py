@@ -52,7 +52,7 @@ TRIO_ALLOWED: Final = frozenset(
     f"runtime/net/{name}.py" for name in ("link", "listener", "monitor", "websocket")
 )
 """Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
-TORCH_ALLOWED: Final = ("runtime/model/backends/minicpmo/",)
+TORCH_ALLOWED: Final = ("runtime/model/backends/minicpmo/", "runtime/model/voice/")
 """torch costs seconds and hundreds of megabytes: only what runs a model loads it."""
 HEAVY: Final = frozenset({"torch", "transformers"})
 

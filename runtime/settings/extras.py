@@ -20,6 +20,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
         "mic": ("sounddevice",),
         "vad": ("silero_vad",),
+        "voice": ("onnxruntime",),
         "ray": ("ray",),
         "store": ("obstore",),
         "traces": ("opentelemetry",),

@@ -1,0 +1,1 @@
+"""The published vocoder: speech codes to 24 kHz sound, by our own modules."""

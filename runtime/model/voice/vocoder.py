@@ -1,0 +1,389 @@
+"""The published vocoder: a turn's codes to sound, chunk by chunk, for many sessions.
+
+A turn's state is a frozen value (`Turn`): a chunk takes one and returns the next, so that an older
+one can be kept, rolled back to, or run again. A voice is the state that its turns start from: what
+the prompt leaves in the caches. It is computed once and shared; the least recently used is dropped,
+and computed again, to the same bits, when a turn needs it. What a chunk draws is keyed by the
+vocoder's seed, the session's key and the place in the turn.
+
+On a CPU each chunk is computed by itself, so its bits do not depend on others. `together` computes
+chunks of one length as a batch, padded to the longest cache, which gives the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from . import encoder, flow
+from .cache import Piece, Pieces, count, cut, cut_halved, joined
+from .config import MEL, SILENT_CODE
+from .encoder import LOOKAHEAD, UP
+from .flow import Flow
+from .hift import FRAME, Hift
+from .reference import Reference
+
+TABLE_FRAMES: Final = 1000
+"""Columns of the flow's noise. A chunk starts at the length of its cache, so few are used."""
+MEL_KEPT: Final = 8
+"""Mel frames before a chunk that HiFT runs over again; their sound is faded into the chunk's."""
+HELD: Final = MEL_KEPT * FRAME
+"""Samples that are held back until the next chunk."""
+CODES_MIN: Final = 5 + LOOKAHEAD
+"""Codes of a chunk before the last: its sound is longer than what is held back."""
+CODES_MAX: Final = 25 + LOOKAHEAD
+"""Codes of a chunk."""
+PROMPT_MAX: Final = encoder.AHEAD_MAX // UP
+"""Codes of a prompt."""
+
+
+VOICES: Final = 4
+"""Voices that are kept; of a prompt of 6 s, each has 0.4 GB."""
+
+
+def normal(key: str, count: int) -> NDArray[np.float32]:
+    """Normal numbers for one purpose, from the generator and keying of the model's other draws."""
+    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    philox = np.random.Philox(key=np.frombuffer(digest, dtype="<u8").astype(np.uint64))
+    return np.random.Generator(philox).standard_normal(count, dtype=np.float32)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Turn:
+    """A turn between two chunks, or a voice: the start of its turns.
+
+    Attributes:
+        prompt: mel frames of the voice's prompt.
+        speaker: the voice's, (80,).
+        frames: mel frames spoken so far.
+        ahead: rows before the encoder's look-ahead layer, (2, C).
+        doubled: rows before its upsampling, (4, C).
+        code_rows: keys and values of its blocks before the upsampling.
+        frame_rows: of those after it.
+        flow_rows: of the flow, the newest first.
+        before: rows before the flow's convolutions, (steps, depth, 2, 2, 2, C).
+        mel: the last frames, (8, 80); none at the turn's start.
+        source: the samples of their source, (3840,).
+        sound: the samples held back, (3840,).
+    """
+
+    prompt: int
+    speaker: Tensor
+    frames: int = 0
+    ahead: Tensor
+    doubled: Tensor
+    code_rows: Pieces
+    frame_rows: Pieces
+    flow_rows: Pieces
+    before: Tensor
+    mel: Tensor
+    source: Tensor
+    sound: Tensor
+
+    def bytes_of(self, *, shared: bool) -> int:
+        """Memory of its caches: of what it shares with its voice, or of its own."""
+        pieces = (*self.code_rows, *self.frame_rows, *self.flow_rows)
+        tensors = [piece.rows for piece in pieces if piece.is_shared == shared]
+        if not shared:
+            tensors += [self.ahead, self.doubled, self.before, self.mel, self.source, self.sound]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Chunk:
+    """Codes to be spoken.
+
+    Attributes:
+        reference: of the voice.
+        turn: the state before them; None at the turn's start.
+        codes: at most 28; unless `last`, the final three are only seen ahead.
+        last: the turn ends with them.
+        key: what the session's draws are keyed by, such as its seed and unit.
+    """
+
+    reference: Reference
+    turn: Turn | None
+    codes: tuple[int, ...]
+    last: bool
+    key: str = ""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Spoken:
+    """A chunk's sound, float32 at 24 kHz, and the turn's next state, None after its last chunk.
+
+    The others are what it is made of, for checks: the chunk's mel (T, 80), and the source and sound
+    of these and the kept frames, before sound is faded and held back.
+    """
+
+    pcm: NDArray[np.float32]
+    turn: Turn | None
+    mel: Tensor
+    source: Tensor
+    raw: Tensor
+
+
+class Vocoder:
+    """Codes to sound; holds only weights and tables.
+
+    Args:
+        seed: what all draws are keyed by, such as the fingerprint of the weights.
+        steps: of the flow.
+        voices: that are kept, used or not.
+        table: its noise, (frames, 80); None draws it.
+        draw: gives normal numbers, by a key.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        hift: Hift,
+        *,
+        seed: str,
+        steps: int = 10,
+        voices: int = VOICES,
+        table: Tensor | None = None,
+        draw: Callable[[str, int], NDArray[np.float32]] = normal,
+    ) -> None:
+        self.flow, self.hift, self._seed, self._draw = flow, hift, seed, draw
+        self._voices: OrderedDict[bytes, Turn] = OrderedDict()
+        self._voices_max = voices
+        weight = flow.encoder_proj.weight
+        if table is None:
+            drawn = draw(f"{seed}/table of the flow", TABLE_FRAMES * MEL)
+            table = torch.from_numpy(drawn.reshape(TABLE_FRAMES, MEL))
+        self._table = table.to(weight.device)
+        fade = torch.from_numpy(np.hamming(2 * HELD).astype(np.float32)).to(weight.device)
+        self._rise, self._fall = fade[:HELD], fade[HELD:]
+        with torch.inference_mode():
+            flow.prepare(steps)
+            hift.prepare()
+
+    # -- voices ------------------------------------------------------------------------------------
+
+    def voice(self, reference: Reference) -> Turn:
+        """The state that a voice's turns start from, from memory or computed."""
+        voice = self._voices.pop(reference.digest, None)
+        if voice is None:
+            with torch.inference_mode():
+                voice = self._prepared(reference)
+        self._voices[reference.digest] = voice
+        while len(self._voices) > self._voices_max:
+            self._voices.popitem(last=False)
+        return voice
+
+    def _prepared(self, reference: Reference) -> Turn:
+        """Run the prompt through the encoder and the flow; HiFT starts with each turn."""
+        assert 0 < len(reference.codes) <= PROMPT_MAX, len(reference.codes)
+        weight, rows = self.flow.encoder_proj.weight, UP * len(reference.codes)
+        empty = self._empty(rows, torch.from_numpy(reference.speaker).to(weight))
+        codes = (*reference.codes, *(SILENT_CODE,) * LOOKAHEAD)
+        chunk = Chunk(reference=reference, turn=empty, codes=codes, last=False)
+        mel = torch.from_numpy(fitted(reference.mel, rows)).to(weight.device)
+        return _shared(self._flowed([chunk], [empty], mel)[0][1])
+
+    def _empty(self, prompt: int, speaker: Tensor) -> Turn:
+        """The state before a prompt."""
+        config, dit = self.flow.config.encoder, self.flow.config.dit
+        zeros = partial(torch.zeros, dtype=speaker.dtype, device=speaker.device)
+        codes, frames = (
+            (Piece(zeros(blocks, config.heads, 0, 2 * (config.width // config.heads))),)
+            for blocks in (config.blocks, config.up_blocks)
+        )
+        leading = (self.flow.steps, dit.depth, 2)
+        return Turn(
+            prompt=prompt,
+            speaker=self.flow.speaker(speaker),
+            ahead=zeros(encoder.CONV_ROWS, config.width),
+            doubled=zeros(encoder.UP_ROWS, config.width),
+            code_rows=codes,
+            frame_rows=frames,
+            flow_rows=(Piece(zeros(*leading, dit.heads, 0, 2 * dit.head_width)),),
+            before=zeros(*leading, 2, flow.BEFORE, dit.width),
+            mel=torch.zeros(0, MEL, device=speaker.device),
+            source=torch.zeros(0, device=speaker.device),
+            sound=torch.zeros(0, device=speaker.device),
+        )
+
+    # -- chunks ------------------------------------------------------------------------------------
+
+    def speak(self, chunks: Sequence[Chunk], *, together: bool = False) -> list[Spoken]:
+        """Speak chunks, each with the same bits in any company, unless `together`."""
+        for chunk in chunks:
+            assert (1 if chunk.last else CODES_MIN) <= len(chunk.codes) <= CODES_MAX, chunk.codes
+            assert 0 <= min(chunk.codes) <= max(chunk.codes) < self.flow.config.codes, chunk.codes
+        with torch.inference_mode():
+            if not together:
+                return [self._speak([chunk])[0] for chunk in chunks]
+            groups = dict[tuple[int, bool], list[int]]()
+            for index, chunk in enumerate(chunks):
+                groups.setdefault((len(chunk.codes), chunk.last), []).append(index)
+            order = [index for group in groups.values() for index in group]
+            spoken = [
+                one for group in groups.values() for one in self._speak([chunks[i] for i in group])
+            ]
+        return [one for _, one in sorted(zip(order, spoken, strict=True), key=lambda at: at[0])]
+
+    def _speak(self, chunks: Sequence[Chunk]) -> list[Spoken]:
+        turns = [chunk.turn or self.voice(chunk.reference) for chunk in chunks]
+        flowed = self._flowed(chunks, turns, self._table.new_zeros(1, MEL))
+        return [
+            self._sounded(chunk, turn, mel, after)
+            for chunk, turn, (mel, after) in zip(chunks, turns, flowed, strict=True)
+        ]
+
+    def _flowed(
+        self, chunks: Sequence[Chunk], turns: Sequence[Turn], prompt: Tensor
+    ) -> list[tuple[Tensor, Turn]]:
+        """The mel frames of chunks of one length, (T, 80) each, and the states after them."""
+        codes = torch.tensor([chunk.codes for chunk in chunks], device=self._table.device)
+        last = chunks[0].last
+        rows = codes.shape[1] - (0 if last else LOOKAHEAD)
+        embedded = self.flow.input_embedding(codes)  # (B, T + 3, inputs)
+        encoded = self.flow.encoder(embedded, encoder_past(turns, rows), last=last)
+        starts = [count(turn.flow_rows) for turn in turns]
+        flowed = self.flow(
+            torch.stack([self._table[start : start + UP * rows] for start in starts]),
+            self.flow.encoder_proj(encoded.rows),  # (B, 2 T, 80)
+            torch.stack([turn.speaker for turn in turns]),
+            prompt.expand(len(chunks), UP * rows, -1),
+            flow_past(turns, UP * rows),
+        )
+        return [
+            (flowed.mel[index], _after(turn, encoded, flowed, index))
+            for index, turn in enumerate(turns)
+        ]
+
+    # -- sound -------------------------------------------------------------------------------------
+
+    def _sounded(self, chunk: Chunk, before: Turn, mel: Tensor, after: Turn) -> Spoken:
+        """Turn a chunk's mel frames into sound, with those kept before them."""
+        frames = torch.cat((before.mel, mel))[None]  # (1, F, 80)
+        key = f"{self._seed}/{chunk.key}/source {before.frames}"
+        new = torch.from_numpy(self._draw(key, len(mel) * FRAME)).to(frames.device)
+        noise = F.pad(new, (len(before.source), 0))[None]  # Kept samples have theirs.
+        source = self.hift.source(frames, noise)
+        source[0, : len(before.source)] = before.source
+        raw = self.hift(frames, source)[0]  # (480 F,)
+        sound = raw.clone()
+        if len(before.sound):
+            sound[:HELD] = sound[:HELD] * self._rise + before.sound * self._fall
+        pcm = sound if chunk.last else sound[:-HELD]
+        if not before.frames:
+            pcm = F.pad(pcm, (HELD, 0))
+        kept = attrs.evolve(
+            after,
+            mel=frames[0, -MEL_KEPT:].clone(),
+            source=source[0, -HELD:].clone(),
+            sound=sound[-HELD:].clone(),
+        )
+        turn = None if chunk.last else kept
+        pcm = pcm.clamp(-1, 1)  # Where it fades, the two windows add up to 1.08.
+        return Spoken(pcm=pcm.cpu().numpy(), turn=turn, mel=mel, source=source, raw=raw)
+
+
+def fitted(mel: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
+    """A prompt's mel with as many rows as wanted: cut, or its last row repeated."""
+    return mel[:rows] if len(mel) >= rows else np.pad(mel, ((0, rows - len(mel)), (0, 0)), "edge")
+
+
+def _mask(counts: Sequence[int], rows: int, like: Tensor, *, is_past_first: bool) -> Tensor | None:
+    """What sessions with caches of so many rows, padded to the longest, see: (B, 1, 1, P + T)."""
+    longest = max(counts)
+    if min(counts) == longest:
+        return None
+    at = torch.arange(longest, device=like.device)
+    held = torch.tensor(counts, device=like.device)[:, None]
+    hidden = at < longest - held if is_past_first else at >= held  # (B, P)
+    hidden = F.pad(hidden, (0, rows) if is_past_first else (rows, 0))
+    return like.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)[:, None, None]
+
+
+def encoder_past(turns: Sequence[Turn], rows: int) -> encoder.Past:
+    """What chunks of so many codes see in the encoder; shorter caches are padded in front."""
+
+    def rows_of(caches: Sequence[Pieces]) -> list[Tensor]:
+        longest = max(map(count, caches))
+        blocks = caches[0][0].rows.shape[0]
+        return [
+            torch.stack(
+                [F.pad(joined(cache, block), (0, 0, longest - count(cache), 0)) for cache in caches]
+            )
+            for block in range(blocks)
+        ]  # (B, H, P, 2 D) each
+
+    codes, frames = [turn.code_rows for turn in turns], [turn.frame_rows for turn in turns]
+    ahead = torch.stack([turn.ahead for turn in turns])
+    return encoder.Past(
+        ahead=ahead,
+        doubled=torch.stack([turn.doubled for turn in turns]),
+        codes=rows_of(codes),
+        frames=rows_of(frames),
+        codes_mask=_mask(list(map(count, codes)), rows, ahead, is_past_first=True),
+        frames_mask=_mask(list(map(count, frames)), UP * rows, ahead, is_past_first=True),
+    )
+
+
+def flow_past(turns: Sequence[Turn], rows: int) -> flow.Past:
+    """What chunks of so many frames see in the flow; shorter caches are padded behind."""
+    counts = [count(turn.flow_rows) for turn in turns]
+    before = torch.stack([turn.before for turn in turns], dim=3).flatten(2, 3)
+
+    def rows_of(step: int, block: int) -> Tensor:
+        parts = [
+            F.pad(joined(turn.flow_rows, step, block), (0, 0, 0, max(counts) - held))
+            for turn, held in zip(turns, counts, strict=True)
+        ]  # (2, H, P, 2 D) each
+        return torch.stack(parts, dim=1).flatten(0, 1)  # (2 B, H, P, 2 D)
+
+    mask = _mask(counts, rows, before, is_past_first=False)
+    mask = None if mask is None else mask.repeat(2, 1, 1, 1)
+    return flow.Past(rows=rows_of, before=before, mask=mask)
+
+
+def _after(turn: Turn, encoded: encoder.Encoded, flowed: flow.Flowed, index: int) -> Turn:
+    """The state after a chunk, the one at `index` of a batch."""
+    prompt, size = turn.prompt, len(flowed.mel)
+
+    def own(batch: Tensor) -> Tensor:
+        """The chunk's part of what the flow keeps, without the rest of the batch."""
+        part = batch.view(*batch.shape[:2], 2, size, *batch.shape[3:])[:, :, :, index]
+        return part if size == 1 else part.clone()
+
+    codes, frames = (part[index].clone() for part in (encoded.codes, encoded.frames))
+    return attrs.evolve(
+        turn,
+        frames=turn.frames + flowed.mel.shape[1],
+        ahead=encoded.ahead[index].clone(),
+        doubled=encoded.doubled[index].clone(),
+        code_rows=cut_halved((*turn.code_rows, Piece(codes)), prompt),
+        frame_rows=cut((*turn.frame_rows, Piece(frames)), prompt),
+        flow_rows=cut((Piece(own(flowed.rows)), *turn.flow_rows), prompt),
+        before=own(flowed.before),
+    )
+
+
+def _shared(turn: Turn) -> Turn:
+    """A voice's state, whose pieces sessions share."""
+
+    def shared(pieces: Pieces) -> Pieces:
+        return tuple(Piece(piece.rows, is_shared=True) for piece in pieces if piece.count)
+
+    return attrs.evolve(
+        turn,
+        frames=0,
+        code_rows=shared(turn.code_rows),
+        frame_rows=shared(turn.frame_rows),
+        flow_rows=shared(turn.flow_rows),
+    )

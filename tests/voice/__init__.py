@@ -1,0 +1,1 @@
+"""The published voice's numbers: a check of our modules against them, and their time."""
