@@ -398,7 +398,7 @@ BUGS: Final = MappingProxyType(
         "leased-after-loss": Bug(plant=_leased_after_loss, found_as="is lent to|B4", first=13),
         "not-ahead": Bug(plant=_not_ahead, found_as="FIFO", first=16),
         "frame-left-out": Bug(plant=_frame_left_out, found_as="resume: frame", first=1),
-        "tokens-stay-right": Bug(plant=_tokens_stay_right, found_as="let it in", first=19),
+        "tokens-stay-right": Bug(plant=_tokens_stay_right, found_as="let it in", first=62),
         "messages-counted-late": Bug(plant=_messages_counted_late, found_as="resume: it says"),
         "waits-for-ever": Bug(plant=_waits_for_ever, found_as="its client is waited for", first=1),
         "sleeps-on-its-slot": Bug(plant=_sleeps_on_its_slot, found_as="it sleeps, and", first=1),
