@@ -29,20 +29,21 @@ from .rerun.folder import (
     replay_logs_fully,
 )
 from .rerun.full import replay_fully
-from .rerun.outcome import Outcome, exit_code_of
-from .rerun.outcome import to_json as outcome_json
-from .rerun.report import FullReport
+from .rerun.report import FullReport, Outcome, exit_code_of
+from .rerun.report import to_json as outcome_json
 from .shared.commands import (
     NotComparableError,
     UnusableError,
+    Watch,
+    calls_of,
     finish,
     opened_log,
+    progress,
     records_of,
+    size_of,
 )
-from .shared.progress import Watch, calls_of, progress, size_of
 from .shared.recordings import LogType
-from .story.inspect import inspect, with_marks
-from .story.inspection import to_json
+from .story.inspect import inspect, to_json, with_marks
 
 _LOG: Final = click.argument("log", type=LogType())
 _LOGS: Final = click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=LogType())

@@ -15,9 +15,9 @@ from runtime.session.identity import Identity
 
 from ..eval.evaluate import Row, measure_log
 from ..eval.summary import Json
-from ..fork.make import make_fork
-from ..fork.values import Change, Decided, ForkRefusedError
-from ..shared.progress import Watch
+from ..fork.change import Change, Decided, ForkRefusedError
+from ..fork.command import make_fork
+from ..shared.commands import Watch
 from .recording import Recording, SkippedError
 
 

@@ -3,39 +3,396 @@
     recorded events --> client, changed --> Session --> journal --> the fork's own log
     calls of the model, timers <--answers at their recorded times--+
 
-Rules:
+Time. The clock is the recording's, and nothing waits or is measured here: events come at their
+recorded times, and a call takes as long as the same call did.
 - External events (frames, disconnects, the queue, decoded media, a shutdown) come at their recorded
-  times. Answers to the session's own effects come after their recorded delays (`timeline`). Events
-  at the same time keep the order of the recording.
-- So a fork without a change equals its parent, except for names that derive from the recording.
+  times, answers to the session's own effects after their recorded delays. Events at the same time
+  keep the order of the recording.
+- So a fork without a change equals its parent, to the nanosecond, except for names that derive from
+  the recording; the same fork made twice is identical.
+- A call that the recording does not have takes the median time of its kind.
+- A call without an answer, in a session that ended anyway, hung: it hangs again. If the recording
+  itself breaks off, its answer counts as coming after the end.
 - The fork ends where the recording ends: if its session has not ended by then, its client leaves.
-- The log is a server's journal, and names its parent. The parent's annotations are not copied.
+
+The model's calls are made as on a server.
+- Before the fork's unit the model must reach the state of the recording. It gets the recorded
+  inputs, with forced decoding if it supports it (`runtime.model.backends.forcing`): differences
+  from its own decisions are noted, and the recorded decisions are used. Without forced decoding it
+  decides itself, and must produce the recorded results.
+- An interrupted unit is cut where the recording cut it. A new interruption comes after the unit's
+  last step: the unit is complete, and its result is not sent (B6).
+- A unit that failed in the recording fails again, without the model: the environment caused it. A
+  prompt or a unit that did not fit the context is an answer of the model, and requested again.
+- A failure of the model becomes the same event as on a server; one that loses the session there
+  ends the fork.
+
+The log is a server's journal, and names its parent. The parent's annotations are not copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
+import anyio
 import attrs
 
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL
+from protocol.values.model import UNIT_SAMPLES, Costs, Cut, Unit, UnitResult
 from protocol.values.state import State
+from recorder.format.errors import LogDamaged
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
-from recorder.format.steps import fin_fields
+from recorder.format.steps import Step, fin_fields
 from recorder.read.scan import Damage
-from runtime.model.backends.base import Backend
+from runtime.model.backends.base import (
+    Backend,
+    BackendError,
+    BackendGone,
+    BackendSession,
+    ContextFull,
+)
+from runtime.model.backends.forcing import Forced, Forces
 from runtime.session.journal import Journal
 
-from ..story.questions import Call, answered, asked
-from .calls import ForkedModel, ForkQuestion
-from .client import Client
-from .timeline import LAST_SEQ, Answer, RecordedTimes, numbered
-from .values import CannotForkError, Change, Decisions, decisions_of
+from ..rerun.difference import Difference
+from ..rerun.full import hold
+from ..rerun.logic import Replayer
+from ..rerun.outputs import compare_outputs
+from ..story.exchanges import Call, answered, asked
+from .change import (
+    CannotForkError,
+    Change,
+    Client,
+    Decisions,
+    ForkRefusedError,
+    Prefix,
+    decisions_of,
+)
+
+# -- the recording's times ------------------------------------------------------------------------
+
+
+LAST_SEQ: Final = 1 << 63
+"""For events that the recording does not have: they follow recorded events of equal time."""
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """The answer to a call, `after_ns` its request.
+
+    Attributes:
+        seq: the record that holds the answer; `LAST_SEQ` without one.
+        event: the answer, if it was a failure that the environment caused; else None.
+        cut: where the unit was interrupted.
+        costs: the measured costs of the unit.
+        cost_us: the measured cost of finalizing, or of a rebuild.
+        steps: the units that a rebuild fed.
+    """
+
+    seq: int
+    after_ns: int
+    event: ev.Event | None = None
+    cut: Cut | None = None
+    costs: Costs = Costs()
+    cost_us: int = 0
+    steps: int = 0
+
+
+class RecordedTimes:
+    """The times of a recording; it is replayed, which proves that it is sound.
+
+    `items` are its records in order, and its damage; `at` is the unit of the fork, which began by
+    the event `begin_seq`, and in the client's sound at `begin_sample`; `end_ns`: its last record;
+    `decided`: of each unit, what its model decided.
+
+    Raises:
+        LogDamaged: it is damaged.
+        CannotForkError: it does not replay.
+        ForkRefusedError: it has no such unit, or is a chat.
+    """
+
+    def __init__(self, items: Iterable[Record | Damage], at: int) -> None:
+        self.at: Final = at
+        self.begin_seq = -1
+        self.begin_sample = self._openings = self._dropped = 0
+        self._answers: dict[Call, Answer] = {}
+        self._asked_ns: dict[Call, int] = {}
+        self._timers: dict[int, int] = {}
+        self._fired: dict[tuple[int, int], tuple[int, int]] = {}
+        self.decided: dict[int, Decisions] = {}
+        replayer = Replayer()
+        for item in items:
+            step = replayer.feed(item)
+            if step is not None:
+                self._note_answer(step)
+                for effect in step.effects:
+                    self._note_question(step.record, effect)
+        report = replayer.report()
+        if report.damage_count:
+            raise LogDamaged("damaged: a model that missed an input cannot be taken up again")
+        if report.divergence is not None:
+            text = f"the recording does not replay, from record {report.divergence.seq} on"
+            raise CannotForkError(f"{text} (see `antiphon replay`)")
+        if replayer.session is None:
+            raise CannotForkError("the recording holds no session yet")
+        self.end_ns, self.units = report.span_ns, report.units
+        self._is_finished: Final = replayer.session.is_finished
+        if self.connected.mode == "chat":
+            raise ForkRefusedError("a chat is not forked: each of its turns stands by itself")
+        if self.connected.mode == "transcription":
+            text = "a transcription is not forked: transcribe its sound again"
+            raise ForkRefusedError(text)
+        if self.begin_seq < 0:
+            there = f"units 0 to {report.units - 1}" if report.units else "no units"
+            raise ForkRefusedError(f"there is no unit {at}: the recording has {there}")
+
+    def answer(self, call: Call) -> Answer | None:
+        """Return the answer to a call; None: it never comes."""
+        recorded = self._answers.get(call)
+        if recorded is not None:
+            return recorded
+        asked_ns = self._asked_ns.get(call)
+        if asked_ns is not None and self._is_finished:
+            return None
+        not_before_ns = 0 if asked_ns is None else self.end_ns - asked_ns
+        alike = [answer for (name, _), answer in self._answers.items() if name == call[0]]
+        usual = sorted((a for a in alike if a.event is None), key=lambda answer: answer.after_ns)
+        if not usual:
+            return Answer(seq=LAST_SEQ, after_ns=not_before_ns)
+        middle = usual[(len(usual) - 1) // 2]
+        after_ns = max(middle.after_ns, not_before_ns)
+        return attrs.evolve(middle, seq=LAST_SEQ, after_ns=after_ns, cut=None)
+
+    def firing(self, timer: ef.SetTimer) -> tuple[int, int]:
+        """Return the time at which a timer fires, and its record."""
+        return self._fired.get((timer.generation, timer.at_ns), (timer.at_ns, LAST_SEQ))
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _note_question(self, record: Record, effect: ef.Effect) -> None:
+        match effect:
+            case ef.StartUnit(unit=unit) if unit.index == self.at:
+                # Units start in order of arrival, and dropped units came before.
+                self.begin_seq = record.seq
+                self.begin_sample = (self.at + self._dropped) * UNIT_SAMPLES
+            case ef.DropUnit():
+                self._dropped += 1
+            case ef.SetTimer():
+                self._timers[effect.generation] = effect.at_ns
+            case ef.OpenBackend():
+                self._openings += 1
+        call = numbered(asked(effect), self._openings)
+        if call is not None:
+            self._asked_ns[call] = record.at_ns
+
+    def _note_answer(self, step: Step) -> None:
+        event = step.event
+        facts: dict[str, Any] = {}
+        match event:
+            case ev.ConnectionOpened():
+                self.connected = event
+            case ev.UnitDone(result=result):
+                facts = {"cut": result.cut, "costs": result.costs}
+                self.decided[result.index] = decisions_of(result)
+            case ev.FinalizeDone(finalized=made):
+                facts = {"cost_us": made.cost_us}
+            case ev.BackendOpenFailed(context_full=False) | ev.UnitFailed(context_full=False):
+                facts = {"event": event}
+            case ev.Rebuilt(steps=steps, cost_us=cost_us):
+                facts = {"steps": steps, "cost_us": cost_us}
+            case ev.FinalizeFailed() | ev.RollbackFailed() | ev.RebuildFailed():
+                facts = {"event": event}
+            case ev.TimerFired(at_ns=at_ns, generation=generation) if generation in self._timers:
+                due_ns = self._timers.pop(generation)
+                self._fired[generation, due_ns] = (at_ns, step.record.seq)
+        call = numbered(answered(event), self._openings)
+        asked_ns = None if call is None else self._asked_ns.get(call)
+        if call is not None and asked_ns is not None and call not in self._answers:
+            after_ns = step.record.at_ns - asked_ns
+            self._answers[call] = Answer(seq=step.record.seq, after_ns=after_ns, **facts)
+
+
+def numbered(call: Call | None, openings: int) -> Call | None:
+    """Number an opening by how often it was asked for by then: a lease may be opened again."""
+    return call if call is None or call[0] != "open" else ("open", openings)
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+CALL_S_MAX: Final = 600
+"""A model that needs ten minutes for a second of sound will not finish a session."""
+RELEASE_WAIT_S: Final = 10.0
+"""A model that does not release a session in this time is left until the process ends."""
+
+
+@attrs.frozen(kw_only=True)
+class ForkQuestion:
+    """A call of the model, and its answer's time; `recorded` is the recorded answer's event.
+
+    `lost`: the call that was lost with the recording's worker, for a rebuild that stands for it.
+    """
+
+    effect: ef.Effect
+    at_ns: int
+    answer: Answer
+    recorded: ev.Event | None
+    is_interrupted: bool
+    lost: ef.StartFinalize | ef.Rollback | None = None
+
+
+class ForkedModel:
+    """One fork's model; `close` it. `prefix` holds the results for the units before `at`.
+
+    Before the unit `at` decoding is forced; `anyway` goes on if the recorded state is not reached.
+    """
+
+    def __init__(self, backend: Backend, at: int, *, anyway: bool) -> None:
+        self.prefix = Prefix(units=at)
+        self._backend: Final = backend
+        self._at: Final = at
+        self._anyway: Final = anyway
+        self._held: BackendSession | None = None
+        self._has_run = False
+
+    async def answer(self, question: ForkQuestion) -> ev.Event:
+        """Perform an effect that calls the model, and return the answer.
+
+        `CannotForkError`: the model is lost, or does not reach the state of the recording.
+        """
+        if question.answer.event is not None:
+            self._has_run = False
+            return attrs.evolve(question.answer.event, at_ns=question.at_ns)
+        name = type(question.effect).__name__
+        try:
+            with anyio.fail_after(CALL_S_MAX):
+                return await self._ask(question)
+        except TimeoutError as error:
+            raise CannotForkError(f"the model hangs in {name}, {CALL_S_MAX} s by now") from error
+        except BackendGone as error:
+            raise CannotForkError(f"the model is lost in {name}: {error}") from error
+        except BackendError as error:
+            return _failure(question, error)
+        except CannotForkError:
+            raise
+        except Exception as error:  # a bug of the backend; on a server the session ends
+            raise CannotForkError(f"the model broke in {name}: {error!r}") from error
+
+    async def close(self) -> None:
+        """Release the model's session, if it is still open."""
+        held, self._held = self._held, None
+        if held is not None:
+            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+                await held.release()
+
+    async def _ask(self, question: ForkQuestion) -> ev.Event:
+        at_ns, answer, recorded = question.at_ns, question.answer, question.recorded
+        match question.effect:
+            case ef.OpenBackend(lease=lease, opening=opening):
+                await self.close()
+                self._held = await self._backend.open(opening, slot=0)
+                opened = self._held.opened
+                if self._at and isinstance(recorded, ev.BackendOpened):
+                    self._judge("the opening", compare_outputs(recorded.opened, opened))
+                return ev.BackendOpened(at_ns=at_ns, lease=lease, opened=opened)
+            case ef.StartUnit(unit=unit):
+                self._has_run = True
+                cut = answer.cut if question.is_interrupted else None
+                result = await self._run(unit, cut, recorded)
+                return ev.UnitDone(at_ns=at_ns, result=attrs.evolve(result, costs=answer.costs))
+            case ef.StartFinalize(index=index, interrupted=interrupted):
+                made = await self._session.finalize(index, interrupted=interrupted)
+                if index < self._at and isinstance(recorded, ev.FinalizeDone):
+                    found = compare_outputs(recorded.finalized, made)
+                    self._judge(f"finalizing unit {index}", found)
+                made = attrs.evolve(made, cost_us=answer.cost_us)
+                return ev.FinalizeDone(at_ns=at_ns, finalized=made)
+            case ef.Rollback(index=index):
+                if self._has_run:
+                    await self._session.rollback(index)
+                return ev.RollbackDone(at_ns=at_ns, index=index)
+            case ef.Rebuild(lease=lease):  # the fork's own model has lost nothing
+                if isinstance(question.lost, ef.StartFinalize):
+                    lost = question.lost
+                    await self._session.finalize(lost.index, interrupted=lost.interrupted)
+                elif question.lost is not None and self._has_run:
+                    await self._session.rollback(question.lost.index)
+                return ev.Rebuilt(
+                    at_ns=at_ns, lease=lease, steps=answer.steps, cost_us=answer.cost_us
+                )
+            case ef.Release(lease=lease):
+                return ev.BackendReleased(at_ns=at_ns, lease=lease)
+        raise AssertionError(f"{type(question.effect).__name__} asks the model for nothing")
+
+    @property
+    def _session(self) -> BackendSession:
+        assert self._held is not None, "the session asks for units once it is open"
+        return self._held
+
+    async def _run(self, unit: Unit, cut: Cut | None, recorded: ev.Event | None) -> UnitResult:
+        held = self._session
+        if unit.index >= self._at or not isinstance(recorded, ev.UnitDone):
+            return await held.run_unit(unit, cut=cut)
+        if not isinstance(held, Forces):
+            made = await held.run_unit(unit, cut=cut)
+            self._judge_unit(recorded.result, made, held_back=False)
+            return made
+        try:
+            forced = await held.run_forced(unit, Forced.of(recorded.result), cut)
+        except (ContextFull, BackendGone):
+            raise
+        except BackendError as error:
+            text = f"unit {unit.index} cannot be made to come out as recorded: {error}"
+            raise CannotForkError(f"{text}; fork at unit 0") from error
+        self._judge_unit(recorded.result, forced.result, held_back=bool(forced.choices))
+        return hold(recorded.result, forced.result)
+
+    def _judge_unit(self, recorded: UnitResult, made: UnitResult, *, held_back: bool) -> None:
+        prefix, found = self.prefix, compare_outputs(recorded, made)
+        self.prefix = attrs.evolve(
+            prefix, held=prefix.held + held_back, otherwise=prefix.otherwise + (found is not None)
+        )
+        self._judge(f"unit {recorded.index}", found)
+
+    def _judge(self, where: str, found: Difference | None) -> None:
+        """Note a difference; without forced decoding the model is then in another state."""
+        if found is None:
+            return
+        text = f"{where}, {found.path}: recorded {found.recorded}, came out {found.came_out}"
+        if self.prefix.first is None:
+            self.prefix = attrs.evolve(self.prefix, first=text)
+        if not self._anyway and not isinstance(self._held, Forces):
+            raise CannotForkError(
+                f"the model does not come to where the recording was: {text}; fork at unit 0, "
+                "or --anyway"
+            )
+
+
+def _failure(question: ForkQuestion, error: BackendError) -> ev.Event:
+    at_ns, is_full = question.at_ns, isinstance(error, ContextFull)
+    match question.effect:
+        case ef.OpenBackend(lease=lease):
+            return ev.BackendOpenFailed(at_ns=at_ns, lease=lease, context_full=is_full)
+        case ef.StartUnit(unit=unit):
+            return ev.UnitFailed(at_ns=at_ns, index=unit.index, context_full=is_full)
+        case ef.StartFinalize(index=index):
+            return ev.FinalizeFailed(at_ns=at_ns, index=index)
+        case ef.Rollback(index=index):
+            return ev.RollbackFailed(at_ns=at_ns, index=index)
+        case ef.Rebuild(lease=lease):
+            return ev.RebuildFailed(at_ns=at_ns, lease=lease)
+        case ef.Release(lease=lease):
+            return ev.BackendReleased(at_ns=at_ns, lease=lease)
+    raise AssertionError(f"{type(question.effect).__name__} cannot fail")
+
+
+# -- the run --------------------------------------------------------------------------------------
+
 
 Place = tuple[int, int]
 """The time of an event: nanoseconds, then the recording's order for equal times."""

@@ -27,12 +27,10 @@ from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX
 
-from ..shared.commands import UnusableError, reason
-from ..shared.progress import Watch, size_of, unwatched, watched
+from ..shared.commands import UnusableError, Watch, reason, size_of, unwatched, watched
+from .full import ModelUnavailableError
 from .logic import replay
-from .outcome import Outcome, Result, full_result, logic_result
-from .report import FullReport, ReplayReport
-from .verdicts import ModelUnavailableError
+from .report import FullReport, Outcome, ReplayReport, Result, full_result, logic_result
 
 JOBS_MAX: Final = 64
 """Processes: more than the cores of most machines, where more gain nothing."""

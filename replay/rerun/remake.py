@@ -23,11 +23,11 @@ from protocol.values.record_names import record_name
 from recorder.format.compression import Compressor
 from recorder.format.mapping import SCHEMA, Hashes, event_record
 from recorder.format.records import Fields, Record
-from recorder.format.steps import fin_fields, step_records
+from recorder.format.steps import advance, fin_fields, step_records
 from recorder.write.disk import LocalDisk
 from recorder.write.logfile import LogFile
 
-from .logic import BROKEN_OFF, advance
+from .logic import BROKEN_OFF
 
 
 class RemakeError(ValueError):

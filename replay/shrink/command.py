@@ -7,13 +7,16 @@ cannot be written.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,17 +25,248 @@ import click
 from rich.console import Console
 from rich.status import Status
 
+from protocol.values import events as ev
 from recorder.format.errors import RecorderError
 from recorder.format.mapping import EVENT_KINDS
+from recorder.format.records import Fields
 from recorder.read.reader import read
 from recorder.write.files import check_new_file, new_file
 
+from ..rerun.difference import describe
 from ..rerun.remake import RemakeError
-from ..rerun.words import describe
 from ..shared.commands import UnusableError, complaint, print_json
-from .candidate import Shape, shape_of
-from .shrinker import NoFailureError, Progress, Shrinker
-from .trial import CannotRunError, Trial
+from .candidate import STEPS, Change, Shape, Step, build, origin_of, shape_of
+
+PLACE: Final = "{}"
+"""The place of a log's path in a command."""
+
+
+class CannotRunError(Exception):
+    """The command is missing, or may not be run."""
+
+
+@attrs.frozen(kw_only=True)
+class Trial:
+    """A command that is run on logs; each `{}` is the log's path, which comes last without one.
+
+    It fails with `exit_code` (None: any but 0), and not by a timeout.
+    """
+
+    command: Sequence[str]
+    exit_code: int | None = None
+    timeout_s: float
+
+    def fails(self, log: Path) -> bool:
+        """Run the command; raises `CannotRunError` if it cannot be started."""
+        words = [word.replace(PLACE, str(log)) for word in self.command]
+        if words == list(self.command):
+            words.append(str(log))
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CannotRunError(f"{words[0]}: {error.strerror or error}") from error
+        try:
+            code = process.wait(self.timeout_s)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return False
+        except BaseException:
+            _kill(process)
+            raise
+        return code == self.exit_code if self.exit_code is not None else code != 0
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+# -- the search -----------------------------------------------------------------------------------
+
+
+Fails = Callable[[Path], bool]
+
+
+class NoFailureError(ValueError):
+    """Nothing to shrink: the log, or its remade events, do not fail."""
+
+
+class OutOfRunsError(Exception):
+    """The runs are used up."""
+
+
+@attrs.define
+class Progress:
+    """The search's progress: runs of `fails`, and the best log's events and bytes."""
+
+    runs: int = 0
+    events: int = 0
+    file_bytes: int = 0
+    stage: str = ""
+
+
+class Shrinker:
+    """One search; the log is not changed, candidates are in `folder`.
+
+    `fails` says whether a log fails; after its `KeyboardInterrupt` the best log stays. It is run
+    `runs_max` times at most, with a call of `watch` before each. `best`, the smallest failing log
+    so far, exists once `begin` has returned.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        folder: Path,
+        fails: Fails,
+        *,
+        runs_max: int,
+        watch: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self.best: Final = folder / log.name
+        self.progress = Progress()
+        self._log: Final = log
+        self._candidate: Final = folder / "candidate" / log.name
+        self._fails: Final = fails
+        self._runs_max: Final = runs_max
+        self._watch: Final = watch
+        self._tried: set[bytes] = set()
+        self._shape = Shape(events=0, groups=())
+        self._origin: Fields = {}
+
+    def begin(self) -> None:
+        """Check that the log fails, and that it still does when it is made again.
+
+        Raises:
+            NoFailureError: it does not.
+            RemakeError: it cannot be made again.
+            RecorderError: it cannot be read.
+        """
+        self._candidate.parent.mkdir()
+        self._origin = origin_of(self._log)
+        self.progress.stage = "the log itself"
+        if not self._asks(self._log):
+            raise NoFailureError("the command does not fail on the log")
+        self.progress.stage = "the log, made again"
+        if not self._accepts(self._log, lambda _, event: event):
+            raise NoFailureError(
+                "the command fails on the log and not on one that this version makes of its events:"
+                " the failure is not in them (is the log damaged, or does it not replay?)"
+            )
+
+    def run(self) -> bool:
+        """Search; return whether nothing smaller is left to try.
+
+        `RecorderError`: a candidate cannot be read back; `OSError`: the disk refused.
+        """
+        try:
+            is_smaller = True
+            while is_smaller:
+                is_smaller = self._leave_out("groups", by_group=True)
+                is_smaller |= self._leave_out("events", by_group=False)
+                is_smaller |= self._simplify()
+        except OutOfRunsError:
+            return False
+        return True
+
+    # -- fewer events ---------------------------------------------------------------------------
+
+    def _leave_out(self, stage: str, *, by_group: bool) -> bool:
+        """Leave out runs of groups or events, half of all at first; return whether any was."""
+        self.progress.stage = stage
+        found = False
+        size = len(self._starts(by_group)) // 2
+        while size:
+            found |= self._leave_out_each(size, by_group)
+            size = min(size, len(self._starts(by_group))) // 2
+        return found
+
+    def _leave_out_each(self, size: int, by_group: bool) -> bool:
+        found = False
+        end = len(self._starts(by_group))
+        while end > 0:
+            starts = [*self._starts(by_group), self._shape.events]
+            end = min(end, len(starts) - 1)
+            begin = max(0, end - size)
+            dropped = range(max(1, starts[begin]), starts[end])
+            if dropped and self._accepts(self.best, _without(dropped)):
+                found = True
+            end = begin
+        return found
+
+    def _starts(self, by_group: bool) -> Sequence[int]:
+        return self._shape.groups if by_group else range(self._shape.events)
+
+    # -- simpler events -------------------------------------------------------------------------
+
+    def _simplify(self) -> bool:
+        """Make events simpler, all at once if possible; return whether any was."""
+        found = False
+        for number, step in enumerate(STEPS, start=1):
+            self.progress.stage = f"simpler events, {number} of {len(STEPS)}"
+            found |= self._simplify_within(step, range(self._shape.events))
+        return found
+
+    def _simplify_within(self, step: Step, places: range) -> bool:
+        if not places:
+            return False
+        if self._accepts(self.best, _simpler(step, places)):
+            return True
+        if len(places) == 1:
+            return False
+        middle = len(places) // 2
+        late = self._simplify_within(step, places[middle:])
+        return self._simplify_within(step, places[:middle]) or late
+
+    # -- candidates -----------------------------------------------------------------------------
+
+    def _accepts(self, source: Path, change: Change) -> bool:
+        """Make a candidate; if it is new and fails, it becomes the best log."""
+        self._candidate.unlink(missing_ok=True)
+        try:
+            build(source, self._candidate, change, self._origin)
+        except RemakeError:
+            return False
+        with self._candidate.open("rb") as file:
+            name = hashlib.file_digest(file, "blake2b").digest()
+        if name in self._tried:
+            return False
+        self._tried.add(name)
+        if not self._asks(self._candidate):
+            return False
+        os.replace(self._candidate, self.best)
+        self._shape = shape_of(self.best)
+        self.progress.events = self._shape.events
+        self.progress.file_bytes = self.best.stat().st_size
+        return True
+
+    def _asks(self, path: Path) -> bool:
+        if self.progress.runs >= self._runs_max:
+            raise OutOfRunsError
+        self.progress.runs += 1
+        self._watch(self.progress)
+        return self._fails(path)
+
+
+def _without(dropped: range) -> Change:
+    return lambda place, event: None if place in dropped else event
+
+
+def _simpler(step: Step, places: range) -> Change:
+    def change(place: int, event: ev.Event) -> ev.Event:
+        return step(event) if place in places else event
+
+    return change
+
+
+# -- the command ----------------------------------------------------------------------------------
+
 
 RUNS_MAX: Final = 500
 """Minutes of a command that takes half a second; a 10 minute log needs about 100."""

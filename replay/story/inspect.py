@@ -6,12 +6,14 @@ divergence. Damage is counted and skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
 
 import attrs
+from cattrs import unstructure
 
 from protocol.values.limits import NS_PER_MS
+from protocol.values.state import State
 from recorder.format.records import Fields, Record
 from recorder.keep.marks import Marks
 from recorder.keep.summary import WALL_MS_MAX, session_id_in
@@ -20,9 +22,128 @@ from recorder.read.scan import Damage
 from ..rerun.environment import model_of
 from ..rerun.logic import Replayer
 from ..shared.fields import typed
-from .exchanges import OUTPUTS, Exchange
-from .inspection import Inspection, Mark, StateSpan, UtteranceStory
-from .reading import Passage, SessionStory
+from .exchanges import OUTPUTS, Exchange, Outcome
+from .reading import (
+    Absence,
+    Drop,
+    End,
+    ErrorSent,
+    Mark,
+    Move,
+    Passage,
+    Playback,
+    Said,
+    SessionStory,
+    ShortenedFrame,
+)
+
+
+@attrs.frozen(kw_only=True)
+class StateSpan:
+    """A state, and when it was entered."""
+
+    state: State
+    at_ns: int
+
+
+UtteranceOutcome = Outcome | Literal["done"]
+"""The result of an utterance; `pending`: its end was not heard, or not yet."""
+
+
+@attrs.frozen(kw_only=True)
+class UtteranceStory:
+    """One utterance of a transcription, from the start of its first chunk in the model.
+
+    Attributes:
+        index: counts the session's utterances; those without sound are not given to the model.
+        done_ns: when its last chunk was heard, or failed, if recorded.
+        chunks: seconds that the model heard, with the silence at the end.
+        kv_length: tokens in the KV cache after its last chunk.
+        longest_us: the longest time of a chunk, by the backend's clock.
+    """
+
+    index: int
+    started_ns: int
+    done_ns: int | None = None
+    outcome: UtteranceOutcome = "pending"
+    chunks: int = 0
+    text: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    kv_length: int | None = None
+    longest_us: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Inspection:
+    """One session; lists are in order.
+
+    Attributes:
+        session_id: as its client and the server's log know it.
+        model: None if the log does not name it.
+        mode: None if its first event is lost.
+        wall_ms: Unix milliseconds of its start.
+        duration_ns: from its start to its last record.
+        states: from QUEUED on.
+        shortened: the client's refused frames that are kept shortened.
+        fields_ignored: the client's fields without a meaning in its dialect.
+        damage_count: of the log; with damage the values have gaps.
+        diverged_seq: the record from which the machine differs and the states are unknown.
+    """
+
+    recording_id: str | None
+    session_id: str | None
+    model: str | None
+    mode: str | None
+    dialect: str | None
+    seed: int | None
+    wall_ms: int | None
+    duration_ns: int
+    states: tuple[StateSpan, ...]
+    frames_received: int
+    shortened: tuple[ShortenedFrame, ...]
+    frames_sent: int
+    fields_ignored: int
+    units: tuple[Exchange, ...]
+    turns: tuple[Exchange, ...]
+    utterances: tuple[UtteranceStory, ...]
+    drops: tuple[Drop, ...]
+    moves: tuple[Move, ...]
+    absences: tuple[Absence, ...]
+    playback: tuple[Playback, ...]
+    said: tuple[Said, ...]
+    errors: tuple[ErrorSent, ...]
+    marks: tuple[Mark, ...]
+    end: End
+    records: int
+    damage_count: int
+    diverged_seq: int | None
+
+
+def to_json(inspection: Inspection) -> dict[str, Any]:
+    """Write an inspection as plain values, for JSON."""
+    plain: dict[str, Any] = unstructure(inspection)
+    for kind, names in _TOLD.items():
+        told = [{"cut": one.get("stopped"), **one} for one in plain[kind]]
+        plain[kind] = [{name: one[name] for name in names} for one in told]
+    return plain
+
+
+_TOLD: Final[Mapping[str, tuple[str, ...]]] = {
+    "units": (
+        *("index", "started_ns", "done_ns", "finalized_ns", "outcome", "forced", "frames"),
+        *("text", "audio_ms", "end_of_turn", "cut", "kv_length", "costs"),
+    ),
+    "turns": (
+        *("index", "started_ns", "prefilled_ns", "done_ns", "outcome", "input_tokens"),
+        *("generated_tokens", "text", "audio_ms", "kv_length", "costs", "calls"),
+    ),
+    "drops": ("at_ns", "ordinal", "input_id"),
+    "playback": ("at_ns", "played_ms", "behind_ms"),
+    "said": ("at_ns", "start_ms", "end_ms", "text"),
+    "errors": ("at_ns", "code", "message"),
+}
+"""The fields shown of each."""
 
 
 def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:

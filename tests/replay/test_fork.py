@@ -18,10 +18,9 @@ from recorder.format.errors import LogDamaged
 from recorder.format.mapping import EVENT_KINDS
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
-from replay.diff.compare import compare
-from replay.diff.report import DiffReport
-from replay.fork.make import make_fork
-from replay.fork.values import CannotForkError, Change, Forked, ForkError, ForkRefusedError
+from replay.diff import DiffReport, compare
+from replay.fork.change import CannotForkError, Change, Forked, ForkError, ForkRefusedError
+from replay.fork.command import make_fork
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import Replayer, replay
 from replay.rerun.report import FullReport

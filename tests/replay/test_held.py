@@ -12,10 +12,9 @@ from rich.console import Console
 from protocol.values.model import Unit
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
-from replay.fork.values import Change
+from replay.fork.change import Change
 from replay.library.text import full_lines
-from replay.rerun.full import replay_fully
-from replay.rerun.held import held_units
+from replay.rerun.full import held_units, replay_fully
 from replay.rerun.logic import replay
 from replay.rerun.report import FullReport
 from replay.shared.commands import print_all

@@ -25,10 +25,21 @@ from websockets.typing import Origin
 
 from protocol.values.limits import NS_PER_S
 from recorder.read.reader import LogReader, read
-from replay.play.command import play_command
-from replay.play.player import Outcome, Player
-from replay.play.script import Ended, Heard, Said, Step, address_of, read_opening, steps
-from replay.play.server import PlayServer, Stage, serve
+from replay.play import (
+    Ended,
+    Outcome,
+    Player,
+    PlayServer,
+    Received,
+    Sent,
+    Stage,
+    Step,
+    address_of,
+    play_command,
+    read_opening,
+    serve,
+    steps,
+)
 from replay.story.wire import Wire
 from runtime.access.gate import open_gate
 from runtime.net.listener import Address
@@ -287,12 +298,12 @@ class Peer:
 INIT = init_frame()
 APPEND = append_frame()
 SCRIPT: tuple[Step, ...] = (
-    Said(at_ns=100 * MS, frame="queue_done"),
-    Heard(at_ns=200 * MS, kind="init"),
-    Said(at_ns=300 * MS, frame="created"),
-    Heard(at_ns=1_000 * MS, kind="append"),
-    Said(at_ns=1_500 * MS, frame="listen"),
-    Said(at_ns=9_000 * MS, frame="closed"),
+    Sent(at_ns=100 * MS, frame="queue_done"),
+    Received(at_ns=200 * MS, kind="init"),
+    Sent(at_ns=300 * MS, frame="created"),
+    Received(at_ns=1_000 * MS, kind="append"),
+    Sent(at_ns=1_500 * MS, frame="listen"),
+    Sent(at_ns=9_000 * MS, frame="closed"),
     Ended(at_ns=9_100 * MS, how="closed", code=1000),
 )
 
@@ -351,13 +362,13 @@ def test_no_frame_is_early(
     for kind, gap_ms in moves:
         at_ns += gap_ms * MS
         script.append(
-            Said(at_ns=at_ns, frame=str(len(script)))
+            Sent(at_ns=at_ns, frame=str(len(script)))
             if kind == "said"
-            else Heard(at_ns=at_ns, kind=kind)
+            else Received(at_ns=at_ns, kind=kind)
         )
     says, now_s = [], 0.0
     for step, pause_ms in zip(
-        [it for it in script if isinstance(it, Heard)], pauses_ms, strict=False
+        [it for it in script if isinstance(it, Received)], pauses_ms, strict=False
     ):
         now_s += pause_ms / 1000
         says.append((now_s, KINDS[step.kind]))
@@ -366,7 +377,7 @@ def test_no_frame_is_early(
     got = {frame: at_s for at_s, frame in peer.got}
     said_by_client = 0
     for number, step in enumerate(script):
-        if isinstance(step, Heard):
+        if isinstance(step, Received):
             said_by_client += 1
             continue
         at_s = got[str(number)]
@@ -412,10 +423,10 @@ def test_steps_are_those_of_the_log() -> None:
     with LogReader(VIDEO) as reader:
         opened = read_opening(VIDEO)
         found = list(steps(reader, Wire(opened)))
-    assert [one.kind for one in found if isinstance(one, Heard)] == [
+    assert [one.kind for one in found if isinstance(one, Received)] == [
         *("init", *("append",) * 6, "unknown", *("append",) * 4, "close"),
     ]
-    assert sum(isinstance(one, Said) for one in found) == 20
+    assert sum(isinstance(one, Sent) for one in found) == 20
     assert found[-1] == Ended(at_ns=10_300 * MS, how="closed", code=1000, reason="stopped")
 
 

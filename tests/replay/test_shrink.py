@@ -26,11 +26,8 @@ from recorder.read.reader import read
 from recorder.read.verify import verify
 from replay.rerun.logic import replay
 from replay.rerun.remake import RemakeError, Remaker
-from replay.shrink.asked import Asked
-from replay.shrink.candidate import build, shape_of
-from replay.shrink.command import shrink_command
-from replay.shrink.shrinker import NoFailureError, Shrinker
-from replay.shrink.trial import CannotRunError, Trial
+from replay.shrink.candidate import Asked, build, shape_of
+from replay.shrink.command import CannotRunError, NoFailureError, Shrinker, Trial, shrink_command
 from tests.golden.logs import CHANGES
 from tests.replay.test_logs import OPENED
 from tests.replay.test_remake import GOLDEN, events_of
