@@ -52,7 +52,7 @@ def steps(
     took the events before these; `edit` may change an event before it is stepped.
 
     Raises:
-        MappingError: a record is none of an event that this version knows.
+        MappingError: a record holds no event that this version knows.
         LocalProtocolError: the session refuses an event.
     """
     for record in records:

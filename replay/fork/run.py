@@ -42,25 +42,25 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL
-from protocol.values.model import UNIT_SAMPLES, Costs, Cut, Unit, UnitResult
+from protocol.values.model import UNIT_SAMPLES, Costs, Cut, UnitResult
 from protocol.values.state import State
 from recorder.format.errors import LogDamaged
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.format.steps import Step, fin_fields
 from recorder.read.scan import Damage
+from runtime.link.calls import HeldModel, failure_of
 from runtime.model.backends.base import (
     Backend,
     BackendError,
     BackendGone,
-    BackendSession,
     ContextFull,
 )
 from runtime.model.backends.forcing import Forced, Forces
 from runtime.session.journal import Journal
 
 from ..rerun.difference import Difference
-from ..rerun.full import hold
+from ..rerun.full import RELEASE_WAIT_S, hold
 from ..rerun.logic import Replayer
 from ..rerun.outputs import compare_outputs
 from ..story.exchanges import Call, answered, asked
@@ -126,12 +126,10 @@ class RecordedTimes:
         self._fired: dict[tuple[int, int], tuple[int, int]] = {}
         self.decided: dict[int, Decisions] = {}
         replayer = Replayer()
-        for item in items:
-            step = replayer.feed(item)
-            if step is not None:
-                self._note_answer(step)
-                for effect in step.effects:
-                    self._note_question(step.record, effect)
+        for step in replayer.steps(items):
+            self._note_answer(step)
+            for effect in step.effects:
+                self._note_question(step.record, effect)
         report = replayer.report()
         if report.damage_count:
             raise LogDamaged("damaged: a model that missed an input cannot be taken up again")
@@ -227,23 +225,18 @@ def numbered(call: Call | None, openings: int) -> Call | None:
 
 CALL_S_MAX: Final = 600
 """A model that needs ten minutes for a second of sound will not finish a session."""
-RELEASE_WAIT_S: Final = 10.0
-"""A model that does not release a session in this time is left until the process ends."""
+
+Place = tuple[int, int]
+"""The time of an event: nanoseconds, then the recording's order for equal times."""
 
 
 @attrs.frozen(kw_only=True)
-class ForkQuestion:
-    """A call of the model, and its answer's time; `recorded` is the recorded answer's event.
+class Due:
+    """A call that the session asked for, or a timer that it set, and the place of its answer."""
 
-    `lost`: the call that was lost with the recording's worker, for a rebuild that stands for it.
-    """
-
+    place: Place
     effect: ef.Effect
-    at_ns: int
-    answer: Answer
-    recorded: ev.Event | None
-    is_interrupted: bool
-    lost: ef.StartFinalize | ef.Rollback | None = None
+    answer: Answer | None
 
 
 class ForkedModel:
@@ -254,103 +247,117 @@ class ForkedModel:
 
     def __init__(self, backend: Backend, at: int, *, anyway: bool) -> None:
         self.prefix = Prefix(units=at)
-        self._backend: Final = backend
         self._at: Final = at
         self._anyway: Final = anyway
-        self._held: BackendSession | None = None
+        self._now_ns = 0
+        self._model: Final = HeldModel(backend=backend, slot=0, now_ns=lambda: self._now_ns)
         self._has_run = False
+        self._closing: ef.StartFinalize | ef.Rollback | None = None
+        self._interrupted = -1
 
-    async def answer(self, question: ForkQuestion) -> ev.Event:
+    def note(self, effect: ef.Effect) -> None:
+        """Note how a unit is closed, and which one is interrupted."""
+        match effect:
+            case ef.StartFinalize() | ef.Rollback():
+                self._closing = effect
+            case ef.Interrupt(index=index):
+                self._interrupted = index
+
+    async def answer(self, due: Due, recorded: ev.Event | None) -> ev.Event:
         """Perform an effect that calls the model, and return the answer.
 
-        `CannotForkError`: the model is lost, or does not reach the state of the recording.
+        `recorded` is the recorded answer, of the units before `at`. `CannotForkError`: the model is
+        lost, or does not reach the state of the recording.
         """
-        if question.answer.event is not None:
-            self._has_run = False
-            return attrs.evolve(question.answer.event, at_ns=question.at_ns)
-        name = type(question.effect).__name__
+        answer, name = due.answer, type(due.effect).__name__
+        assert answer is not None, "only a timer comes without being asked"
+        self._now_ns = due.place[0]
         try:
+            if answer.event is not None:
+                self._has_run = False
+                return attrs.evolve(answer.event, at_ns=self._now_ns)
             with anyio.fail_after(CALL_S_MAX):
-                return await self._ask(question)
+                return await self._call(due.effect, answer, recorded)
         except TimeoutError as error:
             raise CannotForkError(f"the model hangs in {name}, {CALL_S_MAX} s by now") from error
         except BackendGone as error:
             raise CannotForkError(f"the model is lost in {name}: {error}") from error
         except BackendError as error:
-            return _failure(question, error)
+            failed = failure_of(due.effect, error, self._now_ns)
+            assert failed is not None, f"{name} cannot fail"
+            return failed
         except CannotForkError:
             raise
         except Exception as error:  # a bug of the backend; on a server the session ends
             raise CannotForkError(f"the model broke in {name}: {error!r}") from error
+        finally:
+            if due.effect is self._closing:
+                self._closing = None
 
     async def close(self) -> None:
         """Release the model's session, if it is still open."""
-        held, self._held = self._held, None
-        if held is not None:
-            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-                await held.release()
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            await self._model.release()
 
-    async def _ask(self, question: ForkQuestion) -> ev.Event:
-        at_ns, answer, recorded = question.at_ns, question.answer, question.recorded
-        match question.effect:
-            case ef.OpenBackend(lease=lease, opening=opening):
+    async def _call(self, effect: ef.Effect, answer: Answer, recorded: ev.Event | None) -> ev.Event:
+        at_ns, model = self._now_ns, self._model
+        match effect:
+            case ef.OpenBackend(lease=lease):
                 await self.close()
-                self._held = await self._backend.open(opening, slot=0)
-                opened = self._held.opened
+                await model.begin(effect)
+                assert model.opened is not None
+                opened = model.opened.opened
                 if self._at and isinstance(recorded, ev.BackendOpened):
                     self._judge("the opening", compare_outputs(recorded.opened, opened))
                 return ev.BackendOpened(at_ns=at_ns, lease=lease, opened=opened)
             case ef.StartUnit(unit=unit):
                 self._has_run = True
-                cut = answer.cut if question.is_interrupted else None
-                result = await self._run(unit, cut, recorded)
+                cut = answer.cut if unit.index == self._interrupted else None
+                result = await self._run(effect, cut, recorded)
                 return ev.UnitDone(at_ns=at_ns, result=attrs.evolve(result, costs=answer.costs))
-            case ef.StartFinalize(index=index, interrupted=interrupted):
-                made = await self._session.finalize(index, interrupted=interrupted)
-                if index < self._at and isinstance(recorded, ev.FinalizeDone):
-                    found = compare_outputs(recorded.finalized, made)
+            case ef.StartFinalize(index=index):
+                done = await model.call(effect)
+                assert isinstance(done, ev.FinalizeDone)
+                if isinstance(recorded, ev.FinalizeDone):
+                    found = compare_outputs(recorded.finalized, done.finalized)
                     self._judge(f"finalizing unit {index}", found)
-                made = attrs.evolve(made, cost_us=answer.cost_us)
-                return ev.FinalizeDone(at_ns=at_ns, finalized=made)
+                finalized = attrs.evolve(done.finalized, cost_us=answer.cost_us)
+                return attrs.evolve(done, finalized=finalized)
             case ef.Rollback(index=index):
                 if self._has_run:
-                    await self._session.rollback(index)
+                    await model.call(effect)
                 return ev.RollbackDone(at_ns=at_ns, index=index)
-            case ef.Rebuild(lease=lease):  # the fork's own model has lost nothing
-                if isinstance(question.lost, ef.StartFinalize):
-                    lost = question.lost
-                    await self._session.finalize(lost.index, interrupted=lost.interrupted)
-                elif question.lost is not None and self._has_run:
-                    await self._session.rollback(question.lost.index)
+            case ef.Rebuild(lease=lease):  # the fork's own model has lost nothing but this call
+                lost = self._closing
+                if isinstance(lost, ef.StartFinalize) or (lost is not None and self._has_run):
+                    await model.call(lost)
                 return ev.Rebuilt(
                     at_ns=at_ns, lease=lease, steps=answer.steps, cost_us=answer.cost_us
                 )
             case ef.Release(lease=lease):
                 return ev.BackendReleased(at_ns=at_ns, lease=lease)
-        raise AssertionError(f"{type(question.effect).__name__} asks the model for nothing")
+        raise AssertionError(f"{type(effect).__name__} asks the model for nothing")
 
-    @property
-    def _session(self) -> BackendSession:
-        assert self._held is not None, "the session asks for units once it is open"
-        return self._held
-
-    async def _run(self, unit: Unit, cut: Cut | None, recorded: ev.Event | None) -> UnitResult:
-        held = self._session
-        if unit.index >= self._at or not isinstance(recorded, ev.UnitDone):
-            return await held.run_unit(unit, cut=cut)
-        if not isinstance(held, Forces):
-            made = await held.run_unit(unit, cut=cut)
-            self._judge_unit(recorded.result, made, held_back=False)
-            return made
+    async def _run(
+        self, asked: ef.StartUnit, cut: Cut | None, recorded: ev.Event | None
+    ) -> UnitResult:
+        opened, unit = self._model.opened, asked.unit
+        past = recorded.result if isinstance(recorded, ev.UnitDone) else None
+        if past is None or not isinstance(opened, Forces):
+            done = await self._model.call(asked, cut)
+            assert isinstance(done, ev.UnitDone)
+            if past is not None:
+                self._judge_unit(past, done.result, held_back=False)
+            return done.result
         try:
-            forced = await held.run_forced(unit, Forced.of(recorded.result), cut)
+            forced = await opened.run_forced(unit, Forced.of(past), cut)
         except (ContextFull, BackendGone):
             raise
         except BackendError as error:
             text = f"unit {unit.index} cannot be made to come out as recorded: {error}"
             raise CannotForkError(f"{text}; fork at unit 0") from error
-        self._judge_unit(recorded.result, forced.result, held_back=bool(forced.choices))
-        return hold(recorded.result, forced.result)
+        self._judge_unit(past, forced.result, held_back=bool(forced.choices))
+        return hold(past, forced.result)
 
     def _judge_unit(self, recorded: UnitResult, made: UnitResult, *, held_back: bool) -> None:
         prefix, found = self.prefix, compare_outputs(recorded, made)
@@ -366,47 +373,20 @@ class ForkedModel:
         text = f"{where}, {found.path}: recorded {found.recorded}, came out {found.came_out}"
         if self.prefix.first is None:
             self.prefix = attrs.evolve(self.prefix, first=text)
-        if not self._anyway and not isinstance(self._held, Forces):
+        if not self._anyway and not isinstance(self._model.opened, Forces):
             raise CannotForkError(
                 f"the model does not come to where the recording was: {text}; fork at unit 0, "
                 "or --anyway"
             )
 
 
-def _failure(question: ForkQuestion, error: BackendError) -> ev.Event:
-    at_ns, is_full = question.at_ns, isinstance(error, ContextFull)
-    match question.effect:
-        case ef.OpenBackend(lease=lease):
-            return ev.BackendOpenFailed(at_ns=at_ns, lease=lease, context_full=is_full)
-        case ef.StartUnit(unit=unit):
-            return ev.UnitFailed(at_ns=at_ns, index=unit.index, context_full=is_full)
-        case ef.StartFinalize(index=index):
-            return ev.FinalizeFailed(at_ns=at_ns, index=index)
-        case ef.Rollback(index=index):
-            return ev.RollbackFailed(at_ns=at_ns, index=index)
-        case ef.Rebuild(lease=lease):
-            return ev.RebuildFailed(at_ns=at_ns, lease=lease)
-        case ef.Release(lease=lease):
-            return ev.BackendReleased(at_ns=at_ns, lease=lease)
-    raise AssertionError(f"{type(question.effect).__name__} cannot fail")
-
-
 # -- the run --------------------------------------------------------------------------------------
 
 
-Place = tuple[int, int]
-"""The time of an event: nanoseconds, then the recording's order for equal times."""
 NEVER: Final[Place] = (1 << 63, LAST_SEQ)
 Items = Iterable[Record | Damage]
 Watch = Callable[[int, int], None]
 """Receives the number of finished units, and of all units."""
-
-
-@attrs.frozen(kw_only=True)
-class _Due:
-    place: Place
-    effect: ef.Effect
-    answer: Answer | None
 
 
 class _World:
@@ -469,10 +449,8 @@ class ForkRun:
         self._change: Final = change
         self._journal: Final = journal
         self._watch: Final = watch
-        self._due: dict[Call | str, _Due] = {}
+        self._due: dict[Call | str, Due] = {}
         self._openings = 0
-        self._interrupted = -1
-        self._closing: ef.StartFinalize | ef.Rollback | None = None
 
     async def run(self, connected: ev.ConnectionOpened, items: Items) -> Session:
         """Run the fork to its end, with its first event and the recording's records in order.
@@ -522,26 +500,14 @@ class ForkRun:
             raise CannotForkError("the recording leaves its session waiting for ever")
         return await self._answer(self._due.pop(call), world)
 
-    async def _answer(self, due: _Due, world: _World) -> ev.Event:
+    async def _answer(self, due: Due, world: _World) -> ev.Event:
         at_ns, seq = due.place
         if isinstance(due.effect, ef.SetTimer):
             timer = due.effect
             return ev.TimerFired(at_ns=at_ns, name=timer.name, generation=timer.generation)
-        assert due.answer is not None, "only a timer comes without being asked"
-        unit = due.effect.unit.index if isinstance(due.effect, ef.StartUnit) else None
-        question = ForkQuestion(
-            effect=due.effect,
-            at_ns=at_ns,
-            answer=due.answer,
-            recorded=world.answer(seq),
-            is_interrupted=unit is not None and unit == self._interrupted,
-            lost=self._closing,
-        )
-        event = await self.model.answer(question)
-        if due.effect is self._closing:
-            self._closing = None
-        if unit is not None:
-            self._watch(unit + 1, self._times.units)
+        event = await self.model.answer(due, world.answer(seq))
+        if isinstance(due.effect, ef.StartUnit):
+            self._watch(due.effect.unit.index + 1, self._times.units)
         if isinstance(event, ev.UnitDone):
             self.decided[event.result.index] = decisions_of(event.result)
         return event
@@ -558,17 +524,14 @@ class ForkRun:
 
     def _note(self, effect: ef.Effect, now_ns: int) -> None:
         """Keep an effect until its answer; a call that hung in the recording has none."""
+        self.model.note(effect)
         match effect:
             case ef.SetTimer(name=name):
                 at_ns, seq = self._times.firing(effect)
                 place = (max(at_ns, now_ns), seq)
-                self._due[name] = _Due(place=place, effect=effect, answer=None)
+                self._due[name] = Due(place=place, effect=effect, answer=None)
             case ef.CancelTimer(name=name):
                 self._due.pop(name, None)
-            case ef.StartFinalize() | ef.Rollback():
-                self._closing = effect
-            case ef.Interrupt(index=index):
-                self._interrupted = index
             case ef.OpenBackend():
                 self._openings += 1
             case ef.StartUnit(unit=unit) if unit.index == self._change.at:
@@ -577,4 +540,4 @@ class ForkRun:
         answer = None if call is None else self._times.answer(call)
         if call is not None and answer is not None:
             place = (now_ns + answer.after_ns, answer.seq)
-            self._due[call] = _Due(place=place, effect=effect, answer=answer)
+            self._due[call] = Due(place=place, effect=effect, answer=answer)
