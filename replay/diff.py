@@ -442,7 +442,10 @@ def _parting_lines(parting: Parting) -> list[RenderableType]:
     more = f" (and {', '.join(parting.fields[1:])})" if len(parting.fields) > 1 else ""
     lines: list[RenderableType] = [f"  {_name(parting)}: {parting.fields[0]}{more}"]
     if parting.a is not None and parting.b is not None:
-        lines += [f"  A         {_said(parting.a)}", f"  B         {_said(parting.b)}"]
+        lines += [
+            f"  A         {_describe_side(parting.a)}",
+            f"  B         {_describe_side(parting.b)}",
+        ]
     lines += [f"  {parting.path or 'the whole'}", f"    in A    {parting.in_a}"]
     lines.append(f"    in B    {parting.in_b}")
     if parting.snr_db is not None:
@@ -493,10 +496,10 @@ def _table(report: DiffReport) -> RenderableType:
 def _cell(parting: Parting, side: Side | None, shown: str) -> str:
     if side is None:
         return shown if parting.index is None else "not there"
-    return _said(side)
+    return _describe_side(side)
 
 
-def _said(side: Side) -> str:
+def _describe_side(side: Side) -> str:
     words = [side.outcome.replace("_", " ")]
     words += [f"{side.audio_ms} ms"] if side.audio_ms else []
     words += [show(side.text[:CELL_CHARS_MAX])] if side.text else []

@@ -18,8 +18,7 @@ from runtime.model.backends.base import Backend, BackendError, BackendGone, Clos
 
 from ..eval.evaluate import Result, Row
 from ..fork.change import CannotForkError
-from ..rerun.environment import Loading
-from ..rerun.full import ModelUnavailableError
+from ..rerun.environment import Loading, ModelUnavailableError
 from ..shared.commands import UnusableError, Watch, reason
 from .forcing import run_forced
 from .kept import Kept

@@ -156,25 +156,25 @@ class Client:
         )
         self._wire: Final = Wire(connected)
 
-    def says(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
+    def frames_for(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
         """Return the client's frames in place of a recorded one, at its time.
 
         `session` is as before that frame. `ForkRefusedError`: the requested change is not possible.
         """
-        self._note_heard(session)
+        self._count_sent(session)
         if not self._is_changed:
             return (event,)
         message = self._wire.request(event.frame)
         if isinstance(message, Append):
             self._appending = (len(message.pcm) // SAMPLE_BYTES, session.counts["appends"])
-            said = self._forced(self._sounding(message), session)
+            sent = self._forced(self._sounding(message), session)
         elif isinstance(message, Init) and self._change.settings:
             return (attrs.evolve(event, frame=self._set_up(self._wire.dialect, message)),)
-        if not isinstance(message, Append) or said == (message,):
+        if not isinstance(message, Append) or sent == (message,):
             return (event,)
         dialect = self._wire.dialect
         try:
-            frames = [dialect.encode_request(one) for one in said]
+            frames = [dialect.encode_request(one) for one in sent]
         except LocalProtocolError as error:
             raise ForkRefusedError(
                 "--replace-audio, --force-listen: sound can be changed in a session of realtime, "
@@ -184,7 +184,7 @@ class Client:
 
     # -- sound ----------------------------------------------------------------------------------
 
-    def _note_heard(self, session: Session) -> None:
+    def _count_sent(self, session: Session) -> None:
         samples, appends = self._appending
         if samples and session.counts["appends"] > appends:
             self._sent_samples += samples
@@ -198,8 +198,8 @@ class Client:
             return append
         start = max(0, self._sent_samples - self._begin_sample) * SAMPLE_BYTES
         wanted = (samples - kept) * SAMPLE_BYTES
-        heard = new[start : start + wanted].ljust(wanted, b"\0")
-        return attrs.evolve(append, pcm=append.pcm[: kept * SAMPLE_BYTES] + heard)
+        given = new[start : start + wanted].ljust(wanted, b"\0")
+        return attrs.evolve(append, pcm=append.pcm[: kept * SAMPLE_BYTES] + given)
 
     # -- listening ------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from runtime.session.journal import Journal
 
 from ..diff import DiffReport, diff_lines, read_and_compare
 from ..rerun.difference import label
-from ..rerun.environment import Loading, loading_of, mismatches, model_of
+from ..rerun.environment import Loading, ModelUnavailableError, load_model, mismatches
 from ..rerun.full import FORK, IS_HELD, held_units
 from ..shared.commands import NotComparableError, UnusableError, complaint, count, finish
 from ..shared.fields import below
@@ -93,13 +93,28 @@ async def make_fork(
     with LogReader(log) as reader:
         head, times = reader.head.fields, RecordedTimes(reader, change.at)
     watch(0, times.units)
-    name = change.model if change.model is not None else model_of(head)
-    backend = _load(head, name, load)
+    try:
+        name, backend = load_model(head, change.model, load)
+    except ModelUnavailableError as error:
+        raise CannotForkError(f"{error}; to take another one: --model") from error
     is_elsewhere = _check(head, times, backend.info, change, anyway=anyway)
     connected = _connected(times, change, identity, backend.info)
-    fields = {
-        **_head(head, times, connected),
-        **_model_fields(head, change, backend.info, name=str(name), is_elsewhere=is_elsewhere),
+    config = _config(head, change, backend.info, name=name, is_elsewhere=is_elsewhere)
+    fields: dict[str, Value] = {
+        **head,
+        "recording_id": connected.recording_id,
+        "session_id": session_id_of(connected.recording_id),
+        "schema": SCHEMA,
+        "software": {"antiphon": version("antiphon")},
+        "seed": connected.seed,
+        "wall_ms": connected.created_ms,
+        "parent": {
+            "recording": times.connected.recording_id,
+            "seq": times.begin_seq,
+            "unit": times.at,
+        },
+        "config": config,
+        "fingerprint": dict(backend.info.fingerprint),
     }
     await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
     path = Store(folder).path(identity.recording_id)
@@ -123,7 +138,7 @@ async def make_fork(
         parent=times.connected.recording_id,
         parent_seq=times.begin_seq,
         unit=change.at,
-        model=str(name),
+        model=name,
         units=session.counts["units"],
         prefix=run.model.prefix,
         ended_early=run.ended_early,
@@ -134,15 +149,6 @@ async def make_fork(
 def _recorder() -> Recorder:
     """A recorder without a thread or a clock, so that the same fork has the same bytes."""
     return Recorder(RecorderPolicy(durability="none"), clock=lambda: 0.0, inline=True)
-
-
-def _load(head: Fields, name: str | None, load: Load) -> Backend:
-    if name is None:
-        raise CannotForkError("the recording does not say which model made it: --model")
-    try:
-        return load(loading_of(head, name))
-    except Exception as error:  # any error means that there is no model
-        raise CannotForkError(f"the model {name!r} cannot be loaded: {error}") from error
 
 
 def _check(
@@ -183,41 +189,24 @@ def _connected(
     )
 
 
-def _head(head: Fields, times: RecordedTimes, connected: ev.ConnectionOpened) -> dict[str, Value]:
-    return {
-        **head,
-        "recording_id": connected.recording_id,
-        "session_id": session_id_of(connected.recording_id),
-        "schema": SCHEMA,
-        "software": {"antiphon": version("antiphon")},
-        "seed": connected.seed,
-        "wall_ms": connected.created_ms,
-        "parent": {
-            "recording": times.connected.recording_id,
-            "seq": times.begin_seq,
-            "unit": times.at,
-        },
-    }
-
-
-def _model_fields(
+def _config(
     head: Fields, change: Change, info: BackendInfo, *, name: str, is_elsewhere: bool
 ) -> dict[str, Value]:
     is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0
-    told: dict[str, Value] = {IS_HELD: change.at > 0 and is_other}
-    told |= {"force_listen": True} if change.force_listen else {}
-    told |= {"seed": change.seed} if change.seed is not None else {}
-    told |= {"settings": dict(change.settings)} if change.settings else {}
+    changes: dict[str, Value] = {IS_HELD: change.at > 0 and is_other}
+    changes |= {"force_listen": True} if change.force_listen else {}
+    changes |= {"seed": change.seed} if change.seed is not None else {}
+    changes |= {"settings": dict(change.settings)} if change.settings else {}
     if change.pcm is not None:
         samples = len(change.pcm) // SAMPLE_BYTES
-        told["replaced_audio"] = {"samples": samples, "blake2b": digest(change.pcm)}
-    own: dict[str, Value] = {
+        changes["replaced_audio"] = {"samples": samples, "blake2b": digest(change.pcm)}
+    return {
+        **below(head, "config"),
         "model": name,
         "deterministic": info.deterministic,
         "durability": "none",
-        FORK: told,
+        FORK: changes,
     }
-    return {"config": {**below(head, "config"), **own}, "fingerprint": dict(info.fingerprint)}
 
 
 # -- the command ----------------------------------------------------------------------------------

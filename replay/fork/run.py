@@ -469,7 +469,7 @@ class ForkRun:
                 event = await self._next(session, world)
                 events: tuple[ev.Event, ...] = (event,)
                 if isinstance(event, ev.FrameReceived):
-                    events = client.says(event, session)
+                    events = client.frames_for(event, session)
                 for each in events:
                     self._journal.append_event(each)
                     await self._perform(session, each, session.step(each))

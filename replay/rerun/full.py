@@ -49,7 +49,7 @@ from runtime.model.backends.forcing import Choice, Forced, ForcedResult, Forces
 from ..shared.commands import Watch, unwatched
 from ..shared.fields import below, typed
 from .difference import Difference, cause_of, name_of
-from .environment import Loading, loading_of, mismatches, model_of
+from .environment import Loading, ModelUnavailableError, load_model, mismatches
 from .logic import Replayer
 from .outputs import compare_forced, compare_outputs, is_near_tie, logits_differ, snr_db
 from .report import Divergence, FullReport, Kind, UnitDifference
@@ -81,10 +81,6 @@ RESULT_OF: Final[dict[type[ev.Event], str]] = {
 
 Judge = Callable[[Unit, UnitResult, ForcedResult], None]
 """Called with a unit that was forced and not held: its input, recorded result and new one."""
-
-
-class ModelUnavailableError(Exception):
-    """The log does not name its model, or the model is not available here or cannot be forced."""
 
 
 def held_units(head: Fields) -> int:
@@ -121,14 +117,7 @@ async def replay_fully(
 
     `ModelUnavailableError`: no model is named, `load` failed, or it cannot be forced.
     """
-    name = model if model is not None else model_of(head)
-    if name is None:
-        raise ModelUnavailableError("the log does not say which model made it")
-    try:
-        backend = load(loading_of(head, name))
-    except Exception as error:  # any error means that there is no model
-        text = f"the model {name!r} cannot be loaded: {error}"
-        raise ModelUnavailableError(text) from error
+    name, backend = load_model(head, model, load)
     watch(0)
     environment, fingerprint = mismatches(head, backend.info), dict(backend.info.fingerprint)
     if environment and not anyway:

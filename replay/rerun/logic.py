@@ -203,14 +203,14 @@ class Replayer:
         return Step(record=record, event=event, effects=effects, session=session)
 
     def _compare_head(self, head: Record, opened: ev.ConnectionOpened) -> None:
-        said = {**below(head.fields, "config"), **head.fields}
+        recorded = {**below(head.fields, "config"), **head.fields}
         came_out: dict[str, Value] = {
             "recording_id": opened.recording_id,
             "seed": opened.seed,
             "wall_ms": opened.created_ms,
             "mode": opened.mode,
         }
-        found = _first_of(said, came_out, [name for name in came_out if name in said])
+        found = _first_of(recorded, came_out, [name for name in came_out if name in recorded])
         if found is not None:
             self._diverge("head", head, found.path, found.recorded, found.came_out)
 
@@ -260,16 +260,16 @@ class Replayer:
 
     def _compare_end(self, record: Record, session: Session) -> None:
         """Compare the session's fields in `fin`; the log's own fields are checked by `verify`."""
-        said = record.fields
-        is_broken_off = said.get("reason") == BROKEN_OFF
+        recorded = record.fields
+        is_broken_off = recorded.get("reason") == BROKEN_OFF
         if not (session.is_finished or is_broken_off):
-            self._diverge("fin", record, "", show(said), "a session that goes on")
+            self._diverge("fin", record, "", show(recorded), "a session that goes on")
             return
         ended = fin_fields(session, BROKEN_OFF if is_broken_off else session.end_reason)
         names = list(ended)
         if not self._has_our_states:
-            names = [name for name in ended if name in said and name != "digest"]
-        found = _first_of(said, ended, names)
+            names = [name for name in ended if name in recorded and name != "digest"]
+        found = _first_of(recorded, ended, names)
         if found is not None:
             self._diverge("fin", record, found.path, found.recorded, found.came_out)
         else:
@@ -328,8 +328,8 @@ class Replayer:
         )
 
 
-def _first_of(said: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:
+def _first_of(recorded: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:
     names = sorted(names)
     return first_difference(
-        {name: said.get(name) for name in names}, {name: came_out[name] for name in names}
+        {name: recorded.get(name) for name in names}, {name: came_out[name] for name in names}
     )

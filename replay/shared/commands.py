@@ -57,8 +57,8 @@ def progress(total: int, what: str = "replay", *, of_calls: bool = False) -> Ite
     from rich import progress as rich
 
     amount = rich.MofNCompleteColumn() if of_calls else rich.DownloadColumn()
-    said = rich.TextColumn("{task.description}")
-    columns = (said, rich.BarColumn(), amount, rich.TimeRemainingColumn())
+    label = rich.TextColumn("{task.description}")
+    columns = (label, rich.BarColumn(), amount, rich.TimeRemainingColumn())
     with rich.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(LOADING if of_calls else what, total=total)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 
@@ -44,19 +44,44 @@ OUTSIDE: Final = (
     *(ev.RecordingFailed, ev.Flooded, ev.DrainBegan, ev.Draining),
 )
 """Events that answer nothing; each may come at any time."""
-_MODEL_CALLS: Final = (
-    *("open", "unit", "finalize", "rollback", "turn", "utterance", "chunk"),
-    "rebuild",
+_MODEL_CALLS: Final = frozenset(
+    {"open", "unit", "finalize", "rollback", "turn", "prefill", "utterance", "chunk", "rebuild"}
 )
-
-Answer = TypeVar("Answer", bound=ev.Event)
+_ALSO_ASKED: Final[Mapping[type, str]] = {
+    ef.EnterQueue: "queue",
+    ef.LeaveQueue: "leave",
+    ef.Admit: "admit",
+    ef.DetectSpeech: "speech",
+    ef.StartUnit: "words",
+}
+"""By effect: a question without a number."""
+_REPORTS: Final[Mapping[type, str]] = {
+    ev.TicketMoved: "queue",
+    ev.SpeechStarted: "speech",
+    ev.SpeechStopped: "speech",
+    ev.UserTranscribed: "words",
+}
+"""By event: the question that must be open, and stays so."""
+_ENDS: Final[Mapping[type, tuple[str, ...]]] = {
+    ev.Admitted: ("admit",),
+    ev.AdmissionRefused: ("admit", "queue"),
+    ev.TicketCancelled: ("queue",),
+    ev.TicketLeft: ("queue",),
+    ev.SlotLeased: ("queue",),
+}
+"""By event: the questions of which it ends the first that is open."""
 
 
 @attrs.define
 class Asked:
-    """The open questions, with the lease, unit or turn that they are about.
+    """The open questions of a session, so that each answer has its question.
 
-    `media` maps an answer's number to the one that it must get, `timers` a name to its generation.
+    Events come from outside (frames, a lost peer, a shutdown), or answer an effect. After events
+    were left out, effects differ or have other numbers. `fit` gives an answer the number of its
+    open question, and drops one without a question. It checks neither times nor contents.
+
+    `numbers` has the lease, unit or turn that a question is about. `media` maps an answer's number
+    to the one that it must get, `timers` a name to its generation.
     """
 
     numbers: dict[str, int] = attrs.Factory(dict)
@@ -70,20 +95,12 @@ class Asked:
         """Note a step's questions; return its media, whose answers must be named in `media`."""
         media: list[int] = []
         for effect in effects:
-            call = asked(effect)
+            call, also = asked(effect), _ALSO_ASKED.get(type(effect))
             if call is not None:
                 self.numbers[call[0]] = call[1]
+            if also is not None:
+                self.numbers[also] = 0
             match effect:
-                case ef.EnterQueue():
-                    self.numbers["queue"] = 0
-                case ef.LeaveQueue():
-                    self.numbers["leave"] = 0
-                case ef.Admit():
-                    self.numbers["admit"] = 0
-                case ef.DetectSpeech():
-                    self.numbers["speech"] = 0
-                case ef.StartUnit():
-                    self.numbers["words"] = 0
                 case ef.StartTurn(turn=turn):
                     self.numbers["prefill"] = turn.index
                 case ef.RunChunk(chunk=chunk):
@@ -98,8 +115,10 @@ class Asked:
 
     def fit(self, event: ev.Event) -> ev.Event | None:
         """The event with the numbers of its question; None without a question."""
-        if isinstance(event, OUTSIDE):
-            return self._from_outside(event)
+        if type(event) in _REPORTS:
+            return event if _REPORTS[type(event)] in self.numbers else None
+        if type(event) in _ENDS:
+            return self._end(event)
         match event:
             case ev.TimerFired(name=name):
                 generation = self.timers.pop(name, None)
@@ -109,15 +128,31 @@ class Asked:
                 return None if number is None else attrs.evolve(event, media=number)
             case ev.TurnPrefilled() | ev.TurnProgress() | ev.TurnDone() | ev.TurnFailed():
                 return self._of_turn(event)
-            case ev.SpeechStarted() | ev.SpeechStopped():
-                return event if "speech" in self.numbers else None
-            case ev.UserTranscribed():
-                return event if "words" in self.numbers else None
+            case ev.BackendLost() | ev.LeaseRevoked():
+                if self.lease is None:
+                    return None
+                if isinstance(event, ev.BackendLost):
+                    self.numbers = {
+                        name: it for name, it in self.numbers.items() if name not in _MODEL_CALLS
+                    }
+                return attrs.evolve(event, lease=self.lease)
         call = answered(event)
-        return self._of_queue(event) if call is None else self._of_call(event, call[0])
+        return self._from_outside(event) if call is None else self._of_call(event, call[0])
+
+    def _end(self, event: ev.Event) -> ev.Event | None:
+        question = next((it for it in _ENDS[type(event)] if it in self.numbers), None)
+        is_stale = isinstance(event, ev.TicketLeft) and "leave" not in self.numbers
+        if question is None or is_stale:
+            return None
+        del self.numbers[question]
+        if isinstance(event, ev.SlotLeased):
+            self.lease = event.lease
+        return event
 
     def _from_outside(self, event: ev.Event) -> ev.Event | None:
         """None for an event of a peer that is gone, until it comes back."""
+        if not isinstance(event, OUTSIDE):
+            return None
         if self._is_gone and isinstance(event, ev.FrameReceived | ev.PeerGone):
             return None
         if isinstance(event, ev.PeerGone | ev.PeerAttached):
@@ -125,29 +160,6 @@ class Asked:
         if isinstance(event, ev.Forked):
             self._is_gone, self.lease = False, None
         return event
-
-    def _of_queue(self, event: ev.Event) -> ev.Event | None:
-        match event:
-            case ev.TicketMoved():
-                return event if "queue" in self.numbers else None
-            case ev.Admitted():
-                return self._answer(event, "admit")
-            case ev.AdmissionRefused():
-                return self._answer(event, "admit") or self._answer(event, "queue")
-            case ev.TicketCancelled():
-                return self._answer(event, "queue")
-            case ev.TicketLeft() if "leave" in self.numbers:
-                return self._answer(event, "queue")
-            case ev.SlotLeased(lease=lease) if self._answer(event, "queue") is not None:
-                self.lease = lease
-                return event
-            case ev.BackendLost() if self.lease is not None:
-                for call in (*_MODEL_CALLS, "prefill"):
-                    self.numbers.pop(call, None)
-                return attrs.evolve(event, lease=self.lease)
-            case ev.LeaseRevoked() if self.lease is not None:
-                return attrs.evolve(event, lease=self.lease)
-        return None
 
     def _of_turn(
         self, event: ev.TurnPrefilled | ev.TurnProgress | ev.TurnDone | ev.TurnFailed
@@ -173,10 +185,6 @@ class Asked:
             return None
         also = {"utterance": self.numbers.pop("utterance")} if call == "chunk" else {}
         return renumbered(event, number, **also)
-
-    def _answer(self, event: Answer, question: str) -> Answer | None:
-        """Take back a question without a number."""
-        return None if self.numbers.pop(question, None) is None else event
 
 
 # -- simpler events -------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
@@ -45,41 +46,36 @@ class CannotRunError(Exception):
     """The command is missing, or may not be run."""
 
 
-@attrs.frozen(kw_only=True)
-class Trial:
-    """A command that is run on logs; each `{}` is the log's path, which comes last without one.
+def command_fails(
+    log: Path, command: Sequence[str], exit_code: int | None, timeout_s: float
+) -> bool:
+    """Run a command on a log: whether it fails with `exit_code` (None: any but 0), and in time.
 
-    It fails with `exit_code` (None: any but 0), and not by a timeout.
+    Each `{}` in the command is the log's path, which comes last without one. `CannotRunError`: it
+    cannot be started.
     """
-
-    command: Sequence[str]
-    exit_code: int | None = None
-    timeout_s: float
-
-    def fails(self, log: Path) -> bool:
-        """Run the command; raises `CannotRunError` if it cannot be started."""
-        words = [word.replace(PLACE, str(log)) for word in self.command]
-        if words == list(self.command):
-            words.append(str(log))
-        try:
-            process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CannotRunError(f"{words[0]}: {error.strerror or error}") from error
-        try:
-            code = process.wait(self.timeout_s)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            return False
-        except BaseException:
-            _kill(process)
-            raise
-        return code == self.exit_code if self.exit_code is not None else code != 0
+    words = [word.replace(PLACE, str(log)) for word in command]
+    if words == list(command):
+        words.append(str(log))
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CannotRunError(f"{words[0]}: {error.strerror or error}") from error
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return False
+    except BaseException:
+        _kill(process)
+        raise
+    return code != 0 if exit_code is None else code == exit_code
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -284,24 +280,6 @@ class NothingYetError(click.ClickException):
     exit_code = INTERRUPTED
 
 
-@attrs.frozen(kw_only=True)
-class Shrunk:
-    """The result of a search, with the sizes before and after, and the runs of the command.
-
-    `is_minimal`: no single event can be left out any more.
-    """
-
-    log: Path
-    output: Path
-    before: Shape
-    after: Shape
-    file_bytes: tuple[int, int]
-    runs: int
-    is_minimal: bool
-    was_interrupted: bool
-    elapsed_s: float
-
-
 @click.command("shrink")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -355,25 +333,29 @@ def shrink_command(
       2    LOG cannot be read, COMMAND cannot be run, or OUTPUT cannot be written
       130  it was interrupted; the best log so far was written
     """  # noqa: D301 - click takes a backspace to keep the lines
-    trial = Trial(command=command, exit_code=exit_code, timeout_s=timeout_s)
+    is_failing = partial(command_fails, command=command, exit_code=exit_code, timeout_s=timeout_s)
     try:
         check_new_file(output)
-        shrunk = _shrink(log, output, trial, runs_max)
+        body = _shrink(log, output, is_failing, runs_max)
     except NoFailureError as error:
         raise click.ClickException(str(error)) from error
     except CannotRunError as error:
         raise UnusableError(str(error)) from error
     except (OSError, RecorderError, RemakeError) as error:
         raise UnusableError(complaint(error, log)) from error
-    _tell(shrunk, as_json=as_json)
-    sys.exit(INTERRUPTED if shrunk.was_interrupted else 0)
+    if as_json:
+        print_json(body)
+    else:
+        _print(output, body)
+    sys.exit(INTERRUPTED if body["interrupted"] else 0)
 
 
-def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
+def _shrink(log: Path, output: Path, is_failing: Fails, runs_max: int) -> dict[str, Any]:
+    """Shrink a log; return what is printed. `minimal`: no single event can be left out any more."""
     began = time.monotonic()
     before = shape_of(log)
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder, _watched(before) as show:
-        search = Shrinker(log, Path(folder), trial.fails, runs_max=runs_max, watch=show)
+        search = Shrinker(log, Path(folder), is_failing, runs_max=runs_max, watch=show)
         is_minimal = was_interrupted = False
         try:
             search.begin()
@@ -383,17 +365,18 @@ def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
             if not search.best.exists():
                 raise NothingYetError("interrupted before anything was found") from None
         _write(search.best, output, log)
-    return Shrunk(
-        log=log,
-        output=output,
-        before=before,
-        after=shape_of(output),
-        file_bytes=(log.stat().st_size, output.stat().st_size),
-        runs=search.progress.runs,
-        is_minimal=is_minimal,
-        was_interrupted=was_interrupted,
-        elapsed_s=time.monotonic() - began,
-    )
+    return {
+        "log": str(log),
+        "output": str(output),
+        "events_before": before.events,
+        "events": shape_of(output).events,
+        "bytes_before": log.stat().st_size,
+        "bytes": output.stat().st_size,
+        "runs": search.progress.runs,
+        "minimal": is_minimal,
+        "interrupted": was_interrupted,
+        "elapsed_s": round(time.monotonic() - began, 3),
+    }
 
 
 def _write(best: Path, output: Path, log: Path) -> None:
@@ -424,34 +407,19 @@ def _watched(before: Shape) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _tell(shrunk: Shrunk, *, as_json: bool) -> None:
-    if as_json:
-        body = {
-            "log": str(shrunk.log),
-            "output": str(shrunk.output),
-            "events_before": shrunk.before.events,
-            "events": shrunk.after.events,
-            "bytes_before": shrunk.file_bytes[0],
-            "bytes": shrunk.file_bytes[1],
-            "runs": shrunk.runs,
-            "minimal": shrunk.is_minimal,
-            "interrupted": shrunk.was_interrupted,
-            "elapsed_s": round(shrunk.elapsed_s, 3),
-        }
-        print_json(body)
-        return
-    why = "nothing more can be left out" if shrunk.is_minimal else "the budget is spent"
+def _print(output: Path, body: dict[str, Any]) -> None:
+    why = "nothing more can be left out" if body["minimal"] else "the budget is spent"
     click.echo(
-        f"{shrunk.before.events} events became {shrunk.after.events},"
-        f" {shrunk.file_bytes[0]} bytes {shrunk.file_bytes[1]}, in {shrunk.runs} runs"
-        f" and {shrunk.elapsed_s:.1f} s: {'interrupted' if shrunk.was_interrupted else why}"
+        "{events_before} events became {events}, {bytes_before} bytes {bytes}, in {runs} runs"
+        " and {elapsed_s:.1f} s: ".format(**body)
+        + ("interrupted" if body["interrupted"] else why)
     )
     console = Console()
-    events = (record for record in read(shrunk.output) if record.kind in EVENT_KINDS)
+    events = (record for record in read(output) if record.kind in EVENT_KINDS)
     for count, record in enumerate(events):
         if count == EVENTS_SHOWN:
-            click.echo(f"  and {shrunk.after.events - count} more")
+            click.echo(f"  and {body['events'] - count} more")
             break
         line = f"  {record.seq:>5}  {describe(record)}"
         console.print(line, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
-    click.echo(f"written to {shrunk.output}")
+    click.echo(f"written to {output}")

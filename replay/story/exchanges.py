@@ -23,7 +23,7 @@ from recorder.format.records import Fields, Record, Value
 
 CallName = Literal["open", "unit", "finalize", "rollback", "turn", "chunk", "rebuild", "release"]
 Call = tuple[CallName, int]
-Told = TypeVar("Told", bound=ev.Event)
+Answer = TypeVar("Answer", bound=ev.Event)
 
 QUESTIONS: Final[Mapping[type, tuple[CallName, str]]] = {
     ef.OpenBackend: ("open", "lease"),
@@ -68,7 +68,7 @@ def answered(event: ev.Event) -> Call | None:
     return _named(event, ANSWERS)
 
 
-def renumbered(event: Told, number: int, **also: int) -> Told:
+def renumbered(event: Answer, number: int, **also: int) -> Answer:
     """Make an answer that of question `number`; `also` sets fields next to the number."""
     where, _, inner = ANSWERS[type(event)][1].rpartition(".")
     changes: dict[str, Any] = {inner: number, **also}
@@ -253,8 +253,8 @@ class Exchanges:
             case ev.BackendLost() if self.current is not None and self.current.done_ns is None:
                 current = self.current
                 self._change(current.kind, current.index, outcome="lost")
-            case ev.ChunkDone(result=heard):
-                self._take_chunk(at_ns, heard)
+            case ev.ChunkDone(result=result):
+                self._take_chunk(at_ns, result)
             case ev.ChunkFailed(utterance=utterance, index=index, context_full=is_full):
                 self._fail("chunk", self._chunk(utterance, index), at_ns, is_full=is_full)
             case _:
@@ -278,15 +278,15 @@ class Exchanges:
         is_it = current is not None and current.place == (utterance, index)
         return current.index if is_it and current is not None else None
 
-    def _take_chunk(self, at_ns: int, heard: ChunkResult) -> None:
-        index = self._chunk(heard.utterance, heard.index)
+    def _take_chunk(self, at_ns: int, result: ChunkResult) -> None:
+        index = self._chunk(result.utterance, result.index)
         if index is None:
             return
-        before, self._kv_length = self._kv_length if heard.index else 0, heard.kv_length
+        before, self._kv_length = self._kv_length if result.index else 0, result.kv_length
         same = ("input_hash", "fed_ids", "text")
-        facts: dict[str, Any] = {name: getattr(heard, name) for name in same}
-        facts |= {"decided_ids": heard.token_ids, "kv_added": heard.kv_length - before}
-        self._change("chunk", index, done_ns=at_ns, outcome="heard", heard=heard, **facts)
+        facts: dict[str, Any] = {name: getattr(result, name) for name in same}
+        facts |= {"decided_ids": result.token_ids, "kv_added": result.kv_length - before}
+        self._change("chunk", index, done_ns=at_ns, outcome="heard", heard=result, **facts)
 
     def _take_turn(self, event: ev.Event) -> None:
         match event:

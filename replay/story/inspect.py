@@ -123,13 +123,13 @@ class Inspection:
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """Write an inspection as plain values, for JSON."""
     plain: dict[str, Any] = unstructure(inspection)
-    for kind, names in _TOLD.items():
-        told = [{"cut": one.get("stopped"), **one} for one in plain[kind]]
-        plain[kind] = [{name: one[name] for name in names} for one in told]
+    for kind, names in _FIELDS_SHOWN.items():
+        entries = [{"cut": one.get("stopped"), **one} for one in plain[kind]]
+        plain[kind] = [{name: one[name] for name in names} for one in entries]
     return plain
 
 
-_TOLD: Final[Mapping[str, tuple[str, ...]]] = {
+_FIELDS_SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "units": (
         *("index", "started_ns", "done_ns", "finalized_ns", "outcome", "forced", "frames"),
         *("text", "audio_ms", "end_of_turn", "cut", "kv_length", "costs"),
@@ -154,14 +154,14 @@ def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
     return inspector.inspection(head)
 
 
-def with_marks(told: Inspection, later: Marks) -> Inspection:
+def with_marks(inspection: Inspection, later: Marks) -> Inspection:
     """Add the marks next to the log."""
     more = [
         Mark(at_ns=it.at_ms * NS_PER_MS, text=it.text, by=it.by or None, is_later=True)
         for it in later.marks
     ]
-    marks = sorted([*told.marks, *more], key=lambda it: it.at_ns)
-    return attrs.evolve(told, marks=tuple(marks))
+    marks = sorted([*inspection.marks, *more], key=lambda it: it.at_ns)
+    return attrs.evolve(inspection, marks=tuple(marks))
 
 
 class Inspector(SessionStory):
@@ -171,7 +171,7 @@ class Inspector(SessionStory):
         self.replayer: Final = Replayer(go_on=True)
         super().__init__(self.replayer, leaves_out=OUTPUTS)
         self._states: list[StateSpan] = []
-        self._told: list[Exchange] = []
+        self._kept: list[Exchange] = []
         self._utterances: dict[int, UtteranceStory] = {}
 
     def take(self, item: Record | Damage) -> Passage | None:
@@ -189,27 +189,27 @@ class Inspector(SessionStory):
 
     def _keep(self, exchange: Exchange) -> None:
         if exchange.kind != "chunk":
-            self._told.append(exchange)
+            self._kept.append(exchange)
             return
-        index, heard = exchange.place[0], exchange.heard
-        told = self._utterances.get(index)
-        if told is None:
-            told = UtteranceStory(index=index, started_ns=exchange.started_ns)
-        if heard is not None:
-            told = attrs.evolve(
-                told,
+        index, result = exchange.place[0], exchange.heard
+        utterance = self._utterances.get(index)
+        if utterance is None:
+            utterance = UtteranceStory(index=index, started_ns=exchange.started_ns)
+        if result is not None:
+            utterance = attrs.evolve(
+                utterance,
                 done_ns=exchange.done_ns,
-                outcome="done" if exchange.is_last else told.outcome,
-                chunks=told.chunks + 1,
-                text=told.text + heard.text,
-                prompt_tokens=told.prompt_tokens + heard.prompt_tokens,
-                completion_tokens=told.completion_tokens + heard.generated_tokens,
-                kv_length=heard.kv_length,
-                longest_us=max(told.longest_us, heard.costs.wall_us),
+                outcome="done" if exchange.is_last else utterance.outcome,
+                chunks=utterance.chunks + 1,
+                text=utterance.text + result.text,
+                prompt_tokens=utterance.prompt_tokens + result.prompt_tokens,
+                completion_tokens=utterance.completion_tokens + result.generated_tokens,
+                kv_length=result.kv_length,
+                longest_us=max(utterance.longest_us, result.costs.wall_us),
             )
         elif exchange.done_ns is not None:
-            told = attrs.evolve(told, done_ns=exchange.done_ns, outcome=exchange.outcome)
-        self._utterances[index] = told
+            utterance = attrs.evolve(utterance, done_ns=exchange.done_ns, outcome=exchange.outcome)
+        self._utterances[index] = utterance
 
     def inspection(self, head: Fields) -> Inspection:
         """Return the inspection, once all records are taken."""
@@ -233,12 +233,12 @@ class Inspector(SessionStory):
             shortened=tuple(self.shortened),
             frames_sent=self.frames_sent,
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
-            units=tuple(it for it in self._told if it.kind == "unit"),
-            turns=tuple(it for it in self._told if it.kind == "turn"),
+            units=tuple(it for it in self._kept if it.kind == "unit"),
+            turns=tuple(it for it in self._kept if it.kind == "turn"),
             utterances=tuple(self._utterances.values()),
             drops=tuple(self.drops),
             moves=tuple(self.moves),
-            absences=tuple(self.absences.told),
+            absences=tuple(self.absences.found),
             playback=tuple(self.playback),
             said=tuple(self.said),
             errors=tuple(self.errors),

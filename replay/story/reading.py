@@ -181,7 +181,7 @@ class Absences:
     """Follows the client of a session that can be resumed; of others it notes nothing."""
 
     def __init__(self) -> None:
-        self.told: list[Absence] = []
+        self.found: list[Absence] = []
         self._can_resume = self._keeps_slot = False
         self._is_waking = False
 
@@ -193,31 +193,31 @@ class Absences:
             case ev.Forked(at_ns=at_ns, resume_hash=token):
                 self._can_resume, self._is_waking = bool(token), False
                 if self._is_away:
-                    self.told[-1] = attrs.evolve(self.told[-1], to_ns=at_ns)
+                    self.found[-1] = attrs.evolve(self.found[-1], to_ns=at_ns)
             case ev.PeerGone(code=code) if self._can_resume and code == CLOSE_NORMAL:
                 pass
             case ev.PeerGone(at_ns=at_ns) | ev.SendFailed(at_ns=at_ns) if self._can_resume:
-                self.told.append(Absence(at_ns=at_ns, seq=seq))
+                self.found.append(Absence(at_ns=at_ns, seq=seq))
             case ev.PeerAttached(at_ns=at_ns) if self._is_away:
-                self.told[-1] = attrs.evolve(self.told[-1], to_ns=at_ns)
+                self.found[-1] = attrs.evolve(self.found[-1], to_ns=at_ns)
             case ev.BackendLost():
                 self._is_waking = False
 
     @property
     def _is_away(self) -> bool:
-        return bool(self.told) and self.told[-1].to_ns is None
+        return bool(self.found) and self.found[-1].to_ns is None
 
     def release(self, *, is_moving: bool) -> None:
         """Note that a slot is given back in a session that goes on; `is_moving`: it was lost."""
         if self._is_away and self._keeps_slot and not is_moving:
-            self.told[-1] = attrs.evolve(self.told[-1], slept=True)
+            self.found[-1] = attrs.evolve(self.found[-1], slept=True)
             self._is_waking = True
 
     def rebuilt(self, event: ev.Rebuilt) -> bool:
         """Whether a rebuild is that of a session that slept, and no move."""
         is_it, self._is_waking = self._is_waking, False
         if is_it:
-            self.told[-1] = attrs.evolve(self.told[-1], slept=True, steps=event.steps)
+            self.found[-1] = attrs.evolve(self.found[-1], slept=True, steps=event.steps)
         return is_it
 
 
@@ -432,13 +432,13 @@ class SessionStory:
 
     def _take_playback(self, record: Record, frame: str) -> None:
         is_refused = self.session is not None and self.session.state is not State.ACTIVE
-        told = self.wire.request(frame)
-        if isinstance(told, Played) and not is_refused:
+        request = self.wire.request(frame)
+        if isinstance(request, Played) and not is_refused:
             spoken = self._spoken_ms + spoken_ms(self.exchanges.current)
             playback = Playback(
                 at_ns=record.at_ns,
-                played_ms=told.played_ms,
-                behind_ms=max(0, spoken - told.played_ms),
+                played_ms=request.played_ms,
+                behind_ms=max(0, spoken - request.played_ms),
                 seq=record.seq,
             )
             self.playback.append(playback)
@@ -449,8 +449,8 @@ class SessionStory:
         if not isinstance(frame, str):
             return passage
         if len(frame) <= ERROR_CHARS_MAX and '"error"' in frame:
-            told = self.wire.messages(frame)
-            error = next((it for it in told if isinstance(it, ErrorReport)), None)
+            messages = self.wire.messages(frame)
+            error = next((it for it in messages if isinstance(it, ErrorReport)), None)
             if error is not None:
                 sent = ErrorSent(
                     at_ns=passage.record.at_ns,

@@ -17,7 +17,8 @@ from protocol.values.model import Unit
 from recorder.read.reader import LogReader
 from replay import cli
 from replay.rerun import environment
-from replay.rerun.full import ModelUnavailableError, replay_fully
+from replay.rerun.environment import ModelUnavailableError
+from replay.rerun.full import replay_fully
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN, is_near_tie
 from replay.rerun.report import FullReport
 from runtime.model.backends.base import Backend

@@ -20,8 +20,14 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.rerun import environment
-from replay.rerun.environment import Loading, loading_of, mismatches, model_of
-from replay.rerun.full import ModelUnavailableError, replay_fully
+from replay.rerun.environment import (
+    Loading,
+    ModelUnavailableError,
+    loading_of,
+    mismatches,
+    model_of,
+)
+from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
 from replay.rerun.outputs import compare_outputs, snr_db
 from replay.rerun.report import FullReport, Mismatch
