@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 import anyio
@@ -35,7 +35,6 @@ from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import OF_MODE
-from protocol.values.utf8 import Frame
 from recorder.format.errors import RecorderError
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
@@ -172,22 +171,6 @@ POLICY_VIOLATION: Final = 1008
 """The close code for a client with a difference, under --strict (RFC 6455, 7.4.1)."""
 
 
-class Socket(Protocol):
-    """The WebSocket of a client; see `runtime.net.websocket.WebSocket`."""
-
-    async def receive(self) -> Frame:
-        """Wait for a message. Raises `WebSocketClosed`."""
-
-    async def send(self, frame: str) -> None:
-        """Send a text message. Raises `WebSocketClosed`."""
-
-    async def close(self, code: int, reason: str) -> None:
-        """Close."""
-
-    async def abort(self) -> None:
-        """Drop the connection."""
-
-
 @attrs.frozen(kw_only=True)
 class Difference:
     """A difference of a client's frame, from 0: the kinds of frames, or None for none."""
@@ -215,6 +198,7 @@ class Outcome:
     differences: list[Difference] = attrs.field(factory=list)
 
 
+@attrs.define(eq=False)
 class Player:
     """Plays a recording to one client.
 
@@ -226,24 +210,14 @@ class Player:
         on_step: called after each step, with the kind of the client's frame.
     """
 
-    def __init__(
-        self,
-        websocket: Socket,
-        steps: Iterator[Step],
-        wire: Wire,
-        *,
-        speed: float = 1.0,
-        strict: bool = False,
-        on_step: Callable[[Step, str], None] = lambda _step, _kind: None,
-    ) -> None:
-        self._websocket = websocket
-        self._steps = steps
-        self._wire = wire
-        self._speed = speed
-        self._strict = strict
-        self._on_step = on_step
-        self._began_s = 0.0
-        self._outcome = Outcome()
+    _websocket: WebSocket
+    _steps: Iterator[Step]
+    _wire: Wire
+    _speed: float = 1.0
+    _strict: bool = False
+    _on_step: Callable[[Step, str], None] = lambda _step, _kind: None
+    _began_s: float = attrs.field(default=0.0, init=False)
+    _outcome: Outcome = attrs.field(factory=Outcome, init=False)
 
     async def run(self) -> Outcome:
         """Play it to its end, or the client's."""
@@ -357,17 +331,17 @@ class Stage:
     clients_max: int | None = None
 
 
+@attrs.define(eq=False)
 class PlayServer:
     """Plays a recording to every client; counts `differences`, and sets `is_over` at the end."""
 
-    def __init__(self, stage: Stage, gate: Gate, notify: Notify) -> None:
-        self.differences = 0
-        self.is_over = anyio.Event()
-        self._stage = stage
-        self._gate = gate
-        self._notify = notify
-        self._clients = 0
-        self._done = 0
+    _stage: Stage
+    _gate: Gate
+    _notify: Notify
+    differences: int = attrs.field(default=0, init=False)
+    is_over: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    _clients: int = attrs.field(default=0, init=False)
+    _done: int = attrs.field(default=0, init=False)
 
     async def on_websocket(self, request: WebSocketRequest) -> None:
         """Serve one client to its end."""

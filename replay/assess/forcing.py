@@ -38,7 +38,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Ro
     """
     session, replayer = ForcedSession(), Replayer()
     held = recording.held_units
-    calls = ModelAgain(backend, teacher_forced=True, held_units=held, judge=session.take)
+    calls = ModelAgain(backend=backend, teacher_forced=True, held_units=held, judge=session.take)
     try:
         with LogReader(recording.log) as reader:
             for step in replayer.steps(reader):

@@ -1,6 +1,6 @@
 """Mode `open`: a recording's client again, with a model that decides freely.
 
-It is a fork at unit 0 (`fork.make`): the recorded frames come at their recorded times, and the
+It is a fork at unit 0 (`fork.command`): the recorded frames come at their recorded times, and the
 session, the model's calls and the log are as on a server. The new log is measured like any other.
 A call takes as long as the recorded one, so delays follow from what the model decides, and not
 from how fast this machine is.

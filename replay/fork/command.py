@@ -54,7 +54,7 @@ from .change import (
     ForkRefusedError,
     read_setting,
 )
-from .run import ForkRun, RecordedTimes, Watch
+from .run import ForkedModel, ForkRun, RecordedTimes, Watch
 
 MISMATCHES_SHOWN: Final = 4
 """Of an environment: they must fit on one line."""
@@ -126,7 +126,8 @@ async def make_fork(
             return logs[0]
 
         journal = Journal(open_log, on_failure=lambda: None)
-        run = ForkRun(times, change, backend, journal, anyway=anyway, watch=watch)
+        forked_model = ForkedModel(backend, change.at, anyway=anyway)
+        run = ForkRun(times, change, forked_model, journal, watch)
         session = await run.run(connected, reader)
         if logs[0].failure is not None:
             raise logs[0].failure

@@ -422,35 +422,26 @@ class _World:
                 yield (item.at_ns, item.seq), event
 
 
+@attrs.define(eq=False)
 class ForkRun:
     """One fork in progress.
 
-    `watch` is called with the number of finished units, and of all; `anyway` as in `ForkedModel`.
+    `watch` is called with the number of finished units, and of all.
     `is_reached`: the unit of the fork was started, as required; `ended_early`: the fork was still
     running at the recording's end, so that its client left; `decided`: of each unit, what its model
     decided.
     """
 
-    def __init__(
-        self,
-        times: RecordedTimes,
-        change: Change,
-        backend: Backend,
-        journal: Journal,
-        *,
-        anyway: bool = False,
-        watch: Watch = lambda _done, _units: None,
-    ) -> None:
-        self.model: Final = ForkedModel(backend, change.at, anyway=anyway)
-        self.is_reached = False
-        self.ended_early = False
-        self.decided: dict[int, Decisions] = {}
-        self._times: Final = times
-        self._change: Final = change
-        self._journal: Final = journal
-        self._watch: Final = watch
-        self._due: dict[Call | str, Due] = {}
-        self._openings = 0
+    _times: RecordedTimes
+    _change: Change
+    model: ForkedModel
+    _journal: Journal
+    _watch: Watch
+    is_reached: bool = attrs.field(default=False, init=False)
+    ended_early: bool = attrs.field(default=False, init=False)
+    decided: dict[int, Decisions] = attrs.field(factory=dict, init=False)
+    _due: dict[Call | str, Due] = attrs.field(factory=dict, init=False)
+    _openings: int = attrs.field(default=0, init=False)
 
     async def run(self, connected: ev.ConnectionOpened, items: Items) -> Session:
         """Run the fork to its end, with its first event and the recording's records in order.
@@ -487,10 +478,9 @@ class ForkRun:
         place = min(due_place, world_place)
         if place[0] > self._times.end_ns and session.state is not State.CLOSED:
             self.ended_early = True
-            is_final = (
-                CLOSE_NORMAL if session.is_resumable else 0
-            )  # else it would wait for its peer
-            return ev.PeerGone(at_ns=self._times.end_ns, code=is_final)
+            # A session that can be resumed would wait for its client.
+            code = CLOSE_NORMAL if session.is_resumable else 0
+            return ev.PeerGone(at_ns=self._times.end_ns, code=code)
         if place == world_place != NEVER:
             event = world.take()
             if isinstance(event, ev.BackendLost):

@@ -26,7 +26,7 @@ them, are the model's own. A replay holds them again, and does not judge their d
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
@@ -124,7 +124,7 @@ async def replay_fully(
         return FullReport(
             model=name, environment=environment, fingerprint=fingerprint, compared=False
         )
-    calls = ModelAgain(backend, teacher_forced=teacher_forced, held_units=held_units(head))
+    calls = ModelAgain(backend=backend, teacher_forced=teacher_forced, held_units=held_units(head))
     run = _FullReplay(calls)
     try:
         for item in items:
@@ -286,6 +286,7 @@ class _Turn:
     failure: Exception | None = None
 
 
+@attrs.define(eq=False, kw_only=True)
 class ModelAgain:
     """The model calls of one session, each made again where the log has its result.
 
@@ -294,37 +295,27 @@ class ModelAgain:
     chunks.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        teacher_forced: bool = False,
-        held_units: int = 0,
-        judge: Judge | None = None,
-    ) -> None:
-        self.made = 0
-        self._backend: Final = backend
-        self._teacher_forced: Final = teacher_forced
-        self._held_units: Final = held_units
-        self._judge: Final = judge or self._count
-        self._model = self._no_model()
-        self._asked: dict[type[ef.Effect], Any] = {}
-        self._opening: ef.OpenBackend | None = None
-        self._turn: _Turn | None = None
-        self._units: Final = PastUnits()
-        self._past: Final[list[PastUnit]] = []
-        self._decisions = self._decisions_changed = self._near_ties = self._units_held = 0
-        self._logits_changed: int | None = None
+    _backend: Backend
+    _teacher_forced: bool = False
+    _held_units: int = 0
+    _judge: Judge | None = None
+    made: int = attrs.field(default=0, init=False)
+    _model: HeldModel = attrs.field(init=False)
+    _asked: dict[type[ef.Effect], Any] = attrs.field(factory=dict, init=False)
+    _opening: ef.OpenBackend | None = attrs.field(default=None, init=False)
+    _turn: _Turn | None = attrs.field(default=None, init=False)
+    _units: PastUnits = attrs.field(factory=PastUnits, init=False)
+    _past: list[PastUnit] = attrs.field(factory=list, init=False)
+    _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    _logits_changed: int | None = attrs.field(default=None, init=False)
+
+    @_model.default
+    def _no_model(self) -> HeldModel:
+        return HeldModel(backend=self._backend, slot=0, now_ns=lambda: 0)
 
     def decisions(self) -> dict[str, Any]:
         """Count held units and forced decisions, as fields of the report."""
-        return {
-            "units_held": self._units_held,
-            "decisions": self._decisions,
-            "decisions_changed": self._decisions_changed,
-            "near_ties": self._near_ties,
-            "logits_changed": self._logits_changed,
-        }
+        return {**self._counts, "logits_changed": self._logits_changed}
 
     async def renew(self, event: ev.Event, effects: Iterable[ef.Effect] = ()) -> Verdict:
         """Make the call again whose output an event holds; then note the calls of its effects.
@@ -414,9 +405,6 @@ class ModelAgain:
                 return recorded.index
         return self.made - 1
 
-    def _no_model(self) -> HeldModel:
-        return HeldModel(backend=self._backend, slot=0, now_ns=lambda: 0)
-
     async def _release(self) -> None:
         self._turn = None
         model, self._model = self._model, self._no_model()
@@ -451,9 +439,9 @@ class ModelAgain:
         if self._logits_changed is None and logits_differ(recorded, made):
             self._logits_changed = recorded.index
         if self._is_held(recorded.index):
-            self._units_held += 1
+            self._counts["units_held"] += 1
         elif self._teacher_forced:
-            self._judge(asked.unit, recorded, forced)
+            (self._judge or self._count)(asked.unit, recorded, forced)
         return self._compare(event, attrs.evolve(event, result=made), forced)
 
     async def _play(self, asked: ef.StartUnit, recorded: UnitResult) -> ForcedResult:
@@ -473,10 +461,10 @@ class ModelAgain:
         return index < self._held_units and isinstance(self._model.opened, Forces)
 
     def _count(self, _unit: Unit, _recorded: UnitResult, forced: ForcedResult) -> None:
-        made = forced.result
-        self._decisions += len(made.decided_ids) + len(made.codec_ids)
-        self._decisions_changed += len(forced.choices)
-        self._near_ties += sum(is_near_tie(choice) is True for choice in forced.choices)
+        made, choices = forced.result, forced.choices
+        self._counts["decisions"] += len(made.decided_ids) + len(made.codec_ids)
+        self._counts["decisions_changed"] += len(choices)
+        self._counts["near_ties"] += sum(is_near_tie(choice) is True for choice in choices)
 
     async def _rebuild(self, event: ev.Rebuilt) -> None:
         """Finalize what was lost before its finalize; rebuild as recorded, if in long prefills."""

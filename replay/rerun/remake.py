@@ -38,7 +38,6 @@ class RemakeError(ValueError):
 class Remade:
     """An event that was stepped again; `records` also hold a state hash if one is due."""
 
-    event: ev.Event
     effects: tuple[ef.Effect, ...]
     records: tuple[Record, ...]
 
@@ -66,7 +65,7 @@ class Remaker:
         after = step_records(self.session, event, effects, self._hashes)
         recorded = [event_record(event), *after]
         records = tuple(self._number(kind, fields) for kind, fields in recorded)
-        return Remade(event=event, effects=effects, records=records)
+        return Remade(effects=effects, records=records)
 
     def mark(self, at_ns: int, fields: Fields) -> Record:
         """Make the record of a mark, which the machine does not see."""

@@ -172,7 +172,7 @@ class FullReport:
         fingerprint: this environment, line by line.
         compared: the model ran; it does not if the environment differs, unless `anyway`.
         units: units that the model ran again, as `turns` of chat and `chunks` of a transcription.
-        units_held: those held to a fork's parent's (`held`); their decisions are not judged.
+        units_held: those held to a fork's parent's (`full`); their decisions are not judged.
         changed: how each unit differs, the first of them up to a bound.
         decisions: tokens and speech codes that it was forced to.
         decisions_changed: those where its own decision was another.

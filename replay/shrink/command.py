@@ -98,43 +98,40 @@ class OutOfRunsError(Exception):
     """The runs are used up."""
 
 
-@attrs.define
-class Progress:
-    """The search's progress: runs of `fails`, and the best log's events and bytes."""
-
-    runs: int = 0
-    events: int = 0
-    file_bytes: int = 0
-    stage: str = ""
-
-
+@attrs.define(eq=False)
 class Shrinker:
     """One search; the log is not changed, candidates are in `folder`.
 
     `fails` says whether a log fails; after its `KeyboardInterrupt` the best log stays. It is run
     `runs_max` times at most, with a call of `watch` before each. `best`, the smallest failing log
-    so far, exists once `begin` has returned.
+    so far, exists once `begin` has returned, and has so many `events`. `runs` counts those of
+    `fails`, and `stage` says what is tried.
     """
 
-    def __init__(
-        self,
-        log: Path,
-        folder: Path,
-        fails: Fails,
-        *,
-        runs_max: int,
-        watch: Callable[[Progress], None] = lambda _: None,
-    ) -> None:
-        self.best: Final = folder / log.name
-        self.progress = Progress()
-        self._log: Final = log
-        self._candidate: Final = folder / "candidate" / log.name
-        self._fails: Final = fails
-        self._runs_max: Final = runs_max
-        self._watch: Final = watch
-        self._tried: set[bytes] = set()
-        self._shape = Shape(events=0, groups=())
-        self._origin: Fields = {}
+    _log: Path
+    _folder: Path
+    _fails: Fails
+    _runs_max: int = attrs.field(kw_only=True)
+    _watch: Callable[[Shrinker], None] = attrs.field(default=lambda _: None, kw_only=True)
+    runs: int = attrs.field(default=0, init=False)
+    stage: str = attrs.field(default="", init=False)
+    _tried: set[bytes] = attrs.field(factory=set, init=False)
+    _shape: Shape = attrs.field(default=Shape(events=0, groups=()), init=False)
+    _origin: Fields = attrs.field(factory=dict, init=False)
+
+    @property
+    def best(self) -> Path:
+        """The smallest failing log so far."""
+        return self._folder / self._log.name
+
+    @property
+    def events(self) -> int:
+        """Its events; 0 before there is one."""
+        return self._shape.events
+
+    @property
+    def _candidate(self) -> Path:
+        return self._folder / "candidate" / self._log.name
 
     def begin(self) -> None:
         """Check that the log fails, and that it still does when it is made again.
@@ -146,10 +143,10 @@ class Shrinker:
         """
         self._candidate.parent.mkdir()
         self._origin = origin_of(self._log)
-        self.progress.stage = "the log itself"
+        self.stage = "the log itself"
         if not self._asks(self._log):
             raise NoFailureError("the command does not fail on the log")
-        self.progress.stage = "the log, made again"
+        self.stage = "the log, made again"
         if not self._accepts(self._log, lambda _, event: event):
             raise NoFailureError(
                 "the command fails on the log and not on one that this version makes of its events:"
@@ -175,7 +172,7 @@ class Shrinker:
 
     def _leave_out(self, stage: str, *, by_group: bool) -> bool:
         """Leave out runs of groups or events, half of all at first; return whether any was."""
-        self.progress.stage = stage
+        self.stage = stage
         found = False
         size = len(self._starts(by_group)) // 2
         while size:
@@ -205,7 +202,7 @@ class Shrinker:
         """Make events simpler, all at once if possible; return whether any was."""
         found = False
         for number, step in enumerate(STEPS, start=1):
-            self.progress.stage = f"simpler events, {number} of {len(STEPS)}"
+            self.stage = f"simpler events, {number} of {len(STEPS)}"
             found |= self._simplify_within(step, range(self._shape.events))
         return found
 
@@ -238,15 +235,13 @@ class Shrinker:
             return False
         os.replace(self._candidate, self.best)
         self._shape = shape_of(self.best)
-        self.progress.events = self._shape.events
-        self.progress.file_bytes = self.best.stat().st_size
         return True
 
     def _asks(self, path: Path) -> bool:
-        if self.progress.runs >= self._runs_max:
+        if self.runs >= self._runs_max:
             raise OutOfRunsError
-        self.progress.runs += 1
-        self._watch(self.progress)
+        self.runs += 1
+        self._watch(self)
         return self._fails(path)
 
 
@@ -372,7 +367,7 @@ def _shrink(log: Path, output: Path, is_failing: Fails, runs_max: int) -> dict[s
         "events": shape_of(output).events,
         "bytes_before": log.stat().st_size,
         "bytes": output.stat().st_size,
-        "runs": search.progress.runs,
+        "runs": search.runs,
         "minimal": is_minimal,
         "interrupted": was_interrupted,
         "elapsed_s": round(time.monotonic() - began, 3),
@@ -391,17 +386,17 @@ def _write(best: Path, output: Path, log: Path) -> None:
 
 
 @contextmanager
-def _watched(before: Shape) -> Iterator[Callable[[Progress], None]]:
+def _watched(before: Shape) -> Iterator[Callable[[Shrinker], None]]:
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return
     with Status("shrinking", console=console) as status:
 
-        def show(progress: Progress) -> None:
-            left = progress.events or before.events
+        def show(search: Shrinker) -> None:
+            left = search.events or before.events
             status.update(
-                f"run {progress.runs}: {left} of {before.events} events left, {progress.stage}"
+                f"run {search.runs}: {left} of {before.events} events left, {search.stage}"
             )
 
         yield show

@@ -107,7 +107,7 @@ def test_one_planted_failure_is_left_alone(tmp_path: Path) -> None:
     search, is_minimal = shrink(log, tmp_path / "made", says)
     assert is_minimal
     assert names(search.best) == [*SETTING_UP, "FrameReceived", "UnitDone"]
-    assert search.progress.runs < 80
+    assert search.runs < 80
     assert search.best.stat().st_size < 3000
     head = next(iter(read(search.best))).fields
     assert head["shrunk"] == {"recording": head["recording_id"], "events": shape_of(log).events}
@@ -137,7 +137,7 @@ def test_it_stops_where_it_is_told_to(tmp_path: Path) -> None:
     """A slow command would run all night, or what was found so far be lost."""
     log = long_log(tmp_path, 30)
     search, is_minimal = shrink(log, tmp_path / "few", says, runs_max=6)
-    assert (is_minimal, search.progress.runs) == (False, 6)
+    assert (is_minimal, search.runs) == (False, 6)
     assert shape_of(search.best).events < shape_of(log).events
     assert says(search.best)
     runs: list[Path] = []

@@ -275,7 +275,7 @@ async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(  # noqa
     assert chunks[: len(first)] == first
     assert not any(chunk.text for chunk in chunks[len(first) :])
 
-    replay = ModelAgain(backend)
+    replay = ModelAgain(backend=backend)
     await replay.renew(SlotLeased(at_ns=0, lease=1, slot=0), [StartTurn(lease=1, turn=turn)])
     events: list[Event] = [
         TurnPrefilled(at_ns=0, prefill=prefill),
