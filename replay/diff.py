@@ -16,6 +16,7 @@ sessions.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -175,25 +176,42 @@ Items = Iterable[Record | Damage]
 def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> DiffReport:
     """Compare two sessions: for each the fields of its `session` record, records and damage."""
     a, b = _Reading(head_a, items_a), _Reading(head_b, items_b)
-    tally = _Tally()
+    counts, partings, logits_changed = Counter[str](), list[Parting](), None
+
+    def note(parting: Parting | None) -> None:
+        if parting is not None:
+            counts["partings"] += 1
+            if len(partings) < PARTINGS_KEPT:
+                partings.append(parting)
+
     pairs = _aligned(iter(a), iter(b))
     begun = list(islice(pairs, 1))
-    tally.note(_opening_parting(a.story, b.story))  # both openings were read by now
+    note(_opening_parting(a.story, b.story))  # both openings were read by now
     for first, second in chain(begun, pairs):
-        tally.take(first, second)
-    tally.note(_end_parting(a.story, b.story))
+        parting = _parting(first, second)
+        note(parting)
+        if first is None or second is None:
+            counts["only_a" if second is None else "only_b"] += 1
+            continue
+        counts["compared"] += 1
+        counts["same"] += parting is None
+        are_answered = first.is_answered and second.is_answered
+        is_other = are_answered and first.logits_hash != second.logits_hash
+        if is_other and logits_changed is None:
+            logits_changed = first.index
+    note(_end_parting(a.story, b.story))
     return DiffReport(
         a=a.facts(),
         b=b.facts(),
         setup=tuple(_setup(a, b)),
-        compared=tally.compared,
-        same=tally.same,
-        only_a=tally.only_a,
-        only_b=tally.only_b,
-        first=tally.partings[0] if tally.partings else None,
-        partings=tuple(tally.partings),
-        parting_count=tally.count,
-        logits_changed=tally.logits_changed,
+        compared=counts["compared"],
+        same=counts["same"],
+        only_a=counts["only_a"],
+        only_b=counts["only_b"],
+        first=partings[0] if partings else None,
+        partings=tuple(partings),
+        parting_count=counts["partings"],
+        logits_changed=logits_changed,
     )
 
 
@@ -228,35 +246,6 @@ class _Reading:
             latency=_latency(self._took_ns),
             damage_count=story.damage_count,
         )
-
-
-@attrs.define
-class _Tally:
-    compared: int = 0
-    same: int = 0
-    only_a: int = 0
-    only_b: int = 0
-    count: int = 0
-    logits_changed: int | None = None
-    partings: list[Parting] = attrs.Factory(list)
-
-    def take(self, a: Exchange | None, b: Exchange | None) -> None:
-        parting = _parting(a, b)
-        self.only_a += b is None
-        self.only_b += a is None
-        if a is not None and b is not None:
-            self.compared += 1
-            self.same += parting is None
-            are_answered = a.is_answered and b.is_answered
-            if self.logits_changed is None and are_answered and a.logits_hash != b.logits_hash:
-                self.logits_changed = a.index
-        self.note(parting)
-
-    def note(self, parting: Parting | None) -> None:
-        if parting is not None:
-            self.count += 1
-            if len(self.partings) < PARTINGS_KEPT:
-                self.partings.append(parting)
 
 
 def _aligned(

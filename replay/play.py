@@ -92,7 +92,7 @@ class Ended:
     reason: str = ""
 
 
-Step = Received | Sent | Ended
+ScriptStep = Received | Sent | Ended
 
 
 def read_opening(log: Path) -> ev.ConnectionOpened:
@@ -125,7 +125,7 @@ def address_of(opened: ev.ConnectionOpened) -> str:
             return f"{REALTIME_PATH}?model={quote(opened.label, safe='')}"
 
 
-def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[Step]:
+def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[ScriptStep]:
     """The steps of a log's items, the end last; raises `ScriptError` for a damaged log."""
     at_ns = 0
     for item in items:
@@ -140,7 +140,7 @@ def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[Step]:
     yield Ended(at_ns=at_ns, how="broken")
 
 
-def _step(record: Record, wire: Wire) -> Step | None:
+def _step(record: Record, wire: Wire) -> ScriptStep | None:
     fields, at_ns = record.fields, record.at_ns
     frame = fields.get("frame")
     match record.kind, fields.get("type"):
@@ -172,7 +172,7 @@ POLICY_VIOLATION: Final = 1008
 
 
 @attrs.frozen(kw_only=True)
-class Difference:
+class WrongFrame:
     """A difference of a client's frame, from 0: the kinds of frames, or None for none."""
 
     index: int
@@ -180,12 +180,12 @@ class Difference:
     got: str | None
 
 
-class _DifferedError(Exception):
+class _WrongFrameError(Exception):
     """A difference ends it."""
 
 
 @attrs.define(kw_only=True)
-class Outcome:
+class PlayResult:
     """The result of a client, with its awaited frames in `received`.
 
     `how` is `closed` or `broken` as the recording ended; `left` by the client, at any time;
@@ -195,7 +195,7 @@ class Outcome:
     how: Literal["closed", "left", "broken", "differed"] = "left"
     sent: int = 0
     received: int = 0
-    differences: list[Difference] = attrs.field(factory=list)
+    differences: list[WrongFrame] = attrs.field(factory=list)
 
 
 @attrs.define(eq=False)
@@ -211,15 +211,15 @@ class Player:
     """
 
     _websocket: WebSocket
-    _steps: Iterator[Step]
+    _steps: Iterator[ScriptStep]
     _wire: Wire
     _speed: float = 1.0
     _strict: bool = False
-    _on_step: Callable[[Step, str], None] = lambda _step, _kind: None
+    _on_step: Callable[[ScriptStep, str], None] = lambda _step, _kind: None
     _began_s: float = attrs.field(default=0.0, init=False)
-    _outcome: Outcome = attrs.field(factory=Outcome, init=False)
+    _outcome: PlayResult = attrs.field(factory=PlayResult, init=False)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> PlayResult:
         """Play it to its end, or the client's."""
         sending, kinds = anyio.create_memory_object_stream[str](KINDS_WAITING_MAX)
         try:
@@ -261,7 +261,7 @@ class Player:
                     return
         except (WebSocketClosed, anyio.EndOfStream):
             self._outcome.how = "left"
-        except _DifferedError as error:
+        except _WrongFrameError as error:
             self._outcome.how = "differed"
             await self._websocket.close(POLICY_VIOLATION, str(error))
 
@@ -281,9 +281,9 @@ class Player:
 
     def _differ(self, expected: str | None, got: str | None) -> None:
         index = self._outcome.received - (got is not None)
-        self._outcome.differences.append(Difference(index=index, expected=expected, got=got))
+        self._outcome.differences.append(WrongFrame(index=index, expected=expected, got=got))
         if self._strict and got is not None:
-            raise _DifferedError(f"frame {index} is {got}, recorded was {expected or 'nothing'}")
+            raise _WrongFrameError(f"frame {index} is {got}, recorded was {expected or 'nothing'}")
 
     async def _wait_until(self, at_ns: int) -> None:
         await anyio.sleep_until(self._due_s(at_ns))
@@ -317,7 +317,7 @@ Notify = Callable[..., None]
 
 
 @attrs.frozen(kw_only=True)
-class Stage:
+class PlayOptions:
     """The recording, and how it is played.
 
     `speed`: 1 is the recording's own; 0 awaits only clients. `strict`: a difference is an error,
@@ -335,7 +335,7 @@ class Stage:
 class PlayServer:
     """Plays a recording to every client; counts `differences`, and sets `is_over` at the end."""
 
-    _stage: Stage
+    _options: PlayOptions
     _gate: Gate
     _notify: Notify
     differences: int = attrs.field(default=0, init=False)
@@ -345,7 +345,7 @@ class PlayServer:
 
     async def on_websocket(self, request: WebSocketRequest) -> None:
         """Serve one client to its end."""
-        opened = self._stage.opened
+        opened = self._options.opened
         try:
             admitted = self._gate.admit_websocket(
                 request.headers, request.subprotocols, secure=request.is_tls
@@ -369,26 +369,26 @@ class PlayServer:
         await self._play(websocket, self._clients)
 
     async def _play(self, websocket: WebSocket, client: int) -> None:
-        stage = self._stage
+        options = self._options
         self._notify("connected", client=client)
         try:
-            with LogReader(stage.log) as reader:
+            with LogReader(options.log) as reader:
                 player = Player(
                     websocket,
-                    steps(reader, Wire(stage.opened)),
-                    Wire(stage.opened),
-                    speed=stage.speed,
-                    strict=stage.strict,
+                    steps(reader, Wire(options.opened)),
+                    Wire(options.opened),
+                    speed=options.speed,
+                    strict=options.strict,
                     on_step=partial(self._stepped, client, anyio.current_time()),
                 )
                 outcome = await player.run()
         except* (ScriptError, RecorderError, OSError) as errors:
             self._notify("failed", client=client, message=str(errors.exceptions[0]))
-            outcome = Outcome(how="broken")
+            outcome = PlayResult(how="broken")
             await websocket.close(CLOSE_INTERNAL_ERROR, "")
         self._end(client, outcome)
 
-    def _stepped(self, client: int, began_s: float, step: Step, kind: str) -> None:
+    def _stepped(self, client: int, began_s: float, step: ScriptStep, kind: str) -> None:
         at_ms = round((anyio.current_time() - began_s) * 1000, 3)
         match step:
             case Received(kind=expected):
@@ -396,12 +396,12 @@ class PlayServer:
             case Sent(frame=frame):
                 self._notify("sent", client=client, at_ms=at_ms, chars=len(frame))
 
-    def _end(self, client: int, outcome: Outcome) -> None:
+    def _end(self, client: int, outcome: PlayResult) -> None:
         self._done += 1
         self.differences += len(outcome.differences)
         self._notify("ended", client=client, **attrs.asdict(outcome))
-        is_wrong = self._stage.strict and outcome.differences
-        if is_wrong or self._done == self._stage.clients_max:
+        is_wrong = self._options.strict and outcome.differences
+        if is_wrong or self._done == self._options.clients_max:
             self.is_over.set()
 
 
@@ -502,7 +502,7 @@ def play_command(
       1  --strict: a client did otherwise than the recorded one; or the port cannot be had
       2  the log cannot be read, or is damaged
     """  # noqa: D301 - click takes a backspace to keep the lines
-    stage = Stage(
+    options = PlayOptions(
         log=log,
         opened=_check(log),
         speed=speed,
@@ -515,7 +515,7 @@ def play_command(
         open_gate(settings)
     except ValueError as error:
         raise click.UsageError(f"--origin: {error}") from error
-    differences = anyio.run(_run, stage, settings, notify, backend="trio")
+    differences = anyio.run(_run, options, settings, notify, backend="trio")
     if strict and differences:
         raise click.ClickException("a client did otherwise than the recorded one")
 
@@ -530,10 +530,10 @@ def _check(log: Path) -> ev.ConnectionOpened:
     return opened
 
 
-async def _run(stage: Stage, settings: Settings, notify: Notify) -> int:
-    server = PlayServer(stage, open_gate(settings), notify)
+async def _run(options: PlayOptions, settings: Settings, notify: Notify) -> int:
+    server = PlayServer(options, open_gate(settings), notify)
     try:
-        await serve(server, settings, partial(_say_bound, notify, address_of(stage.opened)))
+        await serve(server, settings, partial(_say_bound, notify, address_of(options.opened)))
     except OSError as error:
         address = f"{settings.host} port {settings.port}"
         text = f"cannot listen on {address}: {error.strerror or error}"

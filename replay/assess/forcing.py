@@ -16,7 +16,7 @@ from runtime.model.backends.base import Backend
 from ..eval.evaluate import Row, row_of
 from ..eval.forced import ForcedSession
 from ..eval.summary import DIGITS, Json
-from ..rerun.full import ModelAgain
+from ..rerun.full import ModelRerun
 from ..rerun.logic import Replayer
 from ..shared.commands import Watch
 from .recording import Recording, SkippedError
@@ -38,7 +38,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Ro
     """
     session, replayer = ForcedSession(), Replayer()
     held = recording.held_units
-    calls = ModelAgain(backend=backend, teacher_forced=True, held_units=held, judge=session.take)
+    calls = ModelRerun(backend=backend, teacher_forced=True, held_units=held, judge=session.take)
     try:
         with LogReader(recording.log) as reader:
             for step in replayer.steps(reader):

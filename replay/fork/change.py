@@ -143,7 +143,7 @@ SETTING_NAMES: Final = (*INIT_NAMES, *CONFIG_NAMES)
 """The names of `--set`, those of the messages (`requests.Init`, `model.DuplexConfig`)."""
 
 
-class Client:
+class ForkClient:
     """The client of a fork, whose unit begins at `begin_sample` of the client's sound."""
 
     def __init__(self, change: Change, connected: ev.ConnectionOpened, begin_sample: int) -> None:

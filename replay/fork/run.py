@@ -67,8 +67,8 @@ from ..story.exchanges import Call, answered, asked
 from .change import (
     CannotForkError,
     Change,
-    Client,
     Decisions,
+    ForkClient,
     ForkRefusedError,
     Prefix,
     decisions_of,
@@ -450,7 +450,7 @@ class ForkRun:
         does not reach the state of the recording.
         """
         world = _World(items, self._change.at)
-        client = Client(self._change, connected, self._times.begin_sample)
+        client = ForkClient(self._change, connected, self._times.begin_sample)
         event: ev.Event = connected
         try:
             self._journal.append_event(connected)

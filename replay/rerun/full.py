@@ -124,7 +124,7 @@ async def replay_fully(
         return FullReport(
             model=name, environment=environment, fingerprint=fingerprint, compared=False
         )
-    calls = ModelAgain(backend=backend, teacher_forced=teacher_forced, held_units=held_units(head))
+    calls = ModelRerun(backend=backend, teacher_forced=teacher_forced, held_units=held_units(head))
     run = _FullReplay(calls)
     try:
         for item in items:
@@ -190,7 +190,7 @@ class Verdict:
 class _FullReplay:
     """A full replay in progress, record by record; after `is_stopped` it takes no more."""
 
-    def __init__(self, calls: ModelAgain) -> None:
+    def __init__(self, calls: ModelRerun) -> None:
         self.is_stopped = False
         self._calls: Final = calls
         self._recorded: Final = Replayer()
@@ -287,7 +287,7 @@ class _Turn:
 
 
 @attrs.define(eq=False, kw_only=True)
-class ModelAgain:
+class ModelRerun:
     """The model calls of one session, each made again where the log has its result.
 
     `held_units` units, from the first on, were held to another recording. `judge` is called in

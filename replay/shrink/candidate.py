@@ -190,7 +190,7 @@ class Asked:
 # -- simpler events -------------------------------------------------------------------------------
 
 
-Step = Callable[[ev.Event], ev.Event]
+Simplification = Callable[[ev.Event], ev.Event]
 
 _FILES: Final[frozenset[Kind]] = frozenset({"audio", "video", "image", "voice"})
 _WORDS: Final[frozenset[Kind]] = frozenset({"text", "prompt"})
@@ -203,7 +203,7 @@ _NUMBERS: Final = ("decided_ids", "fed_ids", "token_ids", "codec_ids")
 _TRACES: Final = ("input_hash", "logits_hash", "margin", "costs")
 
 
-def _frame_step(kinds: frozenset[Kind], *, is_shorter: bool = False) -> Step:
+def _frame_step(kinds: frozenset[Kind], *, is_shorter: bool = False) -> Simplification:
     def step(event: ev.Event) -> ev.Event:
         if not isinstance(event, ev.FrameReceived):
             return event
@@ -213,7 +213,7 @@ def _frame_step(kinds: frozenset[Kind], *, is_shorter: bool = False) -> Step:
     return step
 
 
-def _result_step(*names: str) -> Step:
+def _result_step(*names: str) -> Simplification:
     """Give some fields of a model's result their defaults, or empty values."""
 
     def step(event: ev.Event) -> ev.Event:
@@ -244,7 +244,7 @@ def _silence(event: ev.Event) -> ev.Event:
     return attrs.evolve(event, **{where: attrs.evolve(made, pcm=mute(made.pcm))})
 
 
-STEPS: Final[tuple[Step, ...]] = (
+SIMPLIFICATIONS: Final[tuple[Simplification, ...]] = (
     _frame_step(_FILES),
     _silence,
     _result_step("pcm"),

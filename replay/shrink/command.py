@@ -36,7 +36,7 @@ from recorder.write.files import check_new_file, new_file
 from ..rerun.difference import describe
 from ..rerun.remake import RemakeError
 from ..shared.commands import UnusableError, complaint, print_json
-from .candidate import STEPS, Change, Shape, Step, build, origin_of, shape_of
+from .candidate import SIMPLIFICATIONS, Change, Shape, Simplification, build, origin_of, shape_of
 
 PLACE: Final = "{}"
 """The place of a log's path in a command."""
@@ -201,12 +201,12 @@ class Shrinker:
     def _simplify(self) -> bool:
         """Make events simpler, all at once if possible; return whether any was."""
         found = False
-        for number, step in enumerate(STEPS, start=1):
-            self.stage = f"simpler events, {number} of {len(STEPS)}"
+        for number, step in enumerate(SIMPLIFICATIONS, start=1):
+            self.stage = f"simpler events, {number} of {len(SIMPLIFICATIONS)}"
             found |= self._simplify_within(step, range(self._shape.events))
         return found
 
-    def _simplify_within(self, step: Step, places: range) -> bool:
+    def _simplify_within(self, step: Simplification, places: range) -> bool:
         if not places:
             return False
         if self._accepts(self.best, _simpler(step, places)):
@@ -249,7 +249,7 @@ def _without(dropped: range) -> Change:
     return lambda place, event: None if place in dropped else event
 
 
-def _simpler(step: Step, places: range) -> Change:
+def _simpler(step: Simplification, places: range) -> Change:
     def change(place: int, event: ev.Event) -> ev.Event:
         return step(event) if place in places else event
 

@@ -14,7 +14,7 @@ from protocol.values.effects import StartTurn
 from protocol.values.errors import LocalProtocolError
 from protocol.values.events import Event, SlotLeased, TurnDone, TurnPrefilled, TurnProgress
 from protocol.values.turn import Message, Picture, Sound, Text, Turn, TurnChunk, TurnResult
-from replay.rerun.full import ModelAgain
+from replay.rerun.full import ModelRerun
 from runtime.model.backends.base import BackendError, Chats, ContextFull
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -275,7 +275,7 @@ async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(  # noqa
     assert chunks[: len(first)] == first
     assert not any(chunk.text for chunk in chunks[len(first) :])
 
-    replay = ModelAgain(backend=backend)
+    replay = ModelRerun(backend=backend)
     await replay.renew(SlotLeased(at_ns=0, lease=1, slot=0), [StartTurn(lease=1, turn=turn)])
     events: list[Event] = [
         TurnPrefilled(at_ns=0, prefill=prefill),
