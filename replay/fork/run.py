@@ -389,39 +389,6 @@ Watch = Callable[[int, int], None]
 """Receives the number of finished units, and of all units."""
 
 
-class _World:
-    """Recorded external events and answers; `next` is the next with its time, None at the end."""
-
-    def __init__(self, items: Items, at: int) -> None:
-        self._at: Final = at
-        self._answers: Final[dict[int, ev.Event]] = {}
-        self._events: Final = self._read(items)
-        self.next: tuple[Place, ev.Event] | None = next(self._events, None)
-
-    def take(self) -> ev.Event:
-        """Return the next event, and find the one after it."""
-        assert self.next is not None
-        event = self.next[1]
-        self.next = next(self._events, None)
-        return event
-
-    def answer(self, seq: int) -> ev.Event | None:
-        """Return the recorded answer of an earlier record, once; only of the prefix."""
-        return self._answers.pop(seq, None)
-
-    def _read(self, items: Items) -> Iterator[tuple[Place, ev.Event]]:
-        for item in items:
-            if not isinstance(item, Record) or item.kind not in EVENT_KINDS:
-                continue
-            event = event_of(item.fields, item.at_ns)
-            call = answered(event)
-            if call is not None:
-                if call[0] == "open" or call[1] < self._at:
-                    self._answers[item.seq] = event
-            elif not isinstance(event, ev.TimerFired | ev.ConnectionOpened):
-                yield (item.at_ns, item.seq), event
-
-
 @attrs.define(eq=False)
 class ForkRun:
     """One fork in progress.
@@ -442,6 +409,9 @@ class ForkRun:
     decided: dict[int, Decisions] = attrs.field(factory=dict, init=False)
     _due: dict[Call | str, Due] = attrs.field(factory=dict, init=False)
     _openings: int = attrs.field(default=0, init=False)
+    _outside: Iterator[tuple[Place, ev.Event]] = attrs.field(default=iter(()), init=False)
+    _upcoming: tuple[Place, ev.Event] | None = attrs.field(default=None, init=False)
+    _recorded: dict[int, ev.Event] = attrs.field(factory=dict, init=False)
 
     async def run(self, connected: ev.ConnectionOpened, items: Items) -> Session:
         """Run the fork to its end, with its first event and the recording's records in order.
@@ -449,7 +419,8 @@ class ForkRun:
         `ForkRefusedError`: the change is not possible; `CannotForkError`: the model is lost, or
         does not reach the state of the recording.
         """
-        world = _World(items, self._change.at)
+        self._outside = self._read(items)
+        self._upcoming = next(self._outside, None)
         client = ForkClient(self._change, connected, self._times.begin_sample)
         event: ev.Event = connected
         try:
@@ -457,7 +428,7 @@ class ForkRun:
             session, effects = Session.open(connected)
             await self._perform(session, connected, effects)
             while not session.is_finished:
-                event = await self._next(session, world)
+                event = await self._next(session)
                 events: tuple[ev.Event, ...] = (event,)
                 if isinstance(event, ev.FrameReceived):
                     events = client.frames_for(event, session)
@@ -471,31 +442,44 @@ class ForkRun:
 
     # -- the next event ----------------------------------------------------------------------
 
-    async def _next(self, session: Session, world: _World) -> ev.Event:
+    def _read(self, items: Items) -> Iterator[tuple[Place, ev.Event]]:
+        """Give the recording's external events; keep the answers of the units before the fork's."""
+        for item in items:
+            if not isinstance(item, Record) or item.kind not in EVENT_KINDS:
+                continue
+            event = event_of(item.fields, item.at_ns)
+            call = answered(event)
+            if call is not None:
+                if call[0] == "open" or call[1] < self._change.at:
+                    self._recorded[item.seq] = event
+            elif not isinstance(event, ev.TimerFired | ev.ConnectionOpened):
+                yield (item.at_ns, item.seq), event
+
+    async def _next(self, session: Session) -> ev.Event:
         call = min(self._due, key=lambda call: self._due[call].place, default=None)
         due_place = NEVER if call is None else self._due[call].place
-        world_place = NEVER if world.next is None else world.next[0]
-        place = min(due_place, world_place)
+        place = min(due_place, NEVER if self._upcoming is None else self._upcoming[0])
         if place[0] > self._times.end_ns and session.state is not State.CLOSED:
             self.ended_early = True
             # A session that can be resumed would wait for its client.
             code = CLOSE_NORMAL if session.is_resumable else 0
             return ev.PeerGone(at_ns=self._times.end_ns, code=code)
-        if place == world_place != NEVER:
-            event = world.take()
+        if self._upcoming is not None and place == self._upcoming[0]:
+            event = self._upcoming[1]
+            self._upcoming = next(self._outside, None)
             if isinstance(event, ev.BackendLost):
                 self._due = {name: due for name, due in self._due.items() if due.answer is None}
             return event
         if call is None:
             raise CannotForkError("the recording leaves its session waiting for ever")
-        return await self._answer(self._due.pop(call), world)
+        return await self._answer(self._due.pop(call))
 
-    async def _answer(self, due: Due, world: _World) -> ev.Event:
+    async def _answer(self, due: Due) -> ev.Event:
         at_ns, seq = due.place
         if isinstance(due.effect, ef.SetTimer):
             timer = due.effect
             return ev.TimerFired(at_ns=at_ns, name=timer.name, generation=timer.generation)
-        event = await self.model.answer(due, world.answer(seq))
+        event = await self.model.answer(due, self._recorded.pop(seq, None))
         if isinstance(due.effect, ef.StartUnit):
             self._watch(due.effect.unit.index + 1, self._times.units)
         if isinstance(event, ev.UnitDone):
