@@ -262,7 +262,7 @@ class Outcome:
 
 
 def logic_result(report: ReplayReport) -> Result:
-    """Judge a logic replay."""
+    """Judge a logic replay; damage outweighs a divergence, which it can cause."""
     if report.is_newer or any(damage.reason == "version" for damage in report.damage):
         return "not_comparable"
     if report.damage_count:
@@ -291,7 +291,7 @@ def times_real_time(span_ns: int, elapsed_s: float) -> float | None:
 
 
 def to_json(outcome: Outcome) -> dict[str, object]:
-    """Write an outcome as plain values."""
+    """Write an outcome as plain values; the keys are stable, for scripts read them."""
     body: dict[str, object] = {
         "log": outcome.log,
         "result": outcome.result,

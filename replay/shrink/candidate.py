@@ -253,7 +253,11 @@ SIMPLIFICATIONS: Final[tuple[Simplification, ...]] = (
     _frame_step(_WORDS, is_shorter=True),
     _result_step("text"),
 )
-"""In the order of the search: the largest savings first."""
+"""In the order of the search: the largest savings first.
+
+A client's frame keeps its fields: sound becomes silence of the same length, because units are made
+from it, and words are removed.
+"""
 
 
 # -- candidates -----------------------------------------------------------------------------------

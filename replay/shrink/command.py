@@ -3,6 +3,15 @@
 The result is on stdout, as text or as one JSON object; progress is on stderr, if that is a
 terminal. The best log is written at the end, after an interrupt too, and kept elsewhere if it
 cannot be written.
+
+The search is delta debugging over events, then simpler events:
+
+    groups left out -> events left out -> events made simpler -> again, until nothing is left to do
+
+- Larger pieces first, and later before earlier ones: the same log and command give the same result.
+- An event first goes with its group: a client's frame with its answers.
+- No candidate is tried twice. The best log so far is always a file.
+- It ends when nothing can be left out or simplified by itself, or when the runs are used up.
 """
 
 from __future__ import annotations
@@ -51,7 +60,8 @@ def command_fails(
 ) -> bool:
     """Run a command on a log: whether it fails with `exit_code` (None: any but 0), and in time.
 
-    Each `{}` in the command is the log's path, which comes last without one. `CannotRunError`: it
+    Each `{}` in the command is the log's path, which comes last without one. Its output is
+    discarded; its process group is killed after a timeout or a cancellation. `CannotRunError`: it
     cannot be started.
     """
     words = [word.replace(PLACE, str(log)) for word in command]

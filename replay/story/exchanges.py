@@ -2,6 +2,9 @@
 
 An exchange is a unit, a turn of chat, or a second of a transcription, in the same terms for all, so
 that they are compared and shown in one way. Values are those recorded; one is held at a time.
+
+A question is an effect, and its answer an event: both are named by a call and its number, which is
+a unit's or a turn's index, a chunk's in its utterance, or the lease.
 """
 
 from __future__ import annotations

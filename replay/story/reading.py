@@ -229,7 +229,11 @@ class _Piece:
 
 
 class Dictated:
-    """Sound of a transcription not written down yet; the model was given all up to `heard_ns`."""
+    """Sound of a transcription not written down yet; the model was given all up to `heard_ns`.
+
+    Each second of an utterance is given to the model as soon as it is there. A client that sends a
+    file at once sends it long before it would be heard; its text is placed where its sound is.
+    """
 
     def __init__(self) -> None:
         self.heard_ns = 0
