@@ -346,8 +346,10 @@ class ModelRerun:
             case ev.UnitDone():
                 return await self._run_unit(event)
             case ev.FinalizeDone():
-                asked = self._asked_for(ef.StartFinalize, event.finalized.index)
-                if asked is not None and self._model.opened is not None:
+                asked = self._asked.get(ef.StartFinalize)
+                if asked is None or self._model.opened is None:
+                    return Verdict()
+                if asked.index == event.finalized.index:
                     del self._asked[ef.StartFinalize]
                     return self._compare(event, await self._model.call(asked))
             case ev.ChunkDone(result=recorded):
@@ -384,8 +386,9 @@ class ModelRerun:
         """Compare the output in a recorded event with the new one, and put the new one in it."""
         name = RESULT_OF[type(event)]
         recorded, result = getattr(event, name), getattr(made, name)
-        found, choice = compare_outputs(recorded, result), None
-        if forced is not None:
+        if forced is None:
+            found, choice = compare_outputs(recorded, result), None
+        else:
             found, choice = compare_forced(recorded, forced)
         snr = snr_db(recorded.pcm, result.pcm) if hasattr(recorded, "pcm") else None
         kept = {it: getattr(recorded, it) for it in KEPT_FIELDS if hasattr(recorded, it)}
@@ -409,10 +412,6 @@ class ModelRerun:
         self._turn = None
         model, self._model = self._model, self._no_model()
         await model.release()
-
-    def _asked_for(self, effect: type[ef.StartFinalize], index: int) -> ef.StartFinalize | None:
-        asked = self._asked.get(effect)
-        return asked if isinstance(asked, effect) and asked.index == index else None
 
     # -- units ----------------------------------------------------------------------------------
 
