@@ -81,13 +81,13 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "replay.export.command:export_command",
                 "Write a session as WAV, MP4, MCAP...",
             ),
-            "diff": ("replay.diff.command:diff_command", "Say where two sessions part."),
+            "diff": ("replay.diff:diff_command", "Say where two sessions part."),
         },
         "Run recordings again": {
             "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
             "fork": ("replay.fork.command:fork_command", "Take a session up again, with a change."),
             "play": (
-                "replay.play.command:play_command",
+                "replay.play:play_command",
                 "Serve a recording to clients under test.",
             ),
             "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),

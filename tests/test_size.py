@@ -19,12 +19,12 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
-    "antiphon": (226, 1),
+    "antiphon": (224, 1),
     "protocol": (11_680, 58),
-    "recorder": (4_681, 48),
-    "runtime": (22_243, 125),
+    "recorder": (4_702, 48),
+    "runtime": (22_232, 125),
     "runtime/model": (9_652, 53),
-    "replay": (12_809, 140),
+    "replay": (12_393, 109),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 4

@@ -18,7 +18,7 @@ import attrs
 from protocol.values.modes import MODES
 from recorder.keep.marks import Mark
 from recorder.keep.summary import State, Summary
-from replay.rerun.outcome import EXIT_CODES
+from replay.rerun.report import EXIT_CODES
 from runtime.api import recordings
 from runtime.slots.workers import WorkerStatus
 from runtime.telemetry.watching import SessionStatus

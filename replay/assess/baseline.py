@@ -13,8 +13,7 @@ from ..eval.evaluate import Row, measure_logs
 from ..eval.naming import names_of
 from ..eval.paired import Baseline
 from ..rerun.folder import find_logs
-from ..shared.commands import UnusableError
-from ..shared.progress import progress, size_of
+from ..shared.commands import UnusableError, progress, size_of
 
 RECORDED: Final = "recorded"
 """The baseline of mode `open` without another one."""

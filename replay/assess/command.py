@@ -28,8 +28,7 @@ from ..eval.summary import Json
 from ..eval.table import MEASURES, OWN_VOICE
 from ..rerun.environment import Loading
 from ..rerun.folder import JOBS_MAX, find_logs
-from ..shared.commands import UnusableError, print_all, print_json
-from ..shared.progress import calls_of, progress, size_of
+from ..shared.commands import UnusableError, calls_of, print_all, print_json, progress, size_of
 from ..shared.recordings import LogType
 from .baseline import as_recorded, is_of_logs, of_logs, of_measured
 from .full_duplex_bench import suite_in, write_bench

@@ -1,6 +1,6 @@
 """Mode `open`: a recording's client again, with a model that decides freely.
 
-It is a fork at unit 0 (`fork.make`): the recorded frames come at their recorded times, and the
+It is a fork at unit 0 (`fork.command`): the recorded frames come at their recorded times, and the
 session, the model's calls and the log are as on a server. The new log is measured like any other.
 A call takes as long as the recorded one, so delays follow from what the model decides, and not
 from how fast this machine is.
@@ -15,9 +15,9 @@ from runtime.session.identity import Identity
 
 from ..eval.evaluate import Row, measure_log
 from ..eval.summary import Json
-from ..fork.make import make_fork
-from ..fork.values import Change, Decided, ForkRefusedError
-from ..shared.progress import Watch
+from ..fork.change import Change, Decided, ForkRefusedError
+from ..fork.command import make_fork
+from ..shared.commands import Watch
 from .recording import Recording, SkippedError
 
 

@@ -38,9 +38,8 @@ from ..eval.table import OWN_VOICE
 from ..export.moments import Moment, Words
 from ..export.timeline import Timeline
 from ..rerun.environment import Loading
-from ..shared.commands import UnusableError
-from ..shared.progress import Watch
-from ..shared.redacted import removed_in
+from ..shared.commands import UnusableError, Watch
+from ..shared.fields import removed_in
 
 UTTERANCE_S_MAX: Final = 30
 """Longer speech is several utterances: it would outgrow the transcriber's context."""

@@ -16,7 +16,7 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader
 
 from ..eval.gather import lost_in
-from ..rerun.held import held_units
+from ..rerun.full import held_units
 from ..shared.fields import typed
 
 

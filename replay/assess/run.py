@@ -17,11 +17,9 @@ from recorder.format.errors import LogDamaged, RecorderError
 from runtime.model.backends.base import Backend, BackendError, BackendGone, Closes
 
 from ..eval.evaluate import Result, Row
-from ..fork.values import CannotForkError
-from ..rerun.environment import Loading
-from ..rerun.verdicts import ModelUnavailableError
-from ..shared.commands import UnusableError, reason
-from ..shared.progress import Watch
+from ..fork.change import CannotForkError
+from ..rerun.environment import Loading, ModelUnavailableError
+from ..shared.commands import UnusableError, Watch, reason
 from .forcing import run_forced
 from .kept import Kept
 from .opening import run_open

@@ -20,9 +20,8 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
 from runtime.measures.measure import Scores
 
-from ..shared.commands import reason
+from ..shared.commands import Watch, reason, size_of, unwatched, watched
 from ..shared.fields import below, typed
-from ..shared.progress import Watch, size_of, unwatched, watched
 from .facts import Facts, Lost
 from .gather import gather
 from .packing import Values, opened, pack

@@ -31,8 +31,7 @@ from runtime.telemetry.meters import Instruments, ModeInstruments, UnitMeter
 
 from ..export.moments import Moment, Words
 from ..export.timeline import Timeline
-from ..shared.fields import typed
-from ..shared.redacted import removed_in
+from ..shared.fields import removed_in, typed
 from ..story.exchanges import Exchange
 from ..story.reading import Passage, SessionStory
 from .facts import Answer, Facts, Lost

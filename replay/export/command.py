@@ -19,11 +19,11 @@ from ..shared.commands import (
     UnusableError,
     opened_log,
     print_json,
+    progress,
     records_of,
     refuse_log_as_output,
     unwritable,
 )
-from ..shared.progress import progress
 from ..shared.recordings import LogType, next_to, show_bytes, show_seconds
 from .moments import NoDatasetError, TooLongError
 from .timeline import Timeline

@@ -33,8 +33,7 @@ from protocol.values.modes import OF_MODE
 from protocol.values.requests import ClientMessage
 
 from ..rerun.environment import model_of
-from ..shared.fields import below, typed
-from ..shared.redacted import removed_in
+from ..shared.fields import below, removed_in, typed
 from ..story.reading import Passage
 from .moments import NoDatasetError
 from .timeline import Timeline

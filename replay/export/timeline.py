@@ -36,13 +36,13 @@ from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, Se
 from protocol.wire.audio import to_float32
 from protocol.wire.media import kind_of
 from recorder.format.records import Fields, Record
+from recorder.format.steps import Step
 from recorder.read.scan import Damage
 from runtime.measures.placing import SETTLED_NS, Positions, Sound, Voice
 
 from ..rerun.logic import Replayer
-from ..rerun.words import Step
+from ..story.exchanges import asked_texts, calls_text
 from ..story.reading import Passage, SessionStory
-from ..story.tools import asked_texts, calls_text
 from .holding import Holding
 from .moments import Moment, Note, NoteKind, Picture, Words
 

@@ -24,8 +24,7 @@ from recorder.write.files import PART_PREFIX, new_file, own_as
 from recorder.write.lock import is_held
 
 from ..rerun.folder import logs_to_rewrite
-from ..shared.commands import UnusableError, complaint, finish, reason
-from ..shared.progress import Watch, progress, size_of
+from ..shared.commands import UnusableError, Watch, complaint, finish, progress, reason, size_of
 from ..shared.recordings import show_bytes
 
 Result = Literal["compacted", "kept", "refused", "being written"]

@@ -17,9 +17,8 @@ from ..eval.condition import Condition, Figure, judge
 from ..eval.evaluate import Row, measure_log, worst_key
 from ..eval.summary import Json, Statistics
 from ..eval.text import show_number
-from ..shared.commands import reason
+from ..shared.commands import Watch, progress, reason
 from ..shared.page import printable
-from ..shared.progress import Watch, progress
 
 
 @attrs.frozen(kw_only=True)

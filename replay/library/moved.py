@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..shared.recordings import show_seconds
-from ..story.absences import Absence
-from ..story.inspection import Move, Playback
+from ..story.reading import Absence, Move, Playback
 
 
 def move_text(move: Move) -> str:

@@ -23,8 +23,7 @@ from recorder.write.files import new_file, own_as
 from recorder.write.lock import is_held
 
 from ..rerun.folder import logs_to_rewrite
-from ..shared.commands import complaint, finish, reason
-from ..shared.progress import Watch, progress, size_of
+from ..shared.commands import Watch, complaint, finish, progress, reason, size_of
 from ..shared.recordings import show_bytes
 
 Result = Literal["recovered", "sound", "recovered before", "being written", "refused"]

@@ -14,7 +14,7 @@ from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 
 from ..rerun.logic import Replayer
-from ..rerun.outcome import Outcome, logic_result, to_json
+from ..rerun.report import Outcome, logic_result, to_json
 from .text import replay_lines
 
 ITEMS_A_STEP: Final = 500

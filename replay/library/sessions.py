@@ -23,8 +23,7 @@ from recorder.keep.store import Logs
 from recorder.keep.summary import State, Summary
 
 from ..eval.options import ConditionType, FigureType
-from ..shared.commands import print_json
-from ..shared.progress import count
+from ..shared.commands import count, print_json
 from ..shared.recordings import (
     SinceType,
     logs_at,

@@ -14,9 +14,8 @@ from protocol.values.limits import NS_PER_S
 from recorder.format.format import SUFFIX
 
 from ..rerun.difference import label
-from ..rerun.outcome import EXIT_CODES, Outcome
-from ..rerun.report import Divergence, FullReport
-from ..shared.tables import table
+from ..rerun.report import EXIT_CODES, Divergence, FullReport, Outcome
+from ..shared.commands import table
 from .text import speed_text
 
 ROWS_MAX: Final = 60

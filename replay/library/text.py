@@ -15,11 +15,11 @@ from protocol.values.limits import MS_PER_S, NS_PER_S
 
 from ..rerun.difference import NOTHING, label, show
 from ..rerun.report import Divergence, FullReport, Maker, ReplayReport, UnitDifference
+from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
-from ..shared.tables import table
-from ..story.exchanges import Exchange
-from ..story.inspection import Inspection, Mark, UtteranceStory
-from ..story.tools import calls_text
+from ..story.exchanges import Exchange, calls_text
+from ..story.inspect import Inspection, UtteranceStory
+from ..story.reading import Mark
 from .moved import absence_text, move_text, playback_text
 from .verify import SHOWN_MAX, damage_lines
 

@@ -19,9 +19,7 @@ from recorder.read.scan import Damage
 from recorder.write.files import new_file
 
 from ..rerun.remake import head_record, write
-from ..shared.commands import print_all, print_json, reading
-from ..shared.progress import progress, watched
-from ..shared.tables import table
+from ..shared.commands import print_all, print_json, progress, reading, table, watched
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
 from .redaction import Redacted, RedactError, Redaction, rehearse, to_json

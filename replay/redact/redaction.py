@@ -25,9 +25,9 @@ from recorder.format.records import Fields, Record, Value
 from recorder.read.scan import Damage
 from runtime.model.models import MODELS
 
+from ..rerun.difference import describe
 from ..rerun.remake import RemakeError, Remaker
-from ..rerun.words import describe
-from ..shared.redacted import REDACTED
+from ..shared.fields import REDACTED
 from .client_frames import FrameEditor
 from .event_fields import EventEditor
 from .policy import TRACES, Kind, Policy, Tally

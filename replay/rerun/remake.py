@@ -23,11 +23,11 @@ from protocol.values.record_names import record_name
 from recorder.format.compression import Compressor
 from recorder.format.mapping import SCHEMA, Hashes, event_record
 from recorder.format.records import Fields, Record
-from recorder.format.steps import fin_fields, step_records
+from recorder.format.steps import advance, fin_fields, step_records
 from recorder.write.disk import LocalDisk
 from recorder.write.logfile import LogFile
 
-from .logic import BROKEN_OFF, advance
+from .logic import BROKEN_OFF
 
 
 class RemakeError(ValueError):
@@ -38,7 +38,6 @@ class RemakeError(ValueError):
 class Remade:
     """An event that was stepped again; `records` also hold a state hash if one is due."""
 
-    event: ev.Event
     effects: tuple[ef.Effect, ...]
     records: tuple[Record, ...]
 
@@ -66,7 +65,7 @@ class Remaker:
         after = step_records(self.session, event, effects, self._hashes)
         recorded = [event_record(event), *after]
         records = tuple(self._number(kind, fields) for kind, fields in recorded)
-        return Remade(event=event, effects=effects, records=records)
+        return Remade(effects=effects, records=records)
 
     def mark(self, at_ns: int, fields: Fields) -> Record:
         """Make the record of a mark, which the machine does not see."""

@@ -27,8 +27,7 @@ from recorder.keep.store import Logs, Store
 from recorder.write.disk import FILE_MODE
 from recorder.write.files import PART_PREFIX
 
-from .commands import UnusableError, complaint, reason
-from .progress import progress
+from .commands import UnusableError, complaint, progress, reason
 
 SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 BYTES_OF: Final = {

@@ -20,14 +20,8 @@ from recorder.format.format import SUFFIX
 from recorder.keep.marks import marks_path, read_marks
 from recorder.write.files import new_file
 
-from ..diff.command import read_and_compare
-from ..shared.commands import (
-    opened_log,
-    records_of,
-    refuse_log_as_output,
-    unwritable,
-)
-from ..shared.progress import progress
+from ..diff import read_and_compare
+from ..shared.commands import opened_log, progress, records_of, refuse_log_as_output, unwritable
 from ..shared.recordings import LogType, page_next_to, show_bytes
 from .document import page_of
 from .findings import Comparison, comparison_of

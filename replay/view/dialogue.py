@@ -39,8 +39,8 @@ from protocol.wire.media import kind_of
 from recorder.format.records import Record
 from runtime.measures.placing import Positions, Voice
 
-from ..story.dictated import Dictated
-from ..story.tools import asked_texts, calls_text
+from ..story.exchanges import asked_texts, calls_text
+from ..story.reading import Dictated
 from .parts import Json, Part, plain
 from .pictures import Pictures
 from .sound import Heard, Track

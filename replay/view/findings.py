@@ -12,8 +12,7 @@ import attrs
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
 
-from ..diff.compare import compare
-from ..diff.report import DiffReport, Parting
+from ..diff import DiffReport, Parting, compare
 from ..rerun.report import Divergence
 
 Open = Callable[[], OpenSource]

@@ -24,8 +24,7 @@ from runtime.measures.measure import NEAR_TIE_LOGITS
 
 from ..eval.gather import Gathering
 from ..shared.fields import typed
-from ..story.inspect import Inspector
-from ..story.inspection import to_json
+from ..story.inspect import Inspector, to_json
 from ..story.reading import Passage
 from .dialogue import Dialogue
 from .findings import Comparison, finding_of

@@ -29,7 +29,7 @@ from protocol.values.model import (
 )
 from replay.assess.run import run_model
 from replay.assess.task import Mode, Run, Task
-from replay.shared.progress import unwatched
+from replay.shared.commands import unwatched
 from runtime.model.backends.base import Backend, Forced, ForcedResult
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend, EngineSession

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from replay.library.verify import verify_command
 from replay.rerun import environment
 from replay.rerun.folder import find_logs, replay_logs, size_of
 from runtime.cli import main
+from runtime.commands.server_process import RUN
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from tests.replay.test_full import echo_records, quick, record_session
@@ -425,3 +429,25 @@ def test_help_teaches_exit_codes(command: click.Command) -> None:
     text = call(command, "--help").stdout
     assert "\nExit codes:" in text.replace("  Exit", "Exit")
     assert "    2  " in text
+
+
+# -- processes that share the logs ----------------------------------------------------------------
+
+
+WAIT_S = 60
+
+
+def test_jobs_end_with_the_command(tmp_path: Path) -> None:
+    """CI that stops a replay waits for ever: its processes hold the output open."""
+    logs = [tmp_path / "begun.session.zst", tmp_path / "waits.session.zst"]
+    for log in logs:
+        os.mkfifo(log)
+    replay = subprocess.Popen(
+        [*RUN, "replay", "--jobs", "2", *map(str, logs)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    with logs[0].open("wb"):  # a process has opened it too; nobody ever writes to the other
+        replay.send_signal(signal.SIGTERM)
+    replay.communicate(timeout=WAIT_S)
+    assert replay.returncode == -signal.SIGTERM

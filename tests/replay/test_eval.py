@@ -31,7 +31,7 @@ from replay.eval.summary import STATISTICS
 from replay.eval.table import MEASURES, SETTINGS
 from replay.eval.text import definition_rows
 from replay.redact.command import redact_command
-from replay.shared.progress import unwatched
+from replay.shared.commands import unwatched
 from runtime.commands.server_process import RUN
 from tests.project.sampling import sample
 from tests.project.terminal import on_terminal

@@ -24,8 +24,8 @@ from replay.eval.evaluate import Evaluation, Row, evaluate, row_of
 from replay.eval.junit import junit_of
 from replay.eval.naming import Name, names_of
 from replay.eval.table import MEASURES
+from replay.shared.commands import unwatched
 from replay.shared.page import printable
-from replay.shared.progress import unwatched
 from tests.browser.chromium import CHROMIUM, chromium
 from tests.browser.view_pages import policy_of
 from tests.replay.exported import GOLDEN

@@ -17,10 +17,10 @@ from protocol.values.model import Unit
 from recorder.read.reader import LogReader
 from replay import cli
 from replay.rerun import environment
+from replay.rerun.environment import ModelUnavailableError
 from replay.rerun.full import replay_fully
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN, is_near_tie
 from replay.rerun.report import FullReport
-from replay.rerun.verdicts import ModelUnavailableError
 from runtime.model.backends.base import Backend, Choice
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step

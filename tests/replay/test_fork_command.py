@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
-from replay.fork.command import fork_command
-from replay.fork.make import make_fork
-from replay.fork.values import Change, Forked
+from replay.fork.change import Change, Forked
+from replay.fork.command import fork_command, make_fork
 from replay.rerun import environment
 from replay.rerun.full import replay_fully
 from replay.rerun.report import FullReport

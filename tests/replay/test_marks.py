@@ -20,7 +20,7 @@ from recorder.mend.compact import compact
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from replay.cli import inspect_command, replay_command
-from replay.fork.values import Change
+from replay.fork.change import Change
 from replay.redact.command import redact_command
 from replay.redact.policy import Policy
 from replay.redact.redaction import Redaction

@@ -18,7 +18,7 @@ from recorder.read.reader import LogReader
 from replay.eval.evaluate import evaluate
 from replay.eval.table import MEASURES
 from replay.library.sessions import sessions_command
-from replay.shared.progress import unwatched
+from replay.shared.commands import unwatched
 from runtime.commands.server_process import RUN
 from tests.project.terminal import on_terminal
 from tests.replay.exported import GOLDEN

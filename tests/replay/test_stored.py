@@ -17,7 +17,7 @@ from recorder.format.format import SUFFIX
 from recorder.keep.remote import RemoteStore
 from recorder.keep.store import Store
 from replay.cli import inspect_command, replay_command
-from replay.diff.command import diff_command
+from replay.diff import diff_command
 from replay.export.command import export_command
 from replay.library.prune import prune_command
 from replay.library.sessions import sessions_command

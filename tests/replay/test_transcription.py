@@ -16,8 +16,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from replay.rerun.folder import replay_log
-from replay.shrink.asked import Asked
-from replay.shrink.simpler import STEPS
+from replay.shrink.candidate import SIMPLIFICATIONS, Asked
 from runtime.cli import main
 from tests.sessions.answering import remake
 
@@ -159,7 +158,7 @@ def test_simpler_events_make_a_log_that_replays(name: str, tmp_path: Path) -> No
     """A log of a transcription cannot be made smaller, or is another session's then."""
     with LogReader(LOGS / name) as reader:
         head = reader.head.fields
-    for number, simplify in enumerate(STEPS):
+    for number, simplify in enumerate(SIMPLIFICATIONS):
         out = tmp_path / f"{number}.session.zst"
         events = [simplify(event) for event in events_of(LOGS / name)]
         remake(out, head, events)

@@ -13,8 +13,8 @@ from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME, Dialect
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from replay.story.dictated import Dictated
-from replay.story.inspection import to_json
+from replay.story.inspect import to_json
+from replay.story.reading import Dictated
 from replay.view.dialogue import Dialogue
 from tests.browser.view_pages import texts_of
 from tests.replay.test_view import GOLDEN, SAMPLED, golden

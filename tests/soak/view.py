@@ -30,8 +30,7 @@ import numpy as np
 import simplejpeg
 
 from recorder.read.reader import LogReader
-from replay.story.inspect import inspect
-from replay.story.inspection import Inspection, to_json
+from replay.story.inspect import Inspection, inspect, to_json
 from replay.view.document import page_of
 from tests.browser.chromium import CHROMIUM, Tab, chromium
 from tests.browser.view_pages import read_page, record_long, texts_of

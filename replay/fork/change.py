@@ -1,10 +1,14 @@
-"""The client of a fork: the recorded frames, with the requested changes.
+"""What a fork changes: its request and result, and its client, which sends the recorded frames.
 
-Rules:
+    ForkError
+     ├── ForkRefusedError    the request is invalid, or the change is not possible at that unit
+     └── CannotForkError     the recording cannot be continued here: its model, or the recording
+
+Messages name an alternative, if there is one. Rules of the client:
 - An unchanged frame is passed on verbatim. A changed frame is encoded again by its own dialect,
   from its message: fields that the dialect does not know are lost.
 - Sound is replaced by its position in the client's whole sound, sample by sample, so that a unit
-  hears it from its first sample on, however it was split. The length stays: silence follows the new
+  gets it from its first sample on, however it was split. The length stays: silence follows the new
   sound. Pictures and flags stay.
 - A unit is forced to listen by the flag of the append that completes it, as a client does it. That
   flag interrupts the unit in flight (B6), so all earlier units must be finished; an append that
@@ -17,6 +21,8 @@ The client sends nothing else, and nothing at another time.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
@@ -26,14 +32,110 @@ from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.errors import FieldError, LocalProtocolError
 from protocol.values.limits import APPEND_SAMPLES_MIN
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES, DuplexConfig
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    SAMPLE_BYTES,
+    UNIT_SAMPLES,
+    DuplexConfig,
+    UnitResult,
+)
 from protocol.values.requests import Append, Init, Request
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.base import Dialect
 from runtime.settings.settings import nearest
 
 from ..story.wire import Wire
-from .values import Change, ForkRefusedError, Setting
+
+Setting = bool | int | float | str
+NO_SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({})
+
+
+class ForkError(Exception):
+    """The fork was not made."""
+
+
+class ForkRefusedError(ForkError):
+    """The request is not possible for this recording."""
+
+
+class CannotForkError(ForkError):
+    """The recording cannot be continued here."""
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """The changes of a fork; None keeps the recorded value.
+
+    Attributes:
+        at: the first changed unit.
+        force_listen: that unit has to listen.
+        pcm: the sound from that unit on, float32 LE, 16 kHz mono, followed by silence.
+        seed: of the session's random choices.
+        settings: of the session's init, by name.
+        model: another model's name.
+    """
+
+    at: int
+    force_listen: bool = False
+    pcm: bytes | None = attrs.field(default=None, repr=False)
+    seed: int | None = None
+    settings: Mapping[str, Setting] = NO_SETTINGS
+    model: str | None = None
+
+    @property
+    def is_of_the_opening(self) -> bool:
+        """Whether a change takes effect only when the session opens."""
+        return self.seed is not None or bool(self.settings) or self.model is not None
+
+
+@attrs.frozen(kw_only=True)
+class Prefix:
+    """The units before the fork: the model's results compared with the recording.
+
+    Of `units`, forced decoding changed the answers of `held`; the results of `otherwise` differ
+    nevertheless. `first` is the first difference, in words.
+    """
+
+    units: int = 0
+    held: int = 0
+    otherwise: int = 0
+    first: str | None = None
+
+
+Decisions = tuple[bool, Sequence[int], Sequence[int]]
+"""Of a unit: whether it listens, the ids decided, and the speech codes."""
+Decided = Mapping[int, Decisions]
+"""By unit."""
+
+
+def decisions_of(result: UnitResult) -> Decisions:
+    """Return the decisions in a unit's result."""
+    return result.is_listen, result.decided_ids, result.codec_ids
+
+
+@attrs.frozen(kw_only=True)
+class Forked:
+    """A fork that was made, from its `unit` on.
+
+    Attributes:
+        parent_seq: the parent's event by which the unit began: everything before it is equal.
+        units: units started in it.
+        prefix: the units before that one.
+        ended_early: the fork was still running at the recording's end, so that its client left.
+    """
+
+    recording_id: str
+    parent: str
+    parent_seq: int
+    unit: int
+    model: str
+    units: int
+    prefix: Prefix
+    ended_early: bool
+
+
+# -- the client -----------------------------------------------------------------------------------
+
 
 CONFIG_NAMES: Final = tuple(field.name for field in attrs.fields(DuplexConfig))
 INIT_NAMES: Final = ("instructions", "max_slice_nums")
@@ -41,7 +143,7 @@ SETTING_NAMES: Final = (*INIT_NAMES, *CONFIG_NAMES)
 """The names of `--set`, those of the messages (`requests.Init`, `model.DuplexConfig`)."""
 
 
-class Client:
+class ForkClient:
     """The client of a fork, whose unit begins at `begin_sample` of the client's sound."""
 
     def __init__(self, change: Change, connected: ev.ConnectionOpened, begin_sample: int) -> None:
@@ -54,25 +156,25 @@ class Client:
         )
         self._wire: Final = Wire(connected)
 
-    def says(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
+    def frames_for(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
         """Return the client's frames in place of a recorded one, at its time.
 
         `session` is as before that frame. `ForkRefusedError`: the requested change is not possible.
         """
-        self._note_heard(session)
+        self._count_sent(session)
         if not self._is_changed:
             return (event,)
         message = self._wire.request(event.frame)
         if isinstance(message, Append):
             self._appending = (len(message.pcm) // SAMPLE_BYTES, session.counts["appends"])
-            said = self._forced(self._sounding(message), session)
+            sent = self._forced(self._sounding(message), session)
         elif isinstance(message, Init) and self._change.settings:
             return (attrs.evolve(event, frame=self._set_up(self._wire.dialect, message)),)
-        if not isinstance(message, Append) or said == (message,):
+        if not isinstance(message, Append) or sent == (message,):
             return (event,)
         dialect = self._wire.dialect
         try:
-            frames = [dialect.encode_request(one) for one in said]
+            frames = [dialect.encode_request(one) for one in sent]
         except LocalProtocolError as error:
             raise ForkRefusedError(
                 "--replace-audio, --force-listen: sound can be changed in a session of realtime, "
@@ -82,7 +184,7 @@ class Client:
 
     # -- sound ----------------------------------------------------------------------------------
 
-    def _note_heard(self, session: Session) -> None:
+    def _count_sent(self, session: Session) -> None:
         samples, appends = self._appending
         if samples and session.counts["appends"] > appends:
             self._sent_samples += samples
@@ -96,8 +198,8 @@ class Client:
             return append
         start = max(0, self._sent_samples - self._begin_sample) * SAMPLE_BYTES
         wanted = (samples - kept) * SAMPLE_BYTES
-        heard = new[start : start + wanted].ljust(wanted, b"\0")
-        return attrs.evolve(append, pcm=append.pcm[: kept * SAMPLE_BYTES] + heard)
+        given = new[start : start + wanted].ljust(wanted, b"\0")
+        return attrs.evolve(append, pcm=append.pcm[: kept * SAMPLE_BYTES] + given)
 
     # -- listening ------------------------------------------------------------------------------
 
