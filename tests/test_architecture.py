@@ -49,7 +49,7 @@ MUTABLE_CALLS: Final = frozenset({
 # fmt: on
 
 TRIO_ALLOWED: Final = frozenset(
-    f"runtime/net/{name}.py" for name in ("link", "listener", "monitor", "websocket")
+    f"runtime/net/{name}.py" for name in ("http1", "link", "listener", "monitor", "websocket")
 )
 """Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
 TORCH_ALLOWED: Final = ("runtime/model/backends/minicpmo/",)

@@ -15,7 +15,7 @@ import attrs
 import h11
 from anyio.abc import ByteStream
 
-from .http import HEAD_BYTES_MAX
+from .http1 import HEAD_BYTES_MAX
 
 CONNECT_WAIT_S: Final = 3.0
 """For TCP and TLS in one network."""
