@@ -33,7 +33,6 @@ from .limits import FRAGMENT_COST
 
 _FIN: Final = 0x80
 _WHOLE_TEXT: Final = 0x81
-_CLOSE: Final = 0x88
 _RESERVED: Final = 0x70
 _OPCODE: Final = 0x0F
 _CONTROL: Final = 0x08
@@ -210,17 +209,6 @@ def text_frames(texts: Iterable[str]) -> bytes:
         else:
             parts += (bytes((_WHOLE_TEXT, size)), payload)
     return b"".join(parts)
-
-
-def close_frame(code: int, reason: str) -> bytes:
-    """Write a server's close; `reason` has at most 123 bytes of UTF-8."""
-    payload = code.to_bytes(2, "big") + reason.encode()
-    return bytes((_CLOSE, len(payload))) + payload
-
-
-def is_close(frame: bytes | bytearray | memoryview) -> bool:
-    """Whether a frame that is sent whole is a close."""
-    return frame[:1] == bytes((_CLOSE,))
 
 
 # -- decoders for wsproto --------------------------------------------------------------------------

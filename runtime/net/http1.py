@@ -24,6 +24,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
 
+import attrs
 import h11
 import trio
 from starlette.requests import ClientDisconnect
@@ -56,11 +57,6 @@ class Refused(Exception):  # noqa: N818 - an answer to the peer, not an error of
         self.headers = tuple((name.replace("_", "-"), value) for name, value in headers.items())
 
 
-def new_parser() -> h11.Connection:
-    """The parser of a connection; `read_head` and `serve_requests` feed it."""
-    return h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
-
-
 async def read_head(
     link: Link, parser: h11.Connection, *, deadline_s: float, wait_s: float | None = None
 ) -> h11.Request | None:
@@ -70,24 +66,20 @@ async def read_head(
     late head. Without `wait_s`, a late head is none. Raises `Refused`.
     """
     with trio.move_on_at(deadline_s):
-        while (event := _next_event(parser)) is h11.NEED_DATA:
-            if not (data := await link.receive_some(HEAD_READ_BYTES)):
-                return None
-            parser.receive_data(data)
+        try:
+            while (event := parser.next_event()) is h11.NEED_DATA:
+                if not (data := await link.receive_some(HEAD_READ_BYTES)):
+                    return None
+                parser.receive_data(data)
+        except h11.RemoteProtocolError as error:
+            text = "this is no HTTP/1.1 request"
+            raise Refused(error.error_status_hint, "bad_request", text) from None
         assert isinstance(event, h11.Request)
         _check(event)
         return event
     if wait_s is None or not parser.trailing_data[0]:
         return None
     raise Refused(408, "request_timeout", f"no request head within {wait_s:g} s")
-
-
-def _next_event(parser: h11.Connection) -> object:
-    try:
-        return parser.next_event()
-    except h11.RemoteProtocolError as error:
-        text = "this is no HTTP/1.1 request"
-        raise Refused(error.error_status_hint, "bad_request", text) from None
 
 
 def _check(request: h11.Request) -> None:
@@ -168,50 +160,56 @@ _LOG: Final = logging.getLogger("antiphon.http")
 
 
 async def serve_requests(
-    app: ASGIApp, link: Link, parser: h11.Connection, request: h11.Request | None
+    app: ASGIApp, link: Link, parser: h11.Connection, request: h11.Request
 ) -> None:
     """Serve a request that `read_head` has read, and those that follow, to the connection's end.
 
     Raises `Refused` for a later request that is invalid or asks for a WebSocket.
     """
-    count = 0
-    while request is not None:
-        count += 1
+    for count in range(1, REQUESTS_MAX + 1):
         exchange = _Exchange(link, parser, request, is_last=count == REQUESTS_MAX)
-        await exchange.run(app)
-        if not exchange.is_followed():
+        if not await exchange.run(app):
             break
-        request = await read_head(link, parser, deadline_s=trio.current_time() + HTTP_IDLE_S)
-        if request is not None and wants_websocket(request):
-            text = "a WebSocket needs a connection of its own"
-            raise Refused(400, "bad_request", text)
+        deadline_s = trio.current_time() + HTTP_IDLE_S
+        if (found := await read_head(link, parser, deadline_s=deadline_s)) is None:
+            break
+        if wants_websocket(request := found):
+            raise Refused(400, "bad_request", "a WebSocket needs a connection of its own")
     await send_last(link, b"")
 
 
+@attrs.define(eq=False)
 class _Exchange:
     """One request and its answer; `receive` and `send` are those of ASGI."""
 
-    def __init__(
-        self, link: Link, parser: h11.Connection, request: h11.Request, *, is_last: bool
-    ) -> None:
-        self._link = link
-        self._parser = parser
-        self._request = request
-        self._is_last = is_last
-        self._is_bodiless = request.method == b"HEAD"
-        self._body_deadline_s = math.inf
-        self._is_over = trio.Event()
+    _link: Link
+    _parser: h11.Connection
+    _request: h11.Request
+    _is_last: bool = attrs.field(kw_only=True)
+    _body_deadline_s: float = math.inf
+    _is_over: trio.Event = attrs.field(factory=trio.Event)
 
-    async def run(self, app: ASGIApp) -> None:
-        """Let the application answer; an answer that it leaves out is a 500."""
+    async def run(self, app: ASGIApp) -> bool:
+        """Let the application answer; an answer that it leaves out is a 500.
+
+        Returns whether another request may follow: both sides are done, without reading more.
+        """
+        parser = self._parser
         try:
             await app(self._scope(), self.receive, self.send)
         except ClientDisconnect:
             pass
         except Exception:
             _LOG.exception("the application failed")
-        if self._parser.our_state is h11.SEND_RESPONSE and not self._is_over.is_set():
+        if parser.our_state is h11.SEND_RESPONSE and not self._is_over.is_set():
             await self._end(500, error_body("internal_error", "the server failed to answer"))
+        with suppress(h11.RemoteProtocolError):
+            while parser.their_state is h11.SEND_BODY and parser.next_event() is not h11.NEED_DATA:
+                pass
+        if set(parser.states.values()) != {h11.DONE}:
+            return False
+        parser.start_next_cycle()
+        return True
 
     def _scope(self) -> dict[str, object]:
         socket = self._link.socket
@@ -225,11 +223,9 @@ class _Exchange:
             "path": unquote(path.decode("ascii")),
             "raw_path": path,
             "query_string": query,
-            "root_path": "",
             "headers": list(self._request.headers),
             "client": socket.getpeername()[:2],
             "server": socket.getsockname()[:2],
-            "extensions": {},
         }
 
     async def receive(self) -> Message:
@@ -271,17 +267,17 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         """Send the head of the answer, or a part of its body; nothing once it is over."""
         if self._is_over.is_set():
+            await trio.lowlevel.checkpoint()  # else a writer would keep the event loop from all
             return
         if message["type"] == "http.response.start":
             status, headers = message["status"], list(message.get("headers", ()))
             headers.append((b"date", formatdate(usegmt=True).encode("ascii")))
             if self._is_last or self._parser.they_are_waiting_for_100_continue:
                 headers.append((b"connection", b"close"))
-            self._is_bodiless = self._is_bodiless or status in (204, 304)
             await self._write(h11.Response(status_code=status, headers=headers))
             return
         events: list[h11.Event] = []
-        if message.get("body") and not self._is_bodiless:
+        if message.get("body") and self._request.method != b"HEAD":
             events.append(h11.Data(data=message["body"]))
         if not message.get("more_body", False):
             events.append(h11.EndOfMessage())
@@ -291,10 +287,8 @@ class _Exchange:
 
     async def _write(self, *events: h11.Event) -> None:
         parts = [part for event in events if (part := self._parser.send(event))]
-        if not parts:
-            return
         try:
-            await self._link.send_all(parts[0] if len(parts) == 1 else b"".join(parts))
+            await self._link.send_all(b"".join(parts))  # a single part is not copied
         except _LOST:
             self._is_over.set()
         except BaseException:
@@ -306,16 +300,3 @@ class _Exchange:
         self._is_over.set()
         with suppress(*_LOST):
             await answer(self._link, status, body)
-
-    def is_followed(self) -> bool:
-        """Whether another request may follow: both sides are done, without reading more."""
-        parser = self._parser
-        try:
-            while parser.their_state is h11.SEND_BODY and parser.next_event() is not h11.NEED_DATA:
-                pass
-        except h11.RemoteProtocolError:
-            return False
-        if parser.our_state is not h11.DONE or parser.their_state is not h11.DONE:
-            return False
-        parser.start_next_cycle()
-        return True

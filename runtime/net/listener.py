@@ -32,10 +32,10 @@ from protocol.values.limits import FRAME_BYTES_MAX
 from ..settings.settings import Settings
 from .http import error_body
 from .http1 import (
+    HEAD_BYTES_MAX,
     Refused,
     answer,
     header_tokens,
-    new_parser,
     read_head,
     send_last,
     serve_requests,
@@ -295,7 +295,7 @@ class _Server:
                 link.abort()
                 return
         try:
-            parser = new_parser()
+            parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
             request = await read_head(link, parser, deadline_s=deadline_s, wait_s=wait_s)
             if request is None:
                 if trio.current_time() >= deadline_s:  # else the peer has left

@@ -34,27 +34,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Final, NoReturn, Protocol
 
 import attrs
 import trio
 import trio_websocket
+from wsproto.connection import SERVER, Connection
+from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 
 from protocol.values.utf8 import Frame
 
 from ..settings.settings import Settings
-from .frames import (
-    FastMasker,
-    FrameScanner,
-    Whole,
-    close_frame,
-    is_close,
-    message_of,
-    text_frames,
-    tune,
-)
+from .frames import FastMasker, FrameScanner, Whole, message_of, text_frames, tune
 from .limits import UNCOUNTED_BYTES, Counters, RateLimiter, Share
 from .link import READ_BYTES, RECEIVE_BUFFER_BYTES, Link
 from .monitor import ConnectionMonitor, WatchedConnection
@@ -252,7 +244,7 @@ class Intake(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all bytes of one of the codec's frames, or raise."""
-        self._has_sent_close = self._has_sent_close or is_close(data)
+        self._has_sent_close = data[:1] == CLOSE
         await self.link.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -275,13 +267,16 @@ MESSAGE_QUEUE_SIZE: Final = 4
 CLOSE_WAIT_S: Final = 2.0
 """A live peer answers a close within a round trip; others are given up."""
 
-BROKEN: Final = MappingProxyType(
-    {
-        CloseReason.PROTOCOL_ERROR: "no frame of RFC 6455",
-        CloseReason.INVALID_FRAME_PAYLOAD_DATA: "invalid UTF-8",
-    }
-)
-"""The text sent for a protocol error that the codec finds, by close code."""
+BROKEN: Final = {
+    int(code): Connection(SERVER).send(CloseConnection(code=code, reason=text))
+    for code, text in (
+        (CloseReason.PROTOCOL_ERROR, "no frame of RFC 6455"),
+        (CloseReason.INVALID_FRAME_PAYLOAD_DATA, "invalid UTF-8"),
+    )
+}
+"""The close frame for a protocol error that the codec finds, by its code."""
+CLOSE: Final = b"\x88"
+"""How a close frame of ours begins (RFC 6455, 5.2)."""
 ABNORMAL_CLOSURE: Final = 1006
 """The peer left without a close (RFC 6455, 7.1.5): never sent, only reported."""
 
@@ -516,9 +511,7 @@ class TrioWebSocket:
     def _close_frame_for_error(self) -> bytes:
         """The close frame for the rule of RFC 6455 that the peer broke (7.1.7), seen only here."""
         broken = self._connection.closed
-        if broken is None or broken.code not in BROKEN:
-            return b""
-        return close_frame(broken.code, BROKEN[CloseReason(broken.code)])
+        return b"" if broken is None else BROKEN.get(broken.code, b"")
 
     async def send(self, *frames: str) -> None:
         """As `WebSocket`."""

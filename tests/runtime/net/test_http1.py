@@ -226,19 +226,6 @@ async def test_an_answer_to_head_has_no_body_and_the_next_one_follows() -> None:
     assert second.startswith(OK)
 
 
-@pytest.mark.parametrize("status", [204, 304])
-async def test_an_answer_that_has_no_body_gets_none(status: int) -> None:
-    """A client would read a body that it does not expect as the next answer."""
-
-    async def say_too_much(_receive: Receive, send: Send) -> None:
-        await start(send, status)
-        await write(send, b"too much")
-
-    async with answering(say_too_much) as stream:
-        await stream.send_all(LAST)
-        assert (await read_to_end(stream)).endswith(b"\r\n\r\n")
-
-
 async def test_a_stream_is_chunked_and_the_next_request_follows() -> None:
     """Each recording that is streamed would cost its client the connection."""
     async with serving(app=APP) as address:
