@@ -19,7 +19,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.values.limits import FRAME_BYTES_MAX
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
-from runtime.net.http1 import HEADERS_MAX
+from runtime.net.http import HEADERS_MAX
 from runtime.net.limits import Counters
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.session.setup import Arrival

@@ -1,7 +1,7 @@
 """What the routes share: parameters, bodies, concurrency, file work in threads, streams and files.
 
 - Query parameters are parsed strictly: a misspelt one is a 400 that says what is valid.
-- A body is bounded in bytes; `http1` bounds its time.
+- A body is bounded in bytes; `net.http` bounds its time.
 - `ConcurrencyLimit`: a few expensive answers at once, and fewer for a client.
 - Errors of file work in a thread become HTTP answers.
 - A streamed answer is written until it ends or its client leaves. A writer waits until the

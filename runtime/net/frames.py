@@ -248,8 +248,7 @@ class FastFrameDecoder(FrameDecoder):
         """Read a frame's header, once it is complete."""
         is_whole = super().parse_header()
         if is_whole and isinstance(self.masker, XorMaskerSimple):
-            key = self.masker.process(bytearray(_MASK_BYTES))
-            self.masker = FastMasker(key)  # type: ignore[assignment]
+            self.masker = FastMasker(self.masker.process(bytearray(4)))  # type: ignore[assignment]
         return is_whole
 
 

@@ -3,7 +3,7 @@
 - A connection takes a place, of its address and of all. Without one, or if its address opened too
   many lately, it is refused cheaply (503, 429; with TLS, without an answer).
 - TLS, where there is a certificate, and the first request's head share one deadline. A WebSocket
-  upgrade becomes a `WebSocketRequest`; `http1` serves other requests, and those after them.
+  upgrade becomes a `WebSocketRequest`; `http` serves other requests, and those after them.
 - An invalid request is answered (400, 408, 431, 505) and closed; so is a WebSocket request that
   breaks RFC 6455, 4.2.1, or comes after an HTTP request. A peer that leaves is no error.
 - An error in one connection is logged and does not reach the others.
@@ -30,11 +30,11 @@ from starlette.types import ASGIApp
 from protocol.values.limits import FRAME_BYTES_MAX
 
 from ..settings.settings import Settings
-from .http import error_body
-from .http1 import (
+from .http import (
     HEAD_BYTES_MAX,
     Refused,
     answer,
+    error_body,
     header_tokens,
     read_head,
     send_last,

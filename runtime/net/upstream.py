@@ -128,10 +128,8 @@ async def ask(address: Address, asked: UpstreamRequest, added: Headers = ()) -> 
     except BaseException as error:
         with anyio.CancelScope(shield=True):
             await connection.aclose()
-        if isinstance(error, httpcore2.LocalProtocolError):
+        if isinstance(error, httpcore2.ProtocolError):
             raise UpstreamError(f"the request cannot be relayed: {error}") from error
-        if isinstance(error, httpcore2.RemoteProtocolError):
-            raise UpstreamError(f"it gives no whole answer: {error}") from error
         if isinstance(error, (TimeoutError, httpcore2.TimeoutException, httpcore2.NetworkError)):
             raise UpstreamError(f"{address.host} port {address.port} does not answer") from error
         raise

@@ -41,7 +41,6 @@ import trio
 import trio_websocket
 from wsproto.connection import SERVER, Connection
 from wsproto.events import CloseConnection
-from wsproto.frame_protocol import CloseReason
 
 from protocol.values.utf8 import Frame
 
@@ -268,11 +267,8 @@ CLOSE_WAIT_S: Final = 2.0
 """A live peer answers a close within a round trip; others are given up."""
 
 BROKEN: Final = {
-    int(code): Connection(SERVER).send(CloseConnection(code=code, reason=text))
-    for code, text in (
-        (CloseReason.PROTOCOL_ERROR, "no frame of RFC 6455"),
-        (CloseReason.INVALID_FRAME_PAYLOAD_DATA, "invalid UTF-8"),
-    )
+    code: Connection(SERVER).send(CloseConnection(code=code, reason=text))
+    for code, text in ((1002, "no frame of RFC 6455"), (1007, "invalid UTF-8"))
 }
 """The close frame for a protocol error that the codec finds, by its code."""
 CLOSE: Final = b"\x88"
@@ -339,17 +335,11 @@ class Handshake:
 
     def head(self) -> bytes:
         """A plain request for the library, without the client's other headers."""
-        lines = [
-            "GET / HTTP/1.1",
-            "Host: antiphon",
-            "Connection: Upgrade",
-            "Upgrade: websocket",
-            "Sec-WebSocket-Version: 13",
-            f"Sec-WebSocket-Key: {self.key}",
-        ]
-        if self.subprotocol is not None:
-            lines.append(f"Sec-WebSocket-Protocol: {self.subprotocol}")
-        return "\r\n".join([*lines, "", ""]).encode("ascii")
+        protocol = self.subprotocol and f"Sec-WebSocket-Protocol: {self.subprotocol}\r\n"
+        return (
+            "GET / HTTP/1.1\r\nHost: antiphon\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {self.key}\r\n{protocol or ''}\r\n"
+        ).encode("ascii")
 
 
 async def deliver_received(websocket: WebSocket, on_messages: OnMessages) -> NoReturn:
@@ -439,10 +429,8 @@ class TrioWebSocket:
         message: str | bytes | None = None
         try:
             with trio.CancelScope() as self._getting:
-                if not self._is_too_big_next():
+                while not self._is_too_big_next() and (message is None or self._intake.is_closing):
                     message = await self._connection.get_message()
-                    while self._intake.is_closing:
-                        message = await self._connection.get_message()
         except trio_websocket.ConnectionClosed:
             if not self._intake.is_too_big:
                 raise self._closed() from None

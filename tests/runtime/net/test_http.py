@@ -16,8 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.net.http import error_body, make_app
-from runtime.net.http1 import BODY_WAIT_S, HEADERS_MAX, HTTP_IDLE_S
+from runtime.net.http import BODY_WAIT_S, HEADERS_MAX, HTTP_IDLE_S, error_body, make_app
 from runtime.settings.settings import HANDSHAKE_S, STALL_S
 from tests.network.transport import (
     SETTLE_S,

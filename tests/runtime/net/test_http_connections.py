@@ -13,9 +13,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.net import http1
-from runtime.net.http import make_app
-from runtime.net.http1 import BODY_READ_BYTES, BODY_WAIT_S
+from runtime.net import http
+from runtime.net.http import BODY_WAIT_S, make_app
+from runtime.net.link import CARRIED_BYTES
 from tests.network.transport import (
     SETTLE_S,
     body_of,
@@ -170,7 +170,7 @@ async def test_a_body_waits_in_the_network_until_it_is_asked_for() -> None:
         asked.set()
         assert (await read_to_end(stream)).startswith(OK)
     assert sum(len(it["body"]) for it in got) == size
-    assert max(len(it["body"]) for it in got) <= BODY_READ_BYTES
+    assert max(len(it["body"]) for it in got) <= CARRIED_BYTES
 
 
 async def test_a_short_body_that_is_not_read_does_not_end_the_connection() -> None:
@@ -368,7 +368,7 @@ async def test_a_disconnect_follows_the_end_of_the_answer() -> None:
 
 async def test_a_connection_ends_after_so_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A load balancer that keeps its connections would send all requests to the oldest server."""
-    monkeypatch.setattr(http1, "REQUESTS_MAX", 3)
+    monkeypatch.setattr(http, "REQUESTS_MAX", 3)
     async with serving(app=APP) as address:
         answer = await exchange(address, request_head("/ready") * 5)
     assert answer.count(OK) == 3
