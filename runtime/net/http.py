@@ -299,10 +299,10 @@ class _Exchange:
 
         Returns whether another request may follow: both sides are done, without reading more.
         """
-        parser = self._parser
+        parser, scope = self._parser, self._scope()
         try:
             with suppress(ClientDisconnect):
-                await app(self._scope(), self.receive, self.send)
+                await app(scope, self.receive, self.send)
         except Exception:
             _LOG.exception("the application failed")
         if parser.our_state is h11.SEND_RESPONSE and not self._is_over.is_set():
