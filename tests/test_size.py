@@ -22,8 +22,8 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (11_680, 58),
     "recorder": (4_702, 48),
-    "runtime": (22_232, 125),
-    "runtime/model": (9_652, 53),
+    "runtime": (22_230, 125),
+    "runtime/model": (9_640, 53),
     "replay": (12_393, 109),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
