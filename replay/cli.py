@@ -18,7 +18,7 @@ from runtime.model.backends.base import Backend
 
 from .eval.evaluate import measure_log
 from .library import text
-from .library.summary import summary_lines
+from .library.text import summary_lines
 from .rerun.environment import Loading
 from .rerun.folder import (
     JOBS_MAX,

@@ -1,6 +1,7 @@
 """The command `antiphon export`: a recorded session in the formats of other tools.
 
-Results are on stdout, an error is one line on stderr. A failed export leaves no new file, and does
+Results are on stdout, an error is one line on stderr. The file is written next to its name, with
+its log's permissions, and renamed when it is complete: a failed export leaves no new file, and does
 not touch an existing one, which is replaced with `--force` only.
 """
 
@@ -8,26 +9,80 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, Final, Literal, get_args
 
 import click
 
 from protocol.values.limits import NS_PER_MS
 from recorder.format.format import SUFFIX
+from recorder.format.records import Fields, Record
+from recorder.read.scan import Damage
+from recorder.write.files import new_file
 
-from ..shared.commands import (
-    UnusableError,
-    opened_log,
-    print_json,
-    records_of,
-    refuse_log_as_output,
-    unwritable,
-)
+from ..shared import commands
 from ..shared.progress import progress
 from ..shared.recordings import LogType, next_to, show_bytes, show_seconds
-from .moments import NoDatasetError, TooLongError
+from . import formats, sound
 from .timeline import Timeline
-from .writing import FORMATS, STREAMS, SUFFIXES, Format, export
+
+Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "mcap", "txt", "dataset"]
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
+    {**{f".{name}": name for name in FORMATS}, ".cast": "txt", ".tar": "dataset"}
+)
+"""Formats by a file's ending."""
+STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})
+"""Formats written from start to end, which may go to stdout."""
+
+_WRITERS: Final[Mapping[Format, Callable[[Timeline, BinaryIO], None]]] = MappingProxyType(
+    {
+        **{"wav": sound.write_wav, "mp4": sound.write_mp4},
+        **{"srt": formats.write_srt, "vtt": formats.write_vtt, "txt": formats.write_cast},
+        **{"jsonl": formats.write_jsonl, "mcap": formats.write_mcap},
+        "dataset": formats.write_dataset,
+    }
+)
+
+
+def export(
+    head: Fields,
+    items: Iterable[Record | Damage],
+    to: Format,
+    output: Path | BinaryIO,
+    *,
+    like: Path | None = None,
+    replaces: bool = False,
+) -> Timeline:
+    """Write a log's session, given its head, records in order and damage; return its time line.
+
+    Args:
+        output: the file, or a stream for one of `STREAMS`.
+        like: the log: the same people may read and write the file.
+        replaces: replace an existing file.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+        OSError: it cannot be written.
+        RecorderError: the log cannot be read.
+        TooLongError: the session is longer than the format's sound can be.
+    """
+    timeline = Timeline(head, items)
+    with _opened(output, like, replaces=replaces) as file:
+        _WRITERS[to](timeline, file)
+    return timeline
+
+
+@contextmanager
+def _opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> Iterator[BinaryIO]:
+    if not isinstance(output, Path):
+        yield output
+        return
+    with new_file(output, like=like, replaces=replaces) as part, part.open("w+b") as file:
+        yield file
 
 
 @click.command("export")
@@ -80,27 +135,27 @@ def export_command(
         raise click.UsageError(f"{chosen} needs a file, not stdout")
     ending = "tar" if chosen == "dataset" else chosen
     target = output or next_to(log, f"{log.name.removesuffix(SUFFIX)}.{ending}")
-    refuse_log_as_output(target, [log])
+    commands.refuse_log_as_output(target, [log])
     try:
-        with opened_log(log) as reader:
+        with commands.opened_log(log) as reader:
             to_file = sys.stdout.buffer if to_stdout else target
             with progress(reader.tail_bytes, f"writing {chosen}") as watch:
-                items = records_of(log, reader, watch)
+                items = commands.records_of(log, reader, watch)
                 made = export(reader.head.fields, items, chosen, to_file, like=log, replaces=force)
-    except NoDatasetError as error:
-        raise UnusableError(f"{log}: {error}") from error
-    except (OSError, TooLongError) as error:
+    except formats.NoDatasetError as error:
+        raise commands.UnusableError(f"{log}: {error}") from error
+    except (OSError, sound.TooLongError) as error:
         if to_stdout and isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise  # stdout is the command's, not a file
-        raise unwritable(error, target) from error
+        raise commands.unwritable(error, target) from error
     if not to_stdout:
-        _tell(log, target, chosen, made, as_json=as_json)
+        _print(log, target, chosen, made, as_json=as_json)
     if made.story.damage_count:
         text = f"the log is damaged {made.story.damage_count} times: there are gaps"
         click.echo(text, err=True)
 
 
-def _tell(log: Path, target: Path, to: Format, made: Timeline, *, as_json: bool) -> None:
+def _print(log: Path, target: Path, to: Format, made: Timeline, *, as_json: bool) -> None:
     finished = made.story.end.finished
     if as_json:
         body = {
@@ -112,7 +167,7 @@ def _tell(log: Path, target: Path, to: Format, made: Timeline, *, as_json: bool)
             "finished": finished,
             "damage_count": made.story.damage_count,
         }
-        print_json(body)
+        commands.print_json(body)
         return
     open_end = "" if finished else ", no fin: still open, or its server was killed"
     seconds, size = show_seconds(made.duration_ns), show_bytes(target.stat().st_size)

@@ -13,10 +13,9 @@ import attrs
 
 from protocol.values import events as ev
 
-from ..redact.client_frames import FrameEditor
-from ..redact.event_fields import without_media
-from ..redact.media import hide_picture, mute
-from ..redact.policy import Kind, Policy, Tally
+from ..redact.content import Kind, Policy, Tally, hide_picture, mute
+from ..redact.frames import FrameEditor
+from ..redact.redaction import without_media
 from ..story.questions import ANSWERS
 
 Step = Callable[[ev.Event], ev.Event]

@@ -41,7 +41,7 @@ from protocol.wire.schema.material import MEDIA
 from protocol.wire.schema.rows import answer_example, attribute_docs, request_schema
 from protocol.wire.schema.wire import Message, describe
 from protocol.wire.table import Object, Row, Rule, Table
-from replay.redact.client_frames import held
+from replay.redact.frames import held
 from tests.fuzz.drawing import bodies_of
 from tests.strategies.messages import client_messages, mutated_bodies, server_messages
 from tests.transcripts.wire_schema import Sender, conforms, problems

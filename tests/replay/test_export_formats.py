@@ -18,11 +18,9 @@ import pytest
 import simplejpeg
 from mcap.reader import NonSeekingReader, make_reader
 
-from replay.export import jsonl
-from replay.export.captions import captions
-from replay.export.mcap_file import write_mcap
-from replay.export.moments import Words
-from replay.export.timeline import Timeline
+from replay.export import formats
+from replay.export.formats import captions, write_mcap
+from replay.export.timeline import Timeline, Words
 from runtime.measures.placing import Sound
 from tests.golden.logs import SAMPLE
 from tests.replay.exported import (
@@ -119,7 +117,7 @@ def test_an_asciicast_plays() -> None:
 
 def test_the_lines_say_what_they_promise() -> None:
     """A script would have to read the source for what a line holds."""
-    documented = jsonl.__doc__ or ""
+    documented = formats.__doc__ or ""
     for log in SAMPLE:
         lines = [json.loads(line) for line in exported(log, "jsonl").splitlines()]
         assert (lines[0]["kind"], lines[-1]["kind"]) == ("session", "end")

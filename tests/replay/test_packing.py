@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.eval.evaluate import row_of
-from replay.eval.packing import Values
-from replay.eval.summary import Summary, scores_json
+from replay.eval.evaluate import Summary, Values, row_of, scores_json
 from replay.eval.table import MEASURES
 from replay.shared.commands import print_json
 from runtime.measures.measure import Measure, Ratio, Scores, Times, Total, Value

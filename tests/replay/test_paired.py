@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.eval import paired
+from replay.eval import evaluate as paired
 from replay.eval.condition import ConditionError, judge, parse
-from replay.eval.paired import ALL_SIGNS_MAX, Baseline, Comparison, Paired, chance, compare
-from replay.eval.summary import Summary
+from replay.eval.evaluate import (
+    ALL_SIGNS_MAX,
+    Baseline,
+    Comparison,
+    Paired,
+    Summary,
+    chance,
+    compare,
+)
 from replay.eval.table import MEASURES
 from runtime.measures.measure import Ratio, Times, Total
 

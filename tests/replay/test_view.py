@@ -30,19 +30,21 @@ from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from replay.story.inspect import inspect
 from replay.view import parts as view_parts
-from replay.view.command import view_command
-from replay.view.document import PAGE_CSP, SCRIPTS, page_of
-from replay.view.findings import Comparison, Finding
-from replay.view.parts import Part, plain
-from replay.view.pictures import SIDE_MAX, Pictures, shrink
-from replay.view.sound import (
+from replay.view.document import PAGE_CSP, SCRIPTS, page_of, view_command
+from replay.view.parts import (
     PEAKS_A_SECOND,
     PIECE_S,
+    SIDE_MAX,
     VOICE_S_MAX,
+    Part,
+    Pictures,
     Track,
     encode,
     peaks,
+    plain,
+    shrink,
 )
+from replay.view.story import Comparison, Finding
 from tests.browser.view_pages import narrate, page_text, policy_of, read_page
 from tests.generated.clients import tape
 from tests.golden.logs import LOGS, SAMPLE

@@ -7,8 +7,8 @@ import pytest
 
 from protocol.values.limits import NS_PER_S
 from recorder.format.records import Record
-from replay.eval.score import score
-from replay.eval.summary import scores_json
+from replay.eval.evaluate import scores_json
+from replay.eval.scores import score
 from tests.browser.view_pages import narrate
 from tests.replay.evaluated import Duplex, facts_of, loud
 from tests.replay.test_logs import HEAD

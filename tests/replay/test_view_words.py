@@ -15,7 +15,7 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.story.dictated import Dictated
 from replay.story.inspection import to_json
-from replay.view.dialogue import Dialogue
+from replay.view.story import Dialogue
 from tests.browser.view_pages import texts_of
 from tests.replay.test_view import GOLDEN, SAMPLED, golden
 
@@ -75,4 +75,4 @@ def test_an_answer_is_said_once(dialect: Dialect, pieces: tuple[str, ...]) -> No
             record = Record(kind="tx", seq=1, at_ns=5, fields={"frame": frame})
             dialogue.send(record, dialect.decode(parse_frame(frame), "chat"))
     dialogue.end()
-    assert "".join(text for _, _, _, text, _ in dialogue.said) == "Good morning."
+    assert "".join(text for _, _, _, text, _ in dialogue.words) == "Good morning."
