@@ -137,6 +137,8 @@ LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.E
 """Errors of a stdout that cannot be written; errors of a file are reported by its writer."""
 VIEWS: Final = "replay.view.document"
 """The module that makes the views of a recording: its page, redacted copies, digest and replay."""
+REDACTION: Final = "replay.redact.redaction"
+"""The module that takes content out of a recording: its `KINDS`, and `RedactError`."""
 SOUND: Final = "replay.export.sound"
 """The module that makes the WAV of a recording: `wav_of`, `wav_head` and `TooLongError`."""
 
@@ -358,12 +360,12 @@ def load_viewer(name: ViewName) -> Viewer:
     if name == "replay":
         return Viewer(pieces_of=module.replay_of, media_type="application/json")
     if name in ("redacted-log", "redacted-page"):
-        is_log = name == "redacted-log"
+        redaction, is_log = import_module(REDACTION), name == "redacted-log"
         return Viewer(
             pieces_without=module.log_without if is_log else module.page_without,
-            kinds=module.KINDS,
+            kinds=redaction.KINDS,
             media_type="application/zstd" if is_log else "text/html",
-            refuses=(module.RedactError,),
+            refuses=(redaction.RedactError,),
         )
     return Viewer(
         pieces_of=module.page_of,

@@ -36,8 +36,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
@@ -256,15 +257,15 @@ class OnSlot:
 
 
 async def run_open(
-    recording: Recording, backend: Backend, model: str, folder: Path, watch: Watch
-) -> tuple[Path, Row]:
-    """Run a recording with a model; return the new log, in a folder, and its measures.
+    model: str, kept: Kept, recording: Recording, backend: Backend, *, watch: Watch
+) -> Row:
+    """Run a recording with a model, and measure the new log, which is kept if the results are.
 
     Args:
+        model: its name, for the log's head.
+        kept: the folder for the log, whose name is derived from the recording's.
         recording: a duplex session.
         backend: opened on slot 0.
-        model: its name, for the log's head.
-        folder: where the log goes; its name is derived from the recording's.
         watch: called with 1 for each unit.
 
     Raises:
@@ -272,6 +273,7 @@ async def run_open(
         SkippedError: it cannot be run again.
         CannotForkError: the model is lost, or does not serve the mode.
     """
+    kept.remove_log(recording.content)
     units, parted = 0, dict[str, object]()
 
     def count(done: int, _units: int) -> None:
@@ -288,7 +290,7 @@ async def run_open(
         log, _ = await make_fork(
             recording.log,
             Change(at=0, model=model),
-            folder,
+            kept.folder,
             identity=identity,
             load=lambda _: backend,
             watch=count,
@@ -296,8 +298,11 @@ async def run_open(
         )
     except ForkRefusedError as error:
         raise SkippedError(str(error)) from error
-    row = measure_log(log, str(recording.log))
-    return log, row.with_body(parted=parted)
+    row = measure_log(log, str(recording.log)).with_body(parted=parted)
+    if kept.is_lasting:
+        return row.with_body(made=str(log))
+    log.unlink()
+    return row
 
 
 def _parting(before: Decided, after: Decided) -> Json:
@@ -323,7 +328,7 @@ class _Judging(UnitReplay):
         self.session.take(unit, recorded, forced)
 
 
-async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Row:
+async def run_forced(recording: Recording, backend: Backend, *, watch: Watch) -> Row:
     """Force a recording on a model, and measure its own decisions.
 
     Args:
@@ -427,7 +432,9 @@ async def run_model(
         watch(0)
         try:
             with Kept(out, mode, backend.info) as kept:
-                done = await _Running(mode, loading, backend, kept, watch).all(logs)
+                run_one = run_forced if mode == "forced" else partial(run_open, loading.name, kept)
+                slots = [OnSlot(backend, slot) for slot in range(loading.slots)]
+                done = await _Running(kept, partial(run_one, watch=watch)).all(logs, slots)
         except OSError as error:
             raise UnusableError(f"{out or 'the temporary folder'}: {reason(error)}") from error
     where = kept.folder if kept.is_lasting else None
@@ -453,40 +460,38 @@ async def _loaded(
 
 
 class _Running:
-    def __init__(
-        self, mode: str, loading: Loading, backend: Backend, kept: Kept, watch: Watch
-    ) -> None:
-        self._mode, self._loading = mode, loading
-        self._backend, self._kept, self._watch = backend, kept, watch
+    """Runs recordings that are not done yet; equal logs are run once."""
+
+    def __init__(self, kept: Kept, run_one: Callable[[Recording, Backend], Awaitable[Row]]) -> None:
+        self._kept, self._run_one = kept, run_one
         self._results: dict[str, Row] = {}
         self._error: BackendGone | OSError | None = None
 
-    async def all(self, logs: Sequence[Path]) -> list[Row]:
-        """Run what is not done yet; equal logs are run once."""
-        looked = {log: _look(log) for log in logs}
-        waiting = iter(
-            {it.content: it for it in looked.values() if isinstance(it, Recording)}.values()
-        )
+    async def all(self, logs: Sequence[Path], slots: Iterable[Backend]) -> list[Row]:
+        """Run all logs, as many at once as there are slots."""
+        found = {log: _look(log) for log in logs}
+        unlike = {it.content: it for it in found.values() if isinstance(it, Recording)}
+        waiting = iter(unlike.values())
         async with anyio.create_task_group() as group:
-            for slot in range(self._loading.slots):
-                group.start_soon(self._work, waiting, OnSlot(self._backend, slot))
+            for backend in slots:
+                group.start_soon(self._work, waiting, backend)
         if self._error is not None:
             raise self._error
         return [
             it if isinstance(it, Row) else attrs.evolve(self._results[it.content], log=str(log))
-            for log, it in looked.items()
+            for log, it in found.items()
         ]
 
     async def _work(self, waiting: Iterator[Recording], backend: Backend) -> None:
         for recording in waiting:
             if self._error is not None:
                 return
-            found = self._kept.load(recording.content, str(recording.log))
-            self._results[recording.content] = found or await self._one(recording, backend)
+            row = self._kept.load(recording.content, str(recording.log))
+            self._results[recording.content] = row or await self._one(recording, backend)
 
     async def _one(self, recording: Recording, backend: Backend) -> Row:
         try:
-            row = await self._run(recording, backend)
+            row = await self._run_one(recording, backend)
         except Exception as error:
             lost = error.__cause__ if isinstance(error, CannotForkError) else error
             if isinstance(lost, BackendGone):
@@ -496,18 +501,6 @@ class _Running:
             self._kept.save(recording.content, row)
         except OSError as error:
             self._error = error
-        return row
-
-    async def _run(self, recording: Recording, backend: Backend) -> Row:
-        if self._mode == "forced":
-            return await run_forced(recording, backend, self._watch)
-        self._kept.remove_log(recording.content)
-        log, row = await run_open(
-            recording, backend, self._loading.name, self._kept.folder, self._watch
-        )
-        if self._kept.is_lasting:
-            return row.with_body(made=str(log))
-        log.unlink()
         return row
 
 

@@ -52,7 +52,6 @@ import numpy as np
 import soundfile
 import soxr
 from cattrs import Converter, transform_error
-from cattrs.gen import make_dict_structure_fn
 from numpy.typing import NDArray
 
 from protocol.values.limits import NS_PER_S
@@ -206,9 +205,6 @@ def _converter() -> Converter:
     for kind in (str, bool):
         made.register_structure_hook(kind, _exactly(kind))
     made.register_structure_hook(float, _number)
-    for cls in (Case, Manifest):
-        hook = make_dict_structure_fn(cls, made, _cattrs_forbid_extra_keys=True)
-        made.register_structure_hook(cls, hook)
     return made
 
 

@@ -123,9 +123,7 @@ def parse_figure(name: str) -> Figure:
 
 
 def judge(
-    conditions: Iterable[Condition],
-    summary: Found,
-    compared: Found | None = None,
+    conditions: Iterable[Condition], summary: Found, compared: Found | None = None
 ) -> tuple[list[str], list[str]]:
     """Return the conditions that hold, and complaints on those that cannot be judged."""
     met, unknown = list[str](), list[str]()

@@ -221,15 +221,6 @@ def definitions_json() -> Json:
     }
 
 
-def definition_rows() -> list[str]:
-    """Write the table of measures in Markdown, without its head."""
-    return [
-        f"| `{it.name}` | {it.unit} | {it.better or '-'} | {it.modes} | {it.definition} | "
-        f"{it.source} |"
-        for it in MEASURES.values()
-    ]
-
-
 # -- JUnit -----------------------------------------------------------------------------------------
 
 
@@ -264,10 +255,7 @@ def junit_of(
 
 
 def junit_xml(
-    name: str,
-    counts: Mapping[str, str],
-    cases: Iterable[ET.Element],
-    notes: Sequence[str] = (),
+    name: str, counts: Mapping[str, str], cases: Iterable[ET.Element], notes: Sequence[str] = ()
 ) -> bytes:
     """Write test cases as one suite; `notes` are its output."""
     suites = ET.Element("testsuites", dict(counts))

@@ -27,10 +27,8 @@ import attrs
 
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_MS
-from protocol.values.messages import ServerMessage
 from protocol.values.model import UNIT_SAMPLES, Unit, UnitResult
 from protocol.values.modes import OF_MODE, Mode, Work
-from protocol.values.requests import ClientMessage
 from recorder.format.mapping import EVENT_KINDS
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
@@ -125,9 +123,7 @@ class Facts:
 
 
 def gather(
-    head: Fields,
-    items: Iterable[Record | Damage],
-    also: Callable[[Moment], object] | None = None,
+    head: Fields, items: Iterable[Record | Damage], also: Callable[[Moment], object] | None = None
 ) -> Facts:
     """Read a log, given the fields of its `session` record, its records in order, and damage.
 
@@ -151,7 +147,7 @@ class Gathering:
         story: SessionStory | None = None,
         also: Callable[[Moment], object] | None = None,
     ) -> None:
-        self.timeline: Final = Timeline(head, watch=self._watch, story=story)
+        self.timeline: Final = Timeline(head, story=story)
         self.story: Final = self.timeline.story
         self._also: Final = also
         self._talk: Final = Talk()
@@ -168,7 +164,10 @@ class Gathering:
 
     def take(self, item: Record | Damage, passage: Passage | None) -> None:
         """Take the next record, or damage, as the story read it."""
-        self._take_moments(self.timeline.take(item, passage))
+        moments = [*self.timeline.take(item, passage)]
+        if passage is not None:
+            self._take_passage(passage)
+        self._take_moments(moments)
 
     def end(self) -> Facts:
         """Return the facts, once all records are taken."""
@@ -217,10 +216,8 @@ class Gathering:
             if self._also is not None:
                 self._also(moment)
 
-    def _watch(
-        self, passage: Passage, request: ClientMessage | None, messages: Sequence[ServerMessage]
-    ) -> None:
-        record, story = passage.record, self.story
+    def _take_passage(self, passage: Passage) -> None:
+        record, story, request = passage.record, self.story, self.timeline.request
         if record.kind in EVENT_KINDS:
             self._talked_ns = record.at_ns
         if passage.effect == "DetectSpeech":
@@ -230,7 +227,7 @@ class Gathering:
                 self._talk.user.searched(record.at_ns, at, rate_hz, silence_ms)
         if request is not None:
             self._talk.received(record.at_ns, story.wire.piece or request)
-        for message in messages:
+        for message in self.timeline.messages:
             self._talk.sent(record.at_ns, message)
         match passage.event:
             case ev.SpeechStarted() | ev.SpeechStopped():

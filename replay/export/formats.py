@@ -335,39 +335,22 @@ RAW_AUDIO: Final = "foxglove.RawAudio"
 IMAGE: Final = "foxglove.CompressedImage"
 LOG: Final = "foxglove.Log"
 SCHEMAS: Final[Mapping[str, Mapping[str, object]]] = {
-    RAW_AUDIO: {
-        "timestamp": _TIME,
-        "data": _BYTES,
-        "format": _TEXT,
-        "sample_rate": _COUNT,
-        "number_of_channels": _COUNT,
-    },
+    RAW_AUDIO: {"timestamp": _TIME, "data": _BYTES, "format": _TEXT}
+    | dict.fromkeys(("sample_rate", "number_of_channels"), _COUNT),
     IMAGE: {"timestamp": _TIME, "frame_id": _TEXT, "data": _BYTES, "format": _TEXT},
-    LOG: {
-        "timestamp": _TIME,
-        "level": _LEVEL,
-        "message": _TEXT,
-        "name": _TEXT,
-        "file": _TEXT,
-        "line": _COUNT,
-    },
+    LOG: {"timestamp": _TIME, "level": _LEVEL}
+    | dict.fromkeys(("message", "name", "file"), _TEXT)
+    | {"line": _COUNT},
 }
 """The fields of each schema, by Foxglove's name; all are required."""
 TOPICS: Final[Mapping[str, str]] = {
-    "/user/audio": RAW_AUDIO,
-    "/model/audio": RAW_AUDIO,
+    **dict.fromkeys(("/user/audio", "/model/audio"), RAW_AUDIO),
     "/user/image": IMAGE,
-    "/user/text": LOG,
-    "/model/text": LOG,
-    "/session": LOG,
+    **dict.fromkeys(("/user/text", "/model/text", "/session"), LOG),
 }
-_SEVERITIES: Final[Mapping[NoteKind, str]] = {
-    "error": "ERROR",
-    "damage": "ERROR",
-    "shortened": "WARNING",
-    "dropped": "WARNING",
-    "unheard": "WARNING",
-    "going_away": "WARNING",
+_SEVERITIES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("error", "damage"), "ERROR"),
+    **dict.fromkeys(("shortened", "dropped", "unheard", "going_away"), "WARNING"),
 }
 
 
@@ -442,13 +425,7 @@ def _message(moment: Moment, at_ns: int) -> tuple[str, dict[str, Any]]:
 
 def _log(level: str, name: str, text: str) -> dict[str, Any]:
     message = text.encode(errors="replace").decode()  # JSON in UTF-8 holds no lone surrogates
-    return {
-        "level": _LEVELS.index(level),
-        "message": message,
-        "name": name,
-        "file": "",
-        "line": 0,
-    }
+    return {"level": _LEVELS.index(level), "message": message, "name": name, "file": "", "line": 0}
 
 
 # -- a dataset -------------------------------------------------------------------------------------

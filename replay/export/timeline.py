@@ -26,7 +26,7 @@ faster than its own sound, so PCM above `HELD_BYTES_MAX` lies in a file.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from tempfile import SpooledTemporaryFile
 from typing import Final, Literal
@@ -298,8 +298,6 @@ def _shorten(held: _Held, at_ns: int) -> None:
 HOLD_NS: Final = NS_PER_S
 """How long words of an answer wait for their sound: a voice is made a second at a time."""
 
-Watch = Callable[[Passage, ClientMessage | None, Sequence[ms.ServerMessage]], None]
-
 _NOTES: Final[dict[type, NoteKind]] = {
     ms.Queued: "queued",
     ms.QueueUpdate: "queue_update",
@@ -322,21 +320,21 @@ class Timeline:
     """The moments of one session, to be iterated once; or `take` and `end` give them step by step.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
-    damage; `watch` is called with each record as the story reads it, and the messages in it.
-    `story` reads the log, if it is read for other purposes too. `duration_ns` is to the end of all
-    that was read so far, sound included.
+    damage. `story` reads the log, if it is read for other purposes too. `request` and `messages`
+    are what the last record held: a frame is read once, as sound in pieces is resampled by that.
+    `duration_ns` is to the end of all that was read so far, sound included.
     """
 
     def __init__(
         self,
         head: Fields,
         items: Iterable[Record | Damage] = (),
-        watch: Watch | None = None,
         story: SessionStory | None = None,
     ) -> None:
         self.head: Final = head
-        self._watch = watch
         self.story: Final = SessionStory(Replayer(go_on=True)) if story is None else story
+        self.request: ClientMessage | None = None
+        self.messages: Sequence[ms.ServerMessage] = ()
         self.duration_ns = 0
         self._items = items
         self._holding: Final = Holding()
@@ -406,22 +404,20 @@ class Timeline:
         if passage is None:
             return
         wire, kind = self.story.wire, passage.record.kind
-        messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
+        self.messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
         is_request = kind == "rx" and passage.short is None and passage.frame
-        request = wire.request(passage.frame) if is_request else None
-        if self._watch is not None:
-            self._watch(passage, request, messages)
+        self.request = wire.request(passage.frame) if is_request else None
         fields = passage.record.fields
         self.duration_ns = max(self.duration_ns, self._now_ns)
         if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
             self._flush_texts()
-        for message in messages:
+        for message in self.messages:
             self._take_message(message)
         match kind:
             case "rx" if passage.short is not None:
                 self._note("shortened", passage.short.told)
             case "rx":
-                self._take_request(request)
+                self._take_request(self.request)
             case "effect" if passage.effect == "DropUnit":
                 self._note("dropped", f"second {fields.get('ordinal')} of the input")
             case "effect" if passage.effect == "Close":

@@ -610,13 +610,7 @@ def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
 
 
 def _print(
-    log: Path,
-    output: Path | None,
-    policy: Policy,
-    found: Redacted,
-    tally: Tally,
-    *,
-    as_json: bool,
+    log: Path, output: Path | None, policy: Policy, found: Redacted, tally: Tally, *, as_json: bool
 ) -> None:
     removed = found.tally.to_json()
     if as_json:

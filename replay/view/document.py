@@ -12,9 +12,9 @@ The page is the plain files of `page/`, and the session's data, in one HTML:
 - Chunks come while the log is read; the caller may stop writing at any time.
 - The scripts are ES modules for a browser or Node, joined into one without their import lines.
 
-The other views that a server gives are made in the same way, block by block: a redacted copy of a log or of
-its page (the log is read twice, as `antiphon redact` does), a digest of words and measures, and the
-verdict of logic replay.
+The other views that a server gives are made in the same way, block by block: a redacted copy of a
+log or of its page (the log is read twice, as `antiphon redact` does), a digest of words and
+measures, and the verdict of logic replay.
 """
 
 from __future__ import annotations
@@ -283,13 +283,7 @@ _PATH: Final = click.Path(path_type=Path)
 @click.option("--replay", "replayed", is_flag=True, help="Say what logic replay finds.")
 @click.option("--diff", "other", metavar="OTHER", type=LogType(), help="Show where OTHER differs.")
 def view_command(
-    *,
-    log: Path,
-    output: Path | None,
-    force: bool,
-    opens: bool,
-    replayed: bool,
-    other: Path | None,
+    *, log: Path, output: Path | None, force: bool, opens: bool, replayed: bool, other: Path | None
 ) -> None:
     """Write the recorded session LOG as one HTML file, to look at and to listen to.
 

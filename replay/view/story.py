@@ -486,12 +486,11 @@ class Narrator(Inspector):
     # -- from records ---------------------------------------------------------------------------
 
     def _note(self, passage: Passage) -> list[Part]:
-        record, wire = passage.record, self.wire
+        record, read = passage.record, self._gathering.timeline
         if record.kind == "rx":
-            request = wire.request(passage.frame) if passage.frame else None
-            return [] if request is None else self.dialogue.receive(record, request)
+            return [] if read.request is None else self.dialogue.receive(record, read.request)
         if record.kind == "tx":
-            return self.dialogue.send(record, wire.messages(passage.frame))
+            return self.dialogue.send(record, read.messages)
         if record.kind == "mark":
             self._mark("mark", record, record.fields)
         elif passage.effect:
