@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from replay.diff.compare import compare as compare_logs
     from replay.diff.report import DiffReport
     from replay.eval.evaluate import measure_log
-    from replay.export.command import export as export_log
+    from replay.export.formats import export as export_log
     from replay.rerun.logic import replay as replay_log
     from replay.rerun.report import ReplayReport
     from replay.story.inspect import inspect as inspect_log
@@ -136,7 +136,7 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "replay.diff.compare": "compare:compare_logs",
         "replay.diff.report": "DiffReport",
         "replay.eval.evaluate": "measure_log",
-        "replay.export.command": "export:export_log",
+        "replay.export.formats": "export:export_log",
         "replay.rerun.logic": "replay:replay_log",
         "replay.rerun.report": "ReplayReport",
         "replay.story.inspect": "inspect:inspect_log",

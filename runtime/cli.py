@@ -78,7 +78,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
             "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
             "view": ("replay.view.document:view_command", "Show a session as one HTML page."),
             "export": (
-                "replay.export.command:export_command",
+                "replay.export.formats:export_command",
                 "Write a session as WAV, MP4, MCAP...",
             ),
             "diff": ("replay.diff.command:diff_command", "Say where two sessions part."),

@@ -50,17 +50,10 @@ import attrs
 import numpy as np
 import soxr
 
+from protocol.values import model
 from protocol.values.digest import DIGEST_BYTES, digest
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    OUTPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    UNIT_SAMPLES,
-    Opening,
-    Unit,
-    UnitResult,
-)
+from protocol.values.model import Opening, Unit, UnitResult
 from protocol.values.modes import OF_MODE
 from protocol.values.transcript import Chunk
 from recorder.format.errors import LogDamaged, RecorderError
@@ -69,16 +62,8 @@ from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX, new_file
 from runtime.measures.measure import PAUSE_MS, SPEECH_GAP_MS, Ratio, Scores
 from runtime.measures.placing import Sound
-from runtime.model.backends.base import (
-    Backend,
-    BackendError,
-    BackendGone,
-    BackendInfo,
-    BackendSession,
-    Closes,
-    Transcribes,
-    TranscriptSession,
-)
+from runtime.model.backends import base
+from runtime.model.backends.base import Backend
 from runtime.model.backends.forcing import ForcedResult
 from runtime.session.identity import Identity
 
@@ -165,7 +150,7 @@ NAME_CHARS: Final = 16
 class Kept:
     """One model's results in one mode; without a folder only until the block ends."""
 
-    def __init__(self, out: Path | None, mode: str, info: BackendInfo) -> None:
+    def __init__(self, out: Path | None, mode: str, info: base.BackendInfo) -> None:
         about = {
             "mode": mode,
             "antiphon": version("antiphon"),
@@ -243,11 +228,11 @@ class OnSlot:
         self._slot: Final = slot
 
     @property
-    def info(self) -> BackendInfo:
+    def info(self) -> base.BackendInfo:
         """The model's, with all its slots."""
         return self._backend.info
 
-    async def open(self, opening: Opening, *, slot: int) -> BackendSession:
+    async def open(self, opening: Opening, *, slot: int) -> base.BackendSession:
         """Open a session on this one's slot; `slot` is 0."""
         assert slot == 0, slot
         return await self._backend.open(opening, slot=self._slot)
@@ -389,7 +374,7 @@ class Run:
     """
 
     measured: list[Row]
-    info: BackendInfo
+    info: base.BackendInfo
     found: int
     folder: Path | None
 
@@ -401,7 +386,7 @@ _TROUBLE: Final[tuple[tuple[type[Exception], Result], ...]] = (
     (OSError, "unreadable"),
     (CannotForkError, "failed"),
     (ModelUnavailableError, "failed"),
-    (BackendError, "failed"),
+    (base.BackendError, "failed"),
 )
 """What each error says of a recording; the first that fits."""
 
@@ -452,10 +437,10 @@ async def _loaded(
         raise UnusableError(f"the {what} {loading.name!r} cannot be loaded: {error}") from error
     try:
         yield backend
-    except BackendGone as error:
+    except base.BackendGone as error:
         raise UnusableError(f"the {what} {loading.name!r} is lost: {error}") from error
     finally:
-        if isinstance(backend, Closes):
+        if isinstance(backend, base.Closes):
             await backend.aclose()
 
 
@@ -465,7 +450,7 @@ class _Running:
     def __init__(self, kept: Kept, run_one: Callable[[Recording, Backend], Awaitable[Row]]) -> None:
         self._kept, self._run_one = kept, run_one
         self._results: dict[str, Row] = {}
-        self._error: BackendGone | OSError | None = None
+        self._error: base.BackendGone | OSError | None = None
 
     async def all(self, logs: Sequence[Path], slots: Iterable[Backend]) -> list[Row]:
         """Run all logs, as many at once as there are slots."""
@@ -494,7 +479,7 @@ class _Running:
             row = await self._run_one(recording, backend)
         except Exception as error:
             lost = error.__cause__ if isinstance(error, CannotForkError) else error
-            if isinstance(lost, BackendGone):
+            if isinstance(lost, base.BackendGone):
                 self._error = lost
             return _trouble(recording.log, error)
         try:
@@ -525,8 +510,8 @@ def _trouble(log: Path, error: Exception) -> Row:
 
 UTTERANCE_S_MAX: Final = 30
 """Longer speech is several utterances: it would outgrow the transcriber's context."""
-LEAD_SAMPLES: Final = INPUT_RATE_HZ // 2
-_PER_MS: Final = OUTPUT_RATE_HZ // 1000
+LEAD_SAMPLES: Final = model.INPUT_RATE_HZ // 2
+_PER_MS: Final = model.OUTPUT_RATE_HZ // 1000
 _WORD: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_]+(?:['’][^\W_]+)*")
 """A word, of scripts without spaces a character."""
 
@@ -548,7 +533,7 @@ def stretches(moments: Iterable[Moment]) -> Iterator[Stretch]:
         match moment:
             case Sound(voice="model", pcm=pcm, response_id=response):
                 if spoken is not None and moment.begin - spoken.end < _gap_after(spoken, response):
-                    spoken.pcm += bytes(max(0, moment.begin - spoken.end) * SAMPLE_BYTES)
+                    spoken.pcm += bytes(max(0, moment.begin - spoken.end) * model.SAMPLE_BYTES)
                     spoken.pcm += pcm
                 else:
                     if spoken is not None:
@@ -584,15 +569,15 @@ def word_errors(spoken: Sequence[str], wrote: Sequence[str]) -> int:
 
 
 async def write_down(
-    session: TranscriptSession, pcm: bytes | bytearray, utterance: int
+    session: base.TranscriptSession, pcm: bytes | bytearray, utterance: int
 ) -> tuple[str, int]:
     """Write sound (24 kHz) down; return the text, and the number of the next utterance."""
-    sound = soxr.resample(np.frombuffer(pcm, "<f4"), OUTPUT_RATE_HZ, INPUT_RATE_HZ)
+    sound = soxr.resample(np.frombuffer(pcm, "<f4"), model.OUTPUT_RATE_HZ, model.INPUT_RATE_HZ)
     samples = LEAD_SAMPLES + len(sound)
-    seconds = -(-samples // UNIT_SAMPLES) + 1
-    sound = np.pad(sound, (LEAD_SAMPLES, seconds * UNIT_SAMPLES - samples)).astype("<f4")
+    seconds = -(-samples // model.UNIT_SAMPLES) + 1
+    sound = np.pad(sound, (LEAD_SAMPLES, seconds * model.UNIT_SAMPLES - samples)).astype("<f4")
     text = ""
-    for number, second in enumerate(sound.reshape(seconds, UNIT_SAMPLES)):
+    for number, second in enumerate(sound.reshape(seconds, model.UNIT_SAMPLES)):
         index = number % UTTERANCE_S_MAX
         chunk = Chunk(
             utterance=utterance + number // UTTERANCE_S_MAX,
@@ -605,10 +590,10 @@ async def write_down(
     return text, utterance + -(-seconds // UTTERANCE_S_MAX)
 
 
-async def own_voice(log: Path, backend: Transcribes) -> Scores:
+async def own_voice(log: Path, backend: base.Transcribes) -> Scores:
     """Measure one log, if it has the model's sound and text; `BackendError`, `RecorderError`."""
     errors = words = utterance = 0
-    session: TranscriptSession | None = None
+    session: base.TranscriptSession | None = None
     try:
         with LogReader(log) as reader:
             if {("audio", "model"), ("text", "model")} & removed_in(reader.head.fields):
@@ -638,19 +623,19 @@ async def measure_with(
     `UnusableError`: there is no such transcriber, or it was lost.
     """
     async with _loaded("transcriber", loading, load) as backend:
-        if not isinstance(backend, Transcribes) or "transcription" not in backend.info.modes:
+        if not isinstance(backend, base.Transcribes) or "transcription" not in backend.info.modes:
             raise UnusableError(f"the model {loading.name!r} does not transcribe")
         return [await _measured(log, backend, watch) for log in logs]
 
 
-async def _measured(log: Path, backend: Transcribes, watch: Watch) -> Row:
+async def _measured(log: Path, backend: base.Transcribes, watch: Watch) -> Row:
     found: Scores = {}
     trouble = ""
     try:
         found = await own_voice(log, backend)
-    except BackendGone:
+    except base.BackendGone:
         raise
-    except BackendError as error:
+    except base.BackendError as error:
         trouble = f"failed: the transcriber: {error}"
     except (OSError, RecorderError):
         pass  # measuring says so

@@ -451,23 +451,32 @@ def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
     `UnusableError`: the folder cannot be written, or is there.
     """
     make_folder(folder)
-    cases, left_out, names = list[str](), list[str](), set[str]()
+    cases: dict[str, str] = {}
+
+    def write(log: Path) -> None:
+        found = observe(log)
+        expected = [*_expected(found)]
+        if not expected:
+            raise ValueError("nothing in it can be expected")
+        if log.name in cases:
+            raise ValueError("another log has its name")
+        _write(folder / log.name, log.read_bytes(), like=log)
+        cases[log.name] = "\n".join(_case(log.name, found, expected))
+
+    left_out = _write_each(logs, write)
+    _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
+    return len(cases), left_out
+
+
+def _write_each(logs: Iterable[Path], write: Callable[[Path], None]) -> list[str]:
+    """Write something of each log; return why that was not possible."""
+    left_out = list[str]()
     for log in logs:
         try:
-            found = observe(log)
-            expected = [*_expected(found)]
+            write(log)
         except (OSError, RecorderError, ValueError) as error:
             left_out.append(f"{printable(str(log))}: {reason(error)}")
-            continue
-        if not expected or log.name in names:
-            why = "another log has its name" if expected else "nothing in it can be expected"
-            left_out.append(f"{printable(str(log))}: {why}")
-            continue
-        names.add(log.name)
-        _write(folder / log.name, log.read_bytes(), like=log)
-        cases.append("\n".join(_case(log.name, found, expected)))
-    _write(folder / MANIFEST, ("\n\n".join(cases) + "\n").encode())
-    return len(cases), left_out
+    return left_out
 
 
 def _write(target: Path, data: bytes, like: Path | None = None) -> None:
@@ -611,19 +620,17 @@ def write_bench(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
     `UnusableError`: the folder cannot be written, or is there.
     """
     make_folder(folder)
-    count, left_out = 0, list[str]()
-    for log in logs:
-        try:
-            files = _files_of(log)
-        except (OSError, RecorderError, ValueError) as error:
-            left_out.append(f"{printable(str(log))}: {reason(error)}")
-            continue
-        count += 1
-        sample = folder / str(count)
-        sample.mkdir()
+    samples = list[Path]()
+
+    def write(log: Path) -> None:
+        files = _files_of(log)
+        samples.append(folder / str(len(samples) + 1))
+        samples[-1].mkdir()
         for name, data in files.items():
-            _write(sample / name, data, like=log)
-    return count, left_out
+            _write(samples[-1] / name, data, like=log)
+
+    left_out = _write_each(logs, write)
+    return len(samples), left_out
 
 
 def _files_of(log: Path) -> dict[str, bytes]:

@@ -99,13 +99,8 @@ def parse(text: str) -> Condition:
         raise ConditionError(f"{comparison!r} is not a comparison: {known}")
     if _NUMBER.fullmatch(number) is None or not math.isfinite(float(number)):
         raise ConditionError(f"{number!r} is not a number")
-    return Condition(
-        text=text.strip(),
-        measure=figure.measure,
-        statistic=figure.statistic,
-        comparison=comparison,
-        number=float(number),
-    )
+    comparing = {"comparison": comparison, "number": float(number)}
+    return Condition(**attrs.asdict(figure) | {"text": text.strip()} | comparing)
 
 
 def parse_figure(name: str) -> Figure:

@@ -38,17 +38,7 @@ from recorder.format.errors import RecorderError
 from recorder.format.records import Fields
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
-from runtime.measures.measure import (
-    KINDS,
-    SCALES,
-    Kind,
-    Measure,
-    Ratio,
-    Scores,
-    Times,
-    Total,
-    Value,
-)
+from runtime.measures.measure import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
 
 from ..shared.commands import reason
 from ..shared.fields import below, typed
@@ -235,7 +225,7 @@ def statistics_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
 # -- a recording, packed ---------------------------------------------------------------------------
 
 
-_MADE: Final[Mapping[Kind, type[Value]]] = {kind: cls for cls, kind in KINDS.items()}
+_MADE: Final[Mapping[str, type[Value]]] = {kind: cls for cls, kind in KINDS.items()}
 OPENED_MAX: Final = 4
 """Recordings that are kept unpacked: a report asks for several things of one."""
 

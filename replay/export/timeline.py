@@ -47,17 +47,8 @@ from protocol.wire.media import kind_of
 from protocol.wire.rates import to_float32
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
-from runtime.measures.placing import (
-    SETTLED_NS,
-    VOICES,
-    Line,
-    Positions,
-    Sound,
-    Stretch,
-    Voice,
-    sample_at,
-    time_of,
-)
+from runtime.measures import placing
+from runtime.measures.placing import Line, Positions, Sound, Stretch, Voice
 
 from ..rerun.logic import Replayer
 from ..rerun.words import Step
@@ -180,7 +171,7 @@ class Holding:
         self._count = self._model_sounds = 0
         self._pcm: SpooledTemporaryFile[bytes] | None = None
         self._pcm_bytes = 0
-        self.lines: Final = {voice: Line(voice) for voice in VOICES}
+        self.lines: Final = {voice: Line(voice) for voice in placing.VOICES}
 
     def close(self) -> None:
         """Close the file."""
@@ -286,8 +277,8 @@ def _move_back(held: _Held) -> None:
 def _shorten(held: _Held, at_ns: int) -> None:
     moment = held.moment
     if isinstance(moment, Sound):
-        held.length = (sample_at("model", at_ns) - moment.begin) * SAMPLE_BYTES
-        held.until_ns = time_of("model", sample_at("model", at_ns))
+        held.length = (placing.sample_at("model", at_ns) - moment.begin) * SAMPLE_BYTES
+        held.until_ns = placing.time_of("model", placing.sample_at("model", at_ns))
     elif isinstance(moment, Words):
         held.moment, held.until_ns = attrs.evolve(moment, end_ns=at_ns), at_ns
 
@@ -385,7 +376,9 @@ class Timeline:
         waiting = [words.at_ns for words in self._texts[:1]]
         asked = [] if self._asked_ns is None else [self._asked_ns]
         user_ns = self._holding.lines["user"].settled_ns(self._now_ns)
-        return min([self._now_ns, max(user_ns, self._now_ns - SETTLED_NS), *waiting, *asked])
+        return min(
+            [self._now_ns, max(user_ns, self._now_ns - placing.SETTLED_NS), *waiting, *asked]
+        )
 
     @property
     def _is_live(self) -> bool:

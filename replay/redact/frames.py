@@ -35,23 +35,8 @@ from protocol.wire.kinds import IMAGE_URL_HEADS, PROMPTED, SAID, STOCK_VOICES, V
 from protocol.wire.nested import tables_in, walk
 from protocol.wire.table import Object, Table
 
-from .content import (
-    Kind,
-    Policy,
-    Pseudonyms,
-    Side,
-    Tally,
-    fill,
-    fill_json,
-    fill_number,
-    header_only,
-    hide_picture,
-    hide_video,
-    is_whole,
-    mute,
-    mute_file,
-    refuse_json,
-)
+from . import content
+from .content import Kind, Policy, Pseudonyms, Side, Tally
 
 # -- the places that hold values -------------------------------------------------------------------
 
@@ -272,9 +257,9 @@ class FrameEditor:
     def hide(self, picture: bytes) -> bytes:
         """Replace a picture; counts one that could not be drawn."""
         if self.is_rehearsal:
-            return header_only(picture)
-        hidden = hide_picture(picture, self.policy.pictures)
-        self.tally.headers_only += any(hidden) and not is_whole(hidden)
+            return content.header_only(picture)
+        hidden = content.hide_picture(picture, self.policy.pictures)
+        self.tally.headers_only += any(hidden) and not content.is_whole(hidden)
         return hidden
 
     def _edit_text(self, frame: str, at_ns: int) -> str:
@@ -294,20 +279,20 @@ class FrameEditor:
                 self.tally.count(holds.kind, side, _size_bytes(old, holds))
         edited = replaced(frame, changes)
         if changes and _is_refused(frame) and not _is_refused(edited):
-            return fill(frame)
+            return content.fill(frame)
         return edited
 
     def _replace(self, span: Span, old: str, holds: Holds) -> str:
         if span.kind == "number":
-            return fill_number(old)
+            return content.fill_number(old)
         if span.kind == "word":
-            return fill(old)
+            return content.fill(old)
         if holds.form == "words":
-            return "" if self.is_shorter else fill_json(old)
+            return "" if self.is_shorter else content.fill_json(old)
         if holds.pattern is not None and not holds.pattern.fullmatch(unescaped(old)):
-            return refuse_json(old)
+            return content.refuse_json(old)
         if holds.form == "name":
-            return fill_json(old) if "\\" in old else self._names.of(old)
+            return content.fill_json(old) if "\\" in old else self._names.of(old)
         return self._replace_file(old, holds.form)
 
     def _replace_file(self, old: str, form: str) -> str:
@@ -318,12 +303,12 @@ class FrameEditor:
         try:
             data = pybase64.b64decode(text.removeprefix(head), validate=True)
         except ValueError:
-            return head + refuse_json(old.removeprefix(head))
+            return head + content.refuse_json(old.removeprefix(head))
         hide: Mapping[str, Callable[[bytes], bytes]] = {
-            "pcm": _zeros if self.is_pcm16 else mute,
-            "sound": mute_file,
+            "pcm": _zeros if self.is_pcm16 else content.mute,
+            "sound": content.mute_file,
             "picture": self.hide,
-            "video": hide_video,
+            "video": content.hide_video,
         }
         return head + pybase64.b64encode_as_string(hide[form](data))
 

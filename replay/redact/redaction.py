@@ -266,7 +266,14 @@ class EventEditor:
         )
 
     def _replace(self, content: Content, old: Any) -> Any:
-        new, size = _replaced(content.shape, old, self._names)
+        new: object
+        if content.shape == "pcm":
+            new, size = mute(old), len(old)
+        elif content.shape == "ids":
+            new, size = tuple(min(number, 0) for number in old), ID_BYTES * len(old)
+        else:
+            new = fill(old) if content.shape == "words" else self._names.of(old)
+            size = len(old.encode("utf-8", "surrogatepass"))
         if new == old:
             return old
         self.frames.tally.count(content.kinds[0], content.side, size)
@@ -287,16 +294,6 @@ def without_media(event: ev.MediaDecoded, hide: Callable[[bytes], bytes]) -> ev.
         pictures=tuple(map(hide, event.pictures)),
         stacked=tuple(map(hide, event.stacked)),
     )
-
-
-def _replaced(shape: Shape, old: Any, names: Pseudonyms) -> tuple[object, int]:
-    """The replacement of a value, and the value's bytes."""
-    if shape == "pcm":
-        return mute(old), len(old)
-    if shape == "ids":
-        return tuple(min(number, 0) for number in old), ID_BYTES * len(old)
-    new = fill(old) if shape == "words" else names.of(old)
-    return new, len(old.encode("utf-8", "surrogatepass"))
 
 
 # -- the records of a log --------------------------------------------------------------------------

@@ -44,7 +44,7 @@ PRELOADED: Final = (
     "runtime.model.engine.backend",
     "replay.cli",
     "replay.assess.command",
-    "replay.export.command",
+    "replay.export.formats",
     "replay.redact.redaction",
     "replay.view.document",
 )

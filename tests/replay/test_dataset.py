@@ -14,7 +14,7 @@ import soundfile
 from click.testing import CliRunner
 
 from recorder.read.reader import LogReader
-from replay.export.command import export_command
+from replay.export.formats import export_command
 from replay.redact.redaction import redact_command
 from replay.story.reading import SessionStory
 from tests.replay.exported import AUDIO, CHAT, VIDEO, exported

@@ -27,9 +27,8 @@ from recorder.format.mapping import event_record
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from replay.export import command, timeline
-from replay.export.command import FORMATS, export_command
-from replay.export.formats import NoDatasetError
+from replay.export import formats, timeline
+from replay.export.formats import FORMATS, NoDatasetError, export_command
 from replay.export.timeline import Note, Picture, Timeline, Words
 from runtime.measures.placing import HELD_UP_S_MAX, Sound
 from runtime.model.backends.scripted import ScriptedBackend
@@ -473,7 +472,7 @@ def test_what_fails_leaves_nothing_and_the_old_file(
         next(iter(timeline))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(command, "_WRITERS", dict.fromkeys(FORMATS, broken))
+    monkeypatch.setattr(formats, "_WRITERS", dict.fromkeys(FORMATS, broken))
     result = call(VIDEO, "-o", out, "--force")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "No space left" in result.stderr

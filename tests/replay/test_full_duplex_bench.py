@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from protocol.values.model import INPUT_RATE_HZ
 from replay.assess.suite import chunks_of
-from replay.export.command import export_command
+from replay.export.formats import export_command
 from replay.export.timeline import Words
 from tests.replay.evaluated import Duplex, call, loud, scores_in
 from tests.replay.test_logs import write_log

@@ -18,7 +18,7 @@ from recorder.keep.remote import RemoteStore
 from recorder.keep.store import Store
 from replay.cli import inspect_command, replay_command
 from replay.diff.command import diff_command
-from replay.export.command import export_command
+from replay.export.formats import export_command
 from replay.library.keep import prune_command, verify_command
 from replay.library.sessions import sessions_command
 from replay.view.document import view_command
