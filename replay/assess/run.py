@@ -220,22 +220,22 @@ def _write(path: Path, body: object) -> None:
 # -- one slot of a model ---------------------------------------------------------------------------
 
 
+@attrs.frozen
 class OnSlot:
     """A backend of one slot; it is not closed with its sessions."""
 
-    def __init__(self, backend: Backend, slot: int) -> None:
-        self._backend: Final = backend
-        self._slot: Final = slot
+    backend: Backend
+    slot: int
 
     @property
     def info(self) -> base.BackendInfo:
         """The model's, with all its slots."""
-        return self._backend.info
+        return self.backend.info
 
     async def open(self, opening: Opening, *, slot: int) -> base.BackendSession:
         """Open a session on this one's slot; `slot` is 0."""
         assert slot == 0, slot
-        return await self._backend.open(opening, slot=self._slot)
+        return await self.backend.open(opening, slot=self.slot)
 
 
 # -- mode open -------------------------------------------------------------------------------------

@@ -217,8 +217,8 @@ def _value_json(measure: Measure, value: Value) -> Json:
     return body
 
 
-def statistics_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
-    """Write the summary as plain values."""
+def statistics_json(found: Mapping[str, Statistics] | Mapping[str, Paired]) -> dict[str, Json]:
+    """Write a summary, or a comparison, as plain values."""
     return {name: {"unit": MEASURES[name].unit, **attrs.asdict(it)} for name, it in found.items()}
 
 
@@ -260,9 +260,6 @@ class Opened:
     body: Json
 
 
-EMPTY: Final = Opened(scores={}, own={}, body={})
-
-
 def pack(log: str, scores: Scores, body: Json) -> bytes:
     """Pack a recording; `OverflowError`: a forged log has numbers that no server writes."""
     Summary.of(log, scores)
@@ -274,7 +271,7 @@ def pack(log: str, scores: Scores, body: Json) -> bytes:
 def opened(packed: bytes) -> Opened:
     """Unpack a recording; of nothing, nothing is known."""
     if not packed:
-        return EMPTY
+        return Opened(scores={}, own={}, body={})
     log, raw, body = json.loads(zlib.decompress(packed))
     scores = scores_of(raw)
     body = {**body, "measures": scores_json(scores)}
@@ -400,11 +397,6 @@ def verdict_of(measure: Measure, found: Paired) -> str:
     if not measure.better:
         return "other"
     return "worse" if (found.low > 0) == (measure.better == "lower") else "better"
-
-
-def paired_json(found: Mapping[str, Paired]) -> dict[str, Json]:
-    """Write a comparison as plain values."""
-    return {name: {"unit": MEASURES[name].unit, **attrs.asdict(it)} for name, it in found.items()}
 
 
 def _paired(pairs: Numbers, unpaired: int) -> Paired:
@@ -570,7 +562,7 @@ class Evaluation:
             "by": self.by,
             "recordings": map(self._row_json, self.rows),
             "summary": statistics_json(self.summary),
-            **({} if compared is None else {"comparison": paired_json(compared.paired)}),
+            **({} if compared is None else {"comparison": statistics_json(compared.paired)}),
         }
 
     def _row_json(self, row: Row) -> Json:

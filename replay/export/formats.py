@@ -290,34 +290,21 @@ def _lines(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _line(moment: Moment) -> dict[str, Any]:
-    at_ms = _ms(moment.begin_ns)
+    line: dict[str, Any] = {"kind": "", "at_ms": _ms(moment.begin_ns)}
+    if isinstance(moment, Sound | Words):
+        until_ms = None if moment.end_ns is None else _ms(moment.end_ns)
+        line |= {"voice": moment.voice, "came_ms": _ms(moment.at_ns), "until_ms": until_ms}
     match moment:
-        case Sound():
-            return {
-                "kind": "sound",
-                "at_ms": at_ms,
-                "voice": moment.voice,
-                "came_ms": _ms(moment.at_ns),
-                "until_ms": _ms(moment.end_ns),
-                "begin": moment.begin,
-                "samples": moment.end - moment.begin,
-                "rate_hz": RATE_HZ[moment.voice],
-            }
-        case Words():
-            return {
-                "kind": "words",
-                "at_ms": at_ms,
-                "voice": moment.voice,
-                "came_ms": _ms(moment.at_ns),
-                "until_ms": None if moment.end_ns is None else _ms(moment.end_ns),
-                "text": moment.text,
-                "response_id": moment.response_id,
-                **({"transcribed": True} if moment.is_transcribed else {}),
-            }
-        case Picture():
-            return {"kind": "picture", "at_ms": at_ms, "bytes": len(moment.jpeg)}
-        case Note():
-            return {"kind": moment.kind, "at_ms": at_ms, "text": moment.text}
+        case Sound(begin=begin, end=end):
+            line |= {"begin": begin, "samples": end - begin, "rate_hz": RATE_HZ[moment.voice]}
+            return line | {"kind": "sound"}
+        case Words(text=text, response_id=response_id):
+            line |= {"text": text, "response_id": response_id, "kind": "words"}
+            return line | ({"transcribed": True} if moment.is_transcribed else {})
+        case Picture(jpeg=jpeg):
+            return line | {"bytes": len(jpeg), "kind": "picture"}
+        case Note(kind=kind, text=text):
+            return line | {"text": text, "kind": kind}
 
 
 def _ms(at_ns: int) -> float:
@@ -583,13 +570,14 @@ def export(
         TooLongError: the session is longer than the format's sound can be.
     """
     timeline = Timeline(head, items)
-    with _opened(output, like, replaces=replaces) as file:
+    with opened(output, like, replaces=replaces) as file:
         _WRITERS[to](timeline, file)
     return timeline
 
 
 @contextmanager
-def _opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> Iterator[BinaryIO]:
+def opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> Iterator[BinaryIO]:
+    """Open a file that is there once it is whole; a stream stays as it is."""
     if not isinstance(output, Path):
         yield output
         return

@@ -93,29 +93,12 @@ class Picture:
     jpeg: bytes
 
 
-NoteKind = Literal[
-    "queued",
-    "queue_update",
-    "queue_done",
-    "created",
-    "listen",
-    "paused",
-    "resumed",
-    "interrupted",
-    "going_away",
-    "prefilled",
-    "response",
-    "error",
-    "closed",
-    "force_listen",
-    "shortened",
-    "dropped",
-    "unheard",
-    "close",
-    "damage",
-    "mark",
-]
-"""Notes up to `closed` are the server's messages; see `protocol.values.messages`.
+_Queue = Literal["queued", "queue_update", "queue_done", "created"]
+_Answer = Literal["listen", "paused", "resumed", "interrupted", "prefilled", "response"]
+_Ending = Literal["going_away", "error", "closed"]
+_Other = Literal["force_listen", "shortened", "dropped", "unheard", "close", "damage", "mark"]
+NoteKind = Literal[_Queue, _Answer, _Ending, _Other]
+"""All but the last are the server's messages; see `protocol.values.messages`.
 
 `force_listen`: the user cuts the model short; `shortened`: a client's message was refused, and the
 log keeps its length, hash and start; `dropped`: a second of input was lost to newer input;
@@ -380,10 +363,6 @@ class Timeline:
             [self._now_ns, max(user_ns, self._now_ns - placing.SETTLED_NS), *waiting, *asked]
         )
 
-    @property
-    def _is_live(self) -> bool:
-        return OF_MODE[self.story.wire.mode].work == "unit"
-
     # -- records --------------------------------------------------------------------------------
 
     @property
@@ -420,7 +399,7 @@ class Timeline:
         match passage.event:
             case ev.UserTranscribed() as words:
                 self._take_words(words)
-            case ev.MediaDecoded(pictures=pictures) if self._is_live:
+            case ev.MediaDecoded(pictures=pictures) if OF_MODE[wire.mode].work == "unit":
                 for jpeg in pictures:
                     self._show(jpeg)
         if passage.step is not None:
@@ -512,7 +491,9 @@ class Timeline:
             case oa.ReplyStep(kind="text_delta", text=text, response_id=response_id):
                 self._speak(text, b"", response_id)
                 return
-        is_stop = isinstance(message, ms.Interrupted) or _is_cancelled(message)
+        is_stop = isinstance(message, ms.Interrupted) or (
+            isinstance(message, oa.ReplyState) and message.reply.status == "cancelled"
+        )
         if type(message) not in _NOTES and not is_stop:
             return
         self._utterances += isinstance(message, ms.TranscriptDone)
@@ -557,10 +538,6 @@ class Timeline:
 
     def _note(self, kind: NoteKind, text: str = "") -> None:
         self._holding.add(Note(begin_ns=self._now_ns, kind=kind, text=text))
-
-
-def _is_cancelled(message: ms.ServerMessage) -> bool:
-    return isinstance(message, oa.ReplyState) and message.reply.status == "cancelled"
 
 
 def _details(message: ms.ServerMessage) -> str:

@@ -40,7 +40,7 @@ from ..rerun.difference import label
 from ..shared import commands, recordings
 from ..shared.commands import reason
 from ..shared.progress import Watch, progress, size_of
-from ..shared.recordings import show_bytes
+from ..shared.recordings import LogType, SizeType, SpanType, show_bytes
 
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
@@ -72,7 +72,7 @@ def _counted(results: Counter[str]) -> str:
 
 
 @click.command("verify")
-@click.argument("log", type=recordings.LogType())
+@click.argument("log", type=LogType())
 @_JSON
 def verify_command(log: Path, as_json: bool) -> None:
     """Check that LOG is as written: every checksum, the chain, its end and seek table.
@@ -385,12 +385,8 @@ def _compaction_line(it: Compaction) -> str:
 @click.command("prune")
 @click.argument("place", metavar="DIR|URL")
 @click.option("--store", metavar="URL", help="Of a DIR: the object store, where they go too.")
-@click.option(
-    "--older-than", type=recordings.SpanType(), help="Logs that last changed so long ago: 30d."
-)
-@click.option(
-    "--larger-than", type=recordings.SizeType(), help="The oldest, while all take more: 50GB."
-)
+@click.option("--older-than", type=SpanType(), help="Logs that last changed so long ago: 30d.")
+@click.option("--larger-than", type=SizeType(), help="The oldest, while all take more: 50GB.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and list the logs that would go.")
 @_JSON
 def prune_command(

@@ -40,15 +40,7 @@ ROWS_MAX: Final = 50
 LINE_CHARS: Final = 240
 """Outside a terminal a row is one line, for `grep`; the widest has room."""
 COLUMNS: Final = (
-    "recording",
-    "session",
-    "began (UTC)",
-    "took",
-    "mode",
-    "dialect",
-    "key",
-    "units",
-    "size",
+    *("recording", "session", "began (UTC)", "took", "mode", "dialect", "key", "units", "size"),
     "end",
 )
 DISPENSABLE: Final = (

@@ -152,16 +152,12 @@ def _forced_lines(report: FullReport) -> list[RenderableType]:
         f" otherwise, {report.near_ties} of them near-ties"
     ]
     if len(report.changed) > 1:
-        lines.append(_changed_table(report.changed))
+        shown = report.changed[:SHOWN_UNITS_MAX]
+        rows = [(str(it.unit), it.field, it.recorded, it.came_out, _apart(it)) for it in shown]
+        columns = ("unit", "<where", "<recorded", "<came out", "<judged")
+        lines.append(table(columns, rows, overflow="fold"))
     more = report.units_changed - SHOWN_UNITS_MAX
     return [*lines, f"and {more} more units, see --json"] if more > 0 else lines
-
-
-def _changed_table(changed: Sequence[UnitDifference]) -> RenderableType:
-    columns = ("unit", "<where", "<recorded", "<came out", "<judged")
-    shown = changed[:SHOWN_UNITS_MAX]
-    rows = [(str(it.unit), it.field, it.recorded, it.came_out, _apart(it)) for it in shown]
-    return table(columns, rows, overflow="fold")
 
 
 def _apart(found: Divergence | UnitDifference) -> str:

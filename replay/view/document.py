@@ -25,12 +25,11 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache, partial
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import Final, cast
 
 import attrs
 import click
@@ -41,11 +40,11 @@ from recorder.format.records import Fields, Record
 from recorder.keep.marks import marks_path, read_marks
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from recorder.write.files import new_file
 
 from ..diff.command import read_and_compare
 from ..eval.evaluate import own_values
 from ..eval.scores import gather, score
+from ..export.formats import opened
 from ..export.timeline import Moment, Words
 from ..library.text import replay_lines
 from ..redact.content import Kind, Policy
@@ -64,27 +63,10 @@ Make = Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
 """Makes a view while a log is read, given its head's fields, its records in order and damage."""
 
 SCRIPTS: Final = (
-    "data.js",
-    "format.js",
-    "scale.js",
-    "waveform.js",
-    "paint.js",
-    "talk.js",
-    "happenings.js",
-    "voices.js",
-    "units.js",
-    "lanes.js",
-    "timeline.js",
-    "stretch.js",
-    "player.js",
-    "transcript.js",
-    "sums.js",
-    "address.js",
-    "marks.js",
-    "list.js",
-    "detail.js",
-    "header.js",
-    "main.js",
+    *("data.js", "format.js", "scale.js", "waveform.js", "paint.js", "talk.js"),
+    *("happenings.js", "voices.js", "units.js", "lanes.js", "timeline.js", "stretch.js"),
+    *("player.js", "transcript.js", "sums.js", "address.js", "marks.js", "list.js"),
+    *("detail.js", "header.js", "main.js"),
 )
 """In the order of their imports."""
 _IMPORT: Final = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n', re.MULTILINE)
@@ -112,7 +94,9 @@ def page_of(
     log cannot be read any further.
     """
     policy = ACTING_CSP if later and "writes" in later else PAGE_CSP
-    before, after = _template(str(head.get("recording_id"))[:NAME_CHARS_MAX], policy).split(_PARTS)
+    name = str(head.get("recording_id"))[:NAME_CHARS_MAX]
+    body = _asset("index.html").replace("{{script}}", _script()).replace("{{name}}", escaped(name))
+    before, after = (head_of(name, policy, _style()) + body).split(_PARTS)
     yield before.encode()
     if later is not None:
         yield _block(Part("later", later))
@@ -136,11 +120,6 @@ def page_marked(later: Mapping[str, Json]) -> Make:
 def _block(part: Part) -> bytes:
     text = json.dumps(part.value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
     return f'<script type="application/json" data-part="{part.name}">{text}</script>\n'.encode()
-
-
-def _template(name: str, policy: str) -> str:
-    body = _asset("index.html").replace("{{script}}", _script()).replace("{{name}}", escaped(name))
-    return head_of(name, policy, _style()) + body
 
 
 @cache
@@ -315,32 +294,25 @@ def view_command(
         if other is not None:
             name = other.name.removesuffix(SUFFIX)
             comparison = comparison_of(read_and_compare(log, other), name)
-        with (
-            progress(reader.tail_bytes, "view") as watch,
-            _written(target, log, is_stdout=is_stdout, force=force) as file,
-        ):
-            items = records_of(log, reader, watch)
-            chunks = page_of(
-                *(reader.head.fields, items),
-                replayed=replayed,
-                comparison=comparison,
-                later=later if any(later.values()) else None,
-            )
-            file.writelines(chunks)
+        output_file = sys.stdout.buffer if is_stdout else target
+        try:
+            with (
+                progress(reader.tail_bytes, "view") as watch,
+                opened(output_file, log, replaces=force) as file,
+            ):
+                chunks = page_of(
+                    *(reader.head.fields, records_of(log, reader, watch)),
+                    replayed=replayed,
+                    comparison=comparison,
+                    later=later if any(later.values()) else None,
+                )
+                file.writelines(chunks)
+        except OSError as error:
+            if is_stdout:
+                raise
+            raise unwritable(error, target) from error
     if is_stdout:
         return
     click.echo(f"{target}: {show_bytes(target.stat().st_size)}")
     if opens and not webbrowser.open(target.resolve().as_uri()):
         click.echo("there is no browser to open it in", err=True)
-
-
-@contextmanager
-def _written(target: Path, log: Path, *, is_stdout: bool, force: bool) -> Iterator[IO[bytes]]:
-    if is_stdout:
-        yield sys.stdout.buffer
-        return
-    try:
-        with new_file(target, like=log, replaces=force) as part, part.open("wb") as file:
-            yield file
-    except OSError as error:
-        raise unwritable(error, target) from error

@@ -301,8 +301,10 @@ class Track:
             "begin_ns": time_of(self._voice, begin),
             "end_ns": time_of(self._voice, self._begin),
             "lead_s": len(lead) / self._rate_hz,
-            "file": _base64(encode(np.concatenate([lead, samples]), self._voice)),
-            "peaks": _base64(peaks(samples, self._rate_hz // PEAKS_A_SECOND)),
+            "file": pybase64.b64encode_as_string(
+                encode(np.concatenate([lead, samples]), self._voice)
+            ),
+            "peaks": pybase64.b64encode_as_string(peaks(samples, self._rate_hz // PEAKS_A_SECOND)),
         }
         return Part("sound", value)
 
@@ -335,7 +337,3 @@ def peaks(samples: _Samples, samples_each: int) -> bytes:
     pairs = np.stack([padded.min(axis=1), padded.max(axis=1)], axis=1)
     found: bytes = np.rint(pairs * 127).astype(np.int8).tobytes()
     return found
-
-
-def _base64(data: bytes) -> str:
-    return pybase64.b64encode_as_string(data)

@@ -378,10 +378,7 @@ class Narrator(Inspector):
         self._places: dict[int, dict[str, Json]] = {}
         self._arrived: deque[int] = deque()
         self._kinds: dict[int, str] = {}
-        self._waiting: list[Json] = []
-        self._queue: list[Json] = []
-        self._kv: list[Json] = []
-        self._marks: list[Json] = []
+        self._points: dict[str, list[Json]] = {"waiting": [], "queue": [], "kv": [], "marks": []}
         self._damages: list[Json] = []
 
     def __enter__(self) -> Self:
@@ -428,10 +425,7 @@ class Narrator(Inspector):
             "playback": [plain(it) for it in inspected["playback"][:POINTS_MAX]],
             "said": self.dialogue.words,
             "pauses": self.dialogue.pauses,
-            "waiting": self._waiting,
-            "queue": self._queue,
-            "kv": self._kv,
-            "marks": self._marks,
+            **self._points,
             "damages": self._damages[:POINTS_MAX],
             "findings": [plain(attrs.asdict(finding)) for finding in found],
             "talk": talk_of(facts),
@@ -480,8 +474,8 @@ class Narrator(Inspector):
             self._arrived.popleft()
         if after["units"] > before.get("units", 0) and self._arrived:
             self._place(after["units"] - 1, record.seq, self._arrived.popleft())
-        if session.units_waiting != waited and len(self._waiting) < POINTS_MAX:
-            self._waiting.append([record.at_ns, session.units_waiting])
+        if session.units_waiting != waited:
+            self._point("waiting", record.at_ns, session.units_waiting)
 
     # -- from records ---------------------------------------------------------------------------
 
@@ -522,21 +516,21 @@ class Narrator(Inspector):
         at_ns = event.at_ns
         match event:
             case ev.TicketMoved(place=place):
-                self._point(self._queue, at_ns, place.position, place.queue_length)
+                self._point("queue", at_ns, place.position, place.queue_length)
             case ev.SlotLeased() | ev.TicketLeft() | ev.TicketCancelled() | ev.AdmissionRefused():
-                self._point(self._queue, at_ns, 0, 0)
+                self._point("queue", at_ns, 0, 0)
             case ev.BackendOpened(opened=opened):
-                self._point(self._kv, at_ns, opened.prompt_length)
+                self._point("kv", at_ns, opened.prompt_length)
             case ev.UnitDone(result=made) | ev.TurnDone(result=made) | ev.ChunkDone(result=made):
-                self._point(self._kv, at_ns, made.kv_length)
+                self._point("kv", at_ns, made.kv_length)
                 if isinstance(event, ev.UnitDone) and made.margin and made.index in self._places:
                     self._places[made.index]["margin"] = plain(made.margin)
             case ev.FinalizeDone(finalized=finalized):
-                self._point(self._kv, at_ns, finalized.kv_length)
+                self._point("kv", at_ns, finalized.kv_length)
             case ev.TurnPrefilled(prefill=prefill):
-                self._point(self._kv, at_ns, prefill.input_tokens)
+                self._point("kv", at_ns, prefill.input_tokens)
             case ev.BackendReleased():
-                self._point(self._kv, at_ns, 0)
+                self._point("kv", at_ns, 0)
             case ev.RollbackDone(index=index) if index in self._places:
                 self._places[index]["undone_ns"] = at_ns
             case ev.MediaDecoded(media=media) if self._kinds.pop(media, "") in _ASKED:
@@ -561,12 +555,11 @@ class Narrator(Inspector):
         place |= {"seq": seq} if arrived_ns is None else {"seq": seq, "arrived_ns": arrived_ns}
 
     def _mark(self, kind: str, record: Record, fields: Fields) -> None:
-        self._point(self._marks, record.at_ns, kind, record.seq, plain(fields))
+        self._point("marks", record.at_ns, kind, record.seq, plain(fields))
 
-    @staticmethod
-    def _point(line: list[Json], *values: Json) -> None:
-        if len(line) < POINTS_MAX:
-            line.append([*values])
+    def _point(self, line: str, *values: Json) -> None:
+        if len(self._points[line]) < POINTS_MAX:
+            self._points[line].append([*values])
 
 
 _RESHAPED: Final = frozenset(
