@@ -147,7 +147,7 @@ def look_at(log: Path) -> Recording:
 NAME_CHARS: Final = 16
 
 
-class Kept:
+class Results:
     """One model's results in one mode; without a folder only until the block ends."""
 
     def __init__(self, out: Path | None, mode: str, info: base.BackendInfo) -> None:
@@ -242,13 +242,13 @@ class OnSlot:
 
 
 async def run_open(
-    model: str, kept: Kept, recording: Recording, backend: Backend, *, watch: Watch
+    model: str, results: Results, recording: Recording, backend: Backend, *, watch: Watch
 ) -> Row:
     """Run a recording with a model, and measure the new log, which is kept if the results are.
 
     Args:
         model: its name, for the log's head.
-        kept: the folder for the log, whose name is derived from the recording's.
+        results: has the folder for the log, whose name is derived from the recording's.
         recording: a duplex session.
         backend: opened on slot 0.
         watch: called with 1 for each unit.
@@ -258,7 +258,7 @@ async def run_open(
         SkippedError: it cannot be run again.
         CannotForkError: the model is lost, or does not serve the mode.
     """
-    kept.remove_log(recording.content)
+    results.remove_log(recording.content)
     units, parted = 0, dict[str, object]()
 
     def count(done: int, _units: int) -> None:
@@ -269,13 +269,13 @@ async def run_open(
     identity = Identity(
         recording_id=f"open-{recording.content}",
         created_ms=recording.created_ms,
-        seed=0,  # The recording's is kept.
+        seed=0,  # The recording's is results.
     )
     try:
         log, _ = await make_fork(
             recording.log,
             Change(at=0, model=model),
-            kept.folder,
+            results.folder,
             identity=identity,
             load=lambda _: backend,
             watch=count,
@@ -284,7 +284,7 @@ async def run_open(
     except ForkRefusedError as error:
         raise SkippedError(str(error)) from error
     row = measure_log(log, str(recording.log)).with_body(parted=parted)
-    if kept.is_lasting:
+    if results.is_lasting:
         return row.with_body(made=str(log))
     log.unlink()
     return row
@@ -369,7 +369,7 @@ class Run:
 
     Attributes:
         measured: in the order of the logs.
-        found: how many results an earlier run had kept.
+        found: how many results an earlier run had results.
         folder: where they are kept; None if they are not.
     """
 
@@ -416,14 +416,16 @@ async def run_model(
     async with _loaded("model", loading, load) as backend:
         watch(0)
         try:
-            with Kept(out, mode, backend.info) as kept:
-                run_one = run_forced if mode == "forced" else partial(run_open, loading.name, kept)
+            with Results(out, mode, backend.info) as results:
+                run_one = (
+                    run_forced if mode == "forced" else partial(run_open, loading.name, results)
+                )
                 slots = [OnSlot(backend, slot) for slot in range(loading.slots)]
-                done = await _Running(kept, partial(run_one, watch=watch)).all(logs, slots)
+                done = await _Running(results, partial(run_one, watch=watch)).all(logs, slots)
         except OSError as error:
             raise UnusableError(f"{out or 'the temporary folder'}: {reason(error)}") from error
-    where = kept.folder if kept.is_lasting else None
-    return Run(measured=done, info=backend.info, found=kept.found, folder=where)
+    where = results.folder if results.is_lasting else None
+    return Run(measured=done, info=backend.info, found=results.found, folder=where)
 
 
 @asynccontextmanager
@@ -447,9 +449,11 @@ async def _loaded(
 class _Running:
     """Runs recordings that are not done yet; equal logs are run once."""
 
-    def __init__(self, kept: Kept, run_one: Callable[[Recording, Backend], Awaitable[Row]]) -> None:
-        self._kept, self._run_one = kept, run_one
-        self._results: dict[str, Row] = {}
+    def __init__(
+        self, results: Results, run_one: Callable[[Recording, Backend], Awaitable[Row]]
+    ) -> None:
+        self._results, self._run_one = results, run_one
+        self._rows: dict[str, Row] = {}
         self._error: base.BackendGone | OSError | None = None
 
     async def all(self, logs: Sequence[Path], slots: Iterable[Backend]) -> list[Row]:
@@ -463,7 +467,7 @@ class _Running:
         if self._error is not None:
             raise self._error
         return [
-            it if isinstance(it, Row) else attrs.evolve(self._results[it.content], log=str(log))
+            it if isinstance(it, Row) else attrs.evolve(self._rows[it.content], log=str(log))
             for log, it in found.items()
         ]
 
@@ -471,8 +475,8 @@ class _Running:
         for recording in waiting:
             if self._error is not None:
                 return
-            row = self._kept.load(recording.content, str(recording.log))
-            self._results[recording.content] = row or await self._one(recording, backend)
+            row = self._results.load(recording.content, str(recording.log))
+            self._rows[recording.content] = row or await self._one(recording, backend)
 
     async def _one(self, recording: Recording, backend: Backend) -> Row:
         try:
@@ -483,7 +487,7 @@ class _Running:
                 self._error = lost
             return _trouble(recording.log, error)
         try:
-            self._kept.save(recording.content, row)
+            self._results.save(recording.content, row)
         except OSError as error:
             self._error = error
         return row

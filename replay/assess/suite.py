@@ -318,8 +318,8 @@ def failures_of(case: Case, found: Observed) -> Iterator[str]:
                 yield f"the model speaks on for {_s(took)} at {_s(barge_in.speech.begin)}"
     if case.takes_turn is not None and found.takes_turn(case.after or 0) != case.takes_turn:
         yield f"the model {'does not take' if case.takes_turn else 'takes'} the turn"
-    said = found.words.casefold()
-    if case.says_one_of and not any(words.casefold() in said for words in case.says_one_of):
+    text = found.words.casefold()
+    if case.says_one_of and not any(words.casefold() in text for words in case.says_one_of):
         yield f"none of {list(case.says_one_of)} is said"
 
 

@@ -203,9 +203,9 @@ class Holding:
     def _first(self) -> _Held | None:
         if not self._user:
             return self._held[0] if self._held else None
-        heard = self._user[0]
-        _move_back(heard)
-        return heard if not self._held or heard < self._held[0] else self._held[0]
+        sound = self._user[0]
+        _move_back(sound)
+        return sound if not self._held or sound < self._held[0] else self._held[0]
 
     def cut(self, at_ns: int) -> None:
         """Drop the model's sound and words after this time; dropped words become a note."""

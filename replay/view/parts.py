@@ -204,7 +204,7 @@ _Samples = NDArray[np.float32]
 
 
 @attrs.frozen(kw_only=True)
-class Heard:
+class Placed:
     """The time at which a sound is heard, on the session's clock."""
 
     begin_ns: int
@@ -242,7 +242,7 @@ class Track:
 
     def take(
         self, at_ns: int, pcm: bytes, *, is_captured: bool = False
-    ) -> tuple[Heard, list[Part]]:
+    ) -> tuple[Placed, list[Part]]:
         """Take float32 LE mono at the voice's rate, heard at `at_ns` at the earliest.
 
         Sound that `is_captured` was heard before it came. Returns when it is heard, and the pieces
@@ -251,7 +251,7 @@ class Track:
         samples = np.frombuffer(pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES], "<f4")
         if self._kept_samples + len(samples) > VOICE_S_MAX * self._rate_hz:
             self.left_out_s += len(samples) / self._rate_hz
-            return Heard(begin_ns=at_ns, end_ns=at_ns), []
+            return Placed(begin_ns=at_ns, end_ns=at_ns), []
         parts = self._complete(at_ns)
         before = self._line.end
         begin = self._line.place(at_ns, len(samples), is_captured=is_captured)
@@ -264,7 +264,7 @@ class Track:
             self._begin -= self._line.moved
             self._hold(np.zeros(gap, np.float32))
         self._hold(np.clip(np.nan_to_num(samples), -1, 1))
-        return Heard(begin_ns=time_of(self._voice, begin), end_ns=self.end_ns), parts
+        return Placed(begin_ns=time_of(self._voice, begin), end_ns=self.end_ns), parts
 
     def _hold(self, samples: _Samples) -> None:
         self._held.append(samples)

@@ -59,7 +59,7 @@ from ..story.inspect import Inspector
 from ..story.inspection import to_json
 from ..story.reading import Passage
 from ..story.tools import asked_texts, calls_text
-from .parts import ROWS_A_PART, Heard, Json, Part, Pictures, Track, plain, row_of
+from .parts import ROWS_A_PART, Json, Part, Pictures, Placed, Track, plain, row_of
 
 # -- remarks on places -----------------------------------------------------------------------------
 
@@ -181,8 +181,8 @@ class Dialogue:
             case AppendSound(pcm16=pcm16):
                 return self.user.take(record.at_ns, to_float32(pcm16), is_captured=True)[1]
             case Append(pcm=pcm, frames=frames):
-                heard, parts = self.user.take(record.at_ns, pcm, is_captured=True)
-                self._positions.heard(len(pcm) // SAMPLE_BYTES, heard.begin_ns)
+                place, parts = self.user.take(record.at_ns, pcm, is_captured=True)
+                self._positions.heard(len(pcm) // SAMPLE_BYTES, place.begin_ns)
                 return [*parts, *(self.pictures.take(record.at_ns, jpeg) for jpeg in frames)]
             case See(jpeg=jpeg):
                 return [self.pictures.take(record.at_ns, jpeg)]
@@ -196,8 +196,8 @@ class Dialogue:
     def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
         self._asked_ns, self._is_chat = record.at_ns, True
         words = asked_texts(content)
-        heard = Heard(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)
-        self._add_words("user", heard, " ".join(words), record.seq)
+        place = Placed(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)
+        self._add_words("user", place, " ".join(words), record.seq)
         parts: list[Part] = []
         for sound in content:
             if isinstance(sound, AudioPart) and not sound.is_wav and sound.rate_hz == INPUT_RATE_HZ:
@@ -218,7 +218,7 @@ class Dialogue:
         """Take what the user said, as it was written down."""
         begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, event.at_ns)
         text = f"{event.text.strip()} (transcribed)" if event.text.strip() else ""
-        self._add_words("user", Heard(begin_ns=begin_ns, end_ns=end_ns), text, seq)
+        self._add_words("user", Placed(begin_ns=begin_ns, end_ns=end_ns), text, seq)
 
     def send(self, record: Record, messages: Iterable[ms.ServerMessage]) -> list[Part]:
         """Take the server's messages of a frame."""
@@ -264,8 +264,8 @@ class Dialogue:
         self._hold(record.at_ns, record.seq, turn, text)
         if not pcm:
             return []
-        heard, parts = self.model.take(record.at_ns, pcm)
-        self._let_go(heard)
+        place, parts = self.model.take(record.at_ns, pcm)
+        self._let_go(place)
         return parts
 
     def _hold(self, at_ns: int, seq: int, turn: str, text: str) -> None:
@@ -278,19 +278,19 @@ class Dialogue:
         held.text += text
         self._held = held
 
-    def _let_go(self, heard: Heard | None = None) -> None:
+    def _let_go(self, place: Placed | None = None) -> None:
         held, self._held = self._held, None
         if held is not None:
-            place = heard or Heard(begin_ns=held.begin_ns, end_ns=held.end_ns)
+            place = place or Placed(begin_ns=held.begin_ns, end_ns=held.end_ns)
             self._add_words("model", place, held.text, held.seq)
 
-    def _add_words(self, voice: Voice, heard: Heard, text: str, seq: int) -> None:
+    def _add_words(self, voice: Voice, place: Placed, text: str, seq: int) -> None:
         if not text.strip() or len(self.words) >= WORDS_MAX:
             return
         last = self._last_words.get(voice)
         if last is not None:  # words without sound give way
-            last[2] = min(last[2], max(last[1], heard.begin_ns))
-        self._last_words[voice] = words = [voice, heard.begin_ns, heard.end_ns, plain(text), seq]
+            last[2] = min(last[2], max(last[1], place.begin_ns))
+        self._last_words[voice] = words = [voice, place.begin_ns, place.end_ns, plain(text), seq]
         self.words.append(words)
 
 
