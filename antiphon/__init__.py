@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from replay.diff import DiffReport
     from replay.diff import compare as compare_logs
     from replay.eval.evaluate import measure_log
-    from replay.export.writing import export as export_log
+    from replay.export.formats import export as export_log
     from replay.rerun.logic import replay as replay_log
     from replay.rerun.report import ReplayReport
     from replay.story.inspect import Inspection
@@ -131,7 +131,7 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "recorder.read.verify": "Report:VerifyReport verify:verify_log",
         "replay.diff": "DiffReport compare:compare_logs",
         "replay.eval.evaluate": "measure_log",
-        "replay.export.writing": "export:export_log",
+        "replay.export.formats": "export:export_log",
         "replay.rerun.logic": "replay:replay_log",
         "replay.rerun.report": "ReplayReport",
         "replay.story.inspect": "Inspection inspect:inspect_log",

@@ -15,7 +15,7 @@ from runtime.commands.interrupts import run
 
 from .eval.evaluate import measure_log
 from .library import text
-from .library.summary import summary_lines
+from .library.text import summary_lines
 from .rerun.folder import (
     JOBS_MAX,
     find_logs,

@@ -76,9 +76,9 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
         "Look at recordings": {
             "sessions": ("replay.library.sessions:sessions_command", "List recorded sessions."),
             "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
-            "view": ("replay.view.command:view_command", "Show a session as one HTML page."),
+            "view": ("replay.view.document:view_command", "Show a session as one HTML page."),
             "export": (
-                "replay.export.command:export_command",
+                "replay.export.formats:export_command",
                 "Write a session as WAV, MP4, MCAP...",
             ),
             "diff": ("replay.diff:diff_command", "Say where two sessions part."),
@@ -93,17 +93,17 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
             "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
         },
         "Keep recordings": {
-            "verify": ("replay.library.verify:verify_command", "Check a log's integrity."),
-            "recover": (
-                "replay.library.recover:recover_command",
-                "Make a damaged log sound again.",
-            ),
+            "verify": ("replay.library.keep:verify_command", "Check a log's integrity."),
+            "recover": ("replay.library.keep:recover_command", "Make a damaged log sound again."),
             "compact": (
-                "replay.library.compact:compact_command",
+                "replay.library.keep:compact_command",
                 "Make finished logs smaller, to keep them.",
             ),
-            "redact": ("replay.redact.command:redact_command", "Take out what was said and shown."),
-            "prune": ("replay.library.prune:prune_command", "Remove old recordings."),
+            "redact": (
+                "replay.redact.redaction:redact_command",
+                "Take out what was said and shown.",
+            ),
+            "prune": ("replay.library.keep:prune_command", "Remove old recordings."),
         },
         "Test and measure": {
             "eval": ("replay.assess.command:eval_command", "Measure recorded conversations."),
@@ -135,15 +135,11 @@ EXIT_BY_SIGNAL: Final = 128
 """Shells add it to the number of the signal that ended a command."""
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a stdout that cannot be written; errors of a file are reported by its writer."""
-PAGE: Final = "replay.view.document"
-"""The module that shows a recording as a page: `page_of` and the like, and their policies."""
-DIGEST: Final = "replay.library.digest"
-"""The module that makes a recording's digest: `digest_of`."""
-REPLAY: Final = "replay.library.replayed"
-"""The module that runs a recording again: `replay_of`."""
-COPIES: Final = "replay.view.copies"
-"""The module of redacted copies: `log_without`, `page_without`, `KINDS` and `RedactError`."""
-SOUND: Final = "replay.export.mixer"
+VIEWS: Final = "replay.view.document"
+"""The module that makes the views of a recording: its page, redacted copies, digest and replay."""
+REDACTION: Final = "replay.redact.redaction"
+"""The module that takes content out of a recording: its `KINDS`, and `RedactError`."""
+SOUND: Final = "replay.export.sound"
 """The module that makes the WAV of a recording: `wav_of`, `wav_head` and `TooLongError`."""
 
 
@@ -358,19 +354,19 @@ def load_viewer(name: ViewName) -> Viewer:
             media_type="audio/wav",
             refuses=(module.TooLongError,),
         )
+    module = import_module(VIEWS)
     if name == "digest":
-        return Viewer(pieces_of=import_module(DIGEST).digest_of, media_type="application/json")
+        return Viewer(pieces_of=module.digest_of, media_type="application/json")
     if name == "replay":
-        return Viewer(pieces_of=import_module(REPLAY).replay_of, media_type="application/json")
+        return Viewer(pieces_of=module.replay_of, media_type="application/json")
     if name in ("redacted-log", "redacted-page"):
-        module, is_log = import_module(COPIES), name == "redacted-log"
+        redaction, is_log = import_module(REDACTION), name == "redacted-log"
         return Viewer(
             pieces_without=module.log_without if is_log else module.page_without,
-            kinds=module.KINDS,
+            kinds=redaction.KINDS,
             media_type="application/zstd" if is_log else "text/html",
-            refuses=(module.RedactError,),
+            refuses=(redaction.RedactError,),
         )
-    module = import_module(PAGE)
     return Viewer(
         pieces_of=module.page_of,
         pieces_beside=module.page_beside,

@@ -94,11 +94,11 @@ USED: Final[Mapping[tuple[str, str], Private]] = MappingProxyType(
             "the network without state; a copy of the public one takes 600 KiB a session and 10 ms",
             _silero,
         ),
-        ("runtime/model/backends/minicpmo/flash.py", "_flash_attention_forward"): Private(
+        ("runtime/model/backends/minicpmo/attention.py", "_flash_attention_forward"): Private(
             "torch.nn.attention.varlen has the lengths in place only since torch 2.12",
             lambda: {"seqused_k", "window_size_left"} <= _arguments("_flash_attention_forward"),
         ),
-        ("runtime/model/backends/minicpmo/fused_vision.py", "_addmm_activation"): Private(
+        ("runtime/model/backends/minicpmo/vision.py", "_addmm_activation"): Private(
             "a linear layer and its GELU in one kernel; there is no public one",
             lambda: "use_gelu" in _arguments("_addmm_activation"),
         ),

@@ -22,10 +22,9 @@ from recorder.format.records import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 
-from ..redact.client_frames import FrameEditor
-from ..redact.event_fields import without_media
-from ..redact.media import hide_picture, mute
-from ..redact.policy import Kind, Policy, Tally
+from ..redact.content import Kind, Policy, Tally, hide_picture, mute
+from ..redact.frames import FrameEditor
+from ..redact.redaction import without_media
 from ..rerun.remake import RemakeError, Remaker, head_record, write
 from ..story.exchanges import ANSWERS, CallName, answered, asked, renumbered
 

@@ -39,7 +39,7 @@ from recorder.mend.recover import LOST, RECOVERED
 from recorder.read.decoding import parse
 from recorder.read.verify import Report, State
 from recorder.write.files import PART_PREFIX
-from replay.library.recover import ENDING
+from replay.library.keep import ENDING
 
 DOCUMENT: Final = (Path(__file__).parents[2] / "docs" / "log-format.md").read_text()
 WORDS: Final = " ".join(DOCUMENT.split())

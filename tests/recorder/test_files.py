@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recorder.write.files import check_new_file, new_file
-from replay.export.writing import FORMATS
+from replay.export.formats import FORMATS
 from runtime.cli import main
 from tests.golden.logs import FOLDER
 

@@ -20,13 +20,11 @@ from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from recorder.write.files import PART_PREFIX
-from replay.assess.baseline import as_recorded
-from replay.assess.kept import Kept
-from replay.assess.recording import content_of
-from replay.assess.task import Mode, Run
+from replay.assess.command import Mode, as_recorded
+from replay.assess.run import Results, Run, content_of
 from replay.eval.evaluate import sum_up
 from replay.library.sessions import sessions_command
-from replay.redact.command import redact_command
+from replay.redact.redaction import redact_command
 from replay.rerun import environment
 from replay.rerun.logic import replay
 from replay.shared.commands import UnusableError
@@ -255,11 +253,11 @@ def test_results_are_of_one_model_mode_and_version(
     other = attrs.evolve(info, fingerprint={"weights": "other"})
     names = []
     for mode, each in (("open", info), ("forced", info), ("open", other)):
-        with Kept(tmp_path, mode, each) as kept:
-            names.append(kept.name)
-    monkeypatch.setattr("replay.assess.kept.version", lambda _: "other")
-    with Kept(tmp_path, "open", info) as kept:
-        names.append(kept.name)
+        with Results(tmp_path, mode, each) as results:
+            names.append(results.name)
+    monkeypatch.setattr("replay.assess.run.version", lambda _: "other")
+    with Results(tmp_path, "open", info) as results:
+        names.append(results.name)
     assert len(set(names)) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 

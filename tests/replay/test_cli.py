@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from recorder.format.format import HEADER_BYTES, MARK
 from recorder.format.records import Record
 from replay.cli import inspect_command, replay_command
-from replay.library.verify import verify_command
+from replay.library.keep import verify_command
 from replay.rerun import environment
 from replay.rerun.folder import find_logs, replay_logs, size_of
 from runtime.cli import main

@@ -16,7 +16,7 @@ from recorder.format.format import SUFFIX
 from recorder.keep.store import Store
 from recorder.keep.summary import summarize
 from recorder.write.files import PART_PREFIX
-from replay.library import compact as command
+from replay.library import keep as command
 from replay.rerun.folder import replay_log
 from runtime.cli import main
 from tests.golden.logs import FOLDER, items

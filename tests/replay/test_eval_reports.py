@@ -19,10 +19,8 @@ from hypothesis import strategies as st
 
 from recorder.format.format import SUFFIX
 from replay.eval.condition import parse
-from replay.eval.document import RECORDINGS_MAX, page_of
-from replay.eval.evaluate import Evaluation, Row, evaluate, row_of
-from replay.eval.junit import junit_of
-from replay.eval.naming import Name, names_of
+from replay.eval.evaluate import Evaluation, Row, measure_logs, row_of, sum_up
+from replay.eval.reports import RECORDINGS_MAX, Name, junit_of, names_of, page_of
 from replay.eval.table import MEASURES
 from replay.shared.commands import unwatched
 from replay.shared.page import printable
@@ -254,7 +252,7 @@ def test_a_link_goes_from_the_page_to_the_recording_s(folder: Path, tmp_path: Pa
 
 def test_a_long_page_ends(folder: Path) -> None:
     """A browser would not open a page of a hundred thousand recordings."""
-    done = evaluate([next(folder.glob("slow*"))], unwatched)
+    done = sum_up(measure_logs([next(folder.glob("slow*"))], unwatched))
     many = attrs.evolve(done, rows=done.rows * (RECORDINGS_MAX + 7))
     html = "".join(page_of(many, names_of([folder], [Path(done.rows[0].log)]), folder / "p.html"))
     assert read(html).texts_of("article") == RECORDINGS_MAX

@@ -21,12 +21,11 @@ from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from replay.cli import inspect_command, replay_command
 from replay.fork.change import Change
-from replay.redact.command import redact_command
-from replay.redact.policy import Policy
-from replay.redact.redaction import Redaction
+from replay.redact.content import Policy
+from replay.redact.redaction import Redaction, redact_command
 from replay.rerun.logic import replay
 from replay.shrink.candidate import build
-from replay.view.command import view_command
+from replay.view.document import view_command
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.browser.view_pages import narrate
 from tests.replay.exported import exported

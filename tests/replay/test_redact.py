@@ -30,10 +30,8 @@ from protocol.values.utf8 import Utf8Text
 from recorder.format.records import Record
 from recorder.read.reader import read
 from recorder.read.verify import verify
-from replay.redact.command import redact_command
-from replay.redact.event_fields import FIELDS, Apart
-from replay.redact.policy import KINDS, Policy
-from replay.redact.redaction import RedactError, Redaction
+from replay.redact.content import KINDS, Policy
+from replay.redact.redaction import FIELDS, Apart, RedactError, Redaction, redact_command
 from replay.rerun.logic import replay
 from runtime.media.image import decode_jpeg
 from tests.golden.logs import FOLDER

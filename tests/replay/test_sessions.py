@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from recorder.keep.store import Store
 from recorder.write.writer import Recorder
-from replay.library.prune import prune_command
+from replay.library.keep import prune_command
 from replay.library.sessions import ROWS_MAX, sessions_command
 from replay.shared.recordings import SizeType, SpanType, show_bytes, show_moment
 from runtime.commands.server_process import RUN

@@ -15,7 +15,7 @@ from recorder.format.format import SUFFIX
 from recorder.keep.remote import RemoteStore
 from recorder.keep.store import Store
 from recorder.read.reader import LogReader
-from replay.eval.evaluate import evaluate
+from replay.eval.evaluate import measure_logs, sum_up
 from replay.eval.table import MEASURES
 from replay.library.sessions import sessions_command
 from replay.shared.commands import unwatched
@@ -227,7 +227,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def values(golden: Path) -> dict[str, dict[str, float]]:
     """Their measures as `antiphon eval` has them."""
-    done = evaluate(sorted(golden.glob(f"*{SUFFIX}")), unwatched)
+    done = sum_up(measure_logs(sorted(golden.glob(f"*{SUFFIX}")), unwatched))
     return {
         Path(row.log).name.removesuffix(SUFFIX): {name: it.value for name, it in row.own.items()}
         for row in done.rows

@@ -18,11 +18,10 @@ from recorder.keep.remote import RemoteStore
 from recorder.keep.store import Store
 from replay.cli import inspect_command, replay_command
 from replay.diff import diff_command
-from replay.export.command import export_command
-from replay.library.prune import prune_command
+from replay.export.formats import export_command
+from replay.library.keep import prune_command, verify_command
 from replay.library.sessions import sessions_command
-from replay.library.verify import verify_command
-from replay.view.command import view_command
+from replay.view.document import view_command
 from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import write_log
 from tests.replay.test_sessions import call, told

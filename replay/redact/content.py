@@ -1,4 +1,6 @@
-"""Replacements for sound and pictures: files of the same length that a session treats alike.
+"""The content to take out of a log (`Policy`), what was taken out (`Tally`), and what replaces it.
+
+Sound and pictures become files of the same length that a session treats alike:
 
 - The length in bytes and the header's values stay: a session reads nothing else. An invalid file is
   replaced by an invalid one.
@@ -6,15 +8,26 @@
 - A picture becomes grey, or a few blocks of colour, of the same size, padded with zeros. If no such
   file is short enough, only its header is left: a session takes it, a decoder does not.
 - A video becomes an empty container.
+
+Words become as many characters and UTF-8 bytes, without content:
+
+- The fillers are ordered by width, so that the place of an accent is not visible.
+- In JSON an escape becomes one of the same length, for a character of the same width.
+- A name becomes another name, the same one everywhere: answers that belong together stay
+  recognisable.
+- Numbers stay numbers of as many digits.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
+from collections import Counter
 from fractions import Fraction
 from typing import Final, Literal
 
+import attrs
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
@@ -25,7 +38,72 @@ from protocol.wire.media import PNG_SIGNATURE, check_image, container_of, is_web
 from runtime.media.image import decode_image
 from runtime.media.values import MediaError
 
+Kind = Literal["audio", "video", "image", "text", "prompt", "voice", "name"]
+Side = Literal["user", "model", "both"]
 PictureStyle = Literal["blur", "remove"]
+
+KINDS: Final[dict[Kind, str]] = {
+    "audio": "what was said, as sound, and the speech codes that spell it",
+    "video": "what a camera saw: frames, and files of videos with their sound",
+    "image": "pictures in a conversation",
+    "text": "words of a conversation, tokens that spell them, and whatever else a client wrote",
+    "prompt": "the system prompt, and its tokens",
+    "voice": "reference audio, and names of voices",
+    "name": "names that clients and operators gave: of sessions, inputs, owners, models",
+}
+"""The kinds of content. Settings, times, counts and the server's ids are not content."""
+TRACES: Final = "trace"
+"""Always taken out: hashes and margins, from which content could be guessed."""
+
+
+@attrs.frozen(kw_only=True)
+class Policy:
+    """The content to take out, from `from_ns` to `to_ns` (exclusive; None: the end).
+
+    Times are on the session's clock; names are taken out everywhere.
+    """
+
+    side: Side = "both"
+    kinds: frozenset[Kind] = frozenset(KINDS)
+    from_ns: int = 0
+    to_ns: int | None = None
+    pictures: PictureStyle = "remove"
+
+    def covers(self, kind: Kind, side: Side, at_ns: int) -> bool:
+        """Whether content of a time is taken out; a side of `both` goes with either."""
+        if kind not in self.kinds or (side != self.side and "both" not in {side, self.side}):
+            return False
+        is_late = self.to_ns is not None and at_ns >= self.to_ns
+        return kind == "name" or (at_ns >= self.from_ns and not is_late)
+
+
+@attrs.define
+class Tally:
+    """The pieces and bytes taken out, and the pictures of which only the header is left."""
+
+    pieces: Counter[tuple[str, Side]] = attrs.Factory(Counter)
+    bytes: Counter[tuple[str, Side]] = attrs.Factory(Counter)
+    headers_only: int = 0
+
+    def count(self, kind: str, side: Side, size_bytes: int) -> None:
+        """Count a piece."""
+        self.pieces[kind, side] += 1
+        self.bytes[kind, side] += size_bytes
+
+    def to_json(self) -> list[dict[str, str | int]]:
+        """The counts, in the order of the kinds."""
+        order = [*KINDS, TRACES]
+        return [
+            {"kind": kind, "side": side, "pieces": count, "bytes": self.bytes[kind, side]}
+            for (kind, side), count in sorted(
+                self.pieces.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+            )
+        ]
+
+
+# -- sound -----------------------------------------------------------------------------------------
+
+
 BLOCKS: Final = 8
 """Along a blurred picture's longer side: only brightness is left, no face, letter or thing."""
 QUALITIES: Final = (60, 20, 1)
@@ -55,9 +133,6 @@ _GREY_CODES: Final = sum(
 green, red, blue, alpha and distances, which take no bits."""
 
 Pixels = NDArray[np.uint8]
-
-
-# -- sound ----------------------------------------------------------------------------------------
 
 
 def mute(pcm: bytes) -> bytes:
@@ -104,7 +179,7 @@ def _format(body: bytes) -> bytes:
     return bytes(kept)
 
 
-# -- pictures -------------------------------------------------------------------------------------
+# -- pictures --------------------------------------------------------------------------------------
 
 
 def hide_picture(data: bytes, style: PictureStyle) -> bytes:
@@ -235,7 +310,7 @@ def _chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
 
-# -- videos ---------------------------------------------------------------------------------------
+# -- videos ----------------------------------------------------------------------------------------
 
 
 def hide_video(data: bytes) -> bytes:
@@ -243,3 +318,79 @@ def hide_video(data: bytes) -> bytes:
     if container_of(data) is None:
         return bytes(len(data))
     return struct.pack(">I4s", len(data), b"free").ljust(len(data), b"\0")
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+FILLERS: Final = ("x", "\u00e9", "\u25a1", "\U0001f02b")
+"""By width: of one to four bytes."""
+LONE_SURROGATE: Final = "\ud800"
+"""Not in UTF-8, and stays: a text with it is refused, or stored differently."""
+_ESCAPED: Final = ("\\u0078", "\\u00e9", "\\u25a1", "\\ud83c\\udc2b")
+_SHORT_ESCAPE: Final = "\\/"
+_REFUSED: Final = str.maketrans(FILLERS[0], "?")
+_UNIT: Final = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
+)
+"""One character or escape."""
+
+
+def fill(text: str) -> str:
+    """Replace a text."""
+    if text.isascii():
+        return FILLERS[0] * len(text)
+    counts = Counter(_filler(char) for char in text)
+    return "".join(filler * counts[filler] for filler in (*FILLERS, LONE_SURROGATE))
+
+
+def fill_json(raw: str) -> str:
+    """Replace the raw text of a JSON string."""
+    if "\\" not in raw:
+        return fill(raw)
+    return "".join(sorted(map(_json_filler, _UNIT.findall(raw)), key=_width_order))
+
+
+def refuse_json(raw: str) -> str:
+    """Replace the raw text of a JSON string by neither base64 nor a name."""
+    return fill_json(raw).translate(_REFUSED).replace(_SHORT_ESCAPE, "\\n").replace("0078", "003f")
+
+
+def fill_number(text: str) -> str:
+    """Replace the digits of a number; its sign, point and exponent stay."""
+    return re.sub("[0-9]+", lambda digits: "1" + "0" * (len(digits[0]) - 1), text)
+
+
+class Pseudonyms:
+    """Replacements for names; equal names get equal ones."""
+
+    def __init__(self) -> None:
+        self._numbers: Final[dict[str, int]] = {}
+
+    def of(self, name: str) -> str:
+        """The replacement: as many characters and bytes, numbered as far as there is room."""
+        number = str(self._numbers.setdefault(name, len(self._numbers)))
+        filled = fill(name)
+        room = filled.count(FILLERS[0])
+        return number[-room:].rjust(room, FILLERS[0]) + filled[room:] if room else filled
+
+
+def _filler(char: str) -> str:
+    if "\ud800" <= char <= "\udfff":
+        return LONE_SURROGATE
+    return FILLERS[len(char.encode()) - 1]
+
+
+def _json_filler(unit: str) -> str:
+    if len(unit) == 1:
+        return _filler(unit)
+    if len(unit) == 2:
+        return _SHORT_ESCAPE
+    if len(unit) > 6:
+        return _ESCAPED[3]
+    filler = _filler(chr(int(unit[2:], 16)))
+    return f"\\u{ord(filler):04x}"
+
+
+def _width_order(filler: str) -> tuple[int, str]:
+    return len(filler), filler

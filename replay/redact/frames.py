@@ -1,6 +1,8 @@
 """What a client's frames hold, field by field, and the same frames without it.
 
-Rules:
+- `spans` finds the places of a text that hold values, each with its path. It takes any text, be it
+  JSON or not, and never fails: content in a broken frame must be found too. Everything but
+  punctuation, white space, `true`, `false` and `null` is in some span.
 - `HOLDS` names every field that a dialect reads, and what its row says that it holds. What has no
   name there is a client's own text, its key too: it may hold anything.
 - A frame is changed where it holds something to be taken out, and nowhere else.
@@ -14,34 +16,140 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import attrs
 import orjson
 import pybase64
 
 from protocol.values.errors import FrameError
-from protocol.values.limits import CHAT_FRAME_BYTES_MAX
+from protocol.values.limits import CHAT_FRAME_BYTES_MAX, JSON_DEPTH_MAX
 from protocol.values.utf8 import Frame, Utf8Text
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS
 from protocol.wire.dialects.chat import TURN_BASED
 from protocol.wire.dialects.realtime import FULL_DUPLEX
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
-from protocol.wire.kinds import (
-    IMAGE_URL_HEADS,
-    PROMPTED,
-    SAID,
-    STOCK_VOICES,
-    VOICE_NAMED,
-    Holds,
-)
+from protocol.wire.kinds import IMAGE_URL_HEADS, PROMPTED, SAID, STOCK_VOICES, VOICE_NAMED, Holds
 from protocol.wire.table import Field, Object, Table, tables_in, walk
 
-from .media import header_only, hide_picture, hide_video, is_whole, mute, mute_file
-from .policy import Kind, Policy, Side, Tally
-from .spans import Span, replaced, spans, unescaped
-from .words import Pseudonyms, fill, fill_json, fill_number, refuse_json
+from . import content
+from .content import Kind, Policy, Pseudonyms, Side, Tally
+
+# -- the places that hold values -------------------------------------------------------------------
+
+
+SpanKind = Literal["key", "text", "number", "word"]
+Path: TypeAlias = "tuple[str | int, ...]"
+
+_TOKEN: Final = re.compile(r'[{}\[\],:"]|[^\s{}\[\],:"]+')
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_SAYS_NOTHING: Final = frozenset({"true", "false", "null"})
+
+
+@attrs.frozen(kw_only=True)
+class Span:
+    """A place in a text.
+
+    `start`, `end`: of a string, between its quotes. `kind`: `word` is not JSON. `path`: keys and
+    indices, its own last; empty where a text nests deeper than a frame may.
+    """
+
+    start: int
+    end: int
+    kind: SpanKind
+    path: Path
+
+
+@attrs.define
+class _Level:
+    """An open object or array, with its current key or index."""
+
+    is_object: bool
+    place: str | int
+    wants_key: bool
+
+
+def spans(text: str) -> Iterator[Span]:
+    """The spans of a text, in order, without overlaps."""
+    levels: list[_Level] = []
+    at = 0
+    while (found := _TOKEN.search(text, at)) is not None:
+        token, start, at = found[0], found.start(), found.end()
+        if token == '"':
+            end = _string_end(text, at)
+            yield _string(text, at, end, levels)
+            at = end + 1
+        elif len(token) == 1 and token in "{}[],:":
+            _punctuate(token, levels)
+        elif token not in _SAYS_NOTHING:
+            kind: SpanKind = "number" if _NUMBER.fullmatch(token) else "word"
+            yield Span(start=start, end=at, kind=kind, path=_path(levels))
+
+
+def replaced(text: str, changes: list[tuple[Span, str]]) -> str:
+    """A text with some of its spans, in order, replaced."""
+    pieces, at = [], 0
+    for span, instead in changes:
+        pieces += [text[at : span.start], instead]
+        at = span.end
+    return "".join([*pieces, text[at:]])
+
+
+def unescaped(raw: str) -> str:
+    """The value of a string's raw text; invalid JSON is unchanged."""
+    if "\\" not in raw:
+        return raw
+    try:
+        return str(orjson.loads(f'"{raw}"'))
+    except orjson.JSONDecodeError:
+        return raw
+
+
+def _string(text: str, start: int, end: int, levels: list[_Level]) -> Span:
+    if levels and levels[-1].wants_key:
+        levels[-1].place = unescaped(text[start:end])
+        return Span(start=start, end=end, kind="key", path=_path(levels))
+    return Span(start=start, end=end, kind="text", path=_path(levels))
+
+
+def _string_end(text: str, start: int) -> int:
+    """The quote that ends a string: an even number of backslashes precedes it."""
+    end = text.find('"', start)
+    while end >= 0:
+        escapes = end
+        while escapes > start and text[escapes - 1] == "\\":
+            escapes -= 1
+        if (end - escapes) % 2 == 0:
+            return end
+        end = text.find('"', end + 1)
+    return len(text)
+
+
+def _punctuate(token: str, levels: list[_Level]) -> None:
+    if token in "{[":
+        is_object = token == "{"
+        levels.append(
+            _Level(is_object=is_object, place="" if is_object else 0, wants_key=is_object)
+        )
+    elif not levels:
+        return
+    elif token in "}]":
+        levels.pop()
+    elif token == ":":
+        levels[-1].wants_key = False
+    elif isinstance(levels[-1].place, int):
+        levels[-1].place += 1
+    else:
+        levels[-1].wants_key = levels[-1].is_object
+
+
+def _path(levels: list[_Level]) -> Path:
+    return tuple(level.place for level in levels) if len(levels) <= JSON_DEPTH_MAX else ()
+
+
+# -- what the fields hold --------------------------------------------------------------------------
+
 
 SETTING: Final = None
 """What a field holds that holds nothing personal: a number, a switch, a word, or other fields."""
@@ -107,6 +215,9 @@ _LINE_BREAK: Final = re.compile(r"\\[nr]|\\u000[aAdD]")
 """As JSON escapes it in a string."""
 
 
+# -- frames without content ------------------------------------------------------------------------
+
+
 @attrs.define(kw_only=True)
 class FrameEditor:
     """Takes a policy's content out of frames.
@@ -144,9 +255,9 @@ class FrameEditor:
     def hide(self, picture: bytes) -> bytes:
         """Replace a picture; counts one that could not be drawn."""
         if self.is_rehearsal:
-            return header_only(picture)
-        hidden = hide_picture(picture, self.policy.pictures)
-        self.tally.headers_only += any(hidden) and not is_whole(hidden)
+            return content.header_only(picture)
+        hidden = content.hide_picture(picture, self.policy.pictures)
+        self.tally.headers_only += any(hidden) and not content.is_whole(hidden)
         return hidden
 
     def _edit_text(self, frame: str, at_ns: int) -> str:
@@ -166,20 +277,20 @@ class FrameEditor:
                 self.tally.count(holds.kind, side, _size_bytes(old, holds))
         edited = replaced(frame, changes)
         if changes and _is_refused(frame) and not _is_refused(edited):
-            return fill(frame)
+            return content.fill(frame)
         return edited
 
     def _replace(self, span: Span, old: str, holds: Holds) -> str:
         if span.kind == "number":
-            return fill_number(old)
+            return content.fill_number(old)
         if span.kind == "word":
-            return fill(old)
+            return content.fill(old)
         if holds.form == "words":
-            return "" if self.is_shorter else fill_json(old)
+            return "" if self.is_shorter else content.fill_json(old)
         if holds.pattern is not None and not holds.pattern.fullmatch(unescaped(old)):
-            return refuse_json(old)
+            return content.refuse_json(old)
         if holds.form == "name":
-            return fill_json(old) if "\\" in old else self._names.of(old)
+            return content.fill_json(old) if "\\" in old else self._names.of(old)
         return self._replace_file(old, holds.form)
 
     def _replace_file(self, old: str, form: str) -> str:
@@ -190,12 +301,12 @@ class FrameEditor:
         try:
             data = pybase64.b64decode(text.removeprefix(head), validate=True)
         except ValueError:
-            return head + refuse_json(old.removeprefix(head))
+            return head + content.refuse_json(old.removeprefix(head))
         hide: Mapping[str, Callable[[bytes], bytes]] = {
-            "pcm": _zeros if self.is_pcm16 else mute,
-            "sound": mute_file,
+            "pcm": _zeros if self.is_pcm16 else content.mute,
+            "sound": content.mute_file,
             "picture": self.hide,
-            "video": hide_video,
+            "video": content.hide_video,
         }
         return head + pybase64.b64encode_as_string(hide[form](data))
 
