@@ -40,12 +40,14 @@ from .shared.commands import (
     records_of,
 )
 from .shared.progress import Watch, calls_of, progress, size_of
-from .shared.recordings import LogType
+from .shared.recordings import RecordingType
 from .story.inspect import inspect, with_marks
 from .story.inspection import to_json
 
-_LOG: Final = click.argument("log", type=LogType())
-_LOGS: Final = click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=LogType())
+_LOG: Final = click.argument("log", type=RecordingType())
+_LOGS: Final = click.argument(
+    "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=RecordingType(many=True)
+)
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 

@@ -237,7 +237,7 @@ def openapi(version: str) -> Schema:
         "info": {
             "title": "Antiphon",
             "version": version,
-            "description": "Sessions are WebSockets: `antiphon schema` describes them.",
+            "description": "Sessions are WebSockets: `antiphon dev schema` describes them.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://127.0.0.1:8006"}],

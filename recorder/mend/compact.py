@@ -121,9 +121,9 @@ def _check(source: Path) -> None:
         raise NotCompactable("it is being written: its server is at work")
     report = verify(source)
     if report.state == "open":
-        raise NotCompactable("it has no end: `antiphon recover` gives it one")
+        raise NotCompactable("it has no end: `antiphon recordings recover` gives it one")
     if report.state == "damaged":
-        raise NotCompactable("it is damaged: `antiphon recover` keeps what is good in it")
+        raise NotCompactable("it is damaged: `antiphon recordings recover` keeps what is good")
     if report.state == "unreadable":
         raise NotCompactable(str(report.detail))
 

@@ -1,4 +1,4 @@
-"""Checks a whole session log, for `antiphon verify`.
+"""Checks a whole session log, for `antiphon recordings verify`.
 
 Rules: an intact log without `fin` is open, which is no fault. Any damage makes it damaged; without
 a session record it is unreadable. `fin` must name the previous block's chain and the right counts,
@@ -60,7 +60,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of `antiphon verify`: 0 intact, 1 damaged, 2 unreadable."""
+        """Exit code of `antiphon recordings verify`: 0 intact, 1 damaged, 2 unreadable."""
         return _EXIT_CODES[self.state]
 
 

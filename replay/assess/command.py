@@ -30,7 +30,7 @@ from ..rerun.environment import Loading
 from ..rerun.folder import JOBS_MAX, find_logs
 from ..shared.commands import UnusableError, print_all, print_json
 from ..shared.progress import calls_of, progress, size_of
-from ..shared.recordings import LogType
+from ..shared.recordings import RecordingType
 from .baseline import as_recorded, is_of_logs, of_logs, of_measured
 from .full_duplex_bench import suite_in, write_bench
 from .suite_judging import Judged, judged_closed, judged_open, junit_of_cases, lines_of_cases
@@ -142,7 +142,7 @@ class Asked:
 
 
 @click.command("eval")
-@click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=LogType())
+@click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=RecordingType(many=True))
 @click.option("--definitions", is_flag=True, help="Print what each measure is, and read no log.")
 @click.option(
     "--mode",

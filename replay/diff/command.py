@@ -12,7 +12,7 @@ import click
 from cattrs import unstructure
 
 from ..shared.commands import finish, opened_log, records_of
-from ..shared.recordings import LogType
+from ..shared.recordings import RecordingType
 from .compare import compare
 from .report import DiffReport
 from .text import diff_lines
@@ -23,8 +23,8 @@ EXIT_UNREADABLE: Final = 2
 
 
 @click.command("diff")
-@click.argument("log_a", metavar="A", type=LogType())
-@click.argument("log_b", metavar="B", type=LogType())
+@click.argument("log_a", metavar="A", type=RecordingType())
+@click.argument("log_b", metavar="B", type=RecordingType())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
     """Compare the sessions in the logs A and B, unit by unit, the first difference first.

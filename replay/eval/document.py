@@ -157,7 +157,7 @@ def _recording(
     shown = f'<dl class="values">{values}</dl>\n' if values else ""
     links = [_link(name, target)]
     if isinstance(made := row.body.get("made"), str):
-        links.append(f"<code>{_text(f'antiphon view {shlex.quote(made)}')}</code>")
+        links.append(f"<code>{_text(f'antiphon recordings view {shlex.quote(made)}')}</code>")
     return (
         f"<article>\n<h3>{escaped(name.path)}</h3>\n"
         f'<p class="soft">{" · ".join([*[about] * bool(about), *links])}</p>\n'

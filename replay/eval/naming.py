@@ -25,7 +25,7 @@ class Name:
     Attributes:
         folder: as it was given; empty if it is this folder, or if the log was downloaded.
         path: of the log in that folder, with `/`.
-        page: the page that `antiphon view` writes about this log; it may be missing.
+        page: the page that `antiphon recordings view` writes about this log; it may be missing.
         command: shows this log.
     """
 
@@ -53,5 +53,5 @@ def _name(log: Path, folders: Iterable[Path]) -> Name:
         folder="" if is_copy or folder == Path() else printable(str(folder)),
         path=printable(log.relative_to(folder).as_posix()),
         page=page_next_to(log),
-        command=f"antiphon view {shlex.quote(printable(shown))}",
+        command=f"antiphon recordings view {shlex.quote(printable(shown))}",
     )

@@ -24,14 +24,14 @@ from ..shared.commands import (
     unwritable,
 )
 from ..shared.progress import progress
-from ..shared.recordings import LogType, next_to, show_bytes, show_seconds
+from ..shared.recordings import RecordingType, next_to, show_bytes, show_seconds
 from .moments import NoDatasetError, TooLongError
 from .timeline import Timeline
 from .writing import FORMATS, STREAMS, SUFFIXES, Format, export
 
 
 @click.command("export")
-@click.argument("log", type=LogType())
+@click.argument("log", type=RecordingType())
 @click.option("--to", type=click.Choice(FORMATS), help="The format; else the suffix of --output.")
 @click.option(
     "--output",

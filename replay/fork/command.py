@@ -24,13 +24,14 @@ from ..rerun.difference import label
 from ..rerun.environment import Loading
 from ..shared.commands import NotComparableError, UnusableError, complaint, finish
 from ..shared.progress import count
+from ..shared.recordings import RecordingType, next_to
 from .client import SETTING_NAMES, read_setting
 from .make import make_fork
 from .values import Change, Forked, ForkError, ForkRefusedError
 
 
 @click.command("fork")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
 @click.option("--force-listen", is_flag=True, help="That unit has to listen, as if interrupted.")
 @click.option(
@@ -106,7 +107,12 @@ def fork_command(
         )
         with count("fork", quiet=as_json) as watch:
             make = partial(
-                make_fork, log, change, out or log.parent, load=Loading.load, anyway=anyway
+                make_fork,
+                log,
+                change,
+                out or next_to(log, log.name).parent,
+                load=Loading.load,
+                anyway=anyway,
             )
             identity = SystemIdentities().draw()
             path, forked = run(partial(make, identity=identity, watch=watch))

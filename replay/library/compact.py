@@ -1,4 +1,4 @@
-"""The command `antiphon compact`: make finished logs smaller.
+"""The command `antiphon recordings compact`: make finished logs smaller.
 
 The savings are on stdout, as text or as one JSON object; a refused log is one line on stderr, and
 does not stop the others. A log is replaced atomically, by one that was read back; it keeps its
@@ -26,7 +26,7 @@ from recorder.write.lock import is_held
 from ..rerun.folder import logs_to_rewrite
 from ..shared.commands import UnusableError, complaint, finish, reason
 from ..shared.progress import Watch, progress, size_of
-from ..shared.recordings import show_bytes
+from ..shared.recordings import RecordingType, show_bytes
 
 Result = Literal["compacted", "kept", "refused", "being written"]
 """`kept`: it is compact, or would not become smaller; `refused`: it was not changed."""
@@ -49,7 +49,11 @@ class Done:
 
 @click.command("compact")
 @click.argument(
-    "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "logs",
+    metavar="LOG|DIR...",
+    nargs=-1,
+    required=True,
+    type=RecordingType(many=True, is_local=True),
 )
 @click.option("--output", type=click.Path(path_type=Path), help="The new log; only for one LOG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -63,7 +67,7 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
     stays. Versions of Antiphon that know no compacted logs refuse them.
 
     Logs that are being written, or compact, do not change. A log without an end, or with damage, is
-    refused: `antiphon recover` comes first.
+    refused: `antiphon recordings recover` comes first.
 
     \b
     Exit codes:
@@ -73,9 +77,9 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
 
     \b
     Examples:
-      antiphon compact recordings
-      antiphon compact recordings/rec-1.session.zst --output archive/rec-1.session.zst
-      antiphon compact --json recordings | jq .saved_bytes
+      antiphon recordings compact recordings
+      antiphon recordings compact recordings/rec-1.session.zst --output archive/rec-1.session.zst
+      antiphon recordings compact --json recordings | jq .saved_bytes
     """  # noqa: D301 - click takes a backspace to keep the lines
     found = logs_to_rewrite(logs, output)
     with progress(sum(map(size_of, found)), "compact") as watch:

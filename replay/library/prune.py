@@ -1,4 +1,4 @@
-"""The command `antiphon prune`: remove old logs, as a server does by `record_keep_days`."""
+"""`antiphon recordings prune`: remove old logs, as a server does by `record_keep_days`."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def prune_command(
 
     \b
     Examples:
-      antiphon prune recordings --older-than 30d --dry-run
-      antiphon prune recordings --older-than 30d --larger-than 50GB
-      antiphon prune recordings --store s3://bucket/prefix --older-than 90d
+      antiphon recordings prune recordings --older-than 30d --dry-run
+      antiphon recordings prune recordings --older-than 30d --larger-than 50GB
+      antiphon recordings prune recordings --store s3://bucket/prefix --older-than 90d
 
     \b
     Exit codes:

@@ -1,4 +1,4 @@
-"""The command `antiphon recover`: valid logs from damaged or unfinished ones.
+"""The command `antiphon recordings recover`: valid logs from damaged or unfinished ones.
 
 The results are on stdout, as text or as one JSON object; a refused log is one line on stderr, and
 does not stop the others. The logs themselves are only read.
@@ -25,7 +25,7 @@ from recorder.write.lock import is_held
 from ..rerun.folder import logs_to_rewrite
 from ..shared.commands import complaint, finish, reason
 from ..shared.progress import Watch, progress, size_of
-from ..shared.recordings import show_bytes
+from ..shared.recordings import RecordingType, show_bytes
 
 Result = Literal["recovered", "sound", "recovered before", "being written", "refused"]
 """`sound`: it has its end, and needs nothing; `refused`: no log can be made from it."""
@@ -66,7 +66,11 @@ class Done:
 
 @click.command("recover")
 @click.argument(
-    "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "logs",
+    metavar="LOG|DIR...",
+    nargs=-1,
+    required=True,
+    type=RecordingType(many=True, is_local=True),
 )
 @click.option(
     "--output",
@@ -98,9 +102,9 @@ def recover_command(
 
     \b
     Examples:
-      antiphon recover recordings/rec-1.session.zst
-      antiphon recover --salvage --output whole.session.zst rec-1.session.zst
-      antiphon recover --json recordings | jq '.logs[] | select(.records_lost > 0)'
+      antiphon recordings recover recordings/rec-1.session.zst
+      antiphon recordings recover --salvage --output whole.session.zst rec-1.session.zst
+      antiphon recordings recover --json recordings | jq '.logs[] | select(.records_lost > 0)'
     """  # noqa: D301 - click takes a backspace to keep the lines
     found = logs_to_rewrite(logs, output)
     named = set(logs)

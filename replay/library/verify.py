@@ -1,4 +1,4 @@
-"""The command `antiphon verify`: whether a log is as it was written.
+"""The command `antiphon recordings verify`: whether a log is as it was written.
 
 It imports neither the session machine nor a model, so that it starts quickly.
 """
@@ -18,14 +18,14 @@ from recorder.read.verify import Report, verify
 
 from ..rerun.difference import label
 from ..shared.commands import finish, reading
-from ..shared.recordings import LogType
+from ..shared.recordings import RecordingType
 
 SHOWN_MAX: Final = 5
 """Damages printed one by one; JSON has more of them."""
 
 
 @click.command("verify")
-@click.argument("log", type=LogType())
+@click.argument("log", type=RecordingType())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify_command(log: Path, as_json: bool) -> None:
     """Check that LOG is as written: every checksum, the chain, its end and seek table.

@@ -1,4 +1,4 @@
-"""The command `antiphon play`: a server that answers as a recorded one did."""
+"""The command `antiphon dev play`: a server that answers as a recorded one did."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from runtime.net.listener import Address
 from runtime.settings.settings import Settings
 
 from ..shared.commands import reading
+from ..shared.recordings import RecordingType
 from ..story.wire import Wire
 from .script import ScriptError, address_of, read_opening, steps
 from .server import PlayServer, Stage, Tell, serve
@@ -36,7 +37,7 @@ DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
 
 
 @click.command("play")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
     "--port",
@@ -81,8 +82,8 @@ def play_command(
 
     \b
     Examples:
-      antiphon play sessions/rec-000002.session.zst --port 8006
-      antiphon play sessions/rec-000002.session.zst --speed 0 --strict --clients 1 --json
+      antiphon dev play sessions/rec-000002.session.zst --port 8006
+      antiphon dev play sessions/rec-000002.session.zst --speed 0 --strict --clients 1 --json
 
     \b
     Exit codes:

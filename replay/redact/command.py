@@ -1,4 +1,4 @@
-"""The command `antiphon redact`: a log that can be shown to others.
+"""The command `antiphon recordings redact`: a log that can be shown to others.
 
 The removed content is on stdout, as a table or as one JSON object; an error is one line on stderr.
 """
@@ -21,6 +21,7 @@ from recorder.write.files import new_file
 from ..rerun.remake import head_record, write
 from ..shared.commands import print_all, print_json, reading
 from ..shared.progress import progress, watched
+from ..shared.recordings import RecordingType
 from ..shared.tables import table
 from .media import PictureStyle
 from .policy import KINDS, Kind, Policy, Side, Tally
@@ -28,7 +29,7 @@ from .redaction import Redacted, RedactError, Redaction, rehearse, to_json
 
 
 @click.command("redact")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.option("--output", type=click.Path(path_type=Path), help="The new log.")
 @click.option(
     "--side",
@@ -84,10 +85,10 @@ def redact_command(
 
     \b
     Examples:
-      antiphon redact a.session.zst --output shown.session.zst
-      antiphon redact a.session.zst --output b.session.zst --kind video --image blur
-      antiphon redact a.session.zst --output b.session.zst --side user --from 12 --to 20
-      antiphon redact a.session.zst --dry-run
+      antiphon recordings redact a.session.zst --output shown.session.zst
+      antiphon recordings redact a.session.zst --output b.session.zst --kind video --image blur
+      antiphon recordings redact a.session.zst --output b.session.zst --side user --from 12 --to 20
+      antiphon recordings redact a.session.zst --dry-run
 
     \b
     Exit codes:

@@ -1,6 +1,7 @@
-"""Logs, amounts and times, as people write and read them.
+"""Recordings, amounts and times, as people write and read them.
 
-A log is a file, or the URL of one in an object store, which is downloaded while the command runs.
+A recording is named by a path, or by `NAME`, `FOLDER/NAME` or `URL/NAME`, where a name is its own
+id, its session's, or `last`. One in an object store is downloaded while the command runs.
 
 A time span (`30d`) and a size (`50GB`, `512MiB`) need a unit: a bare number would be a guess, and
 some commands delete. Moments are in UTC, as in recording ids.
@@ -20,12 +21,14 @@ from typing import Final
 
 import click
 
+from protocol.values.digest import is_session_id, session_id_of
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from recorder.format.format import SUFFIX
-from recorder.keep.remote import RemoteStore, StoredLog, StoreError, find_by_url, is_url
-from recorder.keep.store import Logs, Store
+from recorder.keep.remote import RemoteStore, StoredLog, StoreError, is_url
+from recorder.keep.store import LocalLog, LogInfo, Logs, Store
 from recorder.write.disk import FILE_MODE
 from recorder.write.files import PART_PREFIX
+from runtime.settings.settings import PREFIX, RECORDINGS
 
 from .commands import UnusableError, complaint, reason
 from .progress import progress
@@ -35,6 +38,9 @@ BYTES_OF: Final = {
     **{"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
     **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40},
 }
+LAST: Final = "last"
+"""The name of the recording that was written to last."""
+FOLDER_VARIABLE: Final = PREFIX + "RECORD_TO"
 PAGE_SUFFIX: Final = ".html"
 SHOWN_UNITS: Final = ("TB", "GB", "MB", "kB")
 
@@ -42,27 +48,83 @@ _AMOUNT: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([A-Za-z]+)", re.ASCII)
 _MS_PER_S: Final = 1000
 
 
-class LogType(click.ParamType[Path]):
-    """A log: its path, or its URL in an object store; then the path of a copy."""
+class RecordingType(click.ParamType[Path]):
+    """A recording by any of its names, as the path of its log or of a copy of that.
+
+    `many`: a folder stands for all logs in it, and not for the only one; `is_local`: none of an
+    object store is taken.
+    """
 
     name = "path"
 
+    def __init__(self, *, many: bool = False, is_local: bool = False) -> None:
+        self._many, self._is_local = many, is_local
+
     def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,  # noqa: ARG002 - click gives it
-        ctx: click.Context | None,
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path:
-        """Download a log that is named by its URL, until the command ends."""
+        """Find a log, and download one of a store until the command ends; `UnusableError`."""
         text = os.fspath(value) if isinstance(value, Path) else str(value)
-        if not is_url(text) or ctx is None or ctx.resilient_parsing:
-            return Path(text)
-        try:
-            return _download(find_by_url(text), ctx)
-        except StoreError as error:
-            raise UnusableError(str(error)) from error
-        except OSError as error:
-            raise UnusableError(f"{error.filename or text}: {reason(error)}") from error
+        path = Path(text)
+        if ctx is None or ctx.resilient_parsing:
+            return path
+        if not is_url(text) and path.is_dir():
+            return path if self._many else _only_one(path)
+        if os.path.lexists(text) or (text.endswith(SUFFIX) and not is_url(text)):
+            return path
+        if self._is_local and is_url(text):
+            self.fail(f"{text} is in an object store, of which this command has no copy", param)
+        found = find_recording(text)
+        if isinstance(found, LocalLog):
+            return found.path
+        assert isinstance(found, StoredLog)
+        with reading_place(text):
+            return _download(found, ctx)
+
+
+def default_folder() -> str:
+    """The folder of recordings, as `antiphon serve` has it."""
+    return os.environ.get(FOLDER_VARIABLE) or str(RECORDINGS)
+
+
+def find_recording(text: str) -> LogInfo:
+    """Find a recording by `NAME`, `FOLDER/NAME` or `URL/NAME`; raises `UnusableError`."""
+    place, _, name = text.removesuffix(SUFFIX).rpartition("/")
+    if is_url(text) and place.endswith("/"):
+        example = f"s3://bucket/prefix/NAME{SUFFIX}"
+        raise UnusableError(f"{text}: no URL of a recording, such as {example}")
+    place = place or default_folder()
+    if not is_url(place) and not Path(place).is_dir():
+        raise UnusableError(
+            f"{text}: there is no such file, and no folder {place} with a recording {name}: "
+            f"name its file, or set {FOLDER_VARIABLE}"
+        )
+    logs = logs_at(place)
+    with reading_place(place):
+        if name == LAST:
+            found = next(iter(logs.logs()), None)
+        elif is_session_id(name):
+            named = (it for it in logs.logs() if session_id_of(it.recording_id) == name)
+            found = next(named, None)
+        else:
+            found = logs.find(name)
+    if found is None:
+        raise UnusableError(
+            f"{text}: there is no recording {name} in {place}: `antiphon recordings list {place}`"
+        )
+    return found
+
+
+def _only_one(folder: Path) -> Path:
+    with reading_place(str(folder)):
+        found = Store(folder).logs()
+    if len(found) != 1:
+        count = len(found) or "no"
+        raise UnusableError(
+            f"{folder}: it has {count} recordings, and one is needed: {folder}/{LAST}, or as "
+            f"`antiphon recordings list {folder}` names them"
+        )
+    return found[0].path
 
 
 def _download(log: StoredLog, ctx: click.Context) -> Path:
@@ -85,7 +147,7 @@ def next_to(log: Path, name: str) -> Path:
 
 
 def page_next_to(log: Path) -> Path:
-    """Where `antiphon view` writes its page about a log."""
+    """Where `antiphon recordings view` writes its page about a log."""
     return next_to(log, log.name.removesuffix(SUFFIX) + PAGE_SUFFIX)
 
 

@@ -1,4 +1,4 @@
-"""The command `antiphon view`: a recorded session as one HTML file.
+"""The command `antiphon recordings view`: a recorded session as one HTML file.
 
 The page's path, or the page, is on stdout; an error is one line on stderr, never a traceback. No
 incomplete page is left behind, and only `--force` replaces an existing file.
@@ -28,7 +28,7 @@ from ..shared.commands import (
     unwritable,
 )
 from ..shared.progress import progress
-from ..shared.recordings import LogType, page_next_to, show_bytes
+from ..shared.recordings import RecordingType, page_next_to, show_bytes
 from .document import page_of
 from .findings import Comparison, comparison_of
 
@@ -37,12 +37,14 @@ _PATH: Final = click.Path(path_type=Path)
 
 
 @click.command("view")
-@click.argument("log", type=LogType())
+@click.argument("log", type=RecordingType())
 @click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @click.option("--replay", "replayed", is_flag=True, help="Say what logic replay finds.")
-@click.option("--diff", "other", metavar="OTHER", type=LogType(), help="Show where OTHER differs.")
+@click.option(
+    "--diff", "other", metavar="OTHER", type=RecordingType(), help="Show where OTHER differs."
+)
 def view_command(
     *,
     log: Path,
@@ -61,10 +63,10 @@ def view_command(
 
     \b
     Examples:
-      antiphon view sessions/rec-000002.session.zst --open
-      antiphon view crash.session.zst --replay -o crash.html
-      antiphon view parent.session.zst --diff fork.session.zst
-      antiphon view s3://bucket/prefix/rec-000002
+      antiphon recordings view sessions/rec-000002.session.zst --open
+      antiphon recordings view crash.session.zst --replay -o crash.html
+      antiphon recordings view parent.session.zst --diff fork.session.zst
+      antiphon recordings view s3://bucket/prefix/rec-000002
 
     \b
     Exit codes:

@@ -1,6 +1,7 @@
 """A redacted copy of a log, as a server sends it: the log, or its page.
 
-The log is read twice, as `antiphon redact` does; the copy is made block by block, and is no file.
+The log is read twice, as `antiphon recordings redact` does; the copy is made block by block, and is
+no file.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ os._exit(9)
 
 
 def test_another_process_is_seen_to_write_and_to_die(tmp_path: Path) -> None:
-    """`antiphon prune` beside a server would remove what the server writes."""
+    """`antiphon recordings prune` beside a server would remove what the server writes."""
     path = Store(tmp_path).path("a")
     listing = Listing(Store(tmp_path))
     command = (sys.executable, "-c", DIES, str(path))

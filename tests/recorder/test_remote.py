@@ -29,7 +29,6 @@ from recorder.keep.remote import (
     RemoteStore,
     StoredLog,
     StoreError,
-    find_by_url,
 )
 from recorder.keep.store import LocalLog, Store
 from recorder.keep.summary import Summary
@@ -299,17 +298,6 @@ def test_a_store_that_does_not_answer_says_so(
             with pytest.raises(StoreError, match=r"^s3://bucket/logs: \w") as raised:
                 call()
             assert "\n" not in str(raised.value)
-
-
-def test_a_log_is_found_by_its_url(tmp_path: Path) -> None:
-    """A command could not name a stored log."""
-    put_all(write_log(tmp_path).parent, store_of("file", tmp_path / "store"))
-    place = (tmp_path / "store").as_uri()
-    assert find_by_url(f"{place}/a") == find_by_url(f"{place}/a{SUFFIX}")
-    assert find_by_url(f"{place}/a").place == f"{place}/a{SUFFIX}"
-    for wrong in (f"{place}/b", f"{place}/", "s3://bucket", "file:///"):
-        with pytest.raises(StoreError):
-            find_by_url(wrong)
 
 
 # -- a folder and a store -------------------------------------------------------------------------

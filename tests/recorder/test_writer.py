@@ -569,7 +569,7 @@ def test_a_killed_process_has_lost_nothing_it_told_of(tmp_path: Path) -> None:
 
 
 def test_recorder_needs_neither_torch_nor_trio() -> None:
-    """`antiphon verify` on a small machine must not need a model's libraries."""
+    """`antiphon recordings verify` on a small machine must not need a model's libraries."""
     code = (
         "import sys; sys.modules.update(torch=None, trio=None, transformers=None);"
         "import recorder.write.writer, recorder.read.reader;"

@@ -338,7 +338,14 @@ def test_an_interrupted_search_leaves_its_best(tmp_path: Path) -> None:
     # It fails at once three times, then it takes for ever: in that run the search is interrupted.
     script = f"echo >> {count}; test $(wc -l < {count}) -lt 4 || {{ echo > {ready}; sleep 60; }}"
     script += "; exit 1"
-    words = [sys.executable, "-c", "from runtime.cli import main; main()", "shrink", str(log)]
+    words = [
+        sys.executable,
+        "-c",
+        "from runtime.cli import main; main()",
+        "dev",
+        "shrink",
+        str(log),
+    ]
     words += ["--output", str(small), "--", "sh", "-c", script]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         descriptor = os.open(ready, os.O_RDONLY | os.O_NONBLOCK)

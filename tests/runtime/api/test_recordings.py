@@ -542,7 +542,9 @@ def test_a_redacted_copy_is_that_of_the_command(shop: Shop, tmp_path: Path) -> N
     before, there = log.read_bytes(), "/api/recordings/talked/redacted"
     copy = tmp_path / "copy.session.zst"
     for query, options in (("", ()), ("?kinds=audio,text", ("--kind", "audio", "--kind", "text"))):
-        CliRunner().invoke(main, ["redact", str(log), "--output", str(copy), *options])
+        CliRunner().invoke(
+            main, ["recordings", "redact", str(log), "--output", str(copy), *options]
+        )
         answer = shop.ask(there + query)
         assert (answer.status, answer.body) == (200, copy.read_bytes())
         assert "talked.redacted.session.zst" in answer.headers["content-disposition"]

@@ -212,7 +212,7 @@ def test_a_model_that_loads(line: str, tmp_path: Path) -> None:
 
 def test_an_engine_that_loads(tmp_path: Path) -> None:
     """The same of what computes: torch itself takes seconds."""
-    words = ("bench", "engine", "--sessions", "1")
+    words = ("dev", "bench", "engine", "--sessions", "1")
     with command(*words, folder=tmp_path) as process:
         until("warming up", process.stderr)
         ends(process)
@@ -238,7 +238,7 @@ def test_a_demo_that_still_loads(tmp_path: Path) -> None:
 
 def test_a_bench(tmp_path: Path) -> None:
     """The prompt would come back minutes later, or with the exit code of a failure."""
-    with command("bench", "--model", "scripted", folder=tmp_path) as process:
+    with command("dev", "bench", "--model", "scripted", folder=tmp_path) as process:
         until("1 sessions", process.stderr)
         ends(process)
 
