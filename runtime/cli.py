@@ -126,6 +126,7 @@ MOVED: Final[Mapping[str, str]] = MappingProxyType(
         "fuzz": "python -m tests.fuzz, in a clone of the repository",
         "bench streaming": "python -m tests.bench.streaming, in a clone of the repository",
         "console": "antiphon serve --open",
+        "replay --teacher-forced": "antiphon eval --mode forced",
         "worker": "antiphon workers start",
         "sessions": "antiphon recordings list",
         **{
@@ -136,7 +137,7 @@ MOVED: Final[Mapping[str, str]] = MappingProxyType(
         **{name: f"antiphon dev {name}" for name in DEV},
     }
 )
-"""What replaced a command, by its old words: one, or a command and its subcommand."""
+"""What replaced a command, by its old words: one, or a command with a subcommand or option."""
 EXIT_BY_SIGNAL: Final = 128
 """Shells add it to the number of the signal that ended a command."""
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -288,7 +289,7 @@ class Main(LazyGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; for an old name say the new one."""
-        for old in (" ".join(args[:2]), args[0]):
+        for old in (*(f"{args[0]} {word}" for word in args[1:]), args[0]):
             if old in MOVED and not ctx.resilient_parsing:
                 raise MovedError(f"antiphon {old} is now {MOVED[old]}")
         return super().resolve_command(ctx, args)

@@ -6,6 +6,7 @@ With `--model` it is what another model makes of the same recordings, compared w
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +27,9 @@ from ..eval.paired import Baseline
 from ..eval.reports import Reports
 from ..eval.summary import Json
 from ..eval.table import MEASURES, OWN_VOICE
-from ..rerun.environment import Loading
+from ..rerun.environment import Loading, model_of
 from ..rerun.folder import JOBS_MAX, find_logs
-from ..shared.commands import UnusableError, print_all, print_json
+from ..shared.commands import UnusableError, opened_log, print_all, print_json
 from ..shared.progress import calls_of, progress, size_of
 from ..shared.recordings import RecordingType
 from .baseline import as_recorded, is_of_logs, of_logs, of_measured
@@ -74,8 +75,8 @@ class Asked:
             raise click.UsageError(f"{OWN_VOICE} is measured with a --transcriber only")
         if self.mode == "closed" and runs:
             raise click.UsageError(f"{RUNS_ONLY} are for --mode open or forced")
-        if self.mode != "closed" and self.model is None:
-            raise click.UsageError(f"--mode {self.mode} runs a model: --model")
+        if self.mode == "open" and self.model is None:
+            raise click.UsageError("--mode open runs a model: --model")
         if self.mode == "forced" and self.baseline is not None and is_of_logs(self.baseline):
             raise click.UsageError("--mode forced is compared with a model: --baseline MODEL")
         compared = [it for it in self.conditions if it.is_of_a_comparison]
@@ -112,10 +113,10 @@ class Asked:
             measured = self._as_recorded(found)
             about = {"transcriber": self.transcriber} if self.transcriber else {}
         else:
-            assert self.model is not None
-            done = self.run(self.model, found)
+            model = self.model or _recorded_model(found)
+            done = self.run(model, found)
             measured, is_exact = done.measured, done.info.deterministic
-            about = {"mode": self.mode, "model": self.model, "deterministic": is_exact}
+            about = {"mode": self.mode, "model": model, "deterministic": is_exact}
             about |= {} if done.folder is None else {"kept": str(done.folder)}
         baseline = self._baseline(measured, found)
         if baseline is not None:
@@ -141,6 +142,18 @@ class Asked:
         return of_measured(self.baseline, self.run(self.baseline, found).measured)
 
 
+def _recorded_model(found: list[Path]) -> str:
+    """The model that recordings name; `click.UsageError`: they name none, or several."""
+    names = set[str | None]()
+    for log in found:
+        with suppress(UnusableError), opened_log(log) as reader:
+            names.add(model_of(reader.head.fields))
+    (name, *others) = names or {None}
+    if name is None or others:
+        raise click.UsageError("the recordings name no model, or several: --model")
+    return name
+
+
 @click.command("eval")
 @click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=RecordingType(many=True))
 @click.option("--definitions", is_flag=True, help="Print what each measure is, and read no log.")
@@ -151,7 +164,7 @@ class Asked:
     show_default=True,
     help="closed: the log as it is; open: a model decides freely; forced: on the recorded past.",
 )
-@click.option("--model", help="The model that --mode open or forced runs: a name or a folder.")
+@click.option("--model", help="The model that runs: a name or a folder; forced: the recorded one.")
 @click.option("--baseline", metavar="DIR|MODEL", help="Compare with these logs, or this model.")
 @click.option("--out", type=_PATH, metavar="FOLDER", help="Keep each result, and take it up again.")
 @click.option(
@@ -219,7 +232,8 @@ def eval_command(
 
     --mode open plays each recording's client to another --model, which decides freely, and measures
     the session that comes out. --mode forced keeps the recorded past, and asks in each second what
-    the model would decide there, and by which margin. Both are for duplex sessions.
+    the model would decide there, and by which margin; units that come out otherwise are listed, and
+    near-ties are told from regressions. Both are for duplex sessions.
 
     A comparison has the mean difference from the --baseline over the sessions that both have, its
     95 % interval, and p. Without a baseline, --mode open compares with what was recorded.

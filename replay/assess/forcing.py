@@ -24,12 +24,15 @@ from ..eval.summary import DIGITS, Json
 from ..rerun.full import RELEASE_WAIT_S
 from ..rerun.full_units import UnitReplay
 from ..rerun.logic import Replayer
+from ..rerun.verdicts import Verdicts
 from ..shared.progress import Watch
 from .recording import Recording, SkippedError
 
 
 class _Judging(UnitReplay):
     """The units of one session, each judged as it was recorded."""
+
+    is_forced = True
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -54,8 +57,8 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Ro
         ModelUnavailableError: the model cannot be forced.
         BackendError: the model failed.
     """
-    judging = _Judging(backend, teacher_forced=True, held_units=recording.held_units)
-    replayer = Replayer()
+    judging = _Judging(backend, recording.held_units)
+    replayer, verdicts = Replayer(), Verdicts()
     try:
         with LogReader(recording.log) as reader:
             for item in reader:
@@ -63,9 +66,11 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Ro
                 if step is None:
                     continue
                 made = judging.made
-                await judging.renew(step.event)
+                last_unit = replayer.last_unit
+                verdict = await judging.renew(step.event)
                 for effect in step.effects:
                     judging.note(effect)
+                verdicts.take(step, verdict, last_unit)
                 watch(judging.made - made)
     finally:
         with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
@@ -82,6 +87,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Ro
         "recording_id": recording.recording_id,
         "mode": recording.mode,
         "duration_s": round(report.span_ns / NS_PER_S, DIGITS),
+        "changed": [attrs.asdict(it) for it in verdicts.changed],
     }
     row = row_of(str(recording.log), judging.session.scores(), body)
     return attrs.evolve(row, duration_ns=report.span_ns)

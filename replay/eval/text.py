@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -17,6 +17,7 @@ from runtime.measures.measure import Measure
 
 from ..shared.page import printable
 from ..shared.recordings import show_span
+from ..shared.tables import table
 from .evaluate import Evaluation, Result, Row
 from .paired import Comparison, Paired, verdict_of
 from .summary import Json, Statistics
@@ -24,6 +25,8 @@ from .table import MEASURES, OWN_VOICE, SETTINGS
 
 WORST_MAX: Final = 10
 """Recordings listed below the table; JSON has all."""
+CHANGED_MAX: Final = 20
+"""Units listed that came out otherwise."""
 LINE_CHARS: Final = 240
 """Outside a terminal a row is one line, for `grep`."""
 TROUBLE: Final[tuple[Result, ...]] = ("skipped", "failed", "damaged", "unreadable")
@@ -52,6 +55,10 @@ def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
         yield from _compared(done.comparison, terminal)
     if done.by is not None:
         yield from _worst(done, done.by)
+    changed = [(row, it) for row in done.rows for it in _changed(row)]
+    if changed:
+        yield "units that came out otherwise:"
+        yield _changed_table(changed)
     measured = done.count("measured")
     counts = [f"{measured} recording{'s' * (measured != 1)} measured"]
     counts += [f"{n} {result}" for result in TROUBLE if (n := done.count(result))]
@@ -86,6 +93,33 @@ def _cells(measure: Measure, found: Statistics) -> tuple[str, ...]:
 def show_number(number: float) -> str:
     """Write a number with up to three decimals."""
     return f"{number:.3f}".rstrip("0").rstrip(".")
+
+
+def _changed(row: Row) -> Sequence[Mapping[str, Any]]:
+    """The units of a forced session that are not as recorded."""
+    found = row.body.get("changed", ())
+    assert isinstance(found, Sequence)
+    return found
+
+
+def _changed_table(changed: Sequence[tuple[Row, Mapping[str, Any]]]) -> RenderableType:
+    columns = ("<recording", "unit", "<where", "<recorded", "<came out", "<judged")
+    names = ("unit", "field", "recorded", "came_out")
+    rows = [
+        (_short(row.log), *(str(it[name]) for name in names), _apart(it))
+        for row, it in changed[:CHANGED_MAX]
+    ]
+    left = len(changed) - CHANGED_MAX
+    more = f"and {left} more, see --json" if left > 0 else ""
+    return table(columns, rows, overflow="fold", more=more)
+
+
+def _apart(found: Mapping[str, Any]) -> str:
+    if found["near_tie"] is None:
+        return ""
+    measured = [] if found["margin"] is None else [f"{found['margin']:.3g} logits apart"]
+    measured += [] if found["draw_gap"] is None else [f"drawn {found['draw_gap']:.2g} away"]
+    return ", ".join(measured) + (": a near-tie" if found["near_tie"] else ": no near-tie")
 
 
 def _compared(found: Comparison, terminal: Console) -> Iterator[RenderableType]:

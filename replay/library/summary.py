@@ -65,8 +65,7 @@ def _where(outcome: Outcome) -> str:
 
 def _parted(divergence: Divergence) -> str:
     field = f", {divergence.field}" if divergence.field else ""
-    tie = {True: ", a near-tie", False: ", no near-tie", None: ""}[divergence.near_tie]
-    return f"record {divergence.seq} ({divergence.record}){field}{tie}"
+    return f"record {divergence.seq} ({divergence.record}){field}"
 
 
 def _total(outcomes: Sequence[Outcome], elapsed_s: float) -> str:

@@ -7,8 +7,7 @@ Rules:
 - The model's new outputs, with the recorded times, costs and indices, replace the recorded ones,
   and step a second machine, which gives the frames that the client would have got.
 - After a difference the model goes on, on its own outputs, so that the units that differ can be
-  counted; the first is explained. Teacher-forced it goes on as recorded, so that each unit is
-  judged by itself. Turns of chat need no forcing: each carries all its inputs.
+  counted; the first is explained. `replay.assess.forcing` judges each unit by itself.
 - The log must be sound: a model that missed an input cannot be compared.
 """
 
@@ -56,7 +55,6 @@ async def replay_fully(
     *,
     model: str | None = None,
     anyway: bool = False,
-    teacher_forced: bool = False,
     watch: Watch = unwatched,
 ) -> FullReport:
     """Run a log's model again, or another `model`, and compare its outputs with the recorded ones.
@@ -66,10 +64,9 @@ async def replay_fully(
         items: the log's records in order, `session` first, and its damage.
         load: loads a model, as `Loading.load` does.
         anyway: compare although the environment differs.
-        teacher_forced: force the recorded decisions, and report where the model's own differ.
         watch: called with 0 when the model is loaded, then with the number of calls made again.
 
-    `ModelUnavailableError`: no model is named, `load` failed, or it cannot be forced.
+    `ModelUnavailableError`: no model is named, or `load` failed.
     """
     name = model if model is not None else model_of(head)
     if name is None:
@@ -81,7 +78,7 @@ async def replay_fully(
         return FullReport(
             model=name, environment=environment, fingerprint=fingerprint, compared=False
         )
-    run = FullReplay(backend, teacher_forced=teacher_forced, held_units=held_units(head))
+    run = FullReplay(backend, held_units=held_units(head))
     try:
         for item in items:
             calls = run.calls
@@ -110,12 +107,9 @@ class FullReplay:
     `is_stopped` it takes no more records.
     """
 
-    def __init__(
-        self, backend: Backend, *, teacher_forced: bool = False, held_units: int = 0
-    ) -> None:
+    def __init__(self, backend: Backend, *, held_units: int = 0) -> None:
         self.is_stopped = False
         self._backend: Final = backend
-        self._teacher_forced: Final = teacher_forced
         self._held_units: Final = held_units
         self._verdicts: Final = Verdicts()
         self._recorded: Final = Replayer()
@@ -142,7 +136,6 @@ class FullReplay:
             model=self._backend.info.name,
             environment=(),
             compared=True,
-            teacher_forced=self._teacher_forced,
             changed=tuple(found.changed),
             **({} if self._kind is None else self._kind.counts(len(found.indices))),
             divergence=found.divergence,
@@ -162,7 +155,7 @@ class FullReplay:
         """Make the model's part of an event again; None if it has no part, or it failed."""
         if isinstance(step.event, ev.ConnectionOpened):
             kind = KINDS[OF_MODE[step.event.mode].work]
-            self._kind = kind(self._backend, self._teacher_forced, self._held_units)
+            self._kind = kind(self._backend, self._held_units)
         if self._kind is None:
             return None
         last_unit = self._recorded.last_unit

@@ -24,7 +24,6 @@ from .held import hold
 from .outputs import (
     compare_forced,
     compare_outputs,
-    is_near_tie,
     logits_differ,
     snr_db,
 )
@@ -36,23 +35,23 @@ class UnitReplay(Rerun[BackendSession]):
 
     name = "units"
 
-    decisions = decisions_changed = near_ties = units_held = 0
+    units_held = 0
     logits_changed: int | None = None
     _opening: Opening | None = None
 
-    def __init__(self, backend: Backend, teacher_forced: bool = False, held_units: int = 0) -> None:
-        super().__init__(backend, teacher_forced, held_units)
+    is_forced = False
+    """Whether the model takes all recorded decisions, and `judge` gets each unit."""
+
+    def __init__(self, backend: Backend, held_units: int = 0) -> None:
+        super().__init__(backend, held_units)
         self._units: Final = PastUnits()
         self._past: Final[list[PastUnit]] = []
 
     def counts(self, changed: int) -> dict[str, Any]:
-        """Count units, held units and forced decisions."""
+        """Count units and held units."""
         return {
             **super().counts(changed),
             "units_held": self.units_held,
-            "decisions": self.decisions,
-            "decisions_changed": self.decisions_changed,
-            "near_ties": self.near_ties,
             "logits_changed": self.logits_changed,
         }
 
@@ -103,7 +102,7 @@ class UnitReplay(Rerun[BackendSession]):
         if asked is None or event.lease != asked.lease or self.held is not None:
             return Verdict()
         self.held = await self.backend.open(asked.opening, slot=0)
-        if self.teacher_forced and not isinstance(self.held, Forces):
+        if self.is_forced and not isinstance(self.held, Forces):
             raise ModelUnavailableError(f"the model {self.backend.info.name!r} cannot be forced")
         opened = self.held.opened
         found = finding_of(compare_outputs(event.opened, opened))
@@ -121,7 +120,7 @@ class UnitReplay(Rerun[BackendSession]):
             self.logits_changed = recorded.index
         if self._is_held(recorded.index):
             self.units_held += 1
-        elif self.teacher_forced:
+        elif self.is_forced:
             self.judge(asked.unit, recorded, forced)
         found, choice = compare_forced(recorded, forced)
         kept = attrs.evolve(made, index=recorded.index, costs=recorded.costs)
@@ -134,9 +133,9 @@ class UnitReplay(Rerun[BackendSession]):
     async def _play(
         self, session: BackendSession, unit: Unit, recorded: UnitResult
     ) -> ForcedResult:
-        """Run a unit as it was cut, forced if it was forced or `teacher_forced` is set."""
+        """Run a unit as it was cut, forced if it was forced or `is_forced` is set."""
         is_held = self._is_held(unit.index)
-        if not isinstance(session, Forces) or not (is_held or self.teacher_forced):
+        if not isinstance(session, Forces) or not (is_held or self.is_forced):
             made = await session.run_unit(unit, cut=recorded.cut)
             return ForcedResult(result=made, choices=())
         forced = await session.run_forced(unit, Forced.of(recorded), recorded.cut)
@@ -148,12 +147,8 @@ class UnitReplay(Rerun[BackendSession]):
         """Whether a unit was held to another recording; only a model with forcing holds units."""
         return index < self.held_units and isinstance(self.held, Forces)
 
-    def judge(self, _unit: Unit, _recorded: UnitResult, forced: ForcedResult) -> None:
-        """Count the decisions of a forced unit that was not held; `replay.assess` does more."""
-        made = forced.result
-        self.decisions += len(made.decided_ids) + len(made.codec_ids)
-        self.decisions_changed += len(forced.choices)
-        self.near_ties += sum(is_near_tie(choice) is True for choice in forced.choices)
+    def judge(self, unit: Unit, recorded: UnitResult, forced: ForcedResult) -> None:
+        """Judge a forced unit that was not held."""
 
     async def _finalize(self, event: ev.FinalizeDone) -> Verdict:
         recorded, asked = event.finalized, self.asked.get(ef.StartFinalize)

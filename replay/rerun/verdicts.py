@@ -81,9 +81,8 @@ class Rerun(Generic[Held]):
 
     name: ClassVar[str]
 
-    def __init__(self, backend: Backend, teacher_forced: bool = False, held_units: int = 0) -> None:
+    def __init__(self, backend: Backend, held_units: int = 0) -> None:
         self.backend: Final = backend
-        self.teacher_forced: Final = teacher_forced
         self.held_units: Final = held_units
         self.made = 0
         self.asked: dict[type[ef.Effect], Any] = {}
@@ -126,8 +125,7 @@ class Verdicts:
             self.first(step, finding, unit=last_unit)
         else:
             if index not in self.indices and len(self.changed) < UNITS_KEPT:
-                told = _told(finding)
-                self.changed.append(UnitDifference(unit=index, seq=step.record.seq, **told))
+                self.changed.append(_changed(finding, index, step.record.seq))
             self.first(step, finding, unit=index)
         if index is not None:
             self.indices.add(index)
@@ -149,13 +147,22 @@ class Verdicts:
 
 
 def _told(finding: Finding) -> dict[str, Any]:
-    found, choice = finding.difference, finding.choice
+    found = finding.difference
     return {
         "field": found.path,
         "recorded": found.recorded,
         "came_out": found.came_out,
         "snr_db": finding.snr_db,
-        "margin": None if choice is None else choice.margin,
-        "draw_gap": None if choice is None else choice.draw_gap,
-        "near_tie": None if choice is None else is_near_tie(choice),
     }
+
+
+def _changed(finding: Finding, unit: int, seq: int) -> UnitDifference:
+    choice = finding.choice
+    return UnitDifference(
+        unit=unit,
+        seq=seq,
+        margin=None if choice is None else choice.margin,
+        draw_gap=None if choice is None else choice.draw_gap,
+        near_tie=None if choice is None else is_near_tie(choice),
+        **_told(finding),
+    )

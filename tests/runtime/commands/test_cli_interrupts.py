@@ -197,7 +197,7 @@ def test_a_server_that_answers_no_goodbye(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [f"replay --full {LOG}", f"replay --full --teacher-forced {LOG}", f"fork {LOG} --at 3"]
+    "line", [f"replay --full {LOG}", f"eval --mode forced --model x {LOG}", f"fork {LOG} --at 3"]
 )
 def test_a_model_that_loads(line: str, tmp_path: Path) -> None:
     """Gigabytes of weights would be read first, for nothing."""
