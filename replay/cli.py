@@ -11,8 +11,8 @@ from typing import Final, NoReturn
 import click
 
 from recorder.format.format import SUFFIX
-from recorder.keep.marks import marks_path, read_marks
 from recorder.read.reader import LogReader
+from recorder.storage.marks import marks_path, read_marks
 from runtime.commands.interrupts import run
 from runtime.model.backends.base import Backend
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import attrs
 
 from protocol.values.modes import MODES
-from recorder.keep.marks import Mark
-from recorder.keep.summary import State, Summary
+from recorder.storage.marks import Mark
+from recorder.storage.summary import State, Summary
 from replay.rerun.outcome import EXIT_CODES
 from runtime.api import recordings
 from runtime.slots.workers import WorkerStatus

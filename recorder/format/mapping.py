@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import attrs
 from cattrs import Converter
@@ -34,11 +34,16 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import SNAPSHOT
 from protocol.values.digest import digest
+from protocol.values.effects import Effect
 from protocol.values.errors import ErrorCode
+from protocol.values.events import Event
 from protocol.values.record_names import RECORD_FIELDS, RECORD_NAMES
 from protocol.values.utf8 import Frame, Utf8Text
 
 from .records import Fields, Value
+
+if TYPE_CHECKING:
+    from protocol.machine.session import Session
 
 KINDS: Final[Mapping[type, str]] = MappingProxyType(
     {
@@ -258,3 +263,24 @@ def _make_converter() -> Converter:
 
 
 _CONVERTER: Final = _make_converter()
+
+
+# -- the records of a step -------------------------------------------------------------------------
+
+
+def step_records(
+    session: Session, event: Event, effects: tuple[Effect, ...], hashes: Hashes
+) -> list[tuple[str, Fields]]:
+    """The records after an event's, by the stepped session: a state hash if due, and effects."""
+    recorded: list[tuple[str, Fields]] = [effect_record(effect, hashes) for effect in effects]
+    if session.is_hash_due(event):
+        recorded.insert(0, ("state", {"digest": session.digest()}))
+    return recorded
+
+
+def fin_fields(session: Session | None, reason: str | None) -> dict[str, Value]:
+    """The fields of `fin`, with the state of a finished session; a session of None never began."""
+    if session is None:
+        return {"reason": reason}
+    state = {"digest": session.digest()} if session.is_finished else {}
+    return {"reason": reason, "dialect": session.dialect_name, **session.counts, **state}

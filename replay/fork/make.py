@@ -20,8 +20,8 @@ from protocol.values.digest import digest, session_id_of
 from protocol.values.model import SAMPLE_BYTES
 from recorder.format.mapping import SCHEMA
 from recorder.format.records import Fields, Value
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from recorder.write.files import new_file
 from recorder.write.log import OnFailure, SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy

@@ -24,9 +24,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.state import State
-from recorder.format.mapping import EVENT_KINDS, event_of
+from recorder.format.mapping import EVENT_KINDS, event_of, fin_fields
 from recorder.format.records import Record
-from recorder.format.steps import fin_fields
 from recorder.read.scan import Damage
 from runtime.model.backends.base import Backend
 from runtime.session.journal import Journal

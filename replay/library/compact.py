@@ -18,10 +18,9 @@ import click
 from cattrs import unstructure
 
 from recorder.format.errors import RecorderError
-from recorder.mend.compact import Compacted, compact, is_compact
-from recorder.write.disk import LocalDisk
+from recorder.repair import Compacted, compact, is_compact
+from recorder.write.disk import Disk, is_held
 from recorder.write.files import PART_PREFIX, new_file, own_as
-from recorder.write.lock import is_held
 
 from ..rerun.folder import logs_to_rewrite
 from ..shared.commands import UnusableError, complaint, finish, reason
@@ -115,7 +114,7 @@ def _try(log: Path, output: Path | None, watch: Watch) -> Done:
 def _write(log: Path, output: Path, watch: Watch) -> Compacted:
     with new_file(output, like=log) as part:
         made = compact(log, part, watch=watch)
-    LocalDisk().sync_directory(output.parent)
+    Disk().sync_directory(output.parent)
     return made
 
 
@@ -129,7 +128,7 @@ def _replace(log: Path, watch: Watch) -> Compacted | None:
         own_as(part, log)
         shutil.copystat(log, part)
         part.replace(log)
-    LocalDisk().sync_directory(log.parent)
+    Disk().sync_directory(log.parent)
     return made
 
 

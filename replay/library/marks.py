@@ -9,7 +9,7 @@ import attrs
 import click
 
 from protocol.values.limits import MS_PER_S
-from recorder.keep.marks import (
+from recorder.storage.marks import (
     MARKS_MAX,
     TooManyMarks,
     add_mark,
@@ -17,8 +17,8 @@ from recorder.keep.marks import (
     read_marks,
     remove_mark,
 )
+from recorder.write.disk import is_held
 from recorder.write.files import own_as
-from recorder.write.lock import is_held
 
 from ..shared.commands import UnusableError, finish, opened_log, reason
 from ..shared.page import printable

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from recorder.keep.store import LogInfo, Logs
-from recorder.keep.summary import Summary
+from recorder.storage.store import LogInfo, Logs
+from recorder.storage.summary import Summary
 
 from ..eval.condition import Condition, Figure, judge
 from ..eval.evaluate import Row, measure_log, worst_key

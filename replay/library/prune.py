@@ -9,9 +9,9 @@ from typing import Final
 import click
 from rich.console import Console
 
-from recorder.keep.remote import RemoteStore, logs_of
-from recorder.keep.retention import FRESH_S, Pruned, Removal, Retention, prune
-from recorder.keep.store import Logs, Store
+from recorder.storage.remote import RemoteStore, logs_of
+from recorder.storage.retention import FRESH_S, Pruned, Removal, Retention, prune
+from recorder.storage.store import Logs, Store
 
 from ..shared.commands import print_json
 from ..shared.recordings import (

@@ -16,11 +16,10 @@ from cattrs import unstructure
 
 from recorder.format.errors import LogMisuse, RecorderError
 from recorder.format.format import recording_id_of
-from recorder.keep.store import Store
-from recorder.mend.recover import Survey, recover, survey
-from recorder.write.disk import LocalDisk
+from recorder.repair import Survey, recover, survey
+from recorder.storage.store import Store
+from recorder.write.disk import Disk, is_held
 from recorder.write.files import new_file, own_as
-from recorder.write.lock import is_held
 
 from ..rerun.folder import logs_to_rewrite
 from ..shared.commands import complaint, finish, reason
@@ -145,7 +144,7 @@ def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Done:
     with new_file(target) as part:
         made = recover(log, part, found, watch=watch)
         own_as(part, log)  # root may recover it, and a server with a user of its own serves it
-    LocalDisk().sync_directory(target.parent)
+    Disk().sync_directory(target.parent)
     return attrs.evolve(
         told,
         result="recovered",

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.values.modes import Mode
-from recorder.keep.listing import Listing, Wanted
-from recorder.keep.store import Logs
-from recorder.keep.summary import State, Summary
+from recorder.storage.listing import Listing, Wanted
+from recorder.storage.store import Logs
+from recorder.storage.summary import State, Summary
 
 from ..eval.options import ConditionType, FigureType
 from ..shared.commands import print_json

@@ -31,11 +31,11 @@ from recorder.format.mapping import (
     MappingError,
     effect_record,
     event_of,
+    fin_fields,
 )
 from recorder.format.records import Fields, Record, Value
-from recorder.format.steps import fin_fields
-from recorder.mend.recover import RECOVERED, is_lost
 from recorder.read.scan import Damage
+from recorder.repair import RECOVERED, is_lost
 
 from ..shared.fields import below, typed
 from .difference import Difference, first_difference, show

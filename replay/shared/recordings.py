@@ -24,8 +24,8 @@ import click
 from protocol.values.digest import is_session_id, session_id_of
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from recorder.format.format import SUFFIX
-from recorder.keep.remote import RemoteStore, StoredLog, StoreError, is_url
-from recorder.keep.store import LocalLog, LogInfo, Logs, Store
+from recorder.storage.remote import RemoteStore, StoredLog, StoreError, is_url
+from recorder.storage.store import LocalLog, LogInfo, Logs, Store
 from recorder.write.disk import FILE_MODE
 from recorder.write.files import PART_PREFIX
 from runtime.settings.settings import PREFIX, RECORDINGS

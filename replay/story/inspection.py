@@ -112,7 +112,7 @@ class ShortenedFrame:
 class Mark:
     """A mark; `by` is the name of its author's key.
 
-    `is_later`: it was written after the session, next to the log (`recorder.keep.marks`).
+    `is_later`: it was written after the session, next to the log (`recorder.storage.marks`).
     """
 
     at_ns: int

@@ -25,7 +25,7 @@ from protocol.values.state import State
 from protocol.wire.dialects.shared import PLAYBACK_ACK
 from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.format.records import Fields, Record
-from recorder.read.ending import RESTARTED
+from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
 
 from ..rerun.logic import Replayer

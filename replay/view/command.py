@@ -17,7 +17,7 @@ import attrs
 import click
 
 from recorder.format.format import SUFFIX
-from recorder.keep.marks import marks_path, read_marks
+from recorder.storage.marks import marks_path, read_marks
 from recorder.write.files import new_file
 
 from ..diff.command import read_and_compare

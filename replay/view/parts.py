@@ -22,8 +22,8 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from recorder.format.blobs import extract
 from recorder.format.records import FRAME_KINDS, Record, Value
-from recorder.format.spans import extract
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 

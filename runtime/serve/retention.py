@@ -28,10 +28,10 @@ import anyio
 import anyio.to_thread
 import attrs
 
-from recorder.keep.remote import RemoteStore
-from recorder.keep.retention import Retention, RetentionStatistics, prune
-from recorder.keep.store import LocalLog, LogInfo, Store
-from recorder.keep.summary import summarize
+from recorder.storage.remote import RemoteStore
+from recorder.storage.retention import Retention, RetentionStatistics, prune
+from recorder.storage.store import LocalLog, LogInfo, Store
+from recorder.storage.summary import summarize
 
 from ..settings.settings import Settings
 

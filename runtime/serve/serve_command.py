@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import click
 
-from recorder.keep.remote import RemoteStore, StoreError
+from recorder.storage.remote import RemoteStore, StoreError
 
 from ..access.keys import KeyFileError, read_key_file
 from ..access.origins import is_loopback, read_origins

@@ -27,12 +27,10 @@ from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from recorder.format.errors import LogDamaged
-from recorder.format.mapping import EVENT_KINDS, SCHEMA, Hashes, event_of
+from recorder.format.mapping import EVENT_KINDS, SCHEMA, Hashes, event_of, step_records
 from recorder.format.records import Fields, Record, Value
-from recorder.format.steps import step_records
-from recorder.keep.store import Store
-from recorder.read.ending import RESTARTED, end_of
-from recorder.read.reader import read
+from recorder.read.reader import RESTARTED, end_of, read
+from recorder.storage.store import Store
 from recorder.write.logfile import LogFile
 from recorder.write.writer import Recorder
 

@@ -32,8 +32,8 @@ from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
+from recorder.format.mapping import fin_fields
 from recorder.format.records import Fields
-from recorder.format.steps import fin_fields
 from recorder.read.past import Past
 
 from ..media.decoder import Client, decode_at_once

@@ -31,8 +31,8 @@ from recorder.format.mapping import (
     event_record,
 )
 from recorder.format.records import Fields, Record
-from recorder.mend.recover import is_lost
 from recorder.read.reader import LogReader
+from recorder.repair import is_lost
 from recorder.write.logfile import LogFile
 
 from ..model.backends.base import BackendInfo

@@ -26,7 +26,7 @@ from protocol.values.modes import MODES, Mode
 from protocol.values.resuming import ComeBack
 from recorder.format.errors import RecorderError
 from recorder.format.records import Fields
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 

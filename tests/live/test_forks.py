@@ -29,7 +29,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
-from recorder.write.lock import is_held
+from recorder.write.disk import is_held
 from replay.rerun.environment import Loading
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from websockets.sync.client import ClientConnection, connect
 
 import antiphon
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from runtime.cli import main
 from tests.live.servers import LiveServer, live_server
 

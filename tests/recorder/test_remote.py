@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
-from recorder.keep.forgetting import WITH_STORE_NAME
-from recorder.keep.index import Index
-from recorder.keep.listing import Listing
-from recorder.keep.remote import (
+from recorder.read.reader import LogReader
+from recorder.storage.listing import Index, Listing
+from recorder.storage.remote import (
     AWAY_S,
     PART_BYTES,
     READ_BYTES_MIN,
@@ -30,9 +29,8 @@ from recorder.keep.remote import (
     StoredLog,
     StoreError,
 )
-from recorder.keep.store import LocalLog, Store
-from recorder.keep.summary import Summary
-from recorder.read.reader import LogReader
+from recorder.storage.store import WITH_STORE_NAME, LocalLog, Store
+from recorder.storage.summary import Summary
 from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import write_log
 

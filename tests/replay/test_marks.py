@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 from mcap.reader import make_reader
 
-from recorder.format.chain import FIN_FIELDS
+from recorder.format.blocks import FIN_FIELDS
 from recorder.format.records import Record
-from recorder.keep.marks import add_mark, marks_path
-from recorder.mend.compact import compact
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
+from recorder.repair import compact
+from recorder.storage.marks import add_mark, marks_path
 from replay.cli import inspect_command, replay_command
 from replay.fork.values import Change
 from replay.library.marks import marks_command

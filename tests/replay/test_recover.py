@@ -194,7 +194,7 @@ def test_what_is_killed_amid_it_leaves_no_half_log(folder: Path) -> None:
     """A half log would lie there under the name of a whole one."""
     code = (
         "import os, signal\n"
-        "from recorder.mend.rewrite import Rewriter\n"
+        "from recorder.repair import Rewriter\n"
         "Rewriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "from runtime.cli import main\n"
         f"main(['recordings', 'recover', {str(log(folder, 'torn'))!r}])"

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from recorder.write.writer import Recorder
 from replay.library.prune import prune_command
 from replay.library.sessions import ROWS_MAX, list_command

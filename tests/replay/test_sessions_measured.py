@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recorder.format.format import SUFFIX
-from recorder.keep.remote import RemoteStore
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.remote import RemoteStore
+from recorder.storage.store import Store
 from replay.eval.evaluate import evaluate
 from replay.eval.table import MEASURES
 from replay.library.sessions import list_command

@@ -14,8 +14,8 @@ import click
 import pytest
 
 from recorder.format.format import SUFFIX
-from recorder.keep.remote import RemoteStore
-from recorder.keep.store import Store
+from recorder.storage.remote import RemoteStore
+from recorder.storage.store import Store
 from replay.cli import inspect_command, replay_command
 from replay.diff.command import diff_command
 from replay.export.command import export_command
