@@ -27,8 +27,8 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "replay": (12_787, 140),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
-ANCESTORS_MAX: Final = 4
-"""The most classes of ours in one line of inheritance, of classes with methods; the goal is 3."""
+ANCESTORS_MAX: Final = 3
+"""The most classes of ours in one line of inheritance, of classes with methods."""
 IMPORTS_PERCENT_MAX: Final = 13
 """The part of the code lines that imports; the goal is 9."""
 SLACK: Final = 50

@@ -200,8 +200,7 @@ async def _converse(demo: Demo, url: str) -> Tally:
     mode: Mode = "audio" if demo.plan.frame is None else "video"
     reply = demo.folder / "reply.wav"
     view: View = JsonView() if demo.as_json else LineView(Console())
-    with view:
-        tally = await talk(url, demo.plan, view, mode=mode)
+    tally = await talk(url, demo.plan, view, mode=mode)
     try:
         write_wav(reply, bytes(tally.pcm))
     except AudioFileError as error:
