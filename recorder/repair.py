@@ -136,9 +136,7 @@ class Rewriter:
         """
         assert record.seq == self.next_seq, "records come in order"
         framed = RecordEncoder().encode(record) if framed is None else framed
-        batch = self._batch
-        if batch is not None and batch.payload_bytes + framed.framed_bytes > self._block_bytes:
-            self._flush()
+        self.make_room(framed.framed_bytes)
         self._batch = self._batch or Batch(first=record)
         self._batch.add(record, framed)
         self.next_seq, self.at_ns = record.seq + 1, record.at_ns

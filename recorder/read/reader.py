@@ -77,13 +77,8 @@ def unit_index(record: Record) -> int | None:
 
 def end_of_blocks(source: Source) -> int:
     """Return where a log's seek table starts, or the log's size if it has none."""
-    size = source.size()
-    footer = source.read(max(0, size - FOOTER_BYTES), FOOTER_BYTES)
-    length = table_bytes_by_footer(footer)
-    start = size - length
-    if length and start > 0 and offsets_in(source.read(start, length), start) is not None:
-        return start
-    return size
+    table = _table_of(source)
+    return source.size() if table is None else table[-1]
 
 
 def find_seq(source: Source, seq: int, offsets: Sequence[int] | None = None) -> Place | None:
@@ -150,7 +145,7 @@ def _find(source: Source, key: Callable[[BlockHeader], int], wanted: int) -> Pla
     table = _table_of(source)
     if table is not None:
         try:
-            return _bisect(source, table, key, wanted)
+            return _bisect(source, table[:-1], key, wanted)
         except FormatError:
             pass  # another log's table, or damage there
     return _bisect(source, array("Q", hop(source)), key, wanted)
@@ -171,13 +166,12 @@ def _header(source: Source, offset: int) -> BlockHeader:
 
 
 def _table_of(source: Source) -> Sequence[int] | None:
-    """Read the block starts from a seek table at the log's end, if it may be valid."""
+    """Read the block starts, and the last one's end, from a seek table that may be valid."""
     size = source.size()
     length = table_bytes_by_footer(source.read(max(0, size - FOOTER_BYTES), FOOTER_BYTES))
     if not 0 < length < size:
         return None
-    offsets = offsets_in(source.read(size - length, length), size - length)
-    return None if offsets is None else offsets[:-1]
+    return offsets_in(source.read(size - length, length), size - length)
 
 
 def hop(source: Source) -> Iterator[int]:
