@@ -15,9 +15,9 @@ from recorder.storage.store import Logs, Store
 
 from ..shared.commands import print_json
 from ..shared.recordings import (
-    SizeType,
-    SpanType,
     logs_at,
+    read_size,
+    read_span,
     reading_place,
     show_bytes,
     show_moment,
@@ -30,8 +30,12 @@ ROWS_MAX: Final = 20
 @click.command("prune")
 @click.argument("place", metavar="DIR|URL")
 @click.option("--store", metavar="URL", help="Of a DIR: the object store, where they go too.")
-@click.option("--older-than", type=SpanType(), help="Logs that last changed so long ago: 30d.")
-@click.option("--larger-than", type=SizeType(), help="The oldest, while all take more: 50GB.")
+@click.option(
+    "--older-than", type=read_span, metavar="SPAN", help="Logs that last changed so long ago: 30d."
+)
+@click.option(
+    "--larger-than", type=read_size, metavar="SIZE", help="The oldest, while all take more: 50GB."
+)
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and list the logs that would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def prune_command(

@@ -26,9 +26,9 @@ from ..eval.options import ConditionType, FigureType
 from ..shared.commands import print_json
 from ..shared.progress import count
 from ..shared.recordings import (
-    SinceType,
     default_folder,
     logs_at,
+    read_since,
     reading_place,
     show_bytes,
     show_moment,
@@ -66,7 +66,9 @@ CELL_CHARS_MAX: Final = 20
 
 @click.command("list")
 @click.argument("place", metavar="[DIR|URL]", default=default_folder)
-@click.option("--since", type=SinceType(), help="Begun since: 7d, 36h, 2026-01-31 (UTC).")
+@click.option(
+    "--since", type=read_since, metavar="SINCE", help="Begun since: 7d, 36h, 2026-01-31 (UTC)."
+)
 @click.option("--mode", type=click.Choice(get_args(Mode)), help="Only this mode.")
 @click.option("--owner", metavar="KEY", help="Only of this key; '' means without a key.")
 @click.option("--state", type=click.Choice(get_args(State)), help="Only in this state.")

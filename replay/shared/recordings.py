@@ -174,54 +174,33 @@ def reading_place(place: str) -> Iterator[None]:
         raise UnusableError(complaint(error, Path(place))) from error
 
 
-class SpanType(click.ParamType[float]):
-    """A time span, in seconds."""
-
-    name = "span"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse a span such as `36h`."""
-        amount = _amount(str(value), SECONDS_OF)
-        if amount is None:
-            self.fail(f"{value!r} is no time span, such as 30d, 36h, 90m or 20s", param, ctx)
-        return amount
+def read_span(text: str) -> float:
+    """Parse a time span such as `36h`, in seconds; the type of an option."""
+    amount = _amount(text, SECONDS_OF)
+    if amount is None:
+        raise click.BadParameter(f"{text!r} is no time span, such as 30d, 36h, 90m or 20s")
+    return amount
 
 
-class SizeType(click.ParamType[int]):
-    """A size, in bytes."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Parse a size such as `50GB`."""
-        amount = _amount(str(value), BYTES_OF)
-        if amount is None:
-            self.fail(f"{value!r} is no size, such as 50GB, 512MiB or 0B", param, ctx)
-        return int(amount)
+def read_size(text: str) -> int:
+    """Parse a size such as `50GB`, in bytes; the type of an option."""
+    amount = _amount(text, BYTES_OF)
+    if amount is None:
+        raise click.BadParameter(f"{text!r} is no size, such as 50GB, 512MiB or 0B")
+    return int(amount)
 
 
-class SinceType(click.ParamType[float | datetime]):
-    """A moment, or a time span before now."""
-
-    name = "since"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | datetime:
-        """Parse a span such as `7d`, or a date with or without a time; without a zone in UTC."""
-        ago_s = _amount(str(value), SECONDS_OF)
-        if ago_s is not None:
-            return ago_s
-        try:
-            moment = datetime.fromisoformat(str(value))
-        except ValueError:
-            text = f"{value!r} is neither a time span, such as 7d, nor a date, such as 2026-01-31"
-            self.fail(text, param, ctx)
-        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+def read_since(text: str) -> float | datetime:
+    """Parse a span before now, or a date with or without a time; without a zone it is in UTC."""
+    ago_s = _amount(text, SECONDS_OF)
+    if ago_s is not None:
+        return ago_s
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        why = f"{text!r} is neither a time span, such as 7d, nor a date, such as 2026-01-31"
+        raise click.BadParameter(why) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _amount(text: str, units: dict[str, int]) -> float | None:

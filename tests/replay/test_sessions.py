@@ -20,7 +20,7 @@ from recorder.storage.store import Store
 from recorder.write.writer import Recorder
 from replay.library.prune import prune_command
 from replay.library.sessions import ROWS_MAX, list_command
-from replay.shared.recordings import SizeType, SpanType, show_bytes, show_moment
+from replay.shared.recordings import read_size, read_span, show_bytes, show_moment
 from runtime.commands.server_process import RUN
 from tests.golden.logs import FOLDER
 from tests.project.terminal import on_terminal
@@ -259,7 +259,7 @@ def test_what_cannot_be_removed_is_an_exit_code(
 )
 def test_a_span_has_its_unit(text: str, seconds: float) -> None:
     """Logs of the wrong age would be removed."""
-    assert SpanType().convert(text, None, None) == seconds
+    assert read_span(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -268,15 +268,15 @@ def test_a_span_has_its_unit(text: str, seconds: float) -> None:
 )
 def test_a_size_has_its_unit(text: str, size: int) -> None:
     """More or less would be kept than was said."""
-    assert SizeType().convert(text, None, None) == size
+    assert read_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["30", "d", "-1d", "1e9d", "30D", "nan d", "", "1,5h", "1y"])
 def test_an_amount_without_a_unit_of_ours_is_refused(text: str) -> None:
     """A slip would remove what nobody meant to lose."""
-    for kind in (SpanType(), SizeType()):
+    for read in (read_span, read_size):
         with pytest.raises(click.BadParameter):
-            kind.convert(text, None, None)
+            read(text)
 
 
 @given(count=st.integers(0, 1 << 50))
@@ -284,7 +284,7 @@ def test_a_shown_size_is_near_the_real_one(count: int) -> None:
     """A table would say something else than the disk."""
     text = show_bytes(count)
     assert len(text) <= 9
-    assert SizeType().convert(text, None, None) == pytest.approx(count, rel=0.06)
+    assert read_size(text) == pytest.approx(count, rel=0.06)
 
 
 @given(unix_ms=st.integers(0, 253_402_300_799_999))

@@ -299,7 +299,7 @@ def test_what_the_command_says(tmp_path: Path) -> None:
     for path, command, exit_code, words in (
         (log, "true", 1, "the command does not fail on the log"),
         (log, "no-such-command", 2, "no-such-command: No such file"),
-        (tmp_path / "none", "false", 2, "none: No such file"),
+        (tmp_path / "none", "false", 2, "there is no recording none"),
     ):
         refused = call(path, "--output", tmp_path / "other.session.zst", "--", command)
         assert (refused.exit_code, refused.stderr.count("\n")) == (exit_code, 1)
