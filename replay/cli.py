@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 import click
 
 from recorder.format.format import SUFFIX
-from recorder.keep.marks import marks_path, read_marks
+from recorder.storage.marks import marks_path, read_marks
 from runtime.commands.interrupts import run
 
 from .eval.evaluate import measure_log
@@ -34,22 +34,19 @@ from .shared.commands import (
     records_of,
     size_of,
 )
-from .shared.recordings import LogType
+from .shared.recordings import RecordingType
 from .story.inspect import inspect, to_json, with_marks
 
-_LOG: Final = click.argument("log", type=LogType())
-_LOGS: Final = click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=LogType())
+_LOG: Final = click.argument("log", type=RecordingType())
+_LOGS: Final = click.argument(
+    "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=RecordingType(many=True)
+)
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.command("replay")
 @_LOGS
 @click.option("--full", is_flag=True, help="Run the model again too, on the logged inputs.")
-@click.option(
-    "--teacher-forced",
-    is_flag=True,
-    help="With --full: force the recorded decisions, and tell near-ties from regressions.",
-)
 @click.option("--model", help="With --full: this model, not the one the log names.")
 @click.option("--anyway", is_flag=True, help="With --full: compare though the environment differs.")
 @click.option("--go-on", is_flag=True, help="Read past damage, and compare the rest.")
@@ -65,7 +62,6 @@ def replay_command(
     *,
     logs: tuple[Path, ...],
     full: bool,
-    teacher_forced: bool,
     model: str | None,
     anyway: bool,
     go_on: bool,
@@ -77,8 +73,7 @@ def replay_command(
     Every event of the log goes through the server's own session machine; every effect that comes
     out is compared with the recorded one, every sent frame byte for byte. That takes no model.
     With --full the model runs too, and its decisions, tokens, codes and sound are compared, in the
-    environment that it was recorded in. --teacher-forced makes it decide what was recorded, so that
-    each unit is judged by itself, and says how far its own decisions were from that.
+    environment that it was recorded in. `antiphon eval --mode forced` judges each unit by itself.
 
     Several logs, or a folder, give a table, or with --json a list; a log that cannot be read stops
     no other, and the exit code is that of the worst: 2 before 1 before 3.
@@ -93,24 +88,22 @@ def replay_command(
     \b
     Examples:
       antiphon replay recordings/rec-1.session.zst
-      antiphon replay --full --teacher-forced recordings/rec-1.session.zst
+      antiphon replay --full last
       antiphon replay --jobs 4 --json recordings/ | jq '.[] | select(.exit_code > 0) | .log'
     """  # noqa: D301 - click takes a backspace to keep the lines
     if full and go_on:
         raise click.UsageError("--full takes no --go-on: a model that missed input cannot compare")
     if full and jobs > 1:
         raise click.UsageError("--full takes no --jobs: one model runs at a time")
-    if not full and (anyway or teacher_forced or model is not None):
-        raise click.UsageError("--anyway, --model and --teacher-forced are for --full")
+    if not full and (anyway or model is not None):
+        raise click.UsageError("--anyway and --model are for --full")
     found = find_logs(logs)
     if not found:
         raise UnusableError(f"{logs[0]}: no *{SUFFIX} in it")
     began = time.perf_counter()
     if full:
         with progress(sum(map(calls_of, found)), of_calls=True) as watch:
-            replaying = partial(
-                replay_logs_fully, model=model, anyway=anyway, teacher_forced=teacher_forced
-            )
+            replaying = partial(replay_logs_fully, model=model, anyway=anyway)
             outcomes = run(replaying, found, watch)
     else:
         with progress(sum(map(size_of, found))) as watch:

@@ -35,7 +35,7 @@ from .rerun.environment import model_of
 from .rerun.outputs import compare_outputs, output_difference, snr_db
 from .shared.commands import finish, opened_log, records_of, table
 from .shared.fields import typed
-from .shared.recordings import LogType, show_bytes, show_seconds
+from .shared.recordings import RecordingType, show_bytes, show_seconds
 from .story.exchanges import Exchange, audio_ms
 from .story.reading import SessionStory
 
@@ -508,8 +508,8 @@ EXIT_UNREADABLE: Final = 2
 
 
 @click.command("diff")
-@click.argument("log_a", metavar="A", type=LogType())
-@click.argument("log_b", metavar="B", type=LogType())
+@click.argument("log_a", metavar="A", type=RecordingType())
+@click.argument("log_b", metavar="B", type=RecordingType())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
     """Compare the sessions in the logs A and B, unit by unit, the first difference first.

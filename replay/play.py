@@ -1,4 +1,4 @@
-"""A server that answers as one did in a recording, for authors of clients: `antiphon play`.
+"""A server that answers as one did in a recording, for authors of clients: `antiphon dev play`.
 
 - Where the recording received a frame, the client's next one is awaited: the n-th frame is sent
   after as many of the client's as in the recording.
@@ -55,6 +55,7 @@ from runtime.serve.routing import (
 from runtime.settings.settings import Settings
 
 from .shared.commands import reading
+from .shared.recordings import RecordingType
 from .story.reading import event_in
 from .story.wire import Wire
 
@@ -448,7 +449,7 @@ DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
 
 
 @click.command("play")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
     "--port",
@@ -493,8 +494,8 @@ def play_command(
 
     \b
     Examples:
-      antiphon play sessions/rec-000002.session.zst --port 8006
-      antiphon play sessions/rec-000002.session.zst --speed 0 --strict --clients 1 --json
+      antiphon dev play sessions/rec-000002.session.zst --port 8006
+      antiphon dev play sessions/rec-000002.session.zst --speed 0 --strict --clients 1 --json
 
     \b
     Exit codes:

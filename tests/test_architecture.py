@@ -472,7 +472,7 @@ def test_only_the_edge_knows_its_event_loop() -> None:
 
 
 def test_only_the_model_loads_torch() -> None:
-    """`antiphon verify` would take seconds, and fail where torch is broken."""
+    """`antiphon recordings verify` would take seconds, and fail where torch is broken."""
     assert findings(heavy_imports) == []
 
 

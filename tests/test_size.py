@@ -21,14 +21,14 @@ ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (11_680, 58),
-    "recorder": (4_702, 48),
-    "runtime": (22_228, 125),
+    "recorder": (4_542, 31),
+    "runtime": (22_220, 124),
     "runtime/model": (9_640, 53),
-    "replay": (11_282, 56),
+    "replay": (11_406, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
-ANCESTORS_MAX: Final = 4
-"""The most classes of ours in one line of inheritance, of classes with methods; the goal is 3."""
+ANCESTORS_MAX: Final = 3
+"""The most classes of ours in one line of inheritance, of classes with methods."""
 IMPORTS_PERCENT_MAX: Final = 13
 """The part of the code lines that imports; the goal is 9."""
 SLACK: Final = 50

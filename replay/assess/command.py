@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +26,18 @@ from ..eval import reports
 from ..eval.condition import Condition, ConditionType, judge
 from ..eval.evaluate import Baseline, Evaluation, Json, Row, measure_logs, sum_up
 from ..eval.table import MEASURES, OWN_VOICE
-from ..rerun.environment import Loading
+from ..rerun.environment import Loading, model_of
 from ..rerun.folder import JOBS_MAX, find_logs
-from ..shared.commands import UnusableError, calls_of, print_all, print_json, progress, size_of
-from ..shared.recordings import LogType
+from ..shared.commands import (
+    UnusableError,
+    calls_of,
+    opened_log,
+    print_all,
+    print_json,
+    progress,
+    size_of,
+)
+from ..shared.recordings import RecordingType
 from . import suite as suites
 
 if TYPE_CHECKING:
@@ -138,8 +147,8 @@ class Request:
             raise click.UsageError(f"{OWN_VOICE} is measured with a --transcriber only")
         if self.mode == "closed" and runs:
             raise click.UsageError(f"{RUNS_ONLY} are for --mode open or forced")
-        if self.mode != "closed" and self.model is None:
-            raise click.UsageError(f"--mode {self.mode} runs a model: --model")
+        if self.mode == "open" and self.model is None:
+            raise click.UsageError("--mode open runs a model: --model")
         if self.mode == "forced" and self.baseline is not None and is_of_logs(self.baseline):
             raise click.UsageError("--mode forced is compared with a model: --baseline MODEL")
         compared = [it for it in self.conditions if it.is_of_a_comparison]
@@ -170,10 +179,10 @@ class Request:
             measured = self._as_recorded(found)
             about = {"transcriber": self.transcriber} if self.transcriber else {}
         else:
-            assert self.model is not None
-            done = self.run(self.model, found)
+            model = self.model or _recorded_model(found)
+            done = self.run(model, found)
             measured, is_exact = done.measured, done.info.deterministic
-            about = {"mode": self.mode, "model": self.model, "deterministic": is_exact}
+            about = {"mode": self.mode, "model": model, "deterministic": is_exact}
             about |= {} if done.folder is None else {"kept": str(done.folder)}
         baseline = self._baseline(measured, found)
         if baseline is not None:
@@ -199,8 +208,20 @@ class Request:
         return of_measured(self.baseline, self.run(self.baseline, found).measured)
 
 
+def _recorded_model(found: list[Path]) -> str:
+    """The model that recordings name; `click.UsageError`: they name none, or several."""
+    names = set[str | None]()
+    for log in found:
+        with suppress(UnusableError), opened_log(log) as reader:
+            names.add(model_of(reader.head.fields))
+    (name, *others) = names or {None}
+    if name is None or others:
+        raise click.UsageError("the recordings name no model, or several: --model")
+    return name
+
+
 @click.command("eval")
-@click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=LogType())
+@click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=RecordingType(many=True))
 @click.option("--definitions", is_flag=True, help="Print what each measure is, and read no log.")
 @click.option(
     "--mode",
@@ -209,7 +230,7 @@ class Request:
     show_default=True,
     help="closed: the log as it is; open: a model decides freely; forced: on the recorded past.",
 )
-@click.option("--model", help="The model that --mode open or forced runs: a name or a folder.")
+@click.option("--model", help="The model that runs: a name or a folder; forced: the recorded one.")
 @click.option("--baseline", metavar="DIR|MODEL", help="Compare with these logs, or this model.")
 @click.option("--out", type=_PATH, metavar="FOLDER", help="Keep each result, and take it up again.")
 @click.option(
@@ -277,7 +298,8 @@ def eval_command(
 
     --mode open plays each recording's client to another --model, which decides freely, and measures
     the session that comes out. --mode forced keeps the recorded past, and asks in each second what
-    the model would decide there, and by which margin. Both are for duplex sessions.
+    the model would decide there, and by which margin; units that come out otherwise are listed, and
+    near-ties are told from regressions. Both are for duplex sessions.
 
     A comparison has the mean difference from the --baseline over the sessions that both have, its
     95 % interval, and p. Without a baseline, --mode open compares with what was recorded.

@@ -10,7 +10,7 @@ as the recorded one, so delays follow from what the model decides, and not from 
 machine is.
 
 **Mode forced** has a model decide on a recording's own past, unit by unit. The recorded inputs and
-decisions are fed (`rerun.full_units`), so each unit is judged by itself: what this model would
+decisions are fed (`rerun.full`), so each unit is judged by itself: what this model would
 decide there, and by which margin. Nothing is sent, and no log is made.
 
 **Results** are kept in a folder as each session is done, so that a killed run goes on:
@@ -72,8 +72,9 @@ from ..export.timeline import Moment, Timeline, Words
 from ..fork.change import CannotForkError, Change, Decided, ForkRefusedError
 from ..fork.command import make_fork
 from ..rerun.environment import Loading, ModelUnavailableError
-from ..rerun.full import ModelRerun, held_units
+from ..rerun.full import ModelRerun, held_units, note_change
 from ..rerun.logic import Replayer
+from ..rerun.report import UnitDifference
 from ..shared.commands import UnusableError, Watch, reason
 from ..shared.fields import removed_in, typed
 
@@ -308,14 +309,13 @@ async def run_forced(recording: Recording, backend: Backend, *, watch: Watch) ->
         ModelUnavailableError: the model cannot be forced.
         BackendError: the model failed.
     """
-    session, replayer = ForcedSession(), Replayer()
-    held = recording.held_units
-    calls = ModelRerun(backend=backend, teacher_forced=True, held_units=held, judge=session.take)
+    session, replayer, changed = ForcedSession(), Replayer(), dict[int, UnitDifference]()
+    calls = ModelRerun(backend=backend, held_units=recording.held_units, judge=session.take)
     try:
         with LogReader(recording.log) as reader:
             for step in replayer.steps(reader):
                 made = calls.made
-                await calls.renew(step.event, step.effects)
+                note_change(changed, step, await calls.renew(step.event, step.effects))
                 watch(calls.made - made)
     finally:
         await calls.close()
@@ -331,6 +331,7 @@ async def run_forced(recording: Recording, backend: Backend, *, watch: Watch) ->
         "recording_id": recording.recording_id,
         "mode": recording.mode,
         "duration_s": round(report.span_ns / NS_PER_S, DIGITS),
+        "changed": [attrs.asdict(it) for it in changed.values()],
     }
     row = row_of(str(recording.log), session.scores(), body)
     return attrs.evolve(row, duration_ns=report.span_ns)

@@ -23,7 +23,7 @@ from importlib.resources import files
 from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import attrs
@@ -36,7 +36,7 @@ from recorder.format.format import SUFFIX
 from recorder.write.files import PART_PREFIX, check_new_file, new_file
 from runtime.measures.measure import Measure
 
-from ..shared.commands import refuse_log_as_output, unwritable
+from ..shared.commands import refuse_log_as_output, table, unwritable
 from ..shared.page import escaped, head_of, policy_of, printable, style_with
 from ..shared.recordings import page_next_to, show_span
 from .condition import Condition, judge, show_number
@@ -53,7 +53,7 @@ class Name:
     Attributes:
         folder: as it was given; empty if it is this folder, or if the log was downloaded.
         path: of the log in that folder, with `/`.
-        page: the page that `antiphon view` writes about this log; it may be missing.
+        page: the page that `antiphon recordings view` writes about this log; it may be missing.
         command: shows this log.
     """
 
@@ -81,7 +81,7 @@ def _name(log: Path, folders: Iterable[Path]) -> Name:
         folder="" if is_copy or folder == Path() else printable(str(folder)),
         path=printable(log.relative_to(folder).as_posix()),
         page=page_next_to(log),
-        command=f"antiphon view {shlex.quote(printable(shown))}",
+        command=f"antiphon recordings view {shlex.quote(printable(shown))}",
     )
 
 
@@ -90,6 +90,8 @@ def _name(log: Path, folders: Iterable[Path]) -> Name:
 
 WORST_MAX: Final = 10
 """Recordings listed below the table; JSON has all."""
+CHANGED_MAX: Final = 20
+"""Units listed that came out otherwise."""
 LINE_CHARS: Final = 240
 """Outside a terminal a row is one line, for `grep`."""
 TROUBLE: Final[tuple[Result, ...]] = ("skipped", "failed", "damaged", "unreadable")
@@ -123,6 +125,10 @@ def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
         yield ""
     if done.by is not None:
         yield from _worst(done, done.by)
+    changed = [(row, it) for row in done.rows for it in _changed(row)]
+    if changed:
+        yield "units that came out otherwise:"
+        yield _changed_table(changed)
     measured = done.count("measured")
     counts = [f"{measured} recording{'s' * (measured != 1)} measured"]
     counts += [f"{n} {result}" for result in TROUBLE if (n := done.count(result))]
@@ -130,6 +136,33 @@ def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
     if redacted:
         yield f"{redacted} redacted: without the user's speech they have no measures of turns"
     yield f"{', '.join(counts)}; {show_span(done.duration_ns // NS_PER_MS)} in all"
+
+
+def _changed(row: Row) -> Sequence[Mapping[str, Any]]:
+    """The units of a forced session that are not as recorded."""
+    found = row.body.get("changed", ())
+    assert isinstance(found, Sequence)
+    return found
+
+
+def _changed_table(changed: Sequence[tuple[Row, Mapping[str, Any]]]) -> RenderableType:
+    columns = ("<recording", "unit", "<where", "<recorded", "<came out", "<judged")
+    names = ("unit", "field", "recorded", "came_out")
+    rows = [
+        (_short(row.log), *(str(it[name]) for name in names), _apart(it))
+        for row, it in changed[:CHANGED_MAX]
+    ]
+    left = len(changed) - CHANGED_MAX
+    more = f"and {left} more, see --json" if left > 0 else ""
+    return table(columns, rows, overflow="fold", more=more)
+
+
+def _apart(found: Mapping[str, Any]) -> str:
+    if found["near_tie"] is None:
+        return ""
+    measured = [] if found["margin"] is None else [f"{found['margin']:.3g} logits apart"]
+    measured += [] if found["draw_gap"] is None else [f"drawn {found['draw_gap']:.2g} away"]
+    return ", ".join(measured) + (": a near-tie" if found["near_tie"] else ": no near-tie")
 
 
 def _fitted(
@@ -439,7 +472,7 @@ def _recording(
     shown = f'<dl class="values">{values}</dl>\n' if values else ""
     links = [_link(name, target)]
     if isinstance(made := row.body.get("made"), str):
-        links.append(f"<code>{_text(f'antiphon view {shlex.quote(made)}')}</code>")
+        links.append(f"<code>{_text(f'antiphon recordings view {shlex.quote(made)}')}</code>")
     return (
         f"<article>\n<h3>{escaped(name.path)}</h3>\n"
         f'<p class="soft">{" · ".join([*[about] * bool(about), *links])}</p>\n'

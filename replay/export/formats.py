@@ -84,7 +84,7 @@ from ..rerun.environment import model_of
 from ..shared import commands
 from ..shared.commands import progress
 from ..shared.fields import below, removed_in, typed
-from ..shared.recordings import LogType, next_to, show_bytes, show_seconds
+from ..shared.recordings import RecordingType, next_to, show_bytes, show_seconds
 from . import sound
 from .sound import to_pcm16
 from .timeline import Moment, Note, NoteKind, Picture, Timeline, Words
@@ -585,7 +585,7 @@ def opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> Ite
 
 
 @click.command("export")
-@click.argument("log", type=LogType())
+@click.argument("log", type=RecordingType())
 @click.option("--to", type=click.Choice(FORMATS), help="The format; else the suffix of --output.")
 @click.option(
     "--output",

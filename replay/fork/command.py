@@ -27,8 +27,8 @@ from protocol.values.model import SAMPLE_BYTES
 from recorder.format.errors import RecorderError
 from recorder.format.mapping import SCHEMA
 from recorder.format.records import Fields, Value
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from recorder.write.files import new_file
 from recorder.write.log import OnFailure, SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy
@@ -44,6 +44,7 @@ from ..rerun.environment import Loading, ModelUnavailableError, load_model, mism
 from ..rerun.full import FORK, IS_HELD, held_units
 from ..shared.commands import NotComparableError, UnusableError, complaint, count, finish
 from ..shared.fields import below
+from ..shared.recordings import RecordingType, next_to
 from .change import (
     SETTING_NAMES,
     CannotForkError,
@@ -214,7 +215,7 @@ def _config(
 
 
 @click.command("fork")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
 @click.option("--force-listen", is_flag=True, help="That unit has to listen, as if interrupted.")
 @click.option(
@@ -290,7 +291,12 @@ def fork_command(
         )
         with count("fork", quiet=as_json) as watch:
             make = partial(
-                make_fork, log, change, out or log.parent, load=Loading.load, anyway=anyway
+                make_fork,
+                log,
+                change,
+                out or next_to(log, log.name).parent,
+                load=Loading.load,
+                anyway=anyway,
             )
             identity = SystemIdentities().draw()
             path, forked = run(partial(make, identity=identity, watch=watch))

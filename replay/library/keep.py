@@ -1,4 +1,4 @@
-"""The commands that keep recordings: `antiphon verify`, `recover`, `compact` and `prune`.
+"""The commands `antiphon recordings verify`, `recover`, `compact` and `prune`.
 
 The results are on stdout, as text or as one JSON object; a log that is refused is one line on
 stderr, and does not stop the others. `recover` only reads its logs. `compact` replaces a log
@@ -25,21 +25,19 @@ from rich.console import Console, RenderableType
 
 from recorder.format.errors import LogMisuse, RecorderError
 from recorder.format.format import recording_id_of
-from recorder.keep.remote import RemoteStore, logs_of
-from recorder.keep.retention import FRESH_S, Pruned, Retention, prune
-from recorder.keep.store import Logs, Store
-from recorder.mend.compact import Compacted, compact, is_compact
-from recorder.mend.recover import recover, survey
 from recorder.read.scan import Damage
 from recorder.read.verify import Report, verify
-from recorder.write.disk import LocalDisk
+from recorder.repair import Compacted, compact, is_compact, recover, survey
+from recorder.storage.remote import RemoteStore, logs_of
+from recorder.storage.retention import FRESH_S, Pruned, Retention, prune
+from recorder.storage.store import Logs, Store
+from recorder.write.disk import Disk, is_held
 from recorder.write.files import PART_PREFIX, new_file, own_as
-from recorder.write.lock import is_held
 
 from ..rerun.difference import label
 from ..shared import commands, recordings
 from ..shared.commands import Watch, progress, reason, size_of
-from ..shared.recordings import LogType, SizeType, SpanType, show_bytes
+from ..shared.recordings import RecordingType, read_size, read_span, show_bytes
 
 ROWS_MAX: Final = 20
 """Logs that are named; JSON names all."""
@@ -49,7 +47,13 @@ ENDING: Final = "-recovered"
 """Of the recording id of a recovered log, if no name is given."""
 
 _PATH: Final = click.Path(path_type=Path)
-_LOGS: Final = click.argument("logs", metavar="LOG|DIR...", nargs=-1, required=True, type=_PATH)
+_LOGS: Final = click.argument(
+    "logs",
+    metavar="LOG|DIR...",
+    nargs=-1,
+    required=True,
+    type=RecordingType(many=True, is_local=True),
+)
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -71,7 +75,7 @@ def _counted(results: Counter[str]) -> str:
 
 
 @click.command("verify")
-@click.argument("log", type=LogType())
+@click.argument("log", type=RecordingType())
 @_JSON
 def verify_command(log: Path, as_json: bool) -> None:
     """Check that LOG is as written: every checksum, the chain, its end and seek table.
@@ -180,9 +184,9 @@ def recover_command(
 
     \b
     Examples:
-      antiphon recover recordings/rec-1.session.zst
-      antiphon recover --salvage --output whole.session.zst rec-1.session.zst
-      antiphon recover --json recordings | jq '.logs[] | select(.records_lost > 0)'
+      antiphon recordings recover recordings/rec-1.session.zst
+      antiphon recordings recover --salvage --output whole.session.zst rec-1.session.zst
+      antiphon recordings recover --json recordings | jq '.logs[] | select(.records_lost > 0)'
     """  # noqa: D301 - click takes a backspace to keep the lines
     found, named = _logs_to_rewrite(logs, output), set(logs)
     with progress(2 * sum(map(size_of, found)), "recover") as watch:
@@ -238,7 +242,7 @@ def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recover
     with new_file(target) as part:
         made = recover(log, part, found, watch=watch)
         own_as(part, log)  # root may recover it, and a server with a user of its own serves it
-    LocalDisk().sync_directory(target.parent)
+    Disk().sync_directory(target.parent)
     return attrs.evolve(
         result,
         result="recovered",
@@ -296,7 +300,7 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
     stays. Versions of Antiphon that know no compacted logs refuse them.
 
     Logs that are being written, or compact, do not change. A log without an end, or with damage, is
-    refused: `antiphon recover` comes first.
+    refused: `antiphon recordings recover` comes first.
 
     \b
     Exit codes:
@@ -306,9 +310,9 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
 
     \b
     Examples:
-      antiphon compact recordings
-      antiphon compact recordings/rec-1.session.zst --output archive/rec-1.session.zst
-      antiphon compact --json recordings | jq .saved_bytes
+      antiphon recordings compact recordings
+      antiphon recordings compact recordings/rec-1.session.zst --output archive/rec-1.session.zst
+      antiphon recordings compact --json recordings | jq .saved_bytes
     """  # noqa: D301 - click takes a backspace to keep the lines
     found = _logs_to_rewrite(logs, output)
     with progress(sum(map(size_of, found)), "compact") as watch:
@@ -355,7 +359,7 @@ def _compacted(log: Path, output: Path | None, watch: Watch) -> Compaction:
 def _write(log: Path, output: Path, watch: Watch) -> Compacted:
     with new_file(output, like=log) as part:
         made = compact(log, part, watch=watch)
-    LocalDisk().sync_directory(output.parent)
+    Disk().sync_directory(output.parent)
     return made
 
 
@@ -369,7 +373,7 @@ def _replace(log: Path, watch: Watch) -> Compacted | None:
         own_as(part, log)
         shutil.copystat(log, part)
         part.replace(log)
-    LocalDisk().sync_directory(log.parent)
+    Disk().sync_directory(log.parent)
     return made
 
 
@@ -384,8 +388,12 @@ def _compaction_line(it: Compaction) -> str:
 @click.command("prune")
 @click.argument("place", metavar="DIR|URL")
 @click.option("--store", metavar="URL", help="Of a DIR: the object store, where they go too.")
-@click.option("--older-than", type=SpanType(), help="Logs that last changed so long ago: 30d.")
-@click.option("--larger-than", type=SizeType(), help="The oldest, while all take more: 50GB.")
+@click.option(
+    "--older-than", type=read_span, metavar="SPAN", help="Logs that last changed so long ago: 30d."
+)
+@click.option(
+    "--larger-than", type=read_size, metavar="SIZE", help="The oldest, while all take more: 50GB."
+)
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and list the logs that would go.")
 @_JSON
 def prune_command(
@@ -408,9 +416,9 @@ def prune_command(
 
     \b
     Examples:
-      antiphon prune recordings --older-than 30d --dry-run
-      antiphon prune recordings --older-than 30d --larger-than 50GB
-      antiphon prune recordings --store s3://bucket/prefix --older-than 90d
+      antiphon recordings prune recordings --older-than 30d --dry-run
+      antiphon recordings prune recordings --older-than 30d --larger-than 50GB
+      antiphon recordings prune recordings --store s3://bucket/prefix --older-than 90d
 
     \b
     Exit codes:

@@ -1,4 +1,4 @@
-"""The command `antiphon sessions`: the recorded sessions of a folder or a store, newest first.
+"""`antiphon recordings list`: the recorded sessions of a folder or a store, newest first.
 
 Only the head and the tail of each log are read, once; an index in the folder keeps them. Logs are
 read whole, one after the other and each time, only for the options that name measures. Of each only
@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.values.modes import Mode
-from recorder.keep.listing import Listing, Wanted
-from recorder.keep.store import Logs
-from recorder.keep.summary import State, Summary
+from recorder.storage.listing import Listing, Wanted
+from recorder.storage.store import Logs
+from recorder.storage.summary import State, Summary
 
 from ..eval.condition import Condition, ConditionType, Figure, FigureType, judge, show_number
 from ..shared import recordings
@@ -50,10 +50,13 @@ CELL_CHARS_MAX: Final = 20
 """Of a column except the first: a log's own texts must not displace another's name."""
 
 
-@click.command("sessions")
-@click.argument("place", metavar="DIR|URL")
+@click.command("list")
+@click.argument("place", metavar="[DIR|URL]", default=recordings.default_folder)
 @click.option(
-    "--since", type=recordings.SinceType(), help="Begun since: 7d, 36h, 2026-01-31 (UTC)."
+    "--since",
+    type=recordings.read_since,
+    metavar="SINCE",
+    help="Begun since: 7d, 36h, 2026-01-31 (UTC).",
 )
 @click.option("--mode", type=click.Choice(get_args(Mode)), help="Only this mode.")
 @click.option("--owner", metavar="KEY", help="Only of this key; '' means without a key.")
@@ -71,7 +74,7 @@ CELL_CHARS_MAX: Final = 20
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many, the first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def sessions_command(
+def list_command(
     *,
     place: str,
     since: float | datetime | None,
@@ -89,8 +92,8 @@ def sessions_command(
     """List the recorded sessions in a folder or under a URL of an object store, newest first.
 
     The list is made from the head and the tail of each log, so a log that is listed as finished may
-    still be damaged in between: `antiphon verify` checks. A log without an end is `open` while a
-    server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
+    still be damaged in between: `antiphon recordings verify` checks. A log without an end is `open`
+    while a server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
 
     The list of a folder is cached in its .index.sqlite, which may be deleted at any time. A store
     (s3://, gs://, az://, file://) needs antiphon[store] and has no such cache: each log costs two
@@ -104,12 +107,12 @@ def sessions_command(
 
     \b
     Examples:
-      antiphon sessions recordings --since 1d --state crashed
-      antiphon sessions recordings --owner anna --json | jq '.logs[].recording_id'
-      antiphon sessions recordings --find sess_5f1d0c6a9b27
-      antiphon sessions s3://bucket/prefix --since 1d
-      antiphon sessions recordings --since 1d --sort response_delay_worst --limit 10
-      antiphon sessions recordings --measure overlap --where 'response_delay > 1.5'
+      antiphon recordings list recordings --since 1d --state crashed
+      antiphon recordings list recordings --owner anna --json | jq '.logs[].recording_id'
+      antiphon recordings list recordings --find sess_5f1d0c6a9b27
+      antiphon recordings list s3://bucket/prefix --since 1d
+      antiphon recordings list recordings --since 1d --sort response_delay_worst --limit 10
+      antiphon recordings list recordings --measure overlap --where 'response_delay > 1.5'
 
     \b
     Exit codes:

@@ -25,7 +25,6 @@ from ..rerun.report import (
     Maker,
     Outcome,
     ReplayReport,
-    UnitDifference,
 )
 from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
@@ -96,7 +95,7 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     """Describe the findings of full replay, the environment first."""
     lines = _environment_lines(report)
     if not report.compared or report.recorded is None:
-        return [*lines, "to compare all the same: --anyway, best with --teacher-forced"]
+        return [*lines, "to compare all the same: --anyway, or antiphon eval --mode forced"]
     if report.recorded.is_newer:
         return [*lines, _verdict(report.recorded)]
     first, span_ns = report.first_divergence, report.recorded.span_ns
@@ -118,7 +117,6 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
         lines += [*divergence_lines(first), makers_line(report.recorded)]
-    lines += _forced_lines(report)
     renewed = report.renewed.divergence if report.renewed is not None else None
     if renewed is not None and renewed is not first:
         lines.append("what the client would have got differs:")
@@ -146,34 +144,6 @@ def _brief(line: str) -> str:
     return line[:HASH_CHARS_SHOWN] if is_hash else label(line)
 
 
-def _forced_lines(report: FullReport) -> list[RenderableType]:
-    """Describe the verdict on each forced unit; without forcing, suggest it."""
-    first = report.divergence
-    if not report.teacher_forced:
-        is_decision = first is not None and first.field.startswith(("decided_ids", "codec_ids"))
-        told = "  --teacher-forced tells a near-tie from a regression, and judges each unit"
-        return [told] if is_decision else []
-    lines: list[RenderableType] = [
-        f"forced: {report.decisions_changed} of {report.decisions} decisions would have fallen"
-        f" otherwise, {report.near_ties} of them near-ties"
-    ]
-    if len(report.changed) > 1:
-        shown = report.changed[:SHOWN_UNITS_MAX]
-        rows = [(str(it.unit), it.field, it.recorded, it.came_out, _apart(it)) for it in shown]
-        columns = ("unit", "<where", "<recorded", "<came out", "<judged")
-        lines.append(table(columns, rows, overflow="fold"))
-    more = report.units_changed - SHOWN_UNITS_MAX
-    return [*lines, f"and {more} more units, see --json"] if more > 0 else lines
-
-
-def _apart(found: Divergence | UnitDifference) -> str:
-    if found.near_tie is None:
-        return ""
-    measured = [] if found.margin is None else [f"{found.margin:.3g} logits apart"]
-    measured += [] if found.draw_gap is None else [f"drawn {found.draw_gap:.2g} away"]
-    return ", ".join(measured) + (": a near-tie" if found.near_tie else ": no near-tie")
-
-
 def _or_nothing(text: str | None) -> str:
     return NOTHING if text is None else label(text)
 
@@ -190,8 +160,6 @@ def divergence_lines(divergence: Divergence) -> list[RenderableType]:
     ]
     if divergence.snr_db is not None:
         lines.append(f"  sound     {divergence.snr_db} dB above the difference")
-    if divergence.near_tie is not None:
-        lines.append(f"  decided   {_apart(divergence)}")
     if divergence.cause is not None:
         cause = divergence.cause
         lines.append(f"  event     {cause.seq}, {cause.kind} {cause.summary}")
@@ -247,8 +215,7 @@ def _where(outcome: Outcome) -> str:
 
 def _parted(divergence: Divergence) -> str:
     field = f", {divergence.field}" if divergence.field else ""
-    tie = {True: ", a near-tie", False: ", no near-tie", None: ""}[divergence.near_tie]
-    return f"record {divergence.seq} ({divergence.record}){field}{tie}"
+    return f"record {divergence.seq} ({divergence.record}){field}"
 
 
 def _total(outcomes: Sequence[Outcome], elapsed_s: float) -> str:

@@ -1,4 +1,4 @@
-"""A log without its content (`antiphon redact`): its events edited, everything else made again.
+"""A log without its content (`antiphon recordings redact`): events edited, all else made again.
 
 - Only events and the head are edited; effects, state hashes and `fin` follow from them.
 - `FIELDS` names each field of each class in an event; an unknown one is an error. Lengths stay, of
@@ -57,6 +57,7 @@ from ..rerun.difference import describe
 from ..rerun.remake import RemakeError, Remaker, head_record, write
 from ..shared.commands import print_all, print_json, progress, reading, table, watched
 from ..shared.fields import REDACTED
+from ..shared.recordings import RecordingType
 from .content import KINDS, TRACES, Kind, PictureStyle, Policy, Pseudonyms, Side, Tally, fill, mute
 from .frames import FrameEditor
 
@@ -518,7 +519,7 @@ def rehearse(head: Fields, items: Iterable[Record | Damage], policy: Policy) -> 
 
 
 @click.command("redact")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.option("--output", type=click.Path(path_type=Path), help="The new log.")
 @click.option(
     "--side",
@@ -574,10 +575,10 @@ def redact_command(
 
     \b
     Examples:
-      antiphon redact a.session.zst --output shown.session.zst
-      antiphon redact a.session.zst --output b.session.zst --kind video --image blur
-      antiphon redact a.session.zst --output b.session.zst --side user --from 12 --to 20
-      antiphon redact a.session.zst --dry-run
+      antiphon recordings redact a.session.zst --output shown.session.zst
+      antiphon recordings redact a.session.zst --output b.session.zst --kind video --image blur
+      antiphon recordings redact a.session.zst --output b.session.zst --side user --from 12 --to 20
+      antiphon recordings redact a.session.zst --dry-run
 
     \b
     Exit codes:

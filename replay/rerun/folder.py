@@ -135,11 +135,11 @@ def _end_with_parent() -> None:
 
 
 async def replay_logs_fully(
-    logs: Sequence[Path], watch: Watch, *, model: str | None, anyway: bool, teacher_forced: bool
+    logs: Sequence[Path], watch: Watch, *, model: str | None, anyway: bool
 ) -> list[Outcome]:
     """Replay several logs with their models, loading one once for logs in a row; see `full`."""
     load: Callable[[Loading], Backend] = lru_cache(maxsize=1)(Loading.load)
-    options = {"anyway": anyway, "teacher_forced": teacher_forced}
+    options = {"anyway": anyway}
     outcomes = list[Outcome]()
     for log in logs:
         began = time.perf_counter()

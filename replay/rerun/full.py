@@ -9,8 +9,8 @@ Rules:
 - The model's new outputs, with the recorded times, costs and indices, replace the recorded ones,
   and step a second machine, which gives the frames that the client would have got.
 - After a difference the model goes on, on its own outputs, so that the units that differ can be
-  counted; the first is explained. Teacher-forced it goes on as recorded, so that each unit is
-  judged by itself. Turns of chat need no forcing: each carries all its inputs.
+  counted; the first is explained. `replay.assess.run` forces the recorded decisions instead, and
+  judges each unit by itself.
 - A turn is answered to its end at the first recorded piece; its pieces then replace the recorded
   ones, one by one. One that was cut is run once more up to the cut, to compare its result there;
   one that failed is compared up to the failure.
@@ -19,14 +19,14 @@ Rules:
 - The log must be sound: a model that missed an input cannot be compared.
 
 If a fork changes the opening of the model, the units before the fork's own are *held*: the model is
-forced to the recorded decisions (`runtime.model.backends.forcing`), since its own would differ. So
-decisions and speech in their results are the recording's; the inputs, and the model's state after
-them, are the model's own. A replay holds them again, and does not judge their decisions.
+forced to the recorded decisions (`backends.base.Forces`), since its own would differ. So decisions
+and speech in their results are the recording's; the inputs, and the model's state after them, are
+the model's own. A replay holds them again.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
@@ -101,7 +101,6 @@ async def replay_fully(
     *,
     model: str | None = None,
     anyway: bool = False,
-    teacher_forced: bool = False,
     watch: Watch = unwatched,
 ) -> FullReport:
     """Run a log's model again, or another `model`, and compare its outputs with the recorded ones.
@@ -111,7 +110,6 @@ async def replay_fully(
         items: the log's records in order, `session` first, and its damage.
         load: loads a model, as `Loading.load` does.
         anyway: compare although the environment differs.
-        teacher_forced: force the recorded decisions, and report where the model's own differ.
         watch: called with 0 when the model is loaded, then with the number of calls made again.
 
     `ModelUnavailableError`: no model is named, `load` failed, or it cannot be forced.
@@ -123,7 +121,7 @@ async def replay_fully(
         return FullReport(
             model=name, environment=environment, fingerprint=fingerprint, compared=False
         )
-    calls = ModelRerun(backend=backend, teacher_forced=teacher_forced, held_units=held_units(head))
+    calls = ModelRerun(backend=backend, held_units=held_units(head))
     run = _FullReplay(calls)
     try:
         for item in items:
@@ -140,7 +138,6 @@ async def replay_fully(
         environment=environment,
         fingerprint=fingerprint,
         compared=True,
-        teacher_forced=teacher_forced,
         **run.findings(),
     )
 
@@ -160,16 +157,13 @@ class Finding:
     choice: Choice | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Give the fields of a `Divergence` or `UnitDifference`."""
-        found, choice = self.difference, self.choice
+        """Give the fields that a `Divergence` and a `UnitDifference` have."""
+        found = self.difference
         return {
             "field": found.path,
             "recorded": found.recorded,
             "came_out": found.came_out,
             "snr_db": self.snr_db,
-            "margin": None if choice is None else choice.margin,
-            "draw_gap": None if choice is None else choice.draw_gap,
-            "near_tie": None if choice is None else is_near_tie(choice),
         }
 
 
@@ -186,6 +180,22 @@ class Verdict:
     index: int | None = None
 
 
+def note_change(changed: dict[int, UnitDifference], step: Step, verdict: Verdict) -> None:
+    """Keep the first difference of a unit, of the first `UNITS_KEPT` units that differ."""
+    finding, unit = verdict.finding, verdict.index
+    if finding is None or unit is None or unit in changed or len(changed) >= UNITS_KEPT:
+        return
+    choice = finding.choice
+    changed[unit] = UnitDifference(
+        unit=unit,
+        seq=step.record.seq,
+        margin=None if choice is None else choice.margin,
+        draw_gap=None if choice is None else choice.draw_gap,
+        near_tie=None if choice is None else is_near_tie(choice),
+        **finding.fields(),
+    )
+
+
 class _FullReplay:
     """A full replay in progress, record by record; after `is_stopped` it takes no more."""
 
@@ -196,7 +206,7 @@ class _FullReplay:
         self._renewed: Final = Replayer()
         self._work: Work | None = None
         self._divergence: Divergence | None = None
-        self._changed: Final[list[UnitDifference]] = []
+        self._changed: Final[dict[int, UnitDifference]] = {}
         self._indices: Final[set[int]] = set()
 
     async def feed(self, item: Record | Damage) -> None:
@@ -215,8 +225,8 @@ class _FullReplay:
             made = {name: self._calls.made, f"{name}_changed": len(self._indices)}
         return {
             **made,
-            **self._calls.decisions(),
-            "changed": tuple(self._changed),
+            **self._calls.counts(),
+            "changed": tuple(self._changed.values()),
             "divergence": self._divergence,
             "recorded": self._recorded.report(),
             "renewed": self._renewed.report(),
@@ -249,10 +259,8 @@ class _FullReplay:
         self._keep_first(step, finding, place, "model")
         if index is None:
             return
-        is_new = index not in self._indices
-        if is_new and last_unit is not None and len(self._changed) < UNITS_KEPT:
-            seq, fields = step.record.seq, finding.fields()
-            self._changed.append(UnitDifference(unit=index, seq=seq, **fields))
+        if last_unit is not None and index not in self._indices:
+            note_change(self._changed, step, verdict)
         self._indices.add(index)
 
     def _keep_first(self, step: Step, finding: Finding, unit: int | None, kind: Kind) -> None:
@@ -289,13 +297,12 @@ class _Turn:
 class ModelRerun:
     """The model calls of one session, each made again where the log has its result.
 
-    `held_units` units, from the first on, were held to another recording. `judge` is called in
-    place of counting the decisions of forced units. `made` is the number of units, turns and
-    chunks.
+    `held_units` units, from the first on, were held to another recording. With `judge` the model is
+    forced to the recorded decisions, and each unit that was not held is judged. `made` is the
+    number of units, turns and chunks.
     """
 
     _backend: Backend
-    _teacher_forced: bool = False
     _held_units: int = 0
     _judge: Judge | None = None
     made: int = attrs.field(default=0, init=False)
@@ -305,16 +312,16 @@ class ModelRerun:
     _turn: _Turn | None = attrs.field(default=None, init=False)
     _units: PastUnits = attrs.field(factory=PastUnits, init=False)
     _past: list[PastUnit] = attrs.field(factory=list, init=False)
-    _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    _units_held: int = attrs.field(default=0, init=False)
     _logits_changed: int | None = attrs.field(default=None, init=False)
 
     @_model.default
     def _no_model(self) -> HeldModel:
         return HeldModel(backend=self._backend, slot=0, now_ns=lambda: 0)
 
-    def decisions(self) -> dict[str, Any]:
-        """Count held units and forced decisions, as fields of the report."""
-        return {**self._counts, "logits_changed": self._logits_changed}
+    def counts(self) -> dict[str, Any]:
+        """Count held units, and say from which on logits differ, as fields of the report."""
+        return {"units_held": self._units_held, "logits_changed": self._logits_changed}
 
     async def renew(self, event: ev.Event, effects: Iterable[ef.Effect] = ()) -> Verdict:
         """Make the call again whose output an event holds; then note the calls of its effects.
@@ -421,7 +428,7 @@ class ModelRerun:
         await self._model.begin(asked)
         opened = self._model.opened
         assert opened is not None
-        if self._teacher_forced and not isinstance(opened, Forces):
+        if self._judge is not None and not isinstance(opened, Forces):
             name = self._backend.info.name
             raise ModelUnavailableError(f"the model {name!r} cannot be forced")
         return self._compare(event, attrs.evolve(event, opened=opened.opened))
@@ -437,15 +444,15 @@ class ModelRerun:
         if self._logits_changed is None and logits_differ(recorded, made):
             self._logits_changed = recorded.index
         if self._is_held(recorded.index):
-            self._counts["units_held"] += 1
-        elif self._teacher_forced:
-            (self._judge or self._count)(asked.unit, recorded, forced)
+            self._units_held += 1
+        elif self._judge is not None:
+            self._judge(asked.unit, recorded, forced)
         return self._compare(event, attrs.evolve(event, result=made), forced)
 
     async def _play(self, asked: ef.StartUnit, recorded: UnitResult) -> ForcedResult:
-        """Run a unit as it was cut, forced if it was forced or `teacher_forced` is set."""
+        """Run a unit as it was cut, forced if it was held or is judged."""
         opened, is_held = self._model.opened, self._is_held(recorded.index)
-        if not isinstance(opened, Forces) or not (is_held or self._teacher_forced):
+        if not isinstance(opened, Forces) or not (is_held or self._judge is not None):
             made = await self._model.call(asked, recorded.cut)
             assert isinstance(made, ev.UnitDone)
             return ForcedResult(result=made.result, choices=())
@@ -457,12 +464,6 @@ class ModelRerun:
     def _is_held(self, index: int) -> bool:
         """Whether a unit was held to another recording; only a model with forcing holds units."""
         return index < self._held_units and isinstance(self._model.opened, Forces)
-
-    def _count(self, _unit: Unit, _recorded: UnitResult, forced: ForcedResult) -> None:
-        made, choices = forced.result, forced.choices
-        self._counts["decisions"] += len(made.decided_ids) + len(made.codec_ids)
-        self._counts["decisions_changed"] += len(choices)
-        self._counts["near_ties"] += sum(is_near_tie(choice) is True for choice in choices)
 
     async def _rebuild(self, event: ev.Rebuilt) -> None:
         """Finalize what was lost before its finalize; rebuild as recorded, if in long prefills."""

@@ -4,8 +4,8 @@ Rules:
 - The effects and state hashes after each event are compared with the new ones, in order, a sent
   frame byte for byte.
 - The first divergence ends the comparison: later ones could only be its consequences.
-- Damage ends it too, also a mark for a lost record (`antiphon recover --salvage`), unless `go_on`
-  is set: then records after lost ones are skipped up to the next event.
+- Damage ends it too, also a mark for a lost record (`antiphon recordings recover --salvage`),
+  unless `go_on` is set: then records after lost ones are skipped up to the next event.
 - A log without `fin`, or one that was recovered, may end among the effects of its last event (a
   block ends where it fills). That is `truncated`, not a divergence.
 """
@@ -33,8 +33,8 @@ from recorder.format.mapping import (
 )
 from recorder.format.records import Fields, Record, Value
 from recorder.format.steps import Step, advance, fin_fields
-from recorder.mend.recover import RECOVERED, is_lost
 from recorder.read.scan import Damage
+from recorder.repair import RECOVERED, is_lost
 
 from ..shared.fields import below, typed
 from .difference import Difference, cause_of, describe, first_difference, name_of, show, show_effect

@@ -63,9 +63,6 @@ class Divergence:
         field: path in the record; empty if all of it differs.
         cause: the last event the machine took; None before the first.
         snr_db: of PCM that differs: the recorded signal's level against the difference.
-        margin: of a forced decision: logits of the model's own choice above the recorded one.
-        draw_gap: of a forced decision: how far the random number was from the recorded choice.
-        near_tie: of a forced decision: rounding could have turned it.
     """
 
     kind: Kind
@@ -78,9 +75,6 @@ class Divergence:
     came_out: str
     cause: Cause | None
     snr_db: float | None = None
-    margin: float | None = None
-    draw_gap: float | None = None
-    near_tie: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -150,7 +144,13 @@ class Mismatch:
 
 @attrs.frozen(kw_only=True)
 class UnitDifference:
-    """The difference of one unit; its fields are those of `Divergence`."""
+    """The difference of one unit; the other fields are those of `Divergence`.
+
+    Attributes:
+        margin: of a forced decision: logits of the model's own choice above the recorded one.
+        draw_gap: of a forced decision: how far the random number was from the recorded choice.
+        near_tie: of a forced decision: rounding could have turned it.
+    """
 
     unit: int
     seq: int
@@ -172,11 +172,8 @@ class FullReport:
         fingerprint: this environment, line by line.
         compared: the model ran; it does not if the environment differs, unless `anyway`.
         units: units that the model ran again, as `turns` of chat and `chunks` of a transcription.
-        units_held: those held to a fork's parent's (`full`); their decisions are not judged.
+        units_held: those held to a fork's parent's (`full`).
         changed: how each unit differs, the first of them up to a bound.
-        decisions: tokens and speech codes that it was forced to.
-        decisions_changed: those where its own decision was another.
-        near_ties: those changed that rounding could have turned.
         logits_changed: the first unit whose first logits differ, even if its tokens do not.
         divergence: the first difference in the model's outputs.
         recorded: logic replay of the log as it is; None if nothing was compared.
@@ -187,7 +184,6 @@ class FullReport:
     environment: tuple[Mismatch, ...]
     compared: bool
     fingerprint: Mapping[str, str] = attrs.field(factory=dict)
-    teacher_forced: bool = False
     units: int = 0
     units_held: int = 0
     units_changed: int = 0
@@ -196,9 +192,6 @@ class FullReport:
     turns_changed: int = 0
     chunks: int = 0
     chunks_changed: int = 0
-    decisions: int = 0
-    decisions_changed: int = 0
-    near_ties: int = 0
     logits_changed: int | None = None
     divergence: Divergence | None = None
     recorded: ReplayReport | None = None

@@ -25,10 +25,10 @@ from rich.text import Text
 from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
-from recorder.keep.store import local_log
-from recorder.keep.summary import summarize
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
+from recorder.storage.store import local_log
+from recorder.storage.summary import summarize
 
 Watch = Callable[[int], None]
 """Called with the progress since its last call: bytes of a log read, or model calls made."""

@@ -1,4 +1,4 @@
-"""The command `antiphon shrink`: a small log for a fixture, from a long one that fails.
+"""The command `antiphon dev shrink`: a small log for a fixture, from a long one that fails.
 
 The result is on stdout, as text or as one JSON object; progress is on stderr, if that is a
 terminal. The best log is written at the end, after an interrupt too, and kept elsewhere if it
@@ -45,6 +45,7 @@ from recorder.write.files import check_new_file, new_file
 from ..rerun.difference import describe
 from ..rerun.remake import RemakeError
 from ..shared.commands import UnusableError, complaint, print_json
+from ..shared.recordings import RecordingType
 from .candidate import SIMPLIFICATIONS, Change, Shape, Simplification, build, origin_of, shape_of
 
 PLACE: Final = "{}"
@@ -286,7 +287,7 @@ class NothingYetError(click.ClickException):
 
 
 @click.command("shrink")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The small log.")
 @click.option("--exit-code", type=click.IntRange(0, 255), help="It fails only with this one.")
@@ -327,9 +328,9 @@ def shrink_command(
 
     \b
     Examples:
-      antiphon shrink long.session.zst --output small.session.zst -- ./check.sh
-      antiphon shrink long.session.zst --output small.session.zst -- other/bin/antiphon replay {}
-      antiphon shrink a.session.zst --output b.session.zst --exit-code 3 -- python check.py {}
+      antiphon dev shrink long.session.zst --output small.session.zst -- ./check.sh
+      antiphon dev shrink long.session.zst --output small.session.zst -- old/bin/antiphon replay {}
+      antiphon dev shrink a.session.zst --output b.session.zst --exit-code 3 -- python check.py {}
 
     \b
     Exit codes:

@@ -15,9 +15,9 @@ from cattrs import unstructure
 from protocol.values.limits import NS_PER_MS
 from protocol.values.state import State
 from recorder.format.records import Fields, Record
-from recorder.keep.marks import Marks
-from recorder.keep.summary import WALL_MS_MAX, session_id_in
 from recorder.read.scan import Damage
+from recorder.storage.marks import Marks
+from recorder.storage.summary import WALL_MS_MAX, session_id_in
 
 from ..rerun.environment import model_of
 from ..rerun.logic import Replayer

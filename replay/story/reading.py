@@ -30,7 +30,7 @@ from protocol.wire.dialects.shared import PLAYBACK_ACK
 from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.format.records import Fields, Record
 from recorder.format.steps import Step
-from recorder.read.ending import RESTARTED
+from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
 
 from ..rerun.difference import label
@@ -107,7 +107,7 @@ class ShortenedFrame:
 class Mark:
     """A mark; `by` is the name of its author's key.
 
-    `is_later`: it was written after the session, next to the log (`recorder.keep.marks`).
+    `is_later`: it was written after the session, next to the log (`recorder.storage.marks`).
     """
 
     at_ns: int

@@ -1,4 +1,4 @@
-"""A recorded session as one HTML file (`antiphon view`), and the other views of a recording.
+"""A recorded session as one HTML file (`antiphon recordings view`), and its other views.
 
     for chunk in page_of(reader.head.fields, reader): file.write(chunk)
 
@@ -13,8 +13,8 @@ The page is the plain files of `page/`, and the session's data, in one HTML:
 - The scripts are ES modules for a browser or Node, joined into one without their import lines.
 
 The other views that a server gives are made in the same way, block by block: a redacted copy of a
-log or of its page (the log is read twice, as `antiphon redact` does), a digest of words and
-measures, and the verdict of logic replay.
+log or of its page (the log is read twice, as by `antiphon recordings redact`), a digest of words
+and measures, and the verdict of logic replay.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ import click
 from protocol.values.limits import NS_PER_MS
 from recorder.format.format import SUFFIX
 from recorder.format.records import Fields, Record
-from recorder.keep.marks import marks_path, read_marks
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
+from recorder.storage.marks import marks_path, read_marks
 
 from ..diff import read_and_compare
 from ..eval.evaluate import own_values
@@ -54,7 +54,7 @@ from ..rerun.remake import head_record, pieces_of
 from ..rerun.report import Outcome, logic_result, to_json
 from ..shared.commands import opened_log, progress, records_of, refuse_log_as_output, unwritable
 from ..shared.page import escaped, head_of, policy_of, style_with
-from ..shared.recordings import LogType, page_next_to, show_bytes
+from ..shared.recordings import RecordingType, page_next_to, show_bytes
 from .parts import Json, Part
 from .story import Comparison, Narrator, Open, compared_with, comparison_of
 
@@ -254,12 +254,14 @@ _PATH: Final = click.Path(path_type=Path)
 
 
 @click.command("view")
-@click.argument("log", type=LogType())
+@click.argument("log", type=RecordingType())
 @click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @click.option("--replay", "replayed", is_flag=True, help="Say what logic replay finds.")
-@click.option("--diff", "other", metavar="OTHER", type=LogType(), help="Show where OTHER differs.")
+@click.option(
+    "--diff", "other", metavar="OTHER", type=RecordingType(), help="Show where OTHER differs."
+)
 def view_command(
     *, log: Path, output: Path | None, force: bool, opens: bool, replayed: bool, other: Path | None
 ) -> None:
@@ -272,10 +274,10 @@ def view_command(
 
     \b
     Examples:
-      antiphon view sessions/rec-000002.session.zst --open
-      antiphon view crash.session.zst --replay -o crash.html
-      antiphon view parent.session.zst --diff fork.session.zst
-      antiphon view s3://bucket/prefix/rec-000002
+      antiphon recordings view sessions/rec-000002.session.zst --open
+      antiphon recordings view crash.session.zst --replay -o crash.html
+      antiphon recordings view parent.session.zst --diff fork.session.zst
+      antiphon recordings view s3://bucket/prefix/rec-000002
 
     \b
     Exit codes:

@@ -42,8 +42,8 @@ from numpy.typing import NDArray
 
 from protocol.values.digest import digest
 from protocol.values.model import SAMPLE_BYTES
+from recorder.format.blobs import extract
 from recorder.format.records import FRAME_KINDS, Record, Value
-from recorder.format.spans import extract
 from runtime.measures.placing import JITTER_MS, RATE_HZ, Line, Voice, time_of
 from runtime.media.image import decode_jpeg
 from runtime.media.values import MediaError

@@ -30,9 +30,8 @@ from recorder.format.errors import LogDamaged
 from recorder.format.mapping import SCHEMA, Hashes, event_of
 from recorder.format.records import Fields, Record, Value
 from recorder.format.steps import Step, step_records, steps
-from recorder.keep.store import Store
-from recorder.read.ending import RESTARTED, end_of
-from recorder.read.reader import read
+from recorder.read.reader import RESTARTED, end_of, read
+from recorder.storage.store import Store
 from recorder.write.logfile import LogFile
 from recorder.write.writer import Recorder
 

@@ -30,8 +30,8 @@ from recorder.format.mapping import (
 )
 from recorder.format.records import Fields, Record
 from recorder.format.steps import Step, steps
-from recorder.mend.recover import is_lost
 from recorder.read.reader import LogReader
+from recorder.repair import is_lost
 from recorder.write.logfile import LogFile
 
 from ..model.backends.base import BackendInfo

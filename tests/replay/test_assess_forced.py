@@ -194,7 +194,7 @@ def test_a_cough_is_no_barge_in(heard_ms: int, is_counted: bool) -> None:
 
 
 def test_a_near_tie_is_that_of_replay() -> None:
-    """`replay --teacher-forced` and `eval` would disagree on a decision."""
+    """A listed unit and the measure would disagree on a decision."""
     near = [Drawn(was=False, is_near=True), Drawn(was=False)]
     assert value(measured(near), "near_tie_flips") == Fraction(1, 2)
     assert NEAR_TIE_MARGIN > 0

@@ -111,7 +111,7 @@ def test_replay_explains_a_divergence(tmp_path: Path) -> None:
     assert (body["result"], body["exit_code"]) == ("diverged", 1)
     assert body["divergence"].keys() == {
         *("kind", "seq", "record", "at_ns", "unit", "field", "recorded", "came_out"),
-        *("cause", "snr_db", "margin", "draw_gap", "near_tie"),
+        *("cause", "snr_db"),
     }
     assert body["divergence"]["seq"] == seq
     text = call(replay_command, path)
@@ -173,10 +173,10 @@ def test_full_replay(tmp_path: Path, backend: ScriptedBackend) -> None:
     body = told(replay_command, path, "--full")
     assert (body["result"], body["exit_code"], body["units"]) == ("identical", 0, 13)
     assert body.keys() == SUMMARY_KEYS | {
-        *("model", "environment", "fingerprint", "compared", "teacher_forced", "logits_changed"),
+        *("model", "environment", "fingerprint", "compared", "logits_changed"),
         *("units", "units_held", "units_changed", "changed", "turns", "turns_changed"),
         *("chunks", "chunks_changed"),
-        *("decisions", "decisions_changed", "near_ties", "divergence", "recorded", "renewed"),
+        *("divergence", "recorded", "renewed"),
     }
     assert body["recorded"].keys() == body["renewed"].keys() == REPORT_KEYS
     text = call(replay_command, path, "--full")
@@ -240,7 +240,7 @@ def test_full_replay_without_the_model(tmp_path: Path) -> None:
     "flags",
     [
         *(("--full", "--go-on"), ("--full", "--jobs", "2")),
-        *(("--anyway",), ("--model", "x"), ("--teacher-forced",)),
+        *(("--anyway",), ("--model", "x")),
     ],
 )
 def test_replay_refuses_flags_that_mean_nothing(flags: tuple[str, ...], busy_path: Path) -> None:

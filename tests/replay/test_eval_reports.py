@@ -160,7 +160,7 @@ def test_a_recording_fails_by_its_own_values(folder: Path) -> None:
     assert {case.attrib["time"] for case in found.values()} == {"9.000"}
     details = (found["slow"][0].text or "").splitlines()
     log = folder / f"slow{SUFFIX}"
-    assert details[1:] == ["response_delay is worst at 0.8 s", f"antiphon view {log}"]
+    assert details[1:] == ["response_delay is worst at 0.8 s", f"antiphon recordings view {log}"]
     told = (ET.fromstring(xml).findtext("testsuite/system-out") or "").splitlines()
     assert told[0] == "condition holds: unanswered > 0 (it is 1)"
     assert "no recording has word_delay" in told[-1]
@@ -220,7 +220,7 @@ def test_a_page_shows_the_worst_first_and_links_to_their_pages(folder: Path) -> 
     names = re.findall(r"<h3>(\w+)\.", html)
     assert names == ["slow", "quick", "never"]
     assert [it["href"] for _, it in reader.tags if "href" in it] == ["data:,", "./slow.html"]
-    assert f"antiphon view {folder / f'never{SUFFIX}'}" in reader.texts
+    assert f"antiphon recordings view {folder / f'never{SUFFIX}'}" in reader.texts
     assert "condition holds: unanswered > 0 (it is 1)" in reader.texts
     titles = {it["title"] for tag, it in reader.tags if tag == "abbr"}
     assert MEASURES["response_delay"].definition in titles

@@ -1,4 +1,4 @@
-"""`antiphon play`: clients get what the recorded one got, when it got it."""
+"""`antiphon dev play`: clients get what the recorded one got, when it got it."""
 
 from __future__ import annotations
 

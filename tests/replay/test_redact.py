@@ -537,7 +537,7 @@ def test_what_cannot_be_redacted_is_one_line(tmp_path: Path) -> None:
     broken.write_bytes(data)
     chat, _ = marked_log(tmp_path_of(tmp_path, "chat"), "chat", 3)
     for path, options, words in (
-        (tmp_path / "none", (), "No such file"),
+        (tmp_path / "none", (), "there is no recording none"),
         (broken, (), "damaged"),
         (chat, ("--to", "3"), "a chat says again"),
     ):

@@ -302,7 +302,7 @@ def test_what_the_command_says(tmp_path: Path) -> None:
     for path, command, exit_code, words in (
         (log, "true", 1, "the command does not fail on the log"),
         (log, "no-such-command", 2, "no-such-command: No such file"),
-        (tmp_path / "none", "false", 2, "none: No such file"),
+        (tmp_path / "none", "false", 2, "there is no recording none"),
     ):
         refused = call(path, "--output", tmp_path / "other.session.zst", "--", command)
         assert (refused.exit_code, refused.stderr.count("\n")) == (exit_code, 1)
@@ -341,7 +341,14 @@ def test_an_interrupted_search_leaves_its_best(tmp_path: Path) -> None:
     # It fails at once three times, then it takes for ever: in that run the search is interrupted.
     script = f"echo >> {count}; test $(wc -l < {count}) -lt 4 || {{ echo > {ready}; sleep 60; }}"
     script += "; exit 1"
-    words = [sys.executable, "-c", "from runtime.cli import main; main()", "shrink", str(log)]
+    words = [
+        sys.executable,
+        "-c",
+        "from runtime.cli import main; main()",
+        "dev",
+        "shrink",
+        str(log),
+    ]
     words += ["--output", str(small), "--", "sh", "-c", script]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         descriptor = os.open(ready, os.O_RDONLY | os.O_NONBLOCK)

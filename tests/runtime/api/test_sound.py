@@ -13,8 +13,8 @@ import pytest
 from websockets.sync.client import connect
 
 from protocol.values.digest import session_id_of
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from replay.export.formats import export
 from replay.export.sound import STEREO_HZ
 from runtime.access.keys import Key, change_key_file, hash_key

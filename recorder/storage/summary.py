@@ -19,8 +19,7 @@ from ..format.errors import FormatError, RecorderError
 from ..format.expansion import Expansion
 from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX, HEADER_BYTES, MARK, MIB, unpack_header
 from ..format.records import Fields, Record, Value
-from ..read.places import end_of_blocks, records_of, unit_index
-from ..read.reader import find_head
+from ..read.reader import end_of_blocks, find_head, records_of, unit_index
 from ..read.scan import Source, load_block
 from .store import LogInfo
 

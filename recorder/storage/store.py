@@ -1,15 +1,18 @@
 """Session logs, and a directory of them; `remote` has those of an object store.
 
 Rules: a log's name is its recording id and a suffix; other files and links are ignored. Ids come
-from the server and are still checked, so that none is a path.
+from the server and are still checked, so that none is a path. What the indexes of the directory
+(`listing`) hold of a log goes with it: its summary, and its words.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,9 +23,41 @@ from protocol.values.digest import session_id_of
 from ..format.errors import LogMisuse
 from ..format.format import SUFFIX, is_recording_id
 from ..read.scan import FileSource, OpenSource
-from ..write.lock import is_held
-from .forgetting import forget
+from ..write.disk import is_held
 from .marks import marks_path
+
+# -- the index -------------------------------------------------------------------------------------
+
+
+INDEX_NAME: Final = ".index.sqlite"
+"""Hidden, and not a valid log name."""
+WITH_STORE_NAME: Final = ".index-with-store.sqlite"
+"""The index of the directory's logs and of those in an object store: other logs are not dropped."""
+BUSY_WAIT_S: Final = 0.1
+"""Longer than another process writes its changes; after it, the next listing drops the entry."""
+
+
+def prepare(database: sqlite3.Connection) -> None:
+    """Have what is deleted overwritten, as it has the words of users; write without syncs."""
+    database.execute("PRAGMA secure_delete = ON")
+    database.execute("PRAGMA synchronous = OFF")  # the index may be lost in a power cut
+
+
+def forget(directory: Path, recording_id: str) -> None:
+    """Drop a removed log from the indexes; a failure is ignored, as each listing does it again."""
+    for path in (directory / INDEX_NAME, directory / WITH_STORE_NAME):
+        if path.is_file():
+            with (
+                suppress(sqlite3.Error),
+                closing(sqlite3.connect(path, timeout=BUSY_WAIT_S)) as database,
+                database,
+            ):
+                prepare(database)
+                database.execute("DELETE FROM logs WHERE recording_id = ?", (recording_id,))
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
 
 _NS_PER_S: Final = 1_000_000_000
 

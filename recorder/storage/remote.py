@@ -338,14 +338,3 @@ def logs_of(local: Store, remote: RemoteStore | None) -> Logs:
 def is_url(text: str) -> bool:
     """Whether a text is a URL, and not a path."""
     return "://" in text
-
-
-def find_by_url(url: str) -> StoredLog:
-    """Find the log of a URL, with or without its suffix; `StoreError` if it names none."""
-    place, _, name = url.removesuffix(SUFFIX).rpartition("/")
-    if not is_recording_id(name) or place.endswith("/"):
-        raise StoreError(f"{url}: no URL of a log, such as s3://bucket/prefix/NAME{SUFFIX}")
-    found = RemoteStore.open(place).find(name)
-    if found is None:
-        raise StoreError(f"{url}: there is no such log")
-    return found

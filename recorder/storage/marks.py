@@ -21,7 +21,7 @@ from typing import Any, Final
 import attrs
 
 from ..format.format import MIB, SUFFIX
-from ..write.disk import FILE_MODE, LocalDisk
+from ..write.disk import FILE_MODE, Disk
 
 MARKS_SUFFIX: Final = ".marks.jsonl"
 TEXT_CHARS_MAX: Final = 1000
@@ -174,7 +174,7 @@ def _locked(path: Path, flags: int = 0) -> Iterator[int]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not os.fstat(descriptor).st_nlink:
             raise FileNotFoundError(path)  # removed with its log while this waited
-        LocalDisk().sync_directory(path.parent)
+        Disk().sync_directory(path.parent)
         yield descriptor
 
 
