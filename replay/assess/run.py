@@ -295,7 +295,7 @@ def _parting(before: Decided, after: Decided) -> Json:
 # -- mode forced -----------------------------------------------------------------------------------
 
 
-async def run_forced(recording: Recording, backend: Backend, *, watch: Watch) -> Row:
+async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Row:
     """Force a recording on a model, and measure its own decisions.
 
     Args:
