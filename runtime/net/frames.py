@@ -29,7 +29,7 @@ from wsproto.frame_protocol import Frame, FrameDecoder, MessageDecoder, XorMaske
 
 from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
 
-from .limits import FRAGMENT_COST
+from .limits import FRAGMENT_BYTES_MIN, FRAGMENT_COST
 
 _FIN: Final = 0x80
 _WHOLE_TEXT: Final = 0x81
@@ -128,8 +128,8 @@ class FrameScanner:
                 return Run(end, True, cost)
             if body > end:
                 break
-            is_whole = first & _FIN or first & _CONTROL
-            frame_cost = 1.0 if is_whole else FRAGMENT_COST
+            is_counted = first & (_FIN | _CONTROL) or size < FRAGMENT_BYTES_MIN
+            frame_cost = 1.0 if is_counted else FRAGMENT_COST
             if cost + frame_cost > cost_max:
                 break
             is_dropped = not first & _CONTROL and (

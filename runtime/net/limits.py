@@ -22,6 +22,7 @@ import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final, Literal
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.lowlevel
@@ -105,6 +106,10 @@ class AddressRateLimiter:
 
 BURST_S: Final = 3.0
 """A mobile network holds so much back in a tunnel and then delivers it at once."""
+PARTY_WEBSOCKETS: Final = 20
+"""Eighty sessions that send sound in pieces of 20 ms; it takes half of a core."""
+FRAGMENT_BYTES_MIN: Final = 1024
+"""A smaller fragment costs as much as a message: no client has a reason to send many of them."""
 FRAGMENT_COST: Final = 0.125
 """Of a message: a fragment costs a tenth of the work, and large messages may come in many."""
 
@@ -113,11 +118,16 @@ class RateLimiter:
     """The buckets of one WebSocket, of messages and of bytes, both full at first.
 
     One message of `message_bytes_max` may come at once, at any rate. Below zero a bucket is in
-    debt.
+    debt. `shared`: the buckets of all WebSockets of its party, which it also pays from.
     """
 
     def __init__(
-        self, messages_per_s: float, bytes_per_s: float, message_bytes_max: int, now_s: float
+        self,
+        messages_per_s: float,
+        bytes_per_s: float,
+        message_bytes_max: int,
+        now_s: float,
+        shared: RateLimiter | None = None,
     ) -> None:
         assert messages_per_s > 0
         assert bytes_per_s > 0
@@ -126,6 +136,14 @@ class RateLimiter:
         self._messages_max = self.messages = max(1.0, BURST_S * messages_per_s)
         self._bytes_max = self.size_bytes = max(BURST_S * bytes_per_s, float(message_bytes_max))
         self._at_s = now_s
+        self._shared = shared
+
+    @property
+    def messages_left(self) -> float:
+        """Messages that may be read now."""
+        if self._shared is None:
+            return self.messages
+        return min(self.messages, self._shared.messages)
 
     def wait_s(self, now_s: float) -> float:
         """The wait until one more message, of any size, may be read; 0.0 for none."""
@@ -133,15 +151,40 @@ class RateLimiter:
         self._at_s = now_s
         self.messages = min(self._messages_max, self.messages + passed_s * self._messages_per_s)
         self.size_bytes = min(self._bytes_max, self.size_bytes + passed_s * self._bytes_per_s)
+        shared_s = 0.0 if self._shared is None else self._shared.wait_s(now_s)
         if self.messages >= 1.0 and self.size_bytes >= 0.0:
-            return 0.0
+            return shared_s
         for_messages_s = (1.0 - self.messages) / self._messages_per_s
-        return max(for_messages_s, -self.size_bytes / self._bytes_per_s)
+        return max(for_messages_s, -self.size_bytes / self._bytes_per_s, shared_s)
 
     def take(self, messages: float, size_bytes: int) -> None:
         """Pay for messages and bytes that were read, into debt if needed."""
         self.messages -= messages
         self.size_bytes -= size_bytes
+        if self._shared is not None:
+            self._shared.take(messages, size_bytes)
+
+
+class PartyRates:
+    """The buckets of each party (a key, or an address) with an open WebSocket.
+
+    All WebSockets of a party have the rate of `PARTY_WEBSOCKETS` of them: a few dozen could stop
+    the event loop, each within its own rate.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._shared = WeakValueDictionary[str, RateLimiter]()
+
+    def of(self, party: str, message_bytes_max: int, now_s: float) -> RateLimiter:
+        """Make the buckets of a WebSocket."""
+        messages, size_bytes = self._settings.messages_per_s_max, self._settings.bytes_per_s_max
+        shared = self._shared.get(party)
+        if shared is None:
+            shared = self._shared[party] = RateLimiter(
+                PARTY_WEBSOCKETS * messages, PARTY_WEBSOCKETS * size_bytes, message_bytes_max, now_s
+            )
+        return RateLimiter(messages, size_bytes, message_bytes_max, now_s, shared)
 
 
 # -- open connections ------------------------------------------------------------------------------

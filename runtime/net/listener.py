@@ -41,7 +41,7 @@ from .http import (
     serve_requests,
     wants_websocket,
 )
-from .limits import ConnectionLimiter, Counters, Refusal
+from .limits import ConnectionLimiter, Counters, Refusal, origin_of
 from .link import Link, TcpStream
 from .monitor import ConnectionMonitor, WatchedConnection
 from .tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
@@ -146,12 +146,17 @@ class WebSocketRequest:
     _answered: bool = False
 
     async def accept(
-        self, *, subprotocol: str | None = None, frame_bytes_max: int = FRAME_BYTES_MAX
+        self,
+        *,
+        subprotocol: str | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        party: str = "",
     ) -> WebSocket:
         """Open the WebSocket with one of `subprotocols`, or None; closed when the handler returns.
 
-        `receive` returns None for a message above `frame_bytes_max`. `WebSocketClosed`: the peer
-        left first; the handler may let it pass.
+        `receive` returns None for a message above `frame_bytes_max`. `party`: to whom its messages
+        count, else to its address. `WebSocketClosed`: the peer left first; the handler may let it
+        pass.
         """
         assert subprotocol is None or subprotocol in self.subprotocols
         self._answer_once()
@@ -159,7 +164,9 @@ class WebSocketRequest:
         handshake = Handshake(
             key=self._key, subprotocol=subprotocol, frame_bytes_max=frame_bytes_max
         )
-        websocket = TrioWebSocket(self._link, handshake, self._monitor)
+        websocket = TrioWebSocket(
+            self._link, handshake, self._monitor, party or origin_of(self.peer.host)
+        )
         await self._nursery.start(websocket.run)
         self._websocket = websocket
         return websocket

@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from ..settings.settings import Settings
-from .limits import RECEIVING_BYTES_MAX, Budget, Counters, Share
+from .limits import RECEIVING_BYTES_MAX, Budget, Counters, PartyRates, Share
 from .link import Link
 from .memory import HEAP_SPARE_BYTES, give_back
 
@@ -129,6 +129,7 @@ class ConnectionMonitor:
         self.settings = settings
         self.counters = counters
         self.budget = Budget(RECEIVING_BYTES_MAX, counters)
+        self.rates = PartyRates(settings)
         self._connections: dict[WatchedConnection, None] = {}
         self._height_bytes = 0
 

@@ -44,7 +44,6 @@ from wsproto.events import CloseConnection
 
 from protocol.values.utf8 import Frame
 
-from ..settings.settings import Settings
 from .frames import FastMasker, FrameScanner, Whole, message_of, text_frames, tune
 from .limits import UNCOUNTED_BYTES, Counters, RateLimiter, Share
 from .link import READ_BYTES, RECEIVE_BUFFER_BYTES, Link
@@ -69,6 +68,7 @@ class Intake(trio.abc.Stream):
 
     Args:
         head: read first; later bytes wait for `open`.
+        rate: at which it is read.
         message_bytes_max: larger messages are not passed on.
         share: of the room for large messages.
         on_too_big: called once, in the codec's task, before a message above the limit.
@@ -88,7 +88,7 @@ class Intake(trio.abc.Stream):
         link: Link,
         *,
         head: bytes,
-        settings: Settings,
+        rate: RateLimiter,
         message_bytes_max: int,
         share: Share,
         counters: Counters,
@@ -109,12 +109,7 @@ class Intake(trio.abc.Stream):
         self.seen = 0
         self.is_closing = False
         self._has_sent_close = False
-        self._rate = RateLimiter(
-            settings.messages_per_s_max,
-            settings.bytes_per_s_max,
-            message_bytes_max,
-            trio.current_time(),
-        )
+        self._rate = rate
 
     def end(self) -> None:
         """Let go of the WebSocket: nothing is read now.
@@ -182,7 +177,7 @@ class Intake(trio.abc.Stream):
 
         It lacks `_missing_bytes`. None if the next bytes are the codec's, or there are none.
         """
-        left = min(MESSAGES_A_READ, self._rate.messages)
+        left = min(MESSAGES_A_READ, self._rate.messages_left)
         while True:
             messages, whole = self._cut_whole(left)
             left -= len(messages)
@@ -229,7 +224,7 @@ class Intake(trio.abc.Stream):
         """Take the bytes that the rate allows from `_rest`; return those for the codec."""
         data, scanner = self._rest, self._scanner
         finished, was_too_big = scanner.finished, scanner.is_too_big
-        end, passes, cost = scanner.run(data, 0, min(MESSAGES_A_READ, self._rate.messages))
+        end, passes, cost = scanner.run(data, 0, min(MESSAGES_A_READ, self._rate.messages_left))
         self._rate.take(cost, end)
         self._rest = data[end:]
         if scanner.is_too_big and not was_too_big:
@@ -353,11 +348,14 @@ async def deliver_received(websocket: WebSocket, on_messages: OnMessages) -> NoR
 class TrioWebSocket:
     """A server's WebSocket on trio-websocket; the monitor watches it while it is open.
 
-    `link`: the connection, with the bytes after the request's head put back. The task that awaits
+    `link`: the connection, with the bytes after the request's head put back; `party`: to whom its
+    messages count. The task that awaits
     `run` reads; cancelling it ends the WebSocket. The caller closes or aborts it.
     """
 
-    def __init__(self, link: Link, handshake: Handshake, monitor: ConnectionMonitor) -> None:
+    def __init__(
+        self, link: Link, handshake: Handshake, monitor: ConnectionMonitor, party: str
+    ) -> None:
         self._link = link
         self._handshake = handshake
         self._monitor = monitor
@@ -365,7 +363,7 @@ class TrioWebSocket:
         self._intake = Intake(
             link,
             head=handshake.head(),
-            settings=monitor.settings,
+            rate=monitor.rates.of(party, handshake.frame_bytes_max, trio.current_time()),
             message_bytes_max=handshake.frame_bytes_max,
             share=self._share,
             counters=monitor.counters,

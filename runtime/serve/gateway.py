@@ -451,7 +451,9 @@ class Gateway:
                 return
             to = attrs.evolve(to, parent=Parent(info=found[1], at=to.at))
         websocket = await request.accept(
-            subprotocol=admitted.subprotocol, frame_bytes_max=OF_MODE[to.mode].frame_bytes_max
+            subprotocol=admitted.subprotocol,
+            frame_bytes_max=OF_MODE[to.mode].frame_bytes_max,
+            party=admitted.principal.name,
         )
         server = self.server
         if server is None:

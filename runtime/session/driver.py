@@ -30,6 +30,7 @@ from protocol.values import events as ev
 from protocol.values.digest import session_id_of
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
 from protocol.values.limits import NS_PER_S
+from protocol.values.messages import ErrorReport
 from protocol.values.state import State
 from protocol.values.utf8 import Frame
 from recorder.format.records import Fields
@@ -51,6 +52,8 @@ from .timers import Timers
 
 T = TypeVar("T")
 
+ERROR_PAUSE_S: Final = 0.05
+"""After each message that was refused: each costs a step, an answer and records in the log."""
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest append, or a turn's frame that is larger; above it the reader pauses."""
 DECODE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -112,6 +115,7 @@ class Driver:
         self._began_ns = clock_ns()
         self._events = EventQueue()
         self._recording_lost = False
+        self._errors = 0
         self._failure: Exception | None = None
         self._context: Context
         self._tasks: TaskGroup
@@ -297,7 +301,15 @@ class Driver:
         if first is not None and len(first) > LARGE_BYTES_MIN:
             return self._large_frame_received(first)
         self._bring_frames(frames)
+        if self._errors:
+            return self._pause()
         return self._wait_for_room() if self._is_behind or self._journal.is_behind else None
+
+    async def _pause(self) -> None:
+        """Read no more for a while: refused messages are work that serves no one."""
+        errors, self._errors = self._errors, 0
+        await anyio.sleep(ERROR_PAUSE_S * errors)
+        await self._wait_for_room()
 
     async def _large_frame_received(self, frame: Frame) -> None:
         await self._limiter.wait(len(frame or b""))
@@ -465,6 +477,8 @@ class Driver:
         for effect in effects:
             if isinstance(effect, ef.ForgetRecording):
                 self._journal.forget()
+        if any(isinstance(message, ErrorReport) for message in session.said):
+            self._errors += 1
         ready = self._journal.append_effects(session, event, effects)
         self._perform(effects, ready, event.at_ns)
         if session.state is State.CLOSED:

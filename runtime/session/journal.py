@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -70,6 +71,7 @@ BATCH_CHARS: Final = 64 * 1024
 EVERY: Final = 16
 """One frame of so many is found at once; those between are read over."""
 
+_logger = logging.getLogger("antiphon.session")
 _AWAITED: Final = (Send, Attach, Close)
 """The effects that a peer sees: the log has them first."""
 
@@ -126,8 +128,9 @@ class Journal:
         self._removed: Ready = ready_now
         if open_log is not None:
             try:
-                self._log = self._begun = open_log(lambda _failure: self._lose())
-            except RecorderError:
+                self._log = self._begun = open_log(self._failed)
+            except RecorderError as error:
+                _logger.error("there is no recording: %s", error)
                 on_failure()
 
     def append_event(self, *events: Event) -> None:
@@ -300,8 +303,13 @@ class Journal:
         log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")
         self._lose()
 
+    def _failed(self, failure: LogFailed) -> None:
+        _logger.error("the recording failed: %s", failure)
+        self._lose()
+
     def _give_up(self, reason: str) -> None:
         if self._log is not None:
+            _logger.error("the recording is given up: %s", reason)
             self._log.abandon(reason)
             self._lose()
 

@@ -28,6 +28,10 @@ from tests.soak.server import INIT, LOST, SECOND, frame_of, handshake
 FLOODERS: Final = 24
 """Chats that flood: what one address could have is twenty times as much."""
 FLOODERS_WITH_SLOT: Final = 4
+SMALL_SENDERS: Final = 64
+SMALL_PER_S: Final = 200
+"""Messages a second of each, as many as one connection may send."""
+ABANDONERS: Final = 16
 FLOOD_BYTES: Final = 20_000_000
 """Of one message: a fifth of what a chat may send."""
 IDLE: Final = 4096
@@ -39,6 +43,7 @@ RETRY_S: Final = 0.05
 PICTURES: Final = 4
 """A unit."""
 
+EMPTY_FRAGMENT: Final = b"\x00\x80" + bytes(4)
 PONG: Final = b"\x8a\x80" + bytes(4)
 """Masked, as all that a client sends."""
 CHAT: Final = "/v1/realtime?mode=chat"
@@ -129,6 +134,35 @@ class Adversary:
         message = _append(padding=base64(os.urandom(FLOOD_BYTES * 3 // 4)))
         repeat = partial(self._repeat, VIDEO, message, first=INIT)
         await self.many(repeat, FLOODERS_WITH_SLOT)
+
+    async def small_messages(self) -> None:
+        """Send messages of two bytes in chats without a slot, each of which is refused."""
+        repeat = partial(self._repeat, CHAT, frame_of("{}"), every_s=1 / SMALL_PER_S)
+        await self.many(repeat, SMALL_SENDERS)
+
+    async def small_acknowledgements(self) -> None:
+        """Send small messages that are valid, in chats without a slot."""
+        message = frame_of('{"type": "playback.ack", "played_ms": 0}')
+        repeat = partial(self._repeat, CHAT, message, first=INIT, every_s=1 / SMALL_PER_S)
+        await self.many(repeat, SMALL_SENDERS)
+
+    async def fragments(self) -> None:
+        """Send a message in fragments of no bytes, without an end."""
+        message, first = EMPTY_FRAGMENT * 8, bytes([0x01, *EMPTY_FRAGMENT[1:]])
+        repeat = partial(self._repeat, CHAT, message, first=first, every_s=1 / SMALL_PER_S)
+        await self.many(repeat, SMALL_SENDERS)
+
+    async def abandoned(self) -> None:
+        """Set up sessions that could be resumed, and drop them at once."""
+
+        async def abandon(number: int) -> None:
+            path = (CHAT, VIDEO)[number % 2] + "&resumable=1"
+            async with await self.open(path, number=number) as stream:
+                if number % 4 > 1:
+                    await stream.send(INIT)
+                await stream.receive()
+
+        await self.many(abandon, ABANDONERS)
 
     async def pictures(self) -> None:
         """Send four progressive pictures of 20 megapixels with each second."""
@@ -224,6 +258,10 @@ KINDS: Final[Mapping[str, Callable[[Adversary], Awaitable[None]]]] = {
     for kind in (
         Adversary.flood_without_slot,
         Adversary.flood_with_slot,
+        Adversary.small_messages,
+        Adversary.small_acknowledgements,
+        Adversary.fragments,
+        Adversary.abandoned,
         Adversary.pictures,
         Adversary.slow_readers,
         Adversary.forged_logs,

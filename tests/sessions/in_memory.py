@@ -35,7 +35,7 @@ from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
-from runtime.net.websocket import TOGETHER_BYTES_MAX, OnMessages, WebSocketClosed
+from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX, OnMessages, WebSocketClosed
 from runtime.session import journal
 from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
@@ -216,6 +216,8 @@ class Peer:
         while True:
             messages = [await self.receive()]
             while is_small(messages[-1]) and self._to_server and is_small(self._to_server[0]):
+                if len(messages) >= MESSAGES_A_READ:
+                    break
                 messages.append(self._to_server.pop(0))
             waits = on_messages(*messages)
             if waits is not None:

@@ -14,7 +14,7 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessag
 
 from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
 from runtime.net.frames import BytewiseDecoder, FrameScanner, message_of, text_frames
-from runtime.net.limits import FRAGMENT_COST
+from runtime.net.limits import FRAGMENT_BYTES_MIN, FRAGMENT_COST
 from tests.network.transport import CLOSE, CONTINUATION, PING, PONG, TEXT, raw_frame
 
 BINARY = 0x2
@@ -147,8 +147,19 @@ def test_what_is_missing_is_missing(frames: list[Frame], data: st.DataObject) ->
 def test_a_fragment_is_a_part_of_a_message(frames: list[Frame]) -> None:
     """A browser that fragments would be slowed down; one that floods with fragments would not."""
     data = b"".join(frame.data for frame in frames)
-    cost = sum(1.0 if frame.fin else FRAGMENT_COST for frame in frames)
+    cost = sum(
+        FRAGMENT_COST if not frame.fin and len(frame.payload) >= FRAGMENT_BYTES_MIN else 1.0
+        for frame in frames
+    )
     assert FrameScanner(10 * LIMIT).run(data, 0, 1e9).cost == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(("size", "cost"), [(0, 5.0), (FRAGMENT_BYTES_MIN, 1 + 4 * FRAGMENT_COST)])
+def test_a_small_fragment_costs_as_much_as_a_message(size: int, cost: float) -> None:
+    """Fragments of no bytes stopped the event loop: each cost an eighth of what it took."""
+    frames = [Frame(CONTINUATION if i else TEXT, b"x" * size, i == 4) for i in range(5)]
+    data = b"".join(frame.data for frame in frames)
+    assert FrameScanner(1 << 20).run(data, 0, 1e9).cost == cost
 
 
 def test_the_size_is_known_before_the_payload_comes() -> None:

@@ -18,6 +18,7 @@ from runtime.net.limits import (
     SMALL_WAIT_S,
     Budget,
     Counters,
+    PartyRates,
     Share,
 )
 from runtime.net.link import Link, TcpStream
@@ -63,7 +64,7 @@ class Client:
         self.intake = Intake(
             Link(cast(TcpStream, _Wire(theirs)), self.counters),
             head=b"",
-            settings=ALLOWED,
+            rate=PartyRates(ALLOWED).of("", message_bytes_max, trio.current_time()),
             message_bytes_max=message_bytes_max,
             share=self.share,
             counters=self.counters,

@@ -13,10 +13,12 @@ from runtime.net.limits import (
     ADDRESSES_MAX,
     BURST_S,
     LARGE_WAIT_S,
+    PARTY_WEBSOCKETS,
     AddressRateLimiter,
     Budget,
     ConnectionLimiter,
     Counters,
+    PartyRates,
     RateLimiter,
     Share,
     origin_of,
@@ -26,6 +28,7 @@ from runtime.settings.settings import (
     CONNECTIONS_PER_ADDRESS_MAX,
     CONNECTIONS_PER_ADDRESS_PER_S_MAX,
     MESSAGES_PER_S_MAX,
+    Settings,
 )
 from tests.network.transport import limits
 from tests.sessions.in_memory import on_virtual_time
@@ -77,6 +80,23 @@ def test_a_client_in_real_time_never_waits(per_s: int, size_bytes: int) -> None:
         now_s = (i - i % per_s) / per_s  # The worst: all of a second at once.
         assert rate.wait_s(now_s) == 0.0
         rate.take(1.0, size_bytes)
+
+
+def test_the_connections_of_a_party_share_a_rate() -> None:
+    """A few dozen connections stopped the event loop, each within its own rate."""
+    settings = Settings(messages_per_s_max=10)
+    rates, now_s, passed = PartyRates(settings), 0.0, 0
+    flood = [rates.of("flooder", 1, now_s) for _ in range(100)]
+    honest = rates.of("honest", 1, now_s)
+    for _ in range(100):  # ten seconds
+        for rate in flood:
+            if not rate.wait_s(now_s):
+                rate.take(1.0, 2)
+                passed += 1
+        assert honest.wait_s(now_s) == 0.0
+        now_s += 0.1
+    assert passed <= 10 * PARTY_WEBSOCKETS * (BURST_S + 10) + len(flood)
+    assert passed >= 10 * PARTY_WEBSOCKETS * 10
 
 
 def test_one_largest_message_is_never_held_up() -> None:

@@ -1,4 +1,4 @@
-"""Sessions whose clients are away: one client's do not cost another one anything."""
+"""Clients that leave, or send what is refused: one client's do not cost another one anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from protocol.values.errors import CLOSE_NORMAL
 from runtime.model.backends.scripted import ScriptedBackend
+from runtime.net.websocket import MESSAGES_A_READ
 from runtime.session import journal, peer
+from runtime.session.driver import ERROR_PAUSE_S
 from runtime.session.peer import Ended, EndedSessions, Tokens
 from tests.sessions.in_memory import (
     Peer,
@@ -203,3 +205,21 @@ def test_an_ended_session_is_read_by_the_last_that_asked(
 
     on_virtual_time(body)
     assert max(size for count, size in read if count > 1) < 2 * journal.BATCH_CHARS
+
+
+def test_refused_messages_are_read_slowly(tmp_path: Path) -> None:
+    """A client of many small invalid messages made the server work for it alone."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            chat = server.connect("chat")
+            await chat.heard("session.queue_done")
+            for _ in range(1000):
+                chat.send("{}")
+            await anyio.sleep(5)
+            answered = len(chat.all("error"))
+            assert 5 / ERROR_PAUSE_S <= answered <= 5 / ERROR_PAUSE_S + MESSAGES_A_READ
+            chat.send(close_frame())
+            chat.vanish()
+
+    on_virtual_time(body)
