@@ -21,8 +21,8 @@ ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (11_680, 58),
-    "recorder": (4_542, 31),
-    "runtime": (22_220, 124),
+    "recorder": (4_549, 31),
+    "runtime": (22_272, 124),
     "runtime/model": (9_640, 53),
     "replay": (11_406, 57),
 }

@@ -17,13 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import attrs
 
 from ..format.format import MIB, SUFFIX, is_recording_id
 from ..read.scan import OpenSource
+from ..write.disk import FILE_MODE
 from .store import LocalLog, LogInfo, Logs, Store, newest_first, recording_id_in
 
 if TYPE_CHECKING:
@@ -177,6 +179,8 @@ class RemoteStore:
             if log.path.exists():  # it is the bucket that is missing
                 raise StoreError(str(error)) from error
             raise
+        if self.url.startswith("file://"):  # else its mode is that of the bucket
+            Path(unquote(urlsplit(self.url).path), name).chmod(FILE_MODE)
         if not self._holds(log, hashed):
             raise StoreError(f"{self.url}: {name} did not come back as it was written")
 

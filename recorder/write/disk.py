@@ -84,14 +84,15 @@ class Disk:
         """Return once the file's bytes are on the device (fdatasync)."""
         os.fdatasync(descriptor)
 
-    def is_there(self, path: Path, descriptor: int) -> bool:
-        """Say whether `path` still names the open file, which was neither removed nor moved."""
+    def is_there(self, path: Path, descriptor: int, file_bytes: int = 0) -> bool:
+        """Say whether `path` still names the open file, and it has these bytes at least."""
         held = os.fstat(descriptor)
         try:
             named = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return held.st_nlink > 0 and os.path.samestat(held, named)
+        is_named = held.st_nlink > 0 and os.path.samestat(held, named)
+        return is_named and held.st_size >= file_bytes
 
     def remove(self, path: Path, descriptor: int | None) -> None:
         """Empty our file if it is still open, and remove its name if it still has it."""

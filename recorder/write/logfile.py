@@ -58,6 +58,7 @@ class LogFile:
         self._directories: Final = directories or Directories(disk)
         self._number = 0
         self._chain = Chain()
+        self._file_bytes = 0
 
     def hand_over(self, compressor: Compressor) -> None:
         """Have another thread write from now on, which has its own compressor."""
@@ -81,7 +82,7 @@ class LogFile:
     def go_on(self, end: LogEnd) -> None:
         """Write after this end; what is behind it is cut off. `OSError`: the disk refused."""
         self._disk.truncate(self._opened(), end.file_bytes)
-        self._chain = end.chain
+        self._chain, self._file_bytes = end.chain, end.file_bytes
 
     def write(self, records: Iterable[Record]) -> Iterator[Written]:
         """Encode records into blocks and write them; yield each block once it is written.
@@ -127,16 +128,16 @@ class LogFile:
 
         Another thread may write meanwhile; if the file is closed meanwhile, nothing is done.
         `OSError`: the disk refused; written data may be lost. `FileNotFoundError`: the file was
-        removed, or its folder moved: written data is lost.
+        removed or cut, or its folder moved: written data is lost.
         """
         with self._closing:
             if self._descriptor is None:
                 return
-            self.is_dirty = False
+            self.is_dirty, written_bytes = False, self._file_bytes
             self._disk.sync(self._descriptor)
-            if not self._disk.is_there(self.path, self._descriptor):
+            if not self._disk.is_there(self.path, self._descriptor, written_bytes):
                 raise FileNotFoundError(
-                    errno.ENOENT, "the log was removed or moved", str(self.path)
+                    errno.ENOENT, "the log was removed, moved or cut", str(self.path)
                 )
             self._directories.sync(self.path, self._number)
 
@@ -201,6 +202,7 @@ class LogFile:
             count = self._disk.write(descriptor, given)
             if not 1 <= count <= len(given):
                 raise OSError(f"write(2) took {count} of {len(given)} bytes")
+            self._file_bytes += count
             rest = rest[count:]
             if rest:
                 yield count

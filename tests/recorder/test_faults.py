@@ -21,12 +21,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from recorder.format.blocks import Compressor
 from recorder.format.errors import LogFailed, Unreadable
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from recorder.write.disk import Disk
 from recorder.write.log import SessionLog
+from recorder.write.logfile import LogFile
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
 from tests.recorder.test_samples import PATH, SESSION, MemoryDisk, pcm, record
 
@@ -154,6 +156,7 @@ CHILD: Final = """
 import json, resource, sys
 from pathlib import Path
 import anyio
+from recorder.format.blocks import Compressor
 from recorder.format.errors import LogFailed
 from recorder.write.writer import Recorder
 from tests.recorder.test_faults import ROUNDS, round_of
@@ -227,6 +230,25 @@ async def test_a_full_device_is_an_error_and_no_crash() -> None:
         log = recorder.open(PATH, SESSION, at_ns=0)
         with pytest.raises(LogFailed, match="No space left"):
             await log.written(0)
+
+
+@pytest.mark.parametrize("harm", ["removed", "moved", "cut"])
+def test_a_log_that_another_process_harms_fails_at_its_sync(tmp_path: Path, harm: str) -> None:
+    """A session said that it was recorded, and its log had lost its end."""
+    path = tmp_path / PATH.name
+    file = LogFile(path, disk=Disk(), compressor=Compressor())
+    file.create()
+    list(file.write([Record(kind="session", seq=0, at_ns=0, fields=SESSION), record("unit", 1)]))
+    file.sync()
+    if harm == "cut":
+        os.truncate(path, path.stat().st_size - 1)
+    elif harm == "moved":
+        path.rename(tmp_path / "other")
+    else:
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match="removed, moved or cut"):
+        file.sync()
+    file.close()
 
 
 # -- syncs -----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Device(MemoryDisk):
         super().sync(descriptor)
         self._synced_bytes = len(self.files[PATH])
 
-    def is_there(self, path: Path, descriptor: int) -> bool:
+    def is_there(self, path: Path, descriptor: int, file_bytes: int = 0) -> bool:
         """Say that nobody removes files here."""
         return True
 

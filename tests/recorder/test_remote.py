@@ -166,6 +166,15 @@ def test_any_part_can_be_read(data: st.DataObject, size: int) -> None:
     source.close()
 
 
+def test_only_its_owner_may_read_a_copy(tmp_path: Path) -> None:
+    """A log could be read by its owner only, and its copy in a folder by everyone."""
+    path = write_log(tmp_path)
+    (tmp_path / "a store").mkdir()
+    store = RemoteStore.open((tmp_path / "a store").as_uri())
+    assert store.put(local(path))
+    assert (tmp_path / "a store" / path.name).stat().st_mode & 0o777 == 0o600
+
+
 def test_a_log_that_comes_back_different_is_not_stored(tmp_path: Path) -> None:
     """The only good copy would be removed."""
     path = write_log(tmp_path)

@@ -66,7 +66,7 @@ class MemoryDisk(Disk):
         self._call("sync")
         self.synced()
 
-    def is_there(self, path: Path, descriptor: int) -> bool:
+    def is_there(self, path: Path, descriptor: int, file_bytes: int = 0) -> bool:
         """Say that nobody removes files here."""
         return True
 

@@ -99,7 +99,7 @@ class FaultyDisk(Disk):
         """Do nothing, or fail."""
         self._may_fail(self._plan.sync_fails, self._open[descriptor], errno.EIO)
 
-    def is_there(self, path: Path, descriptor: int) -> bool:
+    def is_there(self, path: Path, descriptor: int, file_bytes: int = 0) -> bool:
         """Say that nobody removes files here."""
         return True
 

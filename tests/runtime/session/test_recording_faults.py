@@ -75,7 +75,7 @@ class HangingDisk(Disk):
         self._hang_at("sync", descriptor)
         super().sync(descriptor)
 
-    def is_there(self, path: Path, descriptor: int) -> bool:
+    def is_there(self, path: Path, descriptor: int, file_bytes: int = 0) -> bool:
         """Say that nobody removes files here."""
         return True
 
