@@ -18,7 +18,7 @@ from ..values.requests import ClientMessage
 from ..wire.audio import HISTORY_BYTES
 from .core import Step
 from .peer import Peer
-from .sound import SoundPieces
+from .sound import SoundPieces, whole
 from .unit_loop import UnitLoop
 
 FIRST: Final = "root"
@@ -79,6 +79,7 @@ class Conversation:
 
     def add(self, item: Item, after: str | None) -> None:
         """Add an item that is whole."""
+        item = whole(self.step, item)
         self.keep(item, after)
         previous = None if after == FIRST else after
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
@@ -224,6 +225,7 @@ class Conversation:
             status="completed" if status == "completed" else "incomplete",
             parts=(content,),
         )
+        item = whole(self.step, item)
         ids = list(self.items)
         at = ids.index(item.id) if item.id in self.items else 0
         previous = ids[at - 1] if at else None
@@ -264,9 +266,9 @@ class Conversation:
         item, text = self.items.get(item_id), said.text.strip()
         if item is None or not text or not self.settings.transcriber:
             return
-        whole = " ".join(filter(None, [*(part.text for part in item.parts), text]))
-        self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=whole),))
+        words = " ".join(filter(None, [*(part.text for part in item.parts), text]))
+        self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=words),))
         took_ms = said.end_ms - said.start_ms
         self.peer.send(oa.InputStep(kind="transcript_delta", item_id=item_id, text=text))
-        done = oa.InputStep(kind="transcript_done", item_id=item_id, text=whole, at_ms=took_ms)
+        done = oa.InputStep(kind="transcript_done", item_id=item_id, text=words, at_ms=took_ms)
         self.peer.send(done)

@@ -29,7 +29,7 @@ from ..values.state import Course, Gate, ModelChosen
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
 from .kind import Handlers, Kind
-from .sound import UPDATES_MAX, first_settings, is_served, no_model, size_refusal
+from .sound import UPDATES_MAX, first_settings, is_served, no_model, size_refusal, whole
 from .transcription import CHUNK_HANDLERS, ChunkLoop, Utterance, chunk_loop
 
 FOUND_MS_MAX: Final = 2 * MS_PER_S
@@ -310,7 +310,8 @@ class Dictation(Kind):
         if self.sound:
             self._give(self.sound)
         spoken, self.open, self.sound = self.open, None, b""
-        previous, item = self.last_item, Item(id=spoken.item_id, role="user", parts=_SOUND)
+        previous = self.last_item
+        item = whole(self.step, Item(id=spoken.item_id, role="user", parts=_SOUND))
         self.last_item = item.id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))

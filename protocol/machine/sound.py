@@ -13,10 +13,11 @@ from typing import Final, Protocol
 
 import attrs
 
+from ..values.behaviour import WHOLE_PARTS
 from ..values.errors import CLOSE_POLICY, ErrorCode
 from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding
-from ..values.openai import OpenAISession
+from ..values.openai import Item, OpenAISession
 from ..values.requests import AppendSound, ClientMessage
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
@@ -146,6 +147,12 @@ def first_settings(peer: Peer) -> OpenAISession:
         model=opened.label or next(iter(limits.models), ""),
         expires_at=opened.created_ms // MS_PER_S + limits.session_s,
     )
+
+
+def whole(step: Step, item: Item) -> Item:
+    """Have the parts of an item sent with their text, also where it is empty."""
+    parts = tuple(attrs.evolve(it, is_whole=step.behaves(WHOLE_PARTS)) for it in item.parts)
+    return attrs.evolve(item, parts=parts)
 
 
 def no_model(name: str) -> str:

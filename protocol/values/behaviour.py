@@ -11,15 +11,18 @@ A change is a name here, with the number of the release that brings it:
     \"\"\"What it changes.\"\"\"
 
 A released number is used up. Golden logs are never written again: the scene that shows a change
-makes a new one. No session needs a number above 0 yet.
+makes a new one.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-NEWEST: Final = 0
+NEWEST: Final = 1
 """The behaviour of sessions that begin now."""
+
+WHOLE_PARTS: Final = 1
+"""`openai`: a part of an item has its text or transcript also where that is empty."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

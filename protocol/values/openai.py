@@ -28,11 +28,13 @@ class Part:
         kind: what it is.
         text: the text, or the transcript of sound; may be empty.
         picture: the file of a picture, as it comes; an item that is kept has it no more.
+        is_whole: its text is sent also where it is empty, as strict clients need it.
     """
 
     kind: PartKind
     text: str = ""
     picture: bytes = attrs.field(default=b"", repr=False)
+    is_whole: bool = attrs.field(default=False, eq=False)
 
 
 @attrs.frozen(kw_only=True)

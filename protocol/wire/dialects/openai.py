@@ -37,7 +37,6 @@ from ...values.openai import (
     InputStep,
     Item,
     ItemStep,
-    Part,
     ReplyState,
     ReplyStep,
 )
@@ -50,7 +49,15 @@ from ..kinds import INTEGER, TEXT, Kind
 from ..table import DROPPED, Field, Object, Table, items, one
 from .base import Context, Dialect, Json
 from .live import EVENT_ID, REASONS, error_table, fixed, only, unsupported
-from .openai_requests import ANY_EVENT_ID, CLOSED, heard_rows, ignored, null, told_heard
+from .openai_requests import (
+    ANY_EVENT_ID,
+    CLOSED,
+    heard_rows,
+    ignored,
+    null,
+    told_heard,
+    told_part,
+)
 from .openai_requests import REQUESTS as ALL
 
 _NO_HINT: Final = "Without effect: the model writes down what it hears, without hints."
@@ -127,12 +134,6 @@ REQUESTS: Final = {
     Request.UPDATE: _CONFIGURE,
     **{kind: ALL[kind] for kind in (Request.APPEND, Request.COMMIT, Request.CLEAR)},
 }
-_SOUND: Final = Table(
-    Part,
-    fixed("type", "input_audio"),
-    make=lambda _: Part(kind="input_audio"),
-    lacks={"kind": "input_audio", "text": "", "picture": b""},
-)
 _SESSION: Final = Object(
     "session",
     (
@@ -168,7 +169,7 @@ _ITEM: Final = Field(
             fixed("type", "message"),
             fixed("role", "user"),
             fixed("status", "completed"),
-            Field("content", items(one(_SOUND), 1), (), attr="parts"),
+            Field("content", items(told_part(("input_audio",)), 1), (), attr="parts"),
             make=lambda values: Item(role="user", **values),
         )
     ),

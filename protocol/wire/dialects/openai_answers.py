@@ -39,7 +39,7 @@ def _zero(name: str) -> Field:
     return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc="A response has one.")
 
 
-_, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(one(told_part()), 1024))
+_, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(told_part(), 1024))
 _ID: Final = Field("id", TEXT, example="item_7b20d9c3a415")
 _OBJECT: Final = fixed("object", "realtime.item")
 _ITEM: Final = Field("item", one(Table(Item, _ID, _OBJECT, _TYPE, _ROLE, _STATUS, _CONTENT)))
@@ -60,7 +60,7 @@ _WHOLE_ITEM: Final = Table(
     fixed("type", "message"),
     fixed("role", "assistant"),
     Field("status", choice(("completed", "incomplete"))),
-    Field("content", items(one(told_part(("output_text", "output_audio"))), 1), (), attr="parts"),
+    Field("content", items(told_part(("output_text", "output_audio")), 1), (), attr="parts"),
     make=lambda values: Item(role="assistant", **values),
 )
 PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_id")

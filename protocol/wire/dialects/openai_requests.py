@@ -48,7 +48,7 @@ from ..kinds import (
     or_null,
     text,
 )
-from ..table import DROPPED, Field, Object, Row, Table, items, one
+from ..table import DROPPED, Field, Object, One, Row, Table, items, one
 from .live import empty, fixed, only, unsupported
 from .shared import PROMPT
 
@@ -408,24 +408,43 @@ PART: Final = Table(
 )
 
 
-def told_part(kinds: tuple[str, ...] = PART_KINDS) -> Table:
-    """Make the table of a part of one of several kinds, as a server tells it."""
+def told_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
+    """Make the kind of a part of one of several kinds, as a server tells it."""
     text, transcript = (partial(_said, is_sound=is_sound) for is_sound in (False, True))
-    return Table(
+    table = Table(
         Part,
         Field("type", choice(kinds), attr="kind"),
         Field("text", _TEXT, "", also=("transcript",), get=text, omit=True),
         Field(
             "transcript",
-            _TEXT,
+            or_null(_TEXT),
             "",
             attr=DROPPED,
             get=transcript,
             omit=True,
             is_read=False,
-            doc="Of sound.",
+            doc="Of sound; null while it is not known.",
         ),
     )
+
+    def write(part: Part) -> dict[str, object]:
+        return table.write(part) | (_EMPTY_PARTS[part.kind] if _is_bare(part) else {})
+
+    return attrs.evolve(one(table), write=write)
+
+
+_EMPTY_PARTS: Final[Mapping[PartKind, Mapping[str, object]]] = {
+    "input_text": {"text": ""},
+    "output_text": {"text": ""},
+    "input_audio": {"transcript": None},
+    "output_audio": {"transcript": ""},
+    "input_image": {},
+}
+"""What a part without text is sent with."""
+
+
+def _is_bare(part: Part) -> bool:
+    return part.is_whole and not part.text
 
 
 def item_rows(parts: Kind) -> tuple[Any, ...]:
