@@ -20,6 +20,7 @@ import attrs
 from ..values import effects as ef
 from ..values import events as ev
 from ..values import openai as oa
+from ..values.behaviour import LATE_FORMATS
 from ..values.errors import ErrorCode
 from ..values.limits import MS_PER_S
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, rate_of
@@ -29,7 +30,16 @@ from ..values.state import Course, Gate, ModelChosen
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
 from .kind import Handlers, Kind
-from .sound import UPDATES_MAX, first_settings, is_served, no_model, size_refusal, whole
+from .sound import (
+    UPDATES_MAX,
+    first_settings,
+    format_refusal,
+    is_served,
+    no_model,
+    other_formats,
+    size_refusal,
+    whole,
+)
 from .transcription import CHUNK_HANDLERS, ChunkLoop, Utterance, chunk_loop
 
 FOUND_MS_MAX: Final = 2 * MS_PER_S
@@ -146,6 +156,9 @@ class Dictation(Kind):
                 code = ErrorCode.MODEL_NOT_FOUND
                 path = "$.session.audio.input.transcription.model"
                 text = f"{path}: {no_model(name)}"
+            case oa.Configure():
+                samples = self.samples or len(self.sound) // SAMPLE16_BYTES
+                return format_refusal(self.step, message, self.settings, samples)
             case AppendSound(pcm16=sound):
                 refused = size_refusal(message, self.settings.heard, self._rate_hz)
                 if refused is not None:
@@ -164,6 +177,10 @@ class Dictation(Kind):
             now = attrs.evolve(now, transcriber=message.transcriber)
         if message.heard is not None and not self.samples and not self.sound:
             now = attrs.evolve(now, heard=message.heard)
+        elif self.step.behaves(LATE_FORMATS) and other_formats(message, now):
+            now = attrs.evolve(now, heard=message.heard)
+            self._forget_open()
+            self.samples = self.searched = 0
         if message.detection is not None or message.is_undetected:
             now = attrs.evolve(now, detection=message.detection)
         if now.detection is not None and self.settings.detection is None and self.open is not None:
@@ -258,8 +275,11 @@ class Dictation(Kind):
 
     def clear_sound(self, _message: oa.ClearSound) -> None:
         """Forget the utterance that is not committed: its text ends where it is."""
-        spoken, self.open, self.sound, self.is_speaking = self.open, None, b"", False
         self.peer.send(oa.InputStep(kind="cleared"))
+        self._forget_open()
+
+    def _forget_open(self) -> None:
+        spoken, self.open, self.sound, self.is_speaking = self.open, None, b"", False
         if spoken is None or spoken.is_lost:
             return
         self.unanswered.pop()

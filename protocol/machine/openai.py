@@ -21,7 +21,8 @@ import attrs
 
 from ..values import events as ev
 from ..values import openai as oa
-from ..values.errors import ErrorCode
+from ..values.behaviour import LATE_FORMATS, LENIENT_SETTINGS
+from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.limits import ANSWER_UNITS, FRAMES_MAX, INSTRUCTIONS_CHARS_MAX, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Speech
 from ..values.model import SAMPLE16_BYTES, Coding, rate_of
@@ -34,7 +35,14 @@ from ..wire.kinds import STOCK_VOICES
 from .conversation import Conversation
 from .kind import Handlers, Kind
 from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
-from .sound import UPDATES_MAX, SoundPieces, first_settings, is_served
+from .sound import (
+    UPDATES_MAX,
+    SoundPieces,
+    first_settings,
+    format_refusal,
+    is_served,
+    other_formats,
+)
 from .unit_loop import UnitLoop
 
 AWAY_NS: Final = 3 * NS_PER_S // 2
@@ -141,7 +149,10 @@ class OpenAI(Kind):
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
         if isinstance(message, oa.CreateItem) and message.item.pictures:
             return self._picture_refusal(message)
-        return self.sound.refusal(message)
+        samples = self.loop.speech.samples - self.skipped
+        return format_refusal(self.step, message, self.settings, samples) or self.sound.refusal(
+            message
+        )
 
     def _picture_refusal(self, message: oa.CreateItem) -> Refused | None:
         """Refuse pictures that the model does not take, or for which there is no room."""
@@ -156,6 +167,13 @@ class OpenAI(Kind):
             text = f"$.item.content: {FRAMES_MAX} pictures at most wait for the next sound"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
         return None
+
+    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
+        """Answer an unreadable frame, and go on."""
+        if self.step.behaves(LENIENT_SETTINGS) and error.close_code != CLOSE_TOO_BIG:
+            self.send_error(code, error.reason)
+        else:
+            super().frame_refused(error, code)
 
     def configure(self, message: oa.Configure) -> None:
         """Change settings, and send those in force."""
@@ -175,15 +193,24 @@ class OpenAI(Kind):
         if message.transcribes is not None:
             named = self.step.limits.transcriber if message.transcribes else ""
             now = attrs.evolve(now, transcriber=named)
-        if not speech.samples:
+        is_late_too = self.step.behaves(LATE_FORMATS)
+        if not speech.samples or (is_late_too and other_formats(message, now)):
             heard, spoken = message.heard or now.heard, message.spoken or now.spoken
             now = attrs.evolve(now, heard=heard, spoken=spoken)
+            self._forget_sound()
         self.conversation.settings = now
         self._wait_on()
         if self.peer.is_active:
             self.peer.send(oa.Configured(openai=now))
         else:
             self.updates = min(self.updates + 1, UPDATES_MAX)
+
+    def _forget_sound(self) -> None:
+        """Forget less than a second of sound, which was read in another form."""
+        self.sound.forget()
+        self.loop.speech.forget()
+        self.loop.speech.samples = self.skipped = self.uncommitted_bytes = 0
+        self.input_item = ""
 
     def _wait_on(self) -> None:
         """Give a client time that sets its session up, and has not spoken."""

@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 import attrs
 
-from ..values.behaviour import WHOLE_PARTS
+from ..values.behaviour import LATE_FORMATS, WHOLE_PARTS
 from ..values.errors import CLOSE_POLICY, ErrorCode
 from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
-from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding
-from ..values.openai import Item, OpenAISession
+from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding, rate_of
+from ..values.openai import Configure, Item, OpenAISession
 from ..values.requests import AppendSound, ClientMessage
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
@@ -137,6 +137,25 @@ def size_refusal(message: AppendSound, coding: Coding, rate_hz: int) -> Refused 
     elif size > most * width:
         text = f"{size // width} samples, at most {most} are allowed"
     return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"$.audio: {text}") if text else None
+
+
+def other_formats(message: Configure, now: OpenAISession) -> str:
+    """Where a change of settings has another form of sound than that in force; empty if nowhere."""
+    if message.heard not in (None, now.heard):
+        return "input"
+    return "output" if message.spoken not in (None, now.spoken) else ""
+
+
+def format_refusal(
+    step: Step, message: ClientMessage, now: OpenAISession, samples: int
+) -> Refused | None:
+    """Refuse another form of the sound once there were so many samples; None accepts it."""
+    is_late = step.behaves(LATE_FORMATS) and samples >= rate_of(now.heard)
+    where = other_formats(message, now) if is_late and isinstance(message, Configure) else ""
+    text = f"$.session.audio.{where}.format: a second of sound came in {now.heard} already"
+    ignored = len(getattr(message, "ignored", ()))
+    code = ErrorCode.INVALID_PAYLOAD
+    return Refused(code=code, message=text, ignored=ignored) if where else None
 
 
 def first_settings(peer: Peer) -> OpenAISession:

@@ -23,6 +23,10 @@ NEWEST: Final = 1
 
 WHOLE_PARTS: Final = 1
 """`openai`: a part of an item has its text or transcript also where that is empty."""
+LATE_FORMATS: Final = 1
+"""`openai`: the form of the sound may change until a second came; later that is refused."""
+LENIENT_SETTINGS: Final = 1
+"""`openai`: settings that change nothing here are taken, and an unreadable frame is an error."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import Chunk
 from protocol.wire.codec import parse_frame
@@ -32,6 +33,7 @@ OPENED: Final = ev.ConnectionOpened(
     seed=1,
     limits=attrs.evolve(LIMITS, sound_bytes=20 * SECOND_BYTES),
     recording="off",
+    behaviour=NEWEST,
     endpoint="openai",
 )
 NAME: Final = "conversation.item.input_audio_transcription"

@@ -14,6 +14,7 @@ from protocol.machine.openai import OpenAI
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
 from protocol.values.limits import (
     INSTRUCTIONS_CHARS_MAX,
     ITEM_CHARS_MAX,
@@ -38,6 +39,7 @@ OPENED: Final = ev.ConnectionOpened(
         LIMITS, session_s=3600, context_tokens=1 << 20, models=("m",), detach_s=30, resume_s=600
     ),
     recording="on",
+    behaviour=NEWEST,
     resume_hash="0" * 64,
     endpoint="openai",
     label="m",
@@ -74,7 +76,7 @@ class Client:
     def say(self, kind: str, **body: Any) -> list[dict[str, Any]]:
         """Send a message, and return the answers."""
         before = len(self.told)
-        self._post(ev.FrameReceived(at_ns=0, frame=json.dumps({"type": kind, **body})))
+        self.post(ev.FrameReceived(at_ns=0, frame=json.dumps({"type": kind, **body})))
         return self.told[before:]
 
     def hear(self, sound: bytes) -> list[str]:
@@ -93,7 +95,7 @@ class Client:
             first = min(due, key=lambda one: one.at_ns)
             del self.timers[first.name]
             self.now_ns = max(self.now_ns, first.at_ns)
-            self._post(ev.TimerFired(at_ns=0, name=first.name, generation=first.generation))
+            self.post(ev.TimerFired(at_ns=0, name=first.name, generation=first.generation))
         self.now_ns = end_ns
         return [one["type"] for one in self.told[before:]]
 
@@ -115,14 +117,14 @@ class Client:
     def answer(self) -> list[str]:
         """Have the model finish its unit, and return the types of what is told."""
         before = len(self.told)
-        self._post(self.done)
+        self.post(self.done)
         return [one["type"] for one in self.told[before:]]
 
     def write_down(self, text: str, start_ms: int) -> list[dict[str, Any]]:
         """Have a transcriber write words down, and return what is told."""
         before, end_ms = len(self.told), start_ms + 1000
         words = {"text": text, "start_ms": start_ms, "end_ms": end_ms, "is_last": True}
-        self._post(ev.UserTranscribed(at_ns=0, **words))
+        self.post(ev.UserTranscribed(at_ns=0, **words))
         return self.told[before:]
 
     def decode(self) -> None:
@@ -133,20 +135,21 @@ class Client:
                 made = MediaDecoder().decode_here(effect)
             except MediaError as error:
                 reason = error.reason
-                self._post(ev.MediaRejected(at_ns=0, media=effect.media, reason=reason))
+                self.post(ev.MediaRejected(at_ns=0, media=effect.media, reason=reason))
             else:
                 pictures = made.pictures
-                self._post(ev.MediaDecoded(at_ns=0, media=effect.media, pictures=pictures))
+                self.post(ev.MediaDecoded(at_ns=0, media=effect.media, pictures=pictures))
 
     def lose(self) -> None:
         """Lose the connection."""
-        self._post(ev.PeerGone(at_ns=0))
+        self.post(ev.PeerGone(at_ns=0))
 
     def come_back(self) -> None:
         """Come back on another one."""
-        self._post(ev.PeerAttached(at_ns=0, after=len(self.told) - 1, resume_hash="1" * 64))
+        self.post(ev.PeerAttached(at_ns=0, after=len(self.told) - 1, resume_hash="1" * 64))
 
-    def _post(self, event: ev.Event) -> None:
+    def post(self, event: ev.Event) -> None:
+        """Have the session take an event now."""
         self._perform(self.session.step(attrs.evolve(event, at_ns=self.now_ns)))
 
     def _perform(self, effects: Any) -> None:
@@ -188,7 +191,7 @@ class Client:
                 case ef.CancelTimer(name=name):
                     self.timers.pop(name, None)
         for answer in answers:
-            self._post(answer)
+            self.post(answer)
 
 
 def test_the_prompt_has_the_items_that_are_there() -> None:

@@ -174,7 +174,6 @@ _ITEM: Final = Field(
         )
     ),
 )
-_OWN: Final = (ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME, ErrorCode.BUFFER_FULL)
 _NEVER: Final = frozenset(
     {
         ErrorCode.ACTIVE_RESPONSE,
@@ -184,7 +183,7 @@ _NEVER: Final = frozenset(
     }
 )
 """They are about responses and named items; a failure has a message of its own."""
-ERROR_CODES: Final = (*(it for it in openai_answers.ERROR_CODES if it not in _NEVER), *_OWN)
+ERROR_CODES: Final = tuple(it for it in openai_answers.ERROR_CODES if it not in _NEVER)
 ANSWERS: Final = (
     Table(
         Created,

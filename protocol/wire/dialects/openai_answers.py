@@ -329,6 +329,7 @@ _NEVER: Final = frozenset({ErrorCode.INVALID_EVENT, ErrorCode.WORKER_CONNECT_FAI
 ERROR_CODES: Final = (
     *(code for code in LIVE_CODES if code not in _NEVER),
     *(code for code in ErrorCode if code in OPENAI_ERRORS),
+    *(ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME, ErrorCode.BUFFER_FULL),
 )
 ANSWERS: Final = (
     Table(

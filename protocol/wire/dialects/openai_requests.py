@@ -8,9 +8,10 @@ from typing import Any, Final, cast, get_args
 
 import attrs
 
+from ...values.behaviour import LENIENT_SETTINGS
 from ...values.errors import ErrorCode
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, ITEM_PARTS_MAX, MS_PER_S
-from ...values.model import CODINGS
+from ...values.model import CODINGS, G711_RATE_HZ, rate_of
 from ...values.openai import (
     CancelResponse,
     ClearSound,
@@ -29,7 +30,7 @@ from ...values.openai import (
     TurnDetection,
 )
 from ...values.requests import AppendSound, Request
-from ..codec import Reading, Value, as_object, invalid
+from ..codec import Fields, Reading, Value, as_object, invalid
 from ..dialects import shared
 from ..kinds import (
     FLAG,
@@ -96,7 +97,28 @@ MODALITY: Final = Kind(
         "maxItems": 1,
     },
 )
-_VOICE: Final = text(_VOICE_CHARS_MAX, 1, holds=VOICE_NAMED)
+_NAME: Final = text(_VOICE_CHARS_MAX, 1, holds=VOICE_NAMED)
+
+
+def _voice(value: Value, at: Reading) -> str:
+    if at.context.behaves(LENIENT_SETTINGS) and isinstance(value.value, dict):
+        value = Fields(value.value, value.path).required("id", lambda name: name)
+    name: str = _NAME.read(value, at)
+    return name
+
+
+_VOICE: Final = attrs.evolve(_NAME, read=_voice)
+
+
+def _until(number: int, old: Kind, new: Kind) -> Kind:
+    """A kind that sessions before a behaviour number read as another one."""
+    return attrs.evolve(
+        new, read=lambda value, at: (new if at.context.behaves(number) else old).read(value, at)
+    )
+
+
+_TOKENS_MAX: Final = 1_000_000
+"""More than any context holds."""
 
 
 def _inf(value: Value, _: Reading) -> None:
@@ -104,15 +126,44 @@ def _inf(value: Value, _: Reading) -> None:
         raise unsupported(value.path, "the length of a response has no bound here")
 
 
-_INF: Final = Kind(read=_inf, schema={"type": "string", "enum": ["inf"]})
+def _tokens(value: Value, _: Reading) -> None:
+    if value.value != "inf":
+        value.integer(1, _TOKENS_MAX)
+
+
+_INF: Final = _until(
+    LENIENT_SETTINGS,
+    Kind(read=_inf, schema={}),
+    Kind(
+        read=_tokens,
+        schema={
+            "type": ["integer", "string"],
+            "minimum": 1,
+            "maximum": _TOKENS_MAX,
+            "pattern": "^inf$",
+        },
+    ),
+)
+_SPEED: Final = _until(LENIENT_SETTINGS, number(1, 1), number(0.25, 1.5))
+_EAGERNESS: Final = ("low", "medium", "high", "auto")
+_NO_SPEED: Final = "Without effect: the model decides how fast it speaks."
 _NO_PROMPT: Final = lacking("there are no stored prompts", {}, type="object", const={})
 NO_TOOLS: Final = empty("the model has no tools")
+
+
+def _rate(value: Value, at: Reading) -> None:
+    coding = at.body.get("type") if at.context.behaves(LENIENT_SETTINGS) else None
+    rate_hz = rate_of(coding) if coding in CODINGS else 24_000
+    value.integer(rate_hz, rate_hz)
+
+
+_RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [24_000, G711_RATE_HZ]})
 
 
 def _format(attr: str) -> tuple[Field, ...]:
     return (
         Field("type", choice(CODINGS), None, attr=attr, omit=True, doc="PCM16, or G.711."),
-        Field("rate", integer(24_000, 24_000), None, attr=DROPPED, doc="24000; of audio/pcm."),
+        Field("rate", _RATE, None, attr=DROPPED, doc="24000; of G.711 8000."),
     )
 
 
@@ -151,12 +202,14 @@ DETECTION: Final = Table(
     Field("interrupt_response", FLAG, True, attr="interrupts"),
     Field(
         "eagerness",
-        only(
-            ("low", "medium", "high", "auto"), "auto", "the model decides when to answer", "medium"
+        _until(
+            LENIENT_SETTINGS,
+            only(_EAGERNESS, "auto", "the model decides when to answer", "medium"),
+            choice(_EAGERNESS),
         ),
         None,
         attr=DROPPED,
-        doc="auto or medium: the model decides.",
+        doc="Without effect: the model decides when to answer.",
     ),
     ignored("idle_timeout_ms", "Ignored: the model decides when to speak."),
 )
@@ -220,7 +273,7 @@ CONFIGURE: Final = Table(
                         (
                             Object("format", _format("spoken"), omit=True, doc="Its form."),
                             Field("voice", _VOICE, None, omit=True),
-                            Field("speed", number(1, 1), None, attr=DROPPED, doc="Must be 1."),
+                            Field("speed", _SPEED, None, attr=DROPPED, doc=_NO_SPEED),
                         ),
                         doc="The model's sound.",
                     ),
@@ -228,7 +281,7 @@ CONFIGURE: Final = Table(
                 doc="Sound in both directions.",
             ),
             Field("tools", NO_TOOLS, (), attr=DROPPED, doc=EMPTY),
-            Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Must be inf."),
+            Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Or inf; told as inf."),
             ignored("tool_choice", holds=None),
             *(ignored(name) for name in ("parallel_tool_calls", "include", "tracing")),
             *(ignored(name) for name in ("truncation", "reasoning")),
@@ -447,7 +500,20 @@ def _is_bare(part: Part) -> bool:
     return part.is_whole and not part.text
 
 
-def item_rows(parts: Kind) -> tuple[Any, ...]:
+_ROLE: Final = choice(("user", "assistant", "system"))
+
+
+def _role(value: Value, _: Reading) -> str:
+    found = value.choice(("user", "assistant", "system", "developer"))
+    return "system" if found == "developer" else found
+
+
+_ASKED_ROLE: Final = _until(
+    LENIENT_SETTINGS, _ROLE, Kind(read=_role, schema=choice((*PARTS_OF, "developer")).schema)
+)
+
+
+def item_rows(parts: Kind, role: Kind = _ROLE) -> tuple[Any, ...]:
     """The rows of an item."""
     return (
         Field("id", _ID, "", omit=True, example=_EXAMPLE),
@@ -458,13 +524,13 @@ def item_rows(parts: Kind) -> tuple[Any, ...]:
             get=lambda _: "message",
             doc="Must be message here.",
         ),
-        Field("role", choice(("user", "assistant", "system"))),
+        Field("role", role, doc="Who said it; a developer's is told as the system's."),
         Field("status", choice(("completed", "incomplete", "in_progress")), "completed"),
         Field("content", parts, (), attr="parts"),
     )
 
 
-ITEM: Final = Table(Item, *item_rows(items(one(PART), ITEM_PARTS_MAX)))
+ITEM: Final = Table(Item, *item_rows(items(one(PART), ITEM_PARTS_MAX), _ASKED_ROLE))
 
 
 def _plain(cls: type, kind: str, *rows: Row) -> Table:
