@@ -160,7 +160,7 @@ class Dictation(Kind):
                 samples = self.samples or len(self.sound) // SAMPLE16_BYTES
                 return format_refusal(self.step, message, self.settings, samples)
             case AppendSound(pcm16=sound):
-                refused = size_refusal(message, self.settings.heard, self._rate_hz)
+                refused = size_refusal(self.step, message, self.settings.heard, self._rate_hz)
                 if refused is not None:
                     return refused
                 waiting = self.loop.waiting_bytes + len(self.sound)
@@ -178,7 +178,7 @@ class Dictation(Kind):
         if message.heard is not None and not self.samples and not self.sound:
             now = attrs.evolve(now, heard=message.heard)
         elif self.step.behaves(LATE_FORMATS) and other_formats(message, now):
-            now = attrs.evolve(now, heard=message.heard)
+            now = attrs.evolve(now, heard=message.heard or now.heard)
             self._forget_open()
             self.samples = self.searched = 0
         if message.detection is not None or message.is_undetected:

@@ -223,7 +223,7 @@ def _openai(openai: OpenAI) -> Keys:
         "reply": None if reply is None else [reply.id, reply.modality, reply.output_tokens],
         "words": len(talk.words),
         "must_listen": speech.must_listen,
-        "asked": openai.is_asked,
+        "asked": openai.asked_at or openai.is_asked,
         "metadata": len(talk.metadata or ()),
         "due_units": openai.due_units,
         "sound_ns": openai.sound_ns,

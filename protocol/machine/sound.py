@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 import attrs
 
-from ..values.behaviour import LATE_FORMATS, WHOLE_PARTS
+from ..values.behaviour import KEEPS_SOUND, LATE_FORMATS, WHOLE_PARTS
 from ..values.errors import CLOSE_POLICY, ErrorCode
-from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
+from ..values.limits import APPEND_BYTES_MAX, APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding, rate_of
 from ..values.openai import Configure, Item, OpenAISession
 from ..values.requests import AppendSound, ClientMessage
@@ -84,16 +84,20 @@ class SoundPieces:
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse half a sample, and more sound at once than may wait."""
         if isinstance(message, AppendSound):
-            return size_refusal(message, self.kind.coding, self.kind.rate_hz)
+            return size_refusal(self.step, message, self.kind.coding, self.kind.rate_hz)
         return None
 
     def cut(self, pcm16: bytes) -> Iterator[bytes]:
         """Take sound; gives each second that is full."""
         self.rest += pcm16
         while len(self.rest) >= self.second_bytes and not self.peer.is_closed:
-            second = bytes(self.rest[: self.second_bytes])
-            del self.rest[: self.second_bytes]
-            yield second
+            yield self.next_second()
+
+    def next_second(self) -> bytes:
+        """Take the oldest second of the sound that is kept."""
+        second = bytes(self.rest[: self.second_bytes])
+        del self.rest[: self.second_bytes]
+        return second
 
     def convert(self, second: bytes) -> None:
         """Bring a second to the model's rate."""
@@ -128,10 +132,12 @@ class SoundPieces:
         return resample(sound, LIVE_RATE_HZ, rate_hz)
 
 
-def size_refusal(message: AppendSound, coding: Coding, rate_hz: int) -> Refused | None:
+def size_refusal(step: Step, message: AppendSound, coding: Coding, rate_hz: int) -> Refused | None:
     """Refuse half a sample, and more sound at once than may wait; None accepts it."""
     size, width = len(message.pcm16), SAMPLE16_BYTES if coding == "audio/pcm" else 1
     most, text = APPEND_S_MAX * rate_hz, ""
+    if step.opened.endpoint == "openai" and step.behaves(KEEPS_SOUND):
+        most = APPEND_BYTES_MAX // width
     if size % width:
         text = f"{size} bytes, a multiple of {width} is needed (int16)"
     elif size > most * width:

@@ -27,6 +27,14 @@ LATE_FORMATS: Final = 1
 """`openai`: the form of the sound may change until a second came; later that is refused."""
 LENIENT_SETTINGS: Final = 1
 """`openai`: settings that change nothing here are taken, and an unreadable frame is an error."""
+ASKED_ONLY: Final = 1
+"""`openai`: a model that is to be asked listens until it is, also without turn detection."""
+ANSWERS_COMMITTED: Final = 1
+"""`openai`: a response answers the last sound before it, whose second is filled up at once."""
+KEEPS_SOUND: Final = 1
+"""`openai`: sound that comes faster than it was spoken is kept, up to a bound."""
+ENDS_SPEECH: Final = 1
+"""`openai`: who stops sending in the middle of speech is heard to its end."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

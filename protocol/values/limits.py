@@ -66,6 +66,10 @@ APPEND_SAMPLES_MAX: Final = 160_000
 """Ten seconds: twice what may wait, so that an append can only replace what waits, not bury it."""
 APPEND_S_MAX: Final = 10
 """The same in seconds, for sound of another rate."""
+APPEND_BYTES_MAX: Final = 15 * 1024 * 1024
+"""Of an append of `openai`, as its clients know it."""
+BACKLOG_S_MAX: Final = 360
+"""Seconds of `openai` that wait for the model, 17 MB: one append of the most fits, or a stall."""
 REFERENCE_S_MIN: Final = 0.5
 """A voice cannot be heard in less."""
 REFERENCE_S_MAX: Final = 30

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from protocol.values import events as ev
+from protocol.values.limits import APPEND_BYTES_MAX, BACKLOG_S_MAX, UNITS_PENDING_MAX
 from tests.protocol import test_dictation as dictation
 from tests.protocol.test_openai_items import LOUD, QUIET, Client
 
@@ -126,3 +127,128 @@ def test_an_unreadable_frame_is_answered(frame: str | bytes) -> None:
     is_binary = isinstance(frame, bytes)
     assert client.told[-1]["error"]["code"] == ("invalid_frame" if is_binary else "invalid_json")
     assert client.update()[0]["type"] == "session.updated"
+
+
+# -- asked, or by itself ---------------------------------------------------------------------------
+
+MANUAL: Final = {"input": {"turn_detection": None}}
+
+
+def append(client: Client, sound: bytes) -> list[dict[str, Any]]:
+    """Send sound in one piece."""
+    return client.say("input_audio_buffer.append", audio=base64.b64encode(sound).decode())
+
+
+@pytest.mark.parametrize(
+    "detection", [None, {"type": "server_vad", "create_response": False}], ids=["null", "false"]
+)
+def test_a_model_that_is_to_be_asked_speaks_once_for_each_request(detection: object) -> None:
+    """A client of push to talk is answered before it has spoken, and again when it was answered."""
+    client = Client(speaks=True)
+    client.update(audio={"input": {"turn_detection": detection}})
+    assert "response.created" not in client.hear(QUIET * 3)
+    client.say("input_audio_buffer.commit")
+    before = len(client.told)
+    client.say("response.create")
+    client.speaks = False
+    client.wait(2)
+    client.speaks = True
+    client.hear(QUIET * 3)
+    told = [it["type"] for it in client.told[before:]]
+    assert told.count("response.created") == told.count("response.done") == 1
+
+
+def test_a_response_answers_the_last_committed_sound() -> None:
+    """Question and silence in one append: the model answers the question's first second."""
+    client = Client(is_slow=True)
+    client.update(audio=MANUAL)
+    append(client, QUIET * 3 + QUIET[:24_000])
+    client.say("input_audio_buffer.commit")
+    client.say("response.create")
+    client.is_slow, client.speaks = False, True
+    told = client.answer()
+    assert client.units == [True, True, True, False]
+    assert told[0] == "response.created"
+
+
+def test_a_response_is_not_waited_for() -> None:
+    """Push to talk: the rest of a second comes after a second and a half, as silence."""
+    client = Client()
+    client.update(audio=MANUAL)
+    append(client, QUIET[:24_000])
+    assert client.units == []
+    client.say("input_audio_buffer.commit")
+    assert client.units == [True]
+    client.speaks = True
+    assert client.say("response.create")[0]["type"] == "response.created"
+    assert client.wait(1.0), "the next second of the answer comes in a second"
+
+
+def test_the_model_speaks_first_at_once() -> None:
+    """A greeting that is asked for comes after a second and a half."""
+    client = Client(speaks=True)
+    assert client.say("response.create")[0]["type"] == "response.created"
+
+
+# -- sound that comes faster than it was spoken ----------------------------------------------------
+
+
+def test_no_sound_that_was_taken_is_dropped() -> None:
+    """A file in one append, or a stall of the network: the answer is to half of a question."""
+    client = Client(is_slow=True)
+    append(client, QUIET * 20)
+    client.is_slow = False
+    client.answer()
+    assert len(client.units) == 20
+
+
+def test_an_answer_is_due_after_all_that_waits() -> None:
+    """A question of half a minute at once is committed, and never answered."""
+    client = Client(is_slow=True)
+    append(client, LOUD * 30 + QUIET)
+    client.is_slow = False
+    client.answer()
+    assert len(client.units) == 31
+    client.speaks = True
+    assert "response.created" in client.wait(3)
+
+
+def test_sound_that_waits_is_bounded() -> None:
+    """A client fills the memory of its server; or its sound is dropped, and it is not told."""
+    client = Client(is_slow=True)
+    half = QUIET * (BACKLOG_S_MAX // 2)
+    assert not append(client, half)
+    assert not append(client, half)
+    assert not append(client, QUIET * UNITS_PENDING_MAX)
+    [told] = append(client, QUIET * 2)
+    assert told["error"]["code"] == "buffer_full"
+    assert told["error"]["param"] == "audio"
+    [told] = append(client, bytes(APPEND_BYTES_MAX + 2))
+    assert told["error"]["code"] == "invalid_payload"
+
+
+def test_only_sound_in_no_item_is_cleared() -> None:
+    """What was committed while the model was busy is not heard."""
+    client = Client(is_slow=True)
+    client.update(audio=MANUAL)
+    append(client, QUIET * 8)
+    client.say("input_audio_buffer.commit")
+    append(client, QUIET * 2)
+    client.say("input_audio_buffer.clear")
+    client.is_slow = False
+    client.answer()
+    assert len(client.units) == 8
+
+
+# -- who stops sending -----------------------------------------------------------------------------
+
+
+def test_who_stops_sending_in_the_middle_of_speech_is_answered() -> None:
+    """Discord sends nothing while its user is quiet: the end of speech is never found."""
+    client = Client()
+    client.hear(LOUD * 2)
+    assert "input_audio_buffer.speech_stopped" not in [it["type"] for it in client.told]
+    client.speaks = True
+    told = client.wait(5)
+    assert "input_audio_buffer.speech_stopped" in told
+    assert "response.created" in told

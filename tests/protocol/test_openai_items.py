@@ -46,6 +46,7 @@ OPENED: Final = ev.ConnectionOpened(
 )
 LOUD: Final = (np.sin(np.arange(RATE_HZ) / 5) * 9000).astype("<i2").tobytes()
 QUIET: Final = bytes(2 * RATE_HZ)
+SERVER_VAD: Final = {"type": "server_vad"}
 
 
 @attrs.define
@@ -64,13 +65,15 @@ class Client:
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
     sees: bool = True
     transcriber: str = ""
+    behaviour: int = NEWEST
     seen: list[int] = attrs.Factory(list)
     frames: tuple[bytes, ...] = ()
     undecoded: list[ef.DecodeMedia] = attrs.Factory(list)
 
     def __attrs_post_init__(self) -> None:
         limits = attrs.evolve(OPENED.limits, can_see=self.sees, transcriber=self.transcriber)
-        self.session, effects = Session.open(attrs.evolve(OPENED, limits=limits))
+        opened = attrs.evolve(OPENED, limits=limits, behaviour=self.behaviour)
+        self.session, effects = Session.open(opened)
         self._perform(effects)
 
     def say(self, kind: str, **body: Any) -> list[dict[str, Any]]:
@@ -235,10 +238,13 @@ def test_what_is_kept_of_items_is_bounded() -> None:
     assert [client.knows(item_id) for item_id in small] == [False] * 2 + [True] * ITEMS_MAX
 
 
-def test_silence_ends_a_turn_that_its_client_ended() -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "detection"), [(0, None), (0, SERVER_VAD), (NEWEST, SERVER_VAD)]
+)
+def test_silence_ends_a_turn_that_its_client_ended(behaviour: int, detection: object) -> None:
     """A client that sends no sound after its question would wait for ever."""
-    client = Client()
-    client.update(audio={"input": {"turn_detection": None}})
+    client = Client(behaviour=behaviour)
+    client.update(audio={"input": {"turn_detection": detection}})
     client.hear(QUIET)
     client.say("input_audio_buffer.commit")
     assert len(client.units) == 1
@@ -310,21 +316,22 @@ def test_an_answer_that_is_not_wanted_any_more_is_cancelled(is_spoken: bool) -> 
     made, done = [one for one in client.told[before:] if one["type"].startswith("response.")]
     assert (made["type"], done["type"]) == ("response.created", "response.done")
     assert done["response"]["status"] == "cancelled"
-    assert not client.wait(60)
+    assert not [kind for kind in client.wait(60) if kind.startswith("response.")]
 
 
-def test_seconds_that_were_held_back_are_no_answer() -> None:
+@pytest.mark.parametrize(("behaviour", "listened"), [(0, 4), (NEWEST, 3)])
+def test_seconds_that_were_held_back_are_no_answer(behaviour: int, listened: int) -> None:
     """A client that speaks fast and asks would be told that the model does not speak."""
-    client = Client(is_slow=True)
+    client = Client(is_slow=True, behaviour=behaviour)
     detection = {"type": "server_vad", "create_response": False}
     client.update(audio={"input": {"turn_detection": detection}})
     sound = base64.b64encode(QUIET * 4).decode()
     client.say("input_audio_buffer.append", audio=sound)
     client.say("response.create")
     client.is_slow, client.speaks = False, True
-    client.answer()
-    assert client.units == [True] * 4
-    assert client.wait(3)[0] == "response.created"
+    told = client.answer()
+    assert client.units == [True] * listened + [False] * (4 - listened)
+    assert [*told, *client.wait(3)][0] == "response.created"
 
 
 def test_an_answer_goes_on_when_its_client_is_back() -> None:

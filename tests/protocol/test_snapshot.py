@@ -41,6 +41,7 @@ from tests.golden.logs import FOLDER, SCENES
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {
     "Step.opened": "it is the first event, which the log holds",
+    "Part.is_whole": "it is of the session's behaviour",
     "Step.effects": "they are handed over after each step",
     "Peer.course": "it is of the kind, as the first event says",
     "Peer.has_event_ids": "the same",

@@ -486,7 +486,7 @@ def told_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
     return attrs.evolve(one(table), write=write)
 
 
-_EMPTY_PARTS: Final[Mapping[PartKind, Mapping[str, object]]] = {
+_EMPTY_PARTS: Final[Mapping[PartKind, dict[str, object]]] = {
     "input_text": {"text": ""},
     "output_text": {"text": ""},
     "input_audio": {"transcript": None},
