@@ -51,17 +51,18 @@ from .conversation import Conversation
 from .kind import Handlers, Kind
 from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
 from .sound import (
+    AWAY_NS,
     UPDATES_MAX,
     SoundPieces,
+    expired,
     first_settings,
     format_refusal,
     is_served,
     other_formats,
+    own_time,
 )
 from .unit_loop import UnitLoop
 
-AWAY_NS: Final = 3 * NS_PER_S // 2
-"""A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
 _SOUND: Final = (Part(kind="input_audio"),)
 _EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
 """Messages that are accepted while the session waits for its slot."""
@@ -143,6 +144,9 @@ class OpenAI(Kind):
     def first_slot(self) -> None:
         """Tell the client that the session is there, and add the items that came early."""
         super().first_slot()
+        self.conversation.settings = own_time(self, self.settings)
+        if self.has_own_time:
+            self.timers.cancel("init")
         self.send_created()
         for _ in range(self.updates):
             self.peer.send(oa.Configured(openai=self.settings))
@@ -176,11 +180,10 @@ class OpenAI(Kind):
         if not isinstance(message, AppendSound) or not self.step.behaves(KEEPS_SOUND):
             return None
         width = 1 if self.coding == "audio/pcm" else SAMPLE16_BYTES  # once expanded
-        waiting, most = len(self.sound.rest), BACKLOG_S_MAX * self.sound.second_bytes
-        if waiting + len(message.pcm16) * width <= most:
+        waiting = len(self.sound.rest) + len(message.pcm16) * width
+        if waiting <= BACKLOG_S_MAX * self.sound.second_bytes:
             return None
-        seconds = waiting // self.sound.second_bytes
-        text = f"$.audio: {seconds} s of sound wait, at most {BACKLOG_S_MAX} may: it is not kept"
+        text = f"$.audio: at most {BACKLOG_S_MAX} s of sound may wait for the model: it is not kept"
         return Refused(code=ErrorCode.BUFFER_FULL, message=text, ignored=len(message.ignored))
 
     def _picture_refusal(self, message: oa.CreateItem) -> Refused | None:
@@ -243,7 +246,7 @@ class OpenAI(Kind):
 
     def _wait_on(self) -> None:
         """Give a client time that sets its session up, and has not spoken."""
-        if self.peer.is_active and not self._is_begun:
+        if self.peer.is_active and not self._is_begun and not self.has_own_time:
             self.timers.cancel("init")
             self.timers.set("init", self.step.limits.init_wait_s)
 
@@ -263,10 +266,15 @@ class OpenAI(Kind):
         self._expect_answer()
 
     def finish(self, reason: EndReason) -> None:
-        """End the response in progress."""
+        """End the response in progress, and make an item of what was heard."""
         if self.peer.is_active:
+            speech = self.loop.speech
+            if speech.is_speaking and reason == "timeout" and self.step.behaves(ENDS_SPEECH):
+                at_ms = speech.samples * MS_PER_S // self.rate_hz
+                self.speech_stopped(ev.SpeechStopped(at_ns=self.step.now_ns, at_ms=at_ms))
             status = "cancelled" if reason == "client" else "failed"
             self.conversation.finish(status, fault=reason)
+            expired(self, reason)
 
     # -- the model ------------------------------------------------------------------------------
 

@@ -330,6 +330,7 @@ def _chunks(loop: ChunkLoop, model: str) -> Keys:
             "waiting_bytes": loop.waiting_bytes,
             "active_ns": loop.peer.active_ns,
             "owes_commit": loop.owes_commit,
+            **({"ending": loop.ending} if loop.ending else {}),
         },
     }
 

@@ -15,7 +15,8 @@ import attrs
 
 from ..values.behaviour import KEEPS_SOUND, LATE_FORMATS, WHOLE_PARTS
 from ..values.errors import CLOSE_POLICY, ErrorCode
-from ..values.limits import APPEND_BYTES_MAX, APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
+from ..values.limits import APPEND_BYTES_MAX, APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S, NS_PER_S
+from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding, rate_of
 from ..values.openai import Configure, Item, OpenAISession
 from ..values.requests import AppendSound, ClientMessage
@@ -25,6 +26,8 @@ from .core import Step
 from .kind import Kind
 from .peer import Peer
 
+AWAY_NS: Final = 3 * NS_PER_S // 2
+"""A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
 UPDATES_MAX: Final = 16
 """Changes that are sent one by one when the session is there: no client sets itself up in more."""
 
@@ -178,6 +181,26 @@ def whole(step: Step, item: Item) -> Item:
     """Have the parts of an item sent with their text, also where it is empty."""
     parts = tuple(attrs.evolve(it, is_whole=step.behaves(WHOLE_PARTS)) for it in item.parts)
     return attrs.evolve(item, parts=parts)
+
+
+def expired(kind: Kind, reason: EndReason) -> None:
+    """Tell a client that its session ends because its time is over."""
+    if kind.has_own_time and kind.peer.is_active and reason in ("timeout", "idle"):
+        limits = kind.step.limits
+        text = f"its limit is {limits.session_s} s"
+        if reason == "idle":
+            text = f"nothing was heard for {limits.idle_s} s"
+        kind.peer.cause = ""
+        kind.peer.send_error(ErrorCode.SESSION_EXPIRED, f"the session is over: {text}")
+
+
+def own_time(kind: Kind, settings: OpenAISession) -> OpenAISession:
+    """Have a session's time begin with its slot; returns its settings, which tell the end."""
+    if not kind.has_own_time:
+        return settings
+    kind.timers.set("session", kind.step.limits.session_s)
+    waited_s = kind.step.now_ns // NS_PER_S
+    return attrs.evolve(settings, expires_at=settings.expires_at + waited_s)
 
 
 def no_model(name: str) -> str:

@@ -34,7 +34,11 @@ ANSWERS_COMMITTED: Final = 1
 KEEPS_SOUND: Final = 1
 """`openai`: sound that comes faster than it was spoken is kept, up to a bound."""
 ENDS_SPEECH: Final = 1
-"""`openai`: who stops sending in the middle of speech is heard to its end."""
+"""Who stops sending in the middle of speech is heard to its end (`openai`), and what is open at a
+limit is answered before the session ends (transcriptions too)."""
+OWN_TIME: Final = 1
+"""`openai`: only its limit ends a client that is silent at first, without its wait in the queue, of
+which it is told; an end by time is told."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

@@ -8,10 +8,15 @@ from typing import Any, Final
 import pytest
 
 from protocol.values import events as ev
-from protocol.values.limits import APPEND_BYTES_MAX, BACKLOG_S_MAX, UNITS_PENDING_MAX
+from protocol.values.limits import APPEND_BYTES_MAX, BACKLOG_S_MAX, NS_PER_S, UNITS_PENDING_MAX
+from protocol.values.messages import QueuePlace
 from tests.protocol import test_dictation as dictation
 from tests.protocol.test_openai_items import LOUD, QUIET, Client
 
+SESSION_S: Final = 3600
+PLACE: Final = QueuePlace(
+    position=1, estimated_wait_s=9, ticket_id="ticket_000000000000", queue_length=1
+)
 PHONE: Final = {"type": "audio/pcmu"}
 PHONE_PIECE: Final = base64.b64encode(b"\xff" * 160).decode()
 """Twenty milliseconds of silence on a telephone, as Twilio sends them."""
@@ -65,8 +70,8 @@ def test_a_transcription_takes_a_late_form_too(detection: object) -> None:
     told = client.update(audio={"input": {"format": PHONE}})
     assert formats(told) == ["audio/pcmu"]
     client.say("input_audio_buffer.append", audio=base64.b64encode(bytes(8_000)).decode())
-    [told] = client.update(audio={"input": {"format": {"type": "audio/pcma"}}})
-    assert told["error"]["param"] == "session.audio.input.format"
+    [refused] = client.update(audio={"input": {"format": {"type": "audio/pcma"}}})
+    assert refused["error"]["param"] == "session.audio.input.format"
 
 
 # -- settings that change nothing ------------------------------------------------------------------
@@ -252,3 +257,43 @@ def test_who_stops_sending_in_the_middle_of_speech_is_answered() -> None:
     told = client.wait(5)
     assert "input_audio_buffer.speech_stopped" in told
     assert "response.created" in told
+
+
+def test_what_is_heard_at_the_limit_becomes_an_item() -> None:
+    """The last words of an hour are in no item."""
+    client = Client()
+    client.hear(LOUD * 2)
+    client.now_ns = SESSION_S * NS_PER_S
+    told = client.hear(LOUD)
+    assert "input_audio_buffer.committed" in told
+    assert client.told[-1]["error"]["code"] == "session_expired"
+    assert client.session.end_reason == "timeout"
+
+
+# -- the time of a session -------------------------------------------------------------------------
+
+
+def test_a_client_may_be_silent_at_first() -> None:
+    """A page that waits for push to talk is dead after half a minute."""
+    client = Client()
+    assert not client.wait(SESSION_S - 10)
+    client.speaks = True
+    assert "response.created" in [it["type"] for it in client.say("response.create")]
+    assert "error" in client.wait(20)
+    [error] = [it["error"] for it in client.told if it["type"] == "error"]
+    assert (error["code"], error["type"]) == ("session_expired", "invalid_request_error")
+    assert client.session.end_reason == "timeout"
+
+
+def test_a_wait_in_the_queue_does_not_count() -> None:
+    """A session that waited is over before the time that it was told."""
+    client = Client(has_slot=False)
+    client.wait(2 * SESSION_S)
+    client.post(ev.TicketMoved(at_ns=0, place=PLACE))
+    [told] = client.told
+    assert told["type"] == "rate_limits.updated"
+    assert told["rate_limits"][0]["reset_seconds"] == PLACE.estimated_wait_s
+    client.post(ev.SlotLeased(at_ns=0, lease=1, slot=0))
+    assert client.told[-1]["session"]["expires_at"] == 3 * SESSION_S
+    assert not client.wait(SESSION_S - 1)
+    assert client.wait(2) == ["error"]

@@ -54,6 +54,7 @@ class Client:
     """A client at a session whose model says what it is told to."""
 
     speaks: bool = False
+    has_slot: bool = True
     is_slow: bool = False
     session: Session = attrs.field(init=False)
     now_ns: int = 0
@@ -161,7 +162,7 @@ class Client:
             match effect:
                 case ef.Send(frame=frame):
                     self.told.append(parse_frame(frame))
-                case ef.EnterQueue():
+                case ef.EnterQueue() if self.has_slot:
                     answers.append(ev.SlotLeased(at_ns=0, lease=1, slot=0))
                 case ef.OpenBackend(lease=lease, opening=opening):
                     self.prompts.append(opening.instructions)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ...values.errors import OPENAI_ERRORS, ErrorCode
 from ...values.limits import MS_PER_S
-from ...values.messages import Created, Metrics, Speech
+from ...values.messages import Created, Metrics, Queued, QueuePlace, Speech
 from ...values.openai import (
     Configured,
     InputStep,
@@ -35,8 +35,8 @@ _ZERO: Final = Kind(
 )
 
 
-def _zero(name: str) -> Field:
-    return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc="A response has one.")
+def _zero(name: str, doc: str = "A response has one.") -> Field:
+    return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc=doc)
 
 
 _, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(told_part(), 1024))
@@ -331,7 +331,30 @@ ERROR_CODES: Final = (
     *(code for code in ErrorCode if code in OPENAI_ERRORS),
     *(ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME, ErrorCode.BUFFER_FULL),
 )
+_PLACE: Final = Table(
+    QueuePlace,
+    fixed("name", "requests"),
+    Field("limit", INTEGER, attr="queue_length", doc="Sessions that wait, this one included."),
+    _zero("remaining", "No slot is free."),
+    Field("reset_seconds", INTEGER, attr="estimated_wait_s", doc="An estimate."),
+    make=lambda values: QueuePlace(position=0, ticket_id="", **values),
+)
+WAITS: Final = Table(
+    Queued,
+    EVENT_ID,
+    Field(
+        "rate_limits",
+        items(one(_PLACE), 1),
+        attr=DROPPED,
+        get=lambda queued: (queued.place,),
+        doc="One: of sessions.",
+    ),
+    tag={"type": "rate_limits.updated"},
+    lacks={"place": QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)},
+)
+"""The session waits for its slot: all SDKs know this event, and none fails at it."""
 ANSWERS: Final = (
+    WAITS,
     Table(
         Created,
         EVENT_ID,
