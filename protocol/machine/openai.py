@@ -166,6 +166,8 @@ class OpenAI(Kind):
         if not self._is_begun and len(self.conversation.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
             text = f"instructions and items of over {INSTRUCTIONS_CHARS_MAX} characters"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
+        if isinstance(message, oa.Respond) and message.instructions is not None:
+            return self._instructions_refusal(message)
         if isinstance(message, oa.CreateItem) and message.item.pictures:
             return self._picture_refusal(message)
         samples = self.loop.speech.samples - self.skipped
@@ -185,6 +187,14 @@ class OpenAI(Kind):
             return None
         text = f"$.audio: at most {BACKLOG_S_MAX} s of sound may wait for the model: it is not kept"
         return Refused(code=ErrorCode.BUFFER_FULL, message=text, ignored=len(message.ignored))
+
+    def _instructions_refusal(self, message: oa.Respond) -> Refused | None:
+        """Refuse instructions of one response once the model has its prompt."""
+        if not self._is_begun and not self.setup.migration.is_migrating:
+            return None
+        text = "$.response.instructions: the model has its prompt already, and takes no other"
+        code, ignored = ErrorCode.UNSUPPORTED, len(message.ignored)
+        return Refused(code=code, message=text, ignored=ignored)
 
     def _picture_refusal(self, message: oa.CreateItem) -> Refused | None:
         """Refuse pictures that the model does not take, or for which there is no room."""
@@ -283,12 +293,12 @@ class OpenAI(Kind):
         """Whether the prompt is in the model, or on its way."""
         return self.setup.is_opened or self.setup.pending is not None
 
-    def _open(self) -> None:
-        """Open the model with the settings in force."""
+    def _open(self, message: oa.Respond | None = None) -> None:
+        """Open the model with the settings in force, and the instructions of a first response."""
         if self._is_begun or self.slot.lease is None or self.setup.migration.is_migrating:
             return
         voice = VoiceName(name=self.settings.voice) if self.settings.voice else None
-        self.setup.init(Init(instructions=self.conversation.prompt(), ref_audio=voice))
+        self.setup.init(Init(instructions=self.conversation.prompt(message), ref_audio=voice))
 
     def has_model(self) -> bool:
         """Whether the model is open; the first second of sound opens it."""
@@ -492,13 +502,13 @@ class OpenAI(Kind):
             self.peer.send_error(ErrorCode.ACTIVE_RESPONSE, text)
             return
         self.asked_at, loop.speech.must_listen = 0, False
-        conversation.metadata = message.metadata
+        conversation.asked = message
         if self.step.behaves(ANSWERS_COMMITTED):
             self.asked_at = self._last_second()
             if self._seconds <= self.asked_at or self._seconds == self._started:
                 self._fill_up()
         self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
-        self._open()
+        self._open(message)
         self._expect_answer()
 
     @property
@@ -576,7 +586,12 @@ class OpenAI(Kind):
             return
         self.asked_at = None
         self.conversation.speak(outcome)
-        self.due_units = 0 if outcome.end_of_turn else max(self.due_units, 2)
+        if self.conversation.is_too_long:
+            self.loop.fall_silent()
+            self.loop.response_id = None
+            self.conversation.finish("incomplete", "max_output_tokens")
+        is_over = self.conversation.reply is None
+        self.due_units = 0 if is_over else max(self.due_units, 2)
         self._expect_answer()
         self._cut()
 

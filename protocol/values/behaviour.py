@@ -39,6 +39,8 @@ limit is answered before the session ends (transcriptions too)."""
 OWN_TIME: Final = 1
 """`openai`: only its limit ends a client that is silent at first, without its wait in the queue, of
 which it is told; an end by time is told."""
+RESPONSE_OPTIONS: Final = 1
+"""`openai`: options of one response are honoured or refused, and its input tokens are counted."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

@@ -297,3 +297,72 @@ def test_a_wait_in_the_queue_does_not_count() -> None:
     assert client.told[-1]["session"]["expires_at"] == 3 * SESSION_S
     assert not client.wait(SESSION_S - 1)
     assert client.wait(2) == ["error"]
+
+
+# -- options of one response -----------------------------------------------------------------------
+
+
+def done(client: Client) -> dict[str, Any]:
+    """The last response that is over."""
+    [*_, last] = [it["response"] for it in client.told if it["type"] == "response.done"]
+    found: dict[str, Any] = last
+    return found
+
+
+def test_one_response_may_be_text() -> None:
+    """A client that asks for text gets sound, and no word of it."""
+    client = Client(speaks=True)
+    client.update(audio=MANUAL)
+    told = client.say("response.create", response={"output_modalities": ["text"]})
+    assert "response.output_text.delta" in [it["type"] for it in told]
+    client.speaks = False
+    client.wait(3)
+    assert done(client)["output_modalities"] == ["text"]
+    client.speaks = True
+    told = client.say("response.create")
+    assert told[0]["response"]["output_modalities"] == ["audio"]
+
+
+def test_the_first_response_may_have_instructions() -> None:
+    """A greeting is spoken by other instructions than its own; later ones are ignored."""
+    client = Client(speaks=True)
+    client.update(instructions="Be brief.", audio=MANUAL)
+    client.say("response.create", response={"instructions": "Greet the user."})
+    assert client.prompts == ["Greet the user."]
+    client.say("response.cancel")
+    [told] = client.say("response.create", response={"instructions": "Say goodbye."})
+    assert (told["error"]["code"], told["error"]["param"]) == (
+        "unsupported",
+        "response.instructions",
+    )
+
+
+def test_a_response_ends_at_its_bound() -> None:
+    """A client pays for tokens that it did not want."""
+    client = Client(speaks=True, tokens=10)
+    client.update(audio=MANUAL)
+    client.say("response.create", response={"max_output_tokens": 15})
+    client.wait(10)
+    response = done(client)
+    assert response["status"] == "incomplete"
+    assert response["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+    assert response["max_output_tokens"] == 15
+    assert response["usage"]["output_tokens"] == 20
+
+
+def test_the_tokens_of_the_input_are_counted() -> None:
+    """A client that counts what it uses counts half."""
+    client = Client(speaks=True, tokens=10)
+    client.update(audio=MANUAL)
+    client.say("response.create")
+    client.say("response.cancel")
+    assert done(client)["usage"] == {"total_tokens": 100, "input_tokens": 90, "output_tokens": 10}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}], ids=str)
+def test_a_choice_of_tools_is_refused_by_name(choice: object) -> None:
+    """A client waits for a call that no model makes."""
+    client = Client(speaks=True)
+    [told] = client.say("response.create", response={"tool_choice": choice})
+    assert told["error"]["param"] == "response.tool_choice"
+    assert client.say("response.create", response={"tool_choice": "none"})

@@ -55,6 +55,7 @@ class Client:
 
     speaks: bool = False
     has_slot: bool = True
+    tokens: int = 0
     is_slow: bool = False
     session: Session = attrs.field(init=False)
     now_ns: int = 0
@@ -180,7 +181,11 @@ class Client:
                     self.frames = unit.frames
                     listens = unit.force_listen or not self.speaks
                     text = "" if listens else "word "
-                    result = UnitResult(index=unit.index, is_listen=listens, text=text)
+                    made: dict[str, Any] = {
+                        "decided_ids": (1,) * self.tokens,
+                        "kv_length": 100 * bool(self.tokens),
+                    }
+                    result = UnitResult(index=unit.index, is_listen=listens, text=text, **made)
                     self.done = ev.UnitDone(at_ns=0, result=result)
                     if not self.is_slow:
                         answers.append(self.done)

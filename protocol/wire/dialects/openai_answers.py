@@ -26,7 +26,16 @@ from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
 from ..table import DROPPED, Field, Object, Row, Table, items, one
 from .live import ERROR_CODES as LIVE_CODES
 from .live import EVENT_ID, error_table, fixed, sound_of
-from .openai_requests import METADATA, MODALITY, SESSION, item_rows, nothing, null, told_part
+from .openai_requests import (
+    METADATA,
+    MODALITY,
+    SESSION,
+    TOKENS,
+    item_rows,
+    nothing,
+    null,
+    told_part,
+)
 
 TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
 SPEECH_WORDS: Final = "response.output_audio_transcript.delta"
@@ -80,8 +89,8 @@ def _details(reply: Reply) -> dict[str, object] | None:
 def _usage(reply: Reply) -> dict[str, object] | None:
     if reply.status == "in_progress":
         return None
-    tokens = reply.output_tokens
-    return {"total_tokens": tokens, "input_tokens": 0, "output_tokens": tokens}
+    heard, made = reply.input_tokens, reply.output_tokens
+    return {"total_tokens": heard + made, "input_tokens": heard, "output_tokens": made}
 
 
 def _made(values: dict[str, Any]) -> Reply:
@@ -92,6 +101,7 @@ def _made(values: dict[str, Any]) -> Reply:
         fault=error.get("code") or "",
         message=error.get("message") or "",
         output_tokens=usage.get("output_tokens") or 0,
+        input_tokens=usage.get("input_tokens") or 0,
         **values,
     )
 
@@ -102,7 +112,7 @@ _ANY: Final = Kind(
 )
 _ALWAYS: Final = (
     Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
-    fixed("max_output_tokens", "inf"),
+    Field("max_output_tokens", TOKENS, 0, attr="max_tokens", doc="Or inf.", example="inf"),
     null("conversation_id"),
     Field("metadata", or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
@@ -120,18 +130,18 @@ _OVER: Final = Table(
     Reply,
     Field("id", TEXT),
     fixed("object", "realtime.response"),
-    Field("status", choice(("completed", "cancelled", "failed"))),
+    Field("status", choice(("completed", "cancelled", "incomplete", "failed"))),
     Field(
         "status_details",
         _ANY,
         None,
         attr="details",
         get=_details,
-        doc="Why it was cancelled, or failed.",
+        doc="Why it was cancelled, is incomplete, or failed.",
     ),
     Field("output", items(one(_WHOLE_ITEM), 1), (), attr="items"),
     *_ALWAYS,
-    Field("usage", _ANY, None, get=_usage, doc="Tokens that the model generated."),
+    Field("usage", _ANY, None, get=_usage, doc="Tokens that the model held before, and generated."),
     make=_made,
 )
 

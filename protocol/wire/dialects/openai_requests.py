@@ -8,7 +8,7 @@ from typing import Any, Final, cast, get_args
 
 import attrs
 
-from ...values.behaviour import LENIENT_SETTINGS
+from ...values.behaviour import LENIENT_SETTINGS, RESPONSE_OPTIONS
 from ...values.errors import ErrorCode
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, ITEM_PARTS_MAX, MS_PER_S
 from ...values.model import CODINGS, G711_RATE_HZ, rate_of
@@ -126,29 +126,35 @@ def _inf(value: Value, _: Reading) -> None:
         raise unsupported(value.path, "the length of a response has no bound here")
 
 
-def _tokens(value: Value, _: Reading) -> None:
-    if value.value != "inf":
-        value.integer(1, _TOKENS_MAX)
+def _tokens(value: Value, _: Reading) -> int:
+    return 0 if value.value == "inf" else value.integer(1, _TOKENS_MAX)
 
 
-_INF: Final = _until(
-    LENIENT_SETTINGS,
-    Kind(read=_inf, schema={}),
-    Kind(
-        read=_tokens,
-        schema={
-            "type": ["integer", "string"],
-            "minimum": 1,
-            "maximum": _TOKENS_MAX,
-            "pattern": "^inf$",
-        },
-    ),
+TOKENS: Final = Kind(
+    read=_tokens,
+    write=lambda most: most or "inf",
+    schema={
+        "type": ["integer", "string"],
+        "minimum": 1,
+        "maximum": _TOKENS_MAX,
+        "pattern": "^inf$",
+    },
 )
+"""A number of tokens; 0 is `inf`."""
+_INF: Final = _until(LENIENT_SETTINGS, Kind(read=_inf, schema={}), TOKENS)
 _SPEED: Final = _until(LENIENT_SETTINGS, number(1, 1), number(0.25, 1.5))
 _EAGERNESS: Final = ("low", "medium", "high", "auto")
 _NO_SPEED: Final = "Without effect: the model decides how fast it speaks."
 _NO_PROMPT: Final = lacking("there are no stored prompts", {}, type="object", const={})
 NO_TOOLS: Final = empty("the model has no tools")
+
+
+def _choice(value: Value, _: Reading) -> None:
+    if value.value not in ("auto", "none"):
+        raise unsupported(value.path, "the model has no tools")
+
+
+_NO_CHOICE: Final = Kind(read=_choice, schema=choice(("auto", "none")).schema)
 
 
 def _rate(value: Value, at: Reading) -> None:
@@ -555,6 +561,41 @@ REQUESTS: Final = {
                 Field("input", empty("no other input"), None, attr=DROPPED, doc=EMPTY),
                 Field("tools", NO_TOOLS, None, attr=DROPPED, doc=EMPTY),
                 Field(
+                    "output_modalities",
+                    MODALITY,
+                    None,
+                    attr="modality",
+                    omit=True,
+                    since=RESPONSE_OPTIONS,
+                    example=["text"],
+                ),
+                Field(
+                    "instructions",
+                    PROMPT,
+                    None,
+                    omit=True,
+                    since=RESPONSE_OPTIONS,
+                    doc="Until the model has its prompt, in place of the session's; then refused.",
+                ),
+                Field(
+                    "max_output_tokens",
+                    TOKENS,
+                    0,
+                    attr="max_tokens",
+                    omit=True,
+                    since=RESPONSE_OPTIONS,
+                    example=100,
+                    doc="Or inf.",
+                ),
+                Field(
+                    "tool_choice",
+                    _NO_CHOICE,
+                    None,
+                    attr=DROPPED,
+                    since=RESPONSE_OPTIONS,
+                    doc="The model has no tools.",
+                ),
+                Field(
                     "metadata",
                     METADATA,
                     None,
@@ -564,7 +605,7 @@ REQUESTS: Final = {
                 ),
             ),
             omit=True,
-            doc="A response has the session's settings; others here are ignored.",
+            doc="Settings of this response; others than these are ignored.",
         ),
     ),
     Request.CANCEL: _plain(
