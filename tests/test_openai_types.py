@@ -12,6 +12,7 @@ from openai.types.live.server_event import ServerEvent
 from openai.types.realtime.realtime_server_event import RealtimeServerEvent
 from pydantic import TypeAdapter
 
+from protocol.values.behaviour import WHOLE_PARTS
 from protocol.wire.dialects import DIALECTS
 from tests.strategies.messages import server_messages
 from tests.transcripts.reading import Transcript, example, load_all
@@ -29,6 +30,35 @@ def test_a_transcript_is_read_by_the_package(transcript: Transcript) -> None:
     for body in transcript.bodies("receive"):
         found = TYPES[transcript.dialect].validate_json(json.dumps(example(body)), strict=True)
         assert found.type == body["type"]
+
+
+TEXTS: Final[dict[str, tuple[str, type[Any]]]] = {
+    "input_text": ("text", str),
+    "output_text": ("text", str),
+    "input_audio": ("transcript", str | None),  # type: ignore[dict-item]
+    "output_audio": ("transcript", str | None),  # type: ignore[dict-item]
+}
+"""What the JavaScript Agents SDK needs of each part of an item, as its schemas have it."""
+
+
+def parts_of(body: Any) -> list[dict[str, Any]]:
+    """All parts of items in a message."""
+    if isinstance(body, list):
+        return [part for each in body for part in parts_of(each)]
+    if not isinstance(body, dict):
+        return []
+    own = body["content"] if body.get("object") == "realtime.item" else []
+    return own + [part for each in body.values() for part in parts_of(each)]
+
+
+@pytest.mark.parametrize("transcript", load_all(), ids=lambda it: it.name)
+def test_a_part_has_its_text(transcript: Transcript) -> None:
+    """A Node process of the Agents SDK dies of the first thing that its user says."""
+    parts = [part for body in transcript.bodies("receive") for part in parts_of(body)]
+    for part in parts if transcript.behaviour >= WHOLE_PARTS else ():
+        name, kind = TEXTS[part["type"]]
+        assert name in part
+        assert isinstance(example(part[name]), kind)
 
 
 @pytest.mark.parametrize("name", TYPES)

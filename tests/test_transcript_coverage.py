@@ -68,6 +68,11 @@ CANNOT: Final[Mapping[str, str]] = {
             "server error transcription code=worker_connect_failed": "it opens no session",
         }.items()
     },
+    **{
+        f"openai-transcription server conversation.item.{step} transcription"
+        " item.content[].transcript": "it is null: the text comes after the item"
+        for step in ("added", "done")
+    },
     "openai-transcription close 1003": "what is no JSON is an error, and the connection stays",
 }
 """What cannot be shown, and why."""

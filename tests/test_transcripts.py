@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from protocol.machine.client import ClientConnection
+from protocol.values.behaviour import NEWEST
 from protocol.values.modes import Mode
 from protocol.values.requests import ChooseModel
 from protocol.values.state import Gate, State
@@ -34,6 +35,20 @@ WORKER: Final = "/ws/duplex?"
 def test_a_session_says_what_the_transcript_says(transcript: Transcript, tmp_path: Path) -> None:
     """The machine says something that no source has."""
     PurePlayer(transcript, tmp_path).play()
+
+
+OLD: Final = {"transcription/limit", "transcription-responses/limit"}
+"""Where behaviour 1 differs, besides OpenAI's dialects: those named `limit-1` show it."""
+
+
+@pytest.mark.parametrize(
+    "transcript",
+    [one for one in TRANSCRIPTS if "openai" not in one.dialect and one.name not in OLD],
+    ids=by_name,
+)
+def test_a_new_session_says_it_too(transcript: Transcript, tmp_path: Path) -> None:
+    """A change of behaviour reaches dialects that it is not for."""
+    PurePlayer(attrs.evolve(transcript, behaviour=NEWEST), tmp_path).play()
 
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=by_name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.values import behaviour
 from tests.test_transcripts import with_a_value_changed
 from tests.transcripts.live import play_all
 from tests.transcripts.reading import ROOT, Transcript, load, load_all
@@ -27,7 +28,13 @@ def played(
         if item.path == request.path
     ]
     asked = [call.params["transcript"] for call in calls if call is not None]
-    return play_all(asked, tmp_path_factory.mktemp("transcripts"))
+    found = dict[str, Exception | None]()
+    for number in sorted({one.behaviour for one in asked}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(behaviour, "NEWEST", number)  # of sessions that begin now
+            group = [one for one in asked if one.behaviour == number]
+            found |= play_all(group, tmp_path_factory.mktemp("transcripts"))
+    return found
 
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda transcript: transcript.name)

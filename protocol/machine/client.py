@@ -18,7 +18,16 @@ from __future__ import annotations
 import attrs
 
 from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
-from ..values.messages import Closed, Created, ErrorReport, Paused, Response, Resumed, ServerMessage
+from ..values.messages import (
+    Closed,
+    Created,
+    ErrorReport,
+    Paused,
+    Queued,
+    Response,
+    Resumed,
+    ServerMessage,
+)
 from ..values.modes import OF_MODE, Mode
 from ..values.requests import (
     Append,
@@ -76,7 +85,7 @@ class ClientConnection:
         self._requests = {table.cls: request for request, table in self._dialect.requests(mode)}
         self._course = course_of(mode, is_request=self._dialect is LEGACY_CHAT)
         self._state = BEGINNINGS[self._course]
-        if self._dialect is OPENAI:  # which hears nothing of the queue
+        if self._dialect is OPENAI:  # where the end of the wait is no message
             self._state = State.CONNECTED
         self._close_sent = False
         self._is_answered = False
@@ -165,6 +174,9 @@ class ClientConnection:
         is_over = before is State.CLOSED and self._dialect is LEGACY_DUPLEX
         if is_over and isinstance(message, Closed):
             return False
+        is_place = isinstance(message, Queued) and self._dialect is OPENAI
+        if is_place and before is State.CONNECTED:
+            return True
         self._state = next_state(Role.CLIENT, self._course, before, type(message))
         if isinstance(message, Created) and self._dialect is OPENAI_TRANSCRIPTION:
             self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)

@@ -9,6 +9,7 @@ import attrs
 
 from ..values import events as ev
 from ..values import openai as oa
+from ..values.behaviour import RESPONSE_OPTIONS
 from ..values.errors import ErrorCode
 from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX
 from ..values.messages import Speech
@@ -18,7 +19,7 @@ from ..values.requests import ClientMessage
 from ..wire.audio import HISTORY_BYTES
 from .core import Step
 from .peer import Peer
-from .sound import SoundPieces
+from .sound import SoundPieces, whole
 from .unit_loop import UnitLoop
 
 FIRST: Final = "root"
@@ -46,7 +47,7 @@ class Conversation:
         items: of the conversation, by their ids; the oldest are forgotten.
         items_made: how many ids were made.
         reply: the response in progress.
-        metadata: of the response that was asked for.
+        asked: the request for the response that comes next.
         words: its text so far.
         spans: the last items of sound, each with its end in milliseconds of the model's sound.
         utterances: what is written down, and in no item yet.
@@ -60,7 +61,7 @@ class Conversation:
     items: dict[str, Item] = attrs.Factory(dict)
     items_made: int = 0
     reply: oa.Reply | None = None
-    metadata: oa.Metadata | None = None
+    asked: oa.Respond = attrs.Factory(oa.Respond)
     words: str = ""
     spans: deque[tuple[str, int]] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
     utterances: deque[Utterance] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
@@ -79,6 +80,7 @@ class Conversation:
 
     def add(self, item: Item, after: str | None) -> None:
         """Add an item that is whole."""
+        item = whole(self.step, item)
         self.keep(item, after)
         previous = None if after == FIRST else after
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
@@ -118,7 +120,7 @@ class Conversation:
     def prompt(self, message: ClientMessage | None = None) -> str:
         """The instructions, and the text of the items that come before the first sound."""
         instructions, items = self.settings.instructions, list(self.items.values())
-        if isinstance(message, oa.Configure) and message.instructions is not None:
+        if isinstance(message, oa.Configure | oa.Respond) and message.instructions is not None:
             instructions = message.instructions
         elif isinstance(message, oa.CreateItem):
             items.append(message.item)
@@ -159,7 +161,10 @@ class Conversation:
             self.finish("completed")
             self.begin_reply(speech.response_id)
         assert self.reply is not None
-        tokens = self.reply.output_tokens + speech.metrics.n_tokens
+        held, made = speech.metrics.kv_cache_length, speech.metrics.n_tokens
+        tokens = self.reply.output_tokens + made
+        if not self.reply.output_tokens and self.step.behaves(RESPONSE_OPTIONS):
+            self.reply = attrs.evolve(self.reply, input_tokens=max(held - made, 0))
         self.reply = attrs.evolve(self.reply, output_tokens=tokens)
         self.words += speech.text
         if self.reply.modality == "audio" and (speech.text or speech.pcm):
@@ -173,6 +178,12 @@ class Conversation:
         if speech.end_of_turn:
             self.finish("completed")
 
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the response in progress has as many tokens as it may have."""
+        reply = self.reply
+        return reply is not None and 0 < reply.max_tokens <= reply.output_tokens
+
     def give_none(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", **why: Any) -> None:
         """Tell that the response that was asked for does not come."""
         reply = self._new_reply(self.loop.next_response_id)
@@ -183,8 +194,13 @@ class Conversation:
         )
 
     def _new_reply(self, response_id: str) -> oa.Reply:
-        metadata, self.metadata = self.metadata, None
-        return oa.Reply(id=response_id, modality=self.settings.modality, metadata=metadata)
+        asked, self.asked = self.asked, oa.Respond()
+        return oa.Reply(
+            id=response_id,
+            modality=asked.modality or self.settings.modality,
+            metadata=asked.metadata,
+            max_tokens=asked.max_tokens,
+        )
 
     def begin_reply(self, response_id: str) -> None:
         """Begin a response."""
@@ -197,7 +213,7 @@ class Conversation:
         self.keep(item)
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
         step = oa.ReplyStep(
-            kind="part_added", response_id=response_id, modality=self.settings.modality
+            kind="part_added", response_id=response_id, modality=self.reply.modality
         )
         self.peer.send(step)
 
@@ -224,6 +240,7 @@ class Conversation:
             status="completed" if status == "completed" else "incomplete",
             parts=(content,),
         )
+        item = whole(self.step, item)
         ids = list(self.items)
         at = ids.index(item.id) if item.id in self.items else 0
         previous = ids[at - 1] if at else None
@@ -264,9 +281,9 @@ class Conversation:
         item, text = self.items.get(item_id), said.text.strip()
         if item is None or not text or not self.settings.transcriber:
             return
-        whole = " ".join(filter(None, [*(part.text for part in item.parts), text]))
-        self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=whole),))
+        words = " ".join(filter(None, [*(part.text for part in item.parts), text]))
+        self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=words),))
         took_ms = said.end_ms - said.start_ms
         self.peer.send(oa.InputStep(kind="transcript_delta", item_id=item_id, text=text))
-        done = oa.InputStep(kind="transcript_done", item_id=item_id, text=whole, at_ms=took_ms)
+        done = oa.InputStep(kind="transcript_done", item_id=item_id, text=words, at_ms=took_ms)
         self.peer.send(done)

@@ -20,8 +20,10 @@ import attrs
 from ..values import effects as ef
 from ..values import events as ev
 from ..values import openai as oa
+from ..values.behaviour import ENDS_SPEECH, LATE_FORMATS
 from ..values.errors import ErrorCode
-from ..values.limits import MS_PER_S
+from ..values.limits import MS_PER_S, NS_PER_S
+from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, rate_of
 from ..values.openai import Item, Part
 from ..values.requests import AppendSound, ClientMessage, Commit
@@ -29,7 +31,19 @@ from ..values.state import Course, Gate, ModelChosen
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
 from .kind import Handlers, Kind
-from .sound import UPDATES_MAX, first_settings, is_served, no_model, size_refusal
+from .sound import (
+    AWAY_NS,
+    UPDATES_MAX,
+    expired,
+    first_settings,
+    format_refusal,
+    is_served,
+    no_model,
+    other_formats,
+    own_time,
+    size_refusal,
+    whole,
+)
 from .transcription import CHUNK_HANDLERS, ChunkLoop, Utterance, chunk_loop
 
 FOUND_MS_MAX: Final = 2 * MS_PER_S
@@ -102,6 +116,7 @@ class Dictation(Kind):
         super().__attrs_post_init__()
         self.loop = chunk_loop(self)
         self.slot_user = self.loop.migration
+        self.slot_user.has_queue_messages = self.has_own_time
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -119,21 +134,66 @@ class Dictation(Kind):
 
     def first_slot(self) -> None:
         """Tell the client that the session is there, and take the sound that came early."""
+        self.settings = own_time(self, self.settings)
         self.peer.send_created(prompt_length=0, openai=self.settings)
         self.peer.move(ModelChosen)
         self.peer.active_ns = self.step.now_ns
-        self.timers.set("idle", self.step.limits.idle_s)
+        if not self.has_own_time:
+            self.timers.set("idle", self.step.limits.idle_s)
         for _ in range(self.updates):
             self.peer.send(oa.Configured(openai=self.settings))
         early, self.sound, self.updates = self.sound, b"", 0
         self._take(early)
 
     def timed_out(self, name: ev.TimerName) -> None:
-        """End the session, if the client is silent."""
-        if name == "idle":
-            self.loop.look_at_idle()
+        """End the session, if the client is silent or its time is over; or what it speaks."""
+        match name:
+            case "idle":
+                self.loop.look_at_idle()
+            case "session":
+                self.loop.end_after("timeout")
+            case "silence":
+                self._look_at_speech()
+            case _:
+                super().timed_out(name)
+
+    def peer_attached(self, event: ev.PeerAttached) -> None:
+        """Go on with a client that is back: its speech may be open."""
+        super().peer_attached(event)
+        self._look_at_speech()
+
+    def _look_at_speech(self) -> None:
+        """End the speech of a client that sends no sound any more."""
+        if not self.is_speaking or self.peer.is_detached or not self.step.behaves(ENDS_SPEECH):
+            return
+        left_ns = self.peer.active_ns + AWAY_NS - self.step.now_ns
+        if left_ns > 0:
+            self.timers.cancel("silence")
+            self.timers.set("silence", left_ns / NS_PER_S + 1 / MS_PER_S)
         else:
-            super().timed_out(name)
+            at_ms = self.samples * MS_PER_S // self._rate_hz
+            self.speech_stopped(ev.SpeechStopped(at_ns=self.step.now_ns, at_ms=at_ms))
+
+    def close_utterance(self) -> None:
+        """Commit the utterance that is open."""
+        self.is_speaking = False
+        if self.open is not None:
+            self._commit()
+
+    def finish(self, reason: EndReason) -> None:
+        """Tell why the session ends, and which items stay without their text."""
+        if self.has_own_time and reason in ("timeout", "idle") and self.peer.is_active:
+            text = "the session is over"
+            for spoken in self.unanswered:
+                self.peer.send(
+                    oa.InputStep(
+                        kind="transcript_failed",
+                        item_id=spoken.item_id,
+                        fault=ErrorCode.SESSION_EXPIRED,
+                        text=text,
+                    )
+                )
+        expired(self, reason)
 
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse what needs the session, another model, and sound for which there is no room."""
@@ -146,8 +206,11 @@ class Dictation(Kind):
                 code = ErrorCode.MODEL_NOT_FOUND
                 path = "$.session.audio.input.transcription.model"
                 text = f"{path}: {no_model(name)}"
+            case oa.Configure():
+                samples = self.samples or len(self.sound) // SAMPLE16_BYTES
+                return format_refusal(self.step, message, self.settings, samples)
             case AppendSound(pcm16=sound):
-                refused = size_refusal(message, self.settings.heard, self._rate_hz)
+                refused = size_refusal(self.step, message, self.settings.heard, self._rate_hz)
                 if refused is not None:
                     return refused
                 waiting = self.loop.waiting_bytes + len(self.sound)
@@ -164,6 +227,10 @@ class Dictation(Kind):
             now = attrs.evolve(now, transcriber=message.transcriber)
         if message.heard is not None and not self.samples and not self.sound:
             now = attrs.evolve(now, heard=message.heard)
+        elif self.step.behaves(LATE_FORMATS) and other_formats(message, now):
+            now = attrs.evolve(now, heard=message.heard or now.heard)
+            self._forget_open()
+            self.samples = self.searched = 0
         if message.detection is not None or message.is_undetected:
             now = attrs.evolve(now, detection=message.detection)
         if now.detection is not None and self.settings.detection is None and self.open is not None:
@@ -186,6 +253,8 @@ class Dictation(Kind):
         self.loop.appends += 1
         pcm16 = expand(message.pcm16, self.settings.heard)
         if self.peer.is_active:
+            if "idle" not in self.timers.pending and self.loop.ending is None:
+                self.timers.set("idle", self.step.limits.idle_s)
             self._take(pcm16)
         else:
             self.sound += pcm16
@@ -230,6 +299,7 @@ class Dictation(Kind):
         self.sound = self.sound[max(len(self.sound) - later * SAMPLE16_BYTES, 0) :]
         self._start(item_id)
         self._feed()
+        self._look_at_speech()
 
     def speech_stopped(self, event: ev.SpeechStopped) -> None:
         """Commit the utterance; sound after it may belong to the next one."""
@@ -258,8 +328,11 @@ class Dictation(Kind):
 
     def clear_sound(self, _message: oa.ClearSound) -> None:
         """Forget the utterance that is not committed: its text ends where it is."""
-        spoken, self.open, self.sound, self.is_speaking = self.open, None, b"", False
         self.peer.send(oa.InputStep(kind="cleared"))
+        self._forget_open()
+
+    def _forget_open(self) -> None:
+        spoken, self.open, self.sound, self.is_speaking = self.open, None, b"", False
         if spoken is None or spoken.is_lost:
             return
         self.unanswered.pop()
@@ -310,7 +383,8 @@ class Dictation(Kind):
         if self.sound:
             self._give(self.sound)
         spoken, self.open, self.sound = self.open, None, b""
-        previous, item = self.last_item, Item(id=spoken.item_id, role="user", parts=_SOUND)
+        previous = self.last_item
+        item = whole(self.step, Item(id=spoken.item_id, role="user", parts=_SOUND))
         self.last_item = item.id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))

@@ -137,6 +137,10 @@ class Duplex(Kind):
         """Whether the next unit may not listen."""
         return False
 
+    def must_listen(self) -> bool:
+        """Whether the next unit may only listen."""
+        return False
+
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's outcome."""
         self.peer.send(outcome)

@@ -16,6 +16,7 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
+from ..values.behaviour import OWN_TIME
 from ..values.errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_NORMAL,
@@ -123,8 +124,14 @@ class Kind:
 
     def begin(self) -> None:
         """Queue for the slot that is held to the session's end."""
-        self.timers.set("session", self.step.limits.session_s)
+        if not self.has_own_time:
+            self.timers.set("session", self.step.limits.session_s)
         self.slot.enter_queue(self.step.opened.mode)
+
+    @property
+    def has_own_time(self) -> bool:
+        """Whether its time begins with its slot."""
+        return self.step.opened.endpoint == "openai" and self.step.behaves(OWN_TIME)
 
     def admitted(self) -> None:
         """Go on: there is room for a session without a slot."""

@@ -240,6 +240,10 @@ class Live(Kind):
         """Whether the next unit may not listen."""
         return False
 
+    def must_listen(self) -> bool:
+        """Whether the next unit may only listen."""
+        return False
+
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's second, and now and then how much was used."""
         self.kv_length = outcome.metrics.kv_cache_length

@@ -21,8 +21,24 @@ import attrs
 
 from ..values import events as ev
 from ..values import openai as oa
-from ..values.errors import ErrorCode
-from ..values.limits import ANSWER_UNITS, FRAMES_MAX, INSTRUCTIONS_CHARS_MAX, MS_PER_S, NS_PER_S
+from ..values.behaviour import (
+    ANSWERS_COMMITTED,
+    ASKED_ONLY,
+    ENDS_SPEECH,
+    KEEPS_SOUND,
+    LATE_FORMATS,
+    LENIENT_SETTINGS,
+)
+from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
+from ..values.limits import (
+    ANSWER_UNITS,
+    BACKLOG_S_MAX,
+    FRAMES_MAX,
+    INSTRUCTIONS_CHARS_MAX,
+    MS_PER_S,
+    NS_PER_S,
+    UNITS_PENDING_MAX,
+)
 from ..values.messages import EndReason, Listen, Speech
 from ..values.model import SAMPLE16_BYTES, Coding, rate_of
 from ..values.openai import Item, Part
@@ -34,11 +50,19 @@ from ..wire.kinds import STOCK_VOICES
 from .conversation import Conversation
 from .kind import Handlers, Kind
 from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
-from .sound import UPDATES_MAX, SoundPieces, first_settings, is_served
+from .sound import (
+    AWAY_NS,
+    UPDATES_MAX,
+    SoundPieces,
+    expired,
+    first_settings,
+    format_refusal,
+    is_served,
+    other_formats,
+    own_time,
+)
 from .unit_loop import UnitLoop
 
-AWAY_NS: Final = 3 * NS_PER_S // 2
-"""A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
 _SOUND: Final = (Part(kind="input_audio"),)
 _EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
 """Messages that are accepted while the session waits for its slot."""
@@ -52,7 +76,7 @@ class OpenAI(Kind):
         updates: settings that were changed before the session was there, and not sent yet.
         input_item: the item that the client's speech, or its sound so far, will be.
         uncommitted_bytes: sound since the last item of sound.
-        is_asked: a response was asked for, and has not begun.
+        asked_at: the first second that may answer a request for a response that has not begun.
         due_units: seconds for which an answer is still due.
         sound_ns: when the client last sent sound.
         skipped: samples that the model never gets: of before the session, or cleared.
@@ -87,7 +111,7 @@ class OpenAI(Kind):
     updates: int = 0
     input_item: str = ""
     uncommitted_bytes: int = 0
-    is_asked: bool = False
+    asked_at: int | None = None
     due_units: int = 0
     sound_ns: int = 0
     skipped: int = 0
@@ -120,6 +144,9 @@ class OpenAI(Kind):
     def first_slot(self) -> None:
         """Tell the client that the session is there, and add the items that came early."""
         super().first_slot()
+        self.conversation.settings = own_time(self, self.settings)
+        if self.has_own_time:
+            self.timers.cancel("init")
         self.send_created()
         for _ in range(self.updates):
             self.peer.send(oa.Configured(openai=self.settings))
@@ -139,9 +166,35 @@ class OpenAI(Kind):
         if not self._is_begun and len(self.conversation.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
             text = f"instructions and items of over {INSTRUCTIONS_CHARS_MAX} characters"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
+        if isinstance(message, oa.Respond) and message.instructions is not None:
+            return self._instructions_refusal(message)
         if isinstance(message, oa.CreateItem) and message.item.pictures:
             return self._picture_refusal(message)
-        return self.sound.refusal(message)
+        samples = self.loop.speech.samples - self.skipped
+        return (
+            format_refusal(self.step, message, self.settings, samples)
+            or self.sound.refusal(message)
+            or self._backlog_refusal(message)
+        )
+
+    def _backlog_refusal(self, message: ClientMessage) -> Refused | None:
+        """Refuse sound for which there is no room."""
+        if not isinstance(message, AppendSound) or not self.step.behaves(KEEPS_SOUND):
+            return None
+        width = 1 if self.coding == "audio/pcm" else SAMPLE16_BYTES  # once expanded
+        waiting = len(self.sound.rest) + len(message.pcm16) * width
+        if waiting <= BACKLOG_S_MAX * self.sound.second_bytes:
+            return None
+        text = f"$.audio: at most {BACKLOG_S_MAX} s of sound may wait for the model: it is not kept"
+        return Refused(code=ErrorCode.BUFFER_FULL, message=text, ignored=len(message.ignored))
+
+    def _instructions_refusal(self, message: oa.Respond) -> Refused | None:
+        """Refuse instructions of one response once the model has its prompt."""
+        if not self._is_begun and not self.setup.migration.is_migrating:
+            return None
+        text = "$.response.instructions: the model has its prompt already, and takes no other"
+        code, ignored = ErrorCode.UNSUPPORTED, len(message.ignored)
+        return Refused(code=code, message=text, ignored=ignored)
 
     def _picture_refusal(self, message: oa.CreateItem) -> Refused | None:
         """Refuse pictures that the model does not take, or for which there is no room."""
@@ -156,6 +209,13 @@ class OpenAI(Kind):
             text = f"$.item.content: {FRAMES_MAX} pictures at most wait for the next sound"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
         return None
+
+    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
+        """Answer an unreadable frame, and go on."""
+        if self.step.behaves(LENIENT_SETTINGS) and error.close_code != CLOSE_TOO_BIG:
+            self.send_error(code, error.reason)
+        else:
+            super().frame_refused(error, code)
 
     def configure(self, message: oa.Configure) -> None:
         """Change settings, and send those in force."""
@@ -175,9 +235,11 @@ class OpenAI(Kind):
         if message.transcribes is not None:
             named = self.step.limits.transcriber if message.transcribes else ""
             now = attrs.evolve(now, transcriber=named)
-        if not speech.samples:
+        is_late_too = self.step.behaves(LATE_FORMATS)
+        if not speech.samples or (is_late_too and other_formats(message, now)):
             heard, spoken = message.heard or now.heard, message.spoken or now.spoken
             now = attrs.evolve(now, heard=heard, spoken=spoken)
+            self._forget_sound()
         self.conversation.settings = now
         self._wait_on()
         if self.peer.is_active:
@@ -185,9 +247,16 @@ class OpenAI(Kind):
         else:
             self.updates = min(self.updates + 1, UPDATES_MAX)
 
+    def _forget_sound(self) -> None:
+        """Forget less than a second of sound, which was read in another form."""
+        self.sound.forget()
+        self.loop.speech.forget()
+        self.loop.speech.samples = self.skipped = self.uncommitted_bytes = 0
+        self.input_item = ""
+
     def _wait_on(self) -> None:
         """Give a client time that sets its session up, and has not spoken."""
-        if self.peer.is_active and not self._is_begun:
+        if self.peer.is_active and not self._is_begun and not self.has_own_time:
             self.timers.cancel("init")
             self.timers.set("init", self.step.limits.init_wait_s)
 
@@ -207,10 +276,15 @@ class OpenAI(Kind):
         self._expect_answer()
 
     def finish(self, reason: EndReason) -> None:
-        """End the response in progress."""
+        """End the response in progress, and make an item of what was heard."""
         if self.peer.is_active:
+            speech = self.loop.speech
+            if speech.is_speaking and reason == "timeout" and self.step.behaves(ENDS_SPEECH):
+                at_ms = speech.samples * MS_PER_S // self.rate_hz
+                self.speech_stopped(ev.SpeechStopped(at_ns=self.step.now_ns, at_ms=at_ms))
             status = "cancelled" if reason == "client" else "failed"
             self.conversation.finish(status, fault=reason)
+            expired(self, reason)
 
     # -- the model ------------------------------------------------------------------------------
 
@@ -219,12 +293,12 @@ class OpenAI(Kind):
         """Whether the prompt is in the model, or on its way."""
         return self.setup.is_opened or self.setup.pending is not None
 
-    def _open(self) -> None:
-        """Open the model with the settings in force."""
+    def _open(self, message: oa.Respond | None = None) -> None:
+        """Open the model with the settings in force, and the instructions of a first response."""
         if self._is_begun or self.slot.lease is None or self.setup.migration.is_migrating:
             return
         voice = VoiceName(name=self.settings.voice) if self.settings.voice else None
-        self.setup.init(Init(instructions=self.conversation.prompt(), ref_audio=voice))
+        self.setup.init(Init(instructions=self.conversation.prompt(message), ref_audio=voice))
 
     def has_model(self) -> bool:
         """Whether the model is open; the first second of sound opens it."""
@@ -271,8 +345,19 @@ class OpenAI(Kind):
             return
         self.sound_ns = self.step.now_ns
         self.uncommitted_bytes += len(pcm16)
-        for second in self.sound.cut(pcm16):
-            self._convert(second)
+        self.sound.rest += pcm16
+        self._cut()
+
+    def _cut(self) -> None:
+        """Bring each second that is full to the model; more than may wait for it is kept."""
+        sound, is_kept = self.sound, self.step.behaves(KEEPS_SOUND)
+        while len(sound.rest) >= sound.second_bytes and not self.peer.is_closed:
+            if (
+                is_kept
+                and len(self.loop.input.waiting) + len(sound.resampling) >= UNITS_PENDING_MAX
+            ):
+                return
+            self._convert(sound.next_second())
 
     def _detect(self, pcm16: bytes) -> None:
         """Have speech found in a session's next sound, unless its client has turned that off."""
@@ -291,17 +376,20 @@ class OpenAI(Kind):
         """Take a second of sound; the model may be made to listen to it."""
         how, reply = self.settings.detection, self.conversation.reply
         is_held = how is not None and not how.creates and not self.is_asked and reply is None
+        is_held = is_held and not self.step.behaves(ASKED_ONLY)
         self.loop.append(Append(pcm=pcm, force_listen=is_held))
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
         """Take a decoded voice or picture, or a second that was resampled."""
         self.setup.media_decoded(event)
         self.sound.resampled(event.media, event.pcm)
+        self._cut()
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
         """Handle a damaged voice or picture, or take a second as silence."""
         self.setup.media_rejected(event)
         self.sound.resampled(event.media, b"")
+        self._cut()
 
     def speech_started(self, event: ev.SpeechStarted) -> None:
         """Tell that the client speaks, and stop the model where the client wants that."""
@@ -315,6 +403,7 @@ class OpenAI(Kind):
         if how.interrupts:
             self._interrupt("turn_detected")
             speech.must_listen = True
+        self._expect_answer()
 
     def speech_stopped(self, event: ev.SpeechStopped) -> None:
         """Make an item of what the client said."""
@@ -334,6 +423,8 @@ class OpenAI(Kind):
             self.peer.send_error(code, "there is no sound since the last item")
             return
         self.input_item = self.input_item or self.conversation.new_id()
+        if self.step.behaves(ANSWERS_COMMITTED) and len(self.sound.rest) % self.sound.second_bytes:
+            self._fill_up()
         self._commit()
 
     def _commit(self) -> None:
@@ -343,31 +434,53 @@ class OpenAI(Kind):
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped
         self.conversation.add_sound(item, samples * MS_PER_S // self.rate_hz)
-        self.due_units = max(self.due_units, ANSWER_UNITS)
+        if not self.step.behaves(KEEPS_SOUND):
+            self.due_units = max(self.due_units, ANSWER_UNITS)
+        elif self._answers_unasked:
+            self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
         self._expect_answer()
 
     def clear_sound(self, _message: oa.ClearSound) -> None:
-        """Forget the sound that the model has not received yet."""
-        self.skipped += len(self.sound.rest) // SAMPLE16_BYTES
-        self.sound.rest, self.uncommitted_bytes = bytearray(), 0
+        """Forget the sound that the model has not received yet; what is committed stays."""
+        kept = max(len(self.sound.rest) - self.uncommitted_bytes, 0)
+        self.skipped += (len(self.sound.rest) - kept) // SAMPLE16_BYTES
+        del self.sound.rest[kept:]
+        self.uncommitted_bytes = 0
         self.peer.send(oa.InputStep(kind="cleared"))
 
     # -- silence in place of a client that sends none -------------------------------------------
 
     def _expect_answer(self) -> None:
         """Have silence taken a second from now, if an answer is due and the client sends none."""
-        if self.due_units and "silence" not in self.timers.pending and not self.peer.is_closed:
+        if self._is_awaited and "silence" not in self.timers.pending and not self.peer.is_closed:
             self.timers.set("silence", 1.0)
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether an answer is due, or the end of the client's speech."""
+        is_open = self.step.behaves(ENDS_SPEECH) and self.loop.speech.is_speaking
+        return bool(self.due_units) or is_open
+
+    def _fill_up(self) -> None:
+        """Fill up the second with silence, or take a second of it, in place of the client."""
+        silence = bytes(-len(self.sound.rest) % self.sound.second_bytes or self.sound.second_bytes)
+        self._detect(silence)
+        self.sound.rest += silence
+        self.sound_ns = self.step.now_ns + NS_PER_S - AWAY_NS  # the next one is due in a second
+        self._cut()
 
     def _take_silence(self) -> None:
         """Fill up the second with silence, if the client has stopped sending."""
-        if not self.due_units or self.peer.is_detached:
+        if not self._is_awaited or self.peer.is_detached:
             return
         left_ns = self.sound_ns + AWAY_NS - self.step.now_ns
         if left_ns > 0:
             self.timers.set("silence", left_ns / NS_PER_S + 1 / MS_PER_S)
             return
-        if not self.loop.input.waiting and not self.sound.resampling and self.loop.unit is None:
+        is_idle = not self._behind
+        if is_idle and self.step.behaves(ANSWERS_COMMITTED):
+            self._fill_up()
+        elif is_idle:
             silence = bytes(self.sound.second_bytes - len(self.sound.rest))
             second, self.sound.rest = bytes(self.sound.rest) + silence, bytearray()
             self._detect(silence)
@@ -388,16 +501,62 @@ class OpenAI(Kind):
             text = "a response is in progress, or was asked for"
             self.peer.send_error(ErrorCode.ACTIVE_RESPONSE, text)
             return
-        self.is_asked, loop.speech.must_listen = True, False
-        conversation.metadata = message.metadata
-        behind = len(loop.input.waiting) + len(self.sound.resampling) + (loop.unit is not None)
-        self.due_units = max(self.due_units, ANSWER_UNITS + behind)
-        self._open()
+        self.asked_at, loop.speech.must_listen = 0, False
+        conversation.asked = message
+        if self.step.behaves(ANSWERS_COMMITTED):
+            self.asked_at = self._last_second()
+            if self._seconds <= self.asked_at or self._seconds == self._started:
+                self._fill_up()
+        self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
+        self._open(message)
         self._expect_answer()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a response was asked for, and has not begun."""
+        return self.asked_at is not None
+
+    @property
+    def _seconds(self) -> int:
+        """Full seconds of input so far, those that wait included."""
+        kept = len(self.sound.rest) // self.sound.second_bytes
+        return self.loop.input.assembler.ordinal + len(self.sound.resampling) + kept
+
+    @property
+    def _started(self) -> int:
+        """Seconds of input that the model has, or that were lost."""
+        return self.loop.input.assembler.ordinal - len(self.loop.input.waiting)
+
+    @property
+    def _behind(self) -> int:
+        """Seconds of input that the model has not answered yet."""
+        return self._seconds - self._started + (self.loop.unit is not None)
+
+    def _last_second(self) -> int:
+        """Return the second of the last sample in an item, or of the last one if that began."""
+        second_bytes = self.sound.second_bytes
+        unfilled = len(self.sound.rest) % second_bytes
+        received = self._seconds * second_bytes + unfilled
+        committed = (received - self.uncommitted_bytes - 1) // second_bytes
+        return committed if committed >= self._started else max((received - 1) // second_bytes, 0)
+
+    @property
+    def _answers_unasked(self) -> bool:
+        """Whether the model answers by itself."""
+        return self.settings.detection is not None and self.settings.detection.creates
+
     def must_speak(self) -> bool:
-        """Whether the next unit may not listen: a response was asked for."""
-        return self.is_asked and self.step.limits.can_speak
+        """Whether the unit that starts may not listen: a response was asked for."""
+        is_due = self.asked_at is not None and self._started > self.asked_at
+        return is_due and self.step.limits.can_speak
+
+    def must_listen(self) -> bool:
+        """Whether the unit that starts may only listen: the model is not asked, or for later."""
+        if self.conversation.reply is not None or not self.step.behaves(ASKED_ONLY):
+            return False
+        if self.asked_at is not None:
+            return self._started <= self.asked_at
+        return not self._answers_unasked
 
     def cancel_response(self, message: oa.CancelResponse) -> None:
         """Have the model stop speaking, or not begin to."""
@@ -415,7 +574,7 @@ class OpenAI(Kind):
         self.loop.response_id, self.due_units = None, 0
         self.conversation.finish("cancelled", reason)
         if self.is_asked:
-            self.is_asked = False
+            self.asked_at = None
             self.conversation.give_none("cancelled", reason)
 
     def send_outcome(self, outcome: Listen | Speech) -> None:
@@ -423,11 +582,18 @@ class OpenAI(Kind):
         if isinstance(outcome, Listen):
             self.conversation.finish("completed")
             self._listened_on()
+            self._cut()
             return
-        self.is_asked = False
+        self.asked_at = None
         self.conversation.speak(outcome)
-        self.due_units = 0 if outcome.end_of_turn else max(self.due_units, 2)
+        if self.conversation.is_too_long:
+            self.loop.fall_silent()
+            self.loop.response_id = None
+            self.conversation.finish("incomplete", "max_output_tokens")
+        is_over = self.conversation.reply is None
+        self.due_units = 0 if is_over else max(self.due_units, 2)
         self._expect_answer()
+        self._cut()
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped: only its sound is lost."""
@@ -435,12 +601,13 @@ class OpenAI(Kind):
     def unit_undone(self) -> None:
         """End the response: a unit of it failed."""
         self.conversation.finish("failed", fault="inference_error")
+        self._cut()
 
     def _listened_on(self) -> None:
         self.due_units = max(self.due_units - 1, 0)
         if self.due_units or not self.is_asked:
             self._expect_answer()
             return
-        self.is_asked = False
+        self.asked_at = None
         text = "the model listens, and does not speak"
         self.conversation.give_none("failed", fault="no_speech", message=text)

@@ -20,6 +20,7 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
+from ..values.behaviour import OWN_TIME
 from ..values.errors import REFUSALS, ErrorCode
 from ..values.limits import ESTIMATE_INTERVAL_S, LOSSES_MAX, NS_PER_S
 from ..values.messages import Queued, QueuePlace, QueueUpdate
@@ -66,7 +67,9 @@ class Slot:
             if not moved and now_ns - self.sent_ns < ESTIMATE_INTERVAL_S * NS_PER_S:
                 return
         self.place, self.sent_ns = place, now_ns
-        self.peer.send(Queued(place=place) if sent is None else QueueUpdate(place=place))
+        is_told = self.step.behaves(OWN_TIME)
+        message = Queued if sent is None else QueueUpdate
+        self.peer.send(message(place=place, is_told=is_told))
 
     def settle(self) -> bool:
         """Note that the model call is over; a CLOSED session releases its slot and gets False."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..values.messages import Listen, Speech
 from ..values.model import Chunk, Unit
-from ..values.openai import TurnDetection
+from ..values.openai import Reply, Respond, TurnDetection
 from ..values.utf8 import frame_bytes
 from .chat import ActiveTurn, Chat, SingleRequest
 from .core import Phase
@@ -223,8 +223,9 @@ def _openai(openai: OpenAI) -> Keys:
         "reply": None if reply is None else [reply.id, reply.modality, reply.output_tokens],
         "words": len(talk.words),
         "must_listen": speech.must_listen,
-        "asked": openai.is_asked,
-        "metadata": len(talk.metadata or ()),
+        "asked": openai.asked_at or openai.is_asked,
+        "metadata": len(talk.asked.metadata or ()),
+        **_options(talk.asked, reply),
         "due_units": openai.due_units,
         "sound_ns": openai.sound_ns,
         "transcriber": now.transcriber,
@@ -232,6 +233,13 @@ def _openai(openai: OpenAI) -> Keys:
         "skipped": openai.skipped,
         "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in talk.utterances],
     }
+
+
+def _options(asked: Respond, reply: Reply | None) -> Keys:
+    """What was asked of one response, where anything was: older logs have no such keys."""
+    wanted = [asked.modality, asked.max_tokens]
+    bounds = [] if reply is None else [reply.max_tokens, reply.input_tokens]
+    return {"options": [wanted, bounds]} if any(wanted) or any(bounds) else {}
 
 
 def _detection(how: TurnDetection) -> Keys:
@@ -330,6 +338,7 @@ def _chunks(loop: ChunkLoop, model: str) -> Keys:
             "waiting_bytes": loop.waiting_bytes,
             "active_ns": loop.peer.active_ns,
             "owes_commit": loop.owes_commit,
+            **({"ending": loop.ending} if loop.ending else {}),
         },
     }
 

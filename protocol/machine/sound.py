@@ -13,10 +13,12 @@ from typing import Final, Protocol
 
 import attrs
 
+from ..values.behaviour import KEEPS_SOUND, LATE_FORMATS, WHOLE_PARTS
 from ..values.errors import CLOSE_POLICY, ErrorCode
-from ..values.limits import APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S
-from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding
-from ..values.openai import OpenAISession
+from ..values.limits import APPEND_BYTES_MAX, APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S, NS_PER_S
+from ..values.messages import EndReason
+from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding, rate_of
+from ..values.openai import Configure, Item, OpenAISession
 from ..values.requests import AppendSound, ClientMessage
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
@@ -24,6 +26,8 @@ from .core import Step
 from .kind import Kind
 from .peer import Peer
 
+AWAY_NS: Final = 3 * NS_PER_S // 2
+"""A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
 UPDATES_MAX: Final = 16
 """Changes that are sent one by one when the session is there: no client sets itself up in more."""
 
@@ -83,16 +87,20 @@ class SoundPieces:
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse half a sample, and more sound at once than may wait."""
         if isinstance(message, AppendSound):
-            return size_refusal(message, self.kind.coding, self.kind.rate_hz)
+            return size_refusal(self.step, message, self.kind.coding, self.kind.rate_hz)
         return None
 
     def cut(self, pcm16: bytes) -> Iterator[bytes]:
         """Take sound; gives each second that is full."""
         self.rest += pcm16
         while len(self.rest) >= self.second_bytes and not self.peer.is_closed:
-            second = bytes(self.rest[: self.second_bytes])
-            del self.rest[: self.second_bytes]
-            yield second
+            yield self.next_second()
+
+    def next_second(self) -> bytes:
+        """Take the oldest second of the sound that is kept."""
+        second = bytes(self.rest[: self.second_bytes])
+        del self.rest[: self.second_bytes]
+        return second
 
     def convert(self, second: bytes) -> None:
         """Bring a second to the model's rate."""
@@ -127,15 +135,36 @@ class SoundPieces:
         return resample(sound, LIVE_RATE_HZ, rate_hz)
 
 
-def size_refusal(message: AppendSound, coding: Coding, rate_hz: int) -> Refused | None:
+def size_refusal(step: Step, message: AppendSound, coding: Coding, rate_hz: int) -> Refused | None:
     """Refuse half a sample, and more sound at once than may wait; None accepts it."""
     size, width = len(message.pcm16), SAMPLE16_BYTES if coding == "audio/pcm" else 1
     most, text = APPEND_S_MAX * rate_hz, ""
+    if step.opened.endpoint == "openai" and step.behaves(KEEPS_SOUND):
+        most = APPEND_BYTES_MAX // width
     if size % width:
         text = f"{size} bytes, a multiple of {width} is needed (int16)"
     elif size > most * width:
         text = f"{size // width} samples, at most {most} are allowed"
     return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"$.audio: {text}") if text else None
+
+
+def other_formats(message: Configure, now: OpenAISession) -> str:
+    """Where a change of settings has another form of sound than that in force; empty if nowhere."""
+    if message.heard not in (None, now.heard):
+        return "input"
+    return "output" if message.spoken not in (None, now.spoken) else ""
+
+
+def format_refusal(
+    step: Step, message: ClientMessage, now: OpenAISession, samples: int
+) -> Refused | None:
+    """Refuse another form of the sound once there were so many samples; None accepts it."""
+    is_late = step.behaves(LATE_FORMATS) and samples >= rate_of(now.heard)
+    where = other_formats(message, now) if is_late and isinstance(message, Configure) else ""
+    text = f"$.session.audio.{where}.format: a second of sound came in {now.heard} already"
+    ignored = len(getattr(message, "ignored", ()))
+    code = ErrorCode.INVALID_PAYLOAD
+    return Refused(code=code, message=text, ignored=ignored) if where else None
 
 
 def first_settings(peer: Peer) -> OpenAISession:
@@ -146,6 +175,32 @@ def first_settings(peer: Peer) -> OpenAISession:
         model=opened.label or next(iter(limits.models), ""),
         expires_at=opened.created_ms // MS_PER_S + limits.session_s,
     )
+
+
+def whole(step: Step, item: Item) -> Item:
+    """Have the parts of an item sent with their text, also where it is empty."""
+    parts = tuple(attrs.evolve(it, is_whole=step.behaves(WHOLE_PARTS)) for it in item.parts)
+    return attrs.evolve(item, parts=parts)
+
+
+def expired(kind: Kind, reason: EndReason) -> None:
+    """Tell a client that its session ends because its time is over."""
+    if kind.has_own_time and kind.peer.is_active and reason in ("timeout", "idle"):
+        limits = kind.step.limits
+        text = f"its limit is {limits.session_s} s"
+        if reason == "idle":
+            text = f"nothing was heard for {limits.idle_s} s"
+        kind.peer.cause = ""
+        kind.peer.send_error(ErrorCode.SESSION_EXPIRED, f"the session is over: {text}")
+
+
+def own_time(kind: Kind, settings: OpenAISession) -> OpenAISession:
+    """Have a session's time begin with its slot; returns its settings, which tell the end."""
+    if not kind.has_own_time:
+        return settings
+    kind.timers.set("session", kind.step.limits.session_s)
+    waited_s = kind.step.now_ns // NS_PER_S
+    return attrs.evolve(settings, expires_at=settings.expires_at + waited_s)
 
 
 def no_model(name: str) -> str:

@@ -11,7 +11,8 @@ appended -> committed -> chunk, chunk, ... -> answered
   follows for its last words. An utterance without sound needs no model.
 - An utterance that fails or outgrows the context is answered by an error and its text so far. The
   rest of its sound is discarded; the next commit, final or not, begins the next utterance.
-- A silent client's session ends (`idle`), but not while it waits for the model.
+- A silent client's session ends (`idle`), but not while it waits for the model; what it has said
+  until then, or until its time is over, is answered before.
 
 Sent text is never taken back. Sound is cut only here: its split into appends changes nothing.
 """
@@ -27,8 +28,9 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
+from ..values.behaviour import ENDS_SPEECH
 from ..values.errors import ErrorCode
-from ..values.limits import MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
+from ..values.limits import LAST_WORDS_S, MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
 from ..values.messages import EndReason, TranscriptDelta, TranscriptDone
 from ..values.model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES, Chunk
 from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
@@ -118,6 +120,9 @@ class ChunkKind(Migrating, Protocol):
     def send_failure(self, utterance: Utterance, code: ErrorCode, text: str) -> None:
         """Tell that the model failed at an utterance."""
 
+    def close_utterance(self) -> None:
+        """Close the utterance that is open."""
+
     def end(self, reason: EndReason) -> None:
         """End the session."""
 
@@ -128,6 +133,7 @@ class ChunkLoop:
 
     Attributes:
         chunk: the chunk that is with the model.
+        ending: the session ends so when what was heard is answered.
         pending: unanswered utterances, oldest first; the last may be open.
         utterances: number begun or appended to so far.
         waiting_bytes: waiting PCM16 of all utterances.
@@ -149,6 +155,7 @@ class ChunkLoop:
     waiting_bytes: int = 0
     owes_commit: bool = False
     chunk: Chunk | None = None
+    ending: EndReason | None = None
 
     def __attrs_post_init__(self) -> None:
         self.migration.work = self
@@ -178,9 +185,20 @@ class ChunkLoop:
             self.peer.active_ns = self.step.now_ns
         idle_ns = self.step.limits.idle_s * NS_PER_S
         if self.step.now_ns - self.peer.active_ns >= idle_ns:
-            self.kind.end("idle")
+            self.end_after("idle")
         else:
             self.timers.set_at("idle", self.peer.active_ns + idle_ns)
+
+    def end_after(self, reason: EndReason) -> None:
+        """End the session when what was heard is answered, or after a while."""
+        can_answer = self.step.behaves(ENDS_SPEECH) and self.peer.is_active
+        if self.ending is not None or not can_answer or not self.is_busy:
+            self.kind.end(self.ending or reason)
+            return
+        self.ending = reason
+        self.timers.cancel("session")
+        self.timers.set("session", LAST_WORDS_S)
+        self.kind.close_utterance()
 
     # -- in -------------------------------------------------------------------------------------
 
@@ -327,8 +345,8 @@ class ChunkLoop:
         return self.pending[0] if self.slot.settle() else None
 
     def _end_if_due(self) -> None:
-        if self.kind.is_draining and not self.is_busy:
-            self.kind.end("server_shutdown")
+        if (self.kind.is_draining or self.ending) and not self.is_busy:
+            self.kind.end(self.ending or "server_shutdown")
 
 
 def chunk_loop(kind: ChunkKind) -> ChunkLoop:
@@ -405,12 +423,19 @@ class Transcription(Kind):
         """End the session: no model was chosen in time, or the client is silent."""
         if name == "idle":
             self.loop.look_at_idle()
+        elif name == "session":
+            self.loop.end_after("timeout")
         elif name == "init":
             wait_s = self.step.limits.init_wait_s
             text = f"the session is over: no model was chosen within {wait_s:g} s"
             self.end("timeout", told=text)
         else:
             super().timed_out(name)
+
+    def close_utterance(self) -> None:
+        """Close the utterance that is open, and have all that was heard answered."""
+        if not self.loop.pending[-1].is_final:
+            self.loop.commit(Commit(final=True))
 
     def append_sound(self, message: AppendSound) -> None:
         """Keep sound for the open utterance, and transcribe if possible."""

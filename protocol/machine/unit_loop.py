@@ -135,6 +135,9 @@ class UnitKind(Protocol):
     def must_speak(self) -> bool:
         """Whether the next unit may not listen."""
 
+    def must_listen(self) -> bool:
+        """Whether the next unit may only listen."""
+
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's outcome."""
 
@@ -330,14 +333,15 @@ class UnitLoop:
         """Start the next unit (B1: only through the open barrier)."""
         self.call.begin(self.call.index + 1)
         attached = pending.attached
+        must_listen = attached.force_listen or self.kind.must_listen()
         self.input_id, self.interrupted = attached.input_id, False
         self.unit = Unit(
             index=self.call.index,
             pcm=pending.pcm,
             frames=tuple(frame.jpeg for frame in attached.frames),
-            force_listen=attached.force_listen,
+            force_listen=must_listen,
             max_slice_nums=attached.max_slice_nums or self.max_slice_nums,
-            force_speak=must_speak and not attached.force_listen,
+            force_speak=must_speak and not must_listen,
         )
         self.step.do(ef.StartUnit(unit=self.unit))
 

@@ -11,15 +11,36 @@ A change is a name here, with the number of the release that brings it:
     \"\"\"What it changes.\"\"\"
 
 A released number is used up. Golden logs are never written again: the scene that shows a change
-makes a new one. No session needs a number above 0 yet.
+makes a new one.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-NEWEST: Final = 0
+NEWEST: Final = 1
 """The behaviour of sessions that begin now."""
+
+WHOLE_PARTS: Final = 1
+"""`openai`: a part of an item has its text or transcript also where that is empty."""
+LATE_FORMATS: Final = 1
+"""`openai`: the form of the sound may change until a second came; later that is refused."""
+LENIENT_SETTINGS: Final = 1
+"""`openai`: settings that change nothing here are taken, and an unreadable frame is an error."""
+ASKED_ONLY: Final = 1
+"""`openai`: a model that is to be asked listens until it is, also without turn detection."""
+ANSWERS_COMMITTED: Final = 1
+"""`openai`: a response answers the last sound before it, whose second is filled up at once."""
+KEEPS_SOUND: Final = 1
+"""`openai`: sound that comes faster than it was spoken is kept, up to a bound."""
+ENDS_SPEECH: Final = 1
+"""Who stops sending in the middle of speech is heard to its end (`openai`), and what is open at a
+limit is answered before the session ends (transcriptions too)."""
+OWN_TIME: Final = 1
+"""`openai`: only its limit ends a client that is silent at first, without its wait in the queue, of
+which it is told; an end by time is told."""
+RESPONSE_OPTIONS: Final = 1
+"""`openai`: options of one response are honoured or refused, and its input tokens are counted."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

@@ -49,6 +49,7 @@ class ErrorCode(StrEnum):
     RESPONSE_CANCEL_NOT_ACTIVE = "response_cancel_not_active"
     INPUT_AUDIO_BUFFER_COMMIT_EMPTY = "input_audio_buffer_commit_empty"
     ITEM_NOT_FOUND = "item_not_found"
+    SESSION_EXPIRED = "session_expired"
 
 
 REFUSALS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
@@ -79,6 +80,7 @@ CLIENT_ERRORS: Final = frozenset(
         ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
         ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY,
         ErrorCode.ITEM_NOT_FOUND,
+        ErrorCode.SESSION_EXPIRED,
     }
 )
 TRANSCRIPTION_ERRORS: Final = frozenset(
@@ -102,6 +104,7 @@ OPENAI_ERRORS: Final = frozenset(
         ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
         ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY,
         ErrorCode.ITEM_NOT_FOUND,
+        ErrorCode.SESSION_EXPIRED,
     }
 )
 """Only `openai` has these."""
@@ -153,6 +156,7 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE: "There is no such response in progress.",
         ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY: "There is no sound since the last item.",
         ErrorCode.ITEM_NOT_FOUND: "There is no such item; of very many the oldest are forgotten.",
+        ErrorCode.SESSION_EXPIRED: "The session's time is over; the connection is closed next.",
         ErrorCode.UNSUPPORTED: "The event or the value is known, but this server does not have it.",
     }
 )

@@ -30,6 +30,8 @@ IDLE_S: Final = 60
 """Between its turns a chat holds a socket and memory (wire decisions), a transcription a slot."""
 LIMIT_LIVE_S: Final = 3600
 """Total time of a session of `live`, as its clients know it."""
+LAST_WORDS_S: Final = 10
+"""What was heard when a transcription's time is over is written down for so long."""
 LIMIT_TRANSCRIPTION_S: Final = 3600
 """Total time of a transcription session: a meeting; each utterance has an empty context."""
 PAUSE_S: Final = 60
@@ -66,6 +68,10 @@ APPEND_SAMPLES_MAX: Final = 160_000
 """Ten seconds: twice what may wait, so that an append can only replace what waits, not bury it."""
 APPEND_S_MAX: Final = 10
 """The same in seconds, for sound of another rate."""
+APPEND_BYTES_MAX: Final = 15 * 1024 * 1024
+"""Of an append of `openai`, as its clients know it."""
+BACKLOG_S_MAX: Final = 360
+"""Seconds of `openai` that wait for the model, 17 MB: one append of the most fits, or a stall."""
 REFERENCE_S_MIN: Final = 0.5
 """A voice cannot be heard in less."""
 REFERENCE_S_MAX: Final = 30

@@ -45,16 +45,26 @@ class QueuePlace:
 
 @attrs.frozen(kw_only=True)
 class Queued:
-    """The session must wait for a slot."""
+    """The session must wait for a slot.
+
+    Attributes:
+        is_told: a client of `openai` is told.
+    """
 
     place: QueuePlace
+    is_told: bool = attrs.field(default=False, eq=False)
 
 
 @attrs.frozen(kw_only=True)
 class QueueUpdate:
-    """Its place has changed."""
+    """Its place has changed.
+
+    Attributes:
+        is_told: a client of `openai` is told.
+    """
 
     place: QueuePlace
+    is_told: bool = attrs.field(default=False, eq=False)
 
 
 @attrs.frozen(kw_only=True)

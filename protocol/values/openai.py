@@ -28,11 +28,13 @@ class Part:
         kind: what it is.
         text: the text, or the transcript of sound; may be empty.
         picture: the file of a picture, as it comes; an item that is kept has it no more.
+        is_whole: its text is sent also where it is empty, as strict clients need it.
     """
 
     kind: PartKind
     text: str = ""
     picture: bytes = attrs.field(default=b"", repr=False)
+    is_whole: bool = attrs.field(default=False, eq=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -68,8 +70,8 @@ def as_prompt(instructions: str, items: Iterable[Item]) -> str:
 
 Modality = Literal["audio", "text"]
 DetectionKind = Literal["server_vad", "semantic_vad"]
-ReplyStatus = Literal["in_progress", "completed", "cancelled", "failed"]
-ReplyReason = Literal["", "turn_detected", "client_cancelled"]
+ReplyStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+ReplyReason = Literal["", "turn_detected", "client_cancelled", "max_output_tokens"]
 InputKind = Literal[
     "speech_started",
     "speech_stopped",
@@ -150,13 +152,15 @@ class Reply:
     Attributes:
         id: the response.
         status: how it stands.
-        reason: why it was cancelled.
+        reason: why it was cancelled, or is incomplete.
         fault: why it failed, for programs; may be empty.
         message: the same for people.
         items: what it is made of.
         modality: as of the session.
         metadata: the client's own names and values, from its request.
         output_tokens: tokens that the model generated.
+        input_tokens: tokens that it held before.
+        max_tokens: it ends with the second in which it has so many; 0: it has no bound.
     """
 
     id: str
@@ -168,6 +172,8 @@ class Reply:
     modality: Modality = "audio"
     metadata: Metadata | None = None
     output_tokens: int = 0
+    input_tokens: int = 0
+    max_tokens: int = 0
 
 
 # -- what the client asks for ----------------------------------------------------------------------
@@ -220,9 +226,15 @@ class Respond:
 
     Attributes:
         metadata: told again with the response.
+        modality: what it is made of; None: as of the session.
+        instructions: for this response; None: those of the session.
+        max_tokens: its bound; 0: it has none.
     """
 
     metadata: Metadata | None = None
+    modality: Modality | None = None
+    instructions: str | None = None
+    max_tokens: int = 0
     ignored: tuple[str, ...] = ()
 
 

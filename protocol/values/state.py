@@ -161,6 +161,8 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
         },
         Course.TRANSCRIPTION: {
             State.QUEUED: {
+                Queued: State.QUEUED,
+                QueueUpdate: State.QUEUED,
                 Created: State.CONNECTED,
                 ErrorReport: State.QUEUED,
                 Closed: State.CLOSED,

@@ -42,7 +42,9 @@ class Wire:
         self.mode: Mode = "video" if opened is None else opened.mode
         self.endpoint: ev.Endpoint = "realtime" if opened is None else opened.endpoint
         self.dialect = first_dialect(self.mode, self.endpoint)
-        self._sound: Final = ClientSound(self.mode, self.endpoint)
+        self._sound: Final = ClientSound(
+            self.mode, self.endpoint, behaviour=0 if opened is None else opened.behaviour
+        )
         self._heard: Heard | None = None
         self.piece: Piece | None = None
         self._coding: Coding = "audio/pcm"

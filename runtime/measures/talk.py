@@ -30,6 +30,7 @@ import attrs
 from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values import openai as oa
+from protocol.values.behaviour import LATE_FORMATS, NEWEST
 from protocol.values.effects import DetectSpeech
 from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
 from protocol.values.model import (
@@ -404,25 +405,29 @@ class Piece:
 class ClientSound:
     """Knows how a client writes its sound; each message is to be read once."""
 
-    def __init__(self, mode: Mode, endpoint: ev.Endpoint) -> None:
+    def __init__(
+        self, mode: Mode, endpoint: ev.Endpoint, *, behaviour: int = NEWEST
+    ) -> None:
         self.mode: Final[Mode] = mode
         self.endpoint: Final[ev.Endpoint] = endpoint
         self._coding: Coding = "audio/pcm"
         self._rate_hz = self._spoken_hz = LIVE_RATE_HZ
-        self._has_sound = False
+        self._changes_late = behaviour >= LATE_FORMATS
+        self._samples = 0
 
     def read(self, request: ClientMessage) -> ClientMessage | Piece:
         """Return the message; sound in pieces as one."""
         match request:
             case AppendSound(pcm16=data) if self.endpoint in ev.PIECES:
-                self._has_sound = True
-                is_whole = self.endpoint == "live"
-                return Piece(expand(data, self._coding), self._rate_hz, is_whole)
+                pcm16, is_whole = expand(data, self._coding), self.endpoint == "live"
+                self._samples += len(pcm16) // SAMPLE16_BYTES
+                return Piece(pcm16, self._rate_hz, is_whole)
             case Init(live=settings) if settings.rate_hz:
                 self._coding = settings.coding
                 self._rate_hz = self._spoken_hz = settings.rate_hz
-            case oa.Configure(heard=str() as coding) if not self._has_sound:
-                self._coding, self._rate_hz = coding, rate_of(coding)
+            case oa.Configure(heard=str() as coding) if coding != self._coding:
+                if self._samples < (self._rate_hz if self._changes_late else 1):
+                    self._coding, self._rate_hz, self._samples = coding, rate_of(coding), 0
         return request
 
     def spoken_hz(self, coding: Coding) -> int:

@@ -13,7 +13,9 @@
 | `/v1/live/sessions` | `live` |
 | `/v1/live/sessions/{id}/fork` | `live`, from the past of a recorded session, before unit `?at=` |
 | `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`attaching`) |
-| `/v1/realtime?model={model}` without a mode, or the subprotocol `realtime` | `openai` |
+| `/v1/realtime?model={model}` without a mode | `openai` |
+| `/v1/realtime` with the subprotocol `realtime`, | `openai`, with the first model where none is |
+| or a header of OpenAI's packages | named |
 | `/v1/realtime?intent=transcription` | `openai-transcription` |
 
 With `resumable=1` in the query the client may come back to its session after the loss of its
@@ -63,6 +65,8 @@ AUDIO_LABELS: Final = ("adx_", "audio_duplex")
 MODEL_CHARS_MAX: Final = 256
 """Of a model's name in an address: no model has a longer one."""
 OPENAI_HEADER: Final = "openai-beta"
+OPENAI_SDK: Final = "x-stainless-lang"
+"""A header of OpenAI's own packages."""
 OPENAI_BETA: Final = "openai-beta."
 """Prefix of a browser's subprotocol that says the same."""
 
@@ -165,8 +169,12 @@ def _address(
             _refuse_fork(query)
             mode = _served("transcription", modes)
             return Route(mode=mode, dialect=OPENAI_TRANSCRIPTION, endpoint="openai", label=label)
-        names_model = "model" in query and default != "transcription"
-        if "mode" not in query and (names_model or OPENAI_SUBPROTOCOL in subprotocols):
+        if "mode" not in query and "call_id" in query:
+            text = "there are no calls to join here: connect with model=, without call_id="
+            raise NotServedError(400, "invalid_query", text)
+        is_sdk = "model" in query or any(name == OPENAI_SDK for name, _ in headers)
+        is_openai = OPENAI_SUBPROTOCOL in subprotocols or (is_sdk and default != "transcription")
+        if "mode" not in query and is_openai:
             _refuse_fork(query)
             audio = _served("audio", modes)
             return Route(mode=audio, dialect=OPENAI, endpoint="openai", label=label)

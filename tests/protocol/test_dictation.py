@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import Chunk
 from protocol.wire.codec import parse_frame
@@ -32,6 +33,7 @@ OPENED: Final = ev.ConnectionOpened(
     seed=1,
     limits=attrs.evolve(LIMITS, sound_bytes=20 * SECOND_BYTES),
     recording="off",
+    behaviour=NEWEST,
     endpoint="openai",
 )
 NAME: Final = "conversation.item.input_audio_transcription"
@@ -62,6 +64,7 @@ class Client:
     fails_at: int = -1
     label: str = ""
     has_slot: bool = True
+    behaviour: int = NEWEST
     session: Session = attrs.field(init=False)
     now_ns: int = 0
     told: list[dict[str, Any]] = attrs.Factory(list)
@@ -71,7 +74,8 @@ class Client:
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
 
     def __attrs_post_init__(self) -> None:
-        self.session, effects = Session.open(attrs.evolve(OPENED, label=self.label))
+        opened = attrs.evolve(OPENED, label=self.label, behaviour=self.behaviour)
+        self.session, effects = Session.open(opened)
         self._perform(effects)
 
     def say(self, kind: str, **body: Any) -> list[dict[str, Any]]:
@@ -107,6 +111,13 @@ class Client:
         if len(self.written) < len(self.chunks):
             self.written.append(self.chunks[-1])
             self.post(self._result(self.chunks[-1]))
+
+    def fire(self, name: ev.TimerName) -> list[str]:
+        """Let time pass until a timer fires, and return the types of what is told."""
+        [*_, timer] = [it for it in self.effects if isinstance(it, ef.SetTimer) and it.name == name]
+        before, self.now_ns = len(self.told), max(self.now_ns, timer.at_ns)
+        self.post(ev.TimerFired(at_ns=0, name=name, generation=timer.generation))
+        return [one["type"] for one in self.told[before:]]
 
     def post(self, event: ev.Event) -> None:
         """Have the session take an event now."""
@@ -372,15 +383,60 @@ def test_what_is_kept_between_utterances_is_bounded() -> None:
     assert client.chunks == []
 
 
-def test_a_session_without_a_word_ends() -> None:
+@pytest.mark.parametrize("behaviour", [0, NEWEST])
+def test_a_session_without_a_word_ends(behaviour: int) -> None:
     """A client that is gone would keep its slot."""
-    client = Client()
-    [timer] = [it for it in client.effects if isinstance(it, ef.SetTimer) and it.name == "idle"]
-    client.now_ns = timer.at_ns
-    client.post(ev.TimerFired(at_ns=0, name="idle", generation=timer.generation))
+    client = Client(behaviour=behaviour)
+    if behaviour:
+        assert not [it for it in client.effects if getattr(it, "name", "") == "idle"]
+        client.hear(quiet(1))
+    told = client.fire("idle")
     assert client.session.end_reason == "idle"
+    assert told == ["error"] * behaviour
+    assert not behaviour or client.told[-1]["error"]["code"] == "session_expired"
     assert ef.Close(code=1000, reason="idle") in client.effects
     assert isinstance(client.effects[-1], ef.Release)
+
+
+def test_who_stops_sending_in_the_middle_of_speech_is_written_down() -> None:
+    """Discord sends nothing while its user is quiet: the text never comes."""
+    client = Client()
+    client.hear(tone(2), piece_s=0.5)
+    client.fire("silence")
+    told = client.fire("silence")
+    assert told[0] == "input_audio_buffer.speech_stopped"
+    assert told[-1] == f"{NAME}.completed"
+    assert not client.session.snapshot()["own"]["openai"]["speaking"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("timer", ["idle", "session"])
+def test_what_is_open_at_a_limit_is_written_down(timer: ev.TimerName) -> None:
+    """The last words before the end are lost, though they were heard."""
+    client = Client(is_slow=True)
+    client.update(audio=MANUAL)
+    client.hear(tone(1.5))
+    client.write()
+    if timer == "idle":
+        client.fire("idle")
+    told = client.fire(timer)
+    assert told == COMMITTED_ITEM
+    before = len(client.told)
+    client.write()
+    client.write()
+    assert [it["type"] for it in client.told[before:]][-2:] == [f"{NAME}.completed", "error"]
+    assert client.told[-1]["error"]["code"] == "session_expired"
+    assert client.session.end_reason == {"session": "timeout"}.get(timer, timer)
+
+
+def test_a_model_that_does_not_come_to_the_end_holds_up_no_end() -> None:
+    """A session lasts as long as its model is slow."""
+    client = Client(is_slow=True)
+    client.update(audio=MANUAL)
+    client.hear(tone(3))
+    client.fire("session")
+    told = client.fire("session")
+    assert told == [f"{NAME}.failed", "error"]
+    assert client.session.end_reason == "timeout"
 
 
 STEPS: Final = st.one_of(

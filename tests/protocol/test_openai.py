@@ -217,6 +217,23 @@ def test_a_client_of_ga_is_served(query: dict[str, Any], subprotocols: Any, labe
     assert (found.mode, found.label) == ("audio", label)
 
 
+def test_the_package_may_leave_the_model_out() -> None:
+    """`client.realtime.connect()` lands in a dialect that waits for another first message."""
+    sent = (("x-stainless-lang", "python"),)
+    found = route("/v1/realtime", {}, MODES, default="video", headers=sent)
+    assert (found.dialect.name, found.label) == ("openai", "")
+    found = route("/v1/realtime", {"mode": ("audio",)}, MODES, default="video", headers=sent)
+    assert found.endpoint == "realtime"
+
+
+def test_a_call_is_refused_by_its_name() -> None:
+    """`client.realtime.connect(call_id=...)` hangs."""
+    with pytest.raises(NotServedError) as caught:
+        route("/v1/realtime", {"call_id": ("rtc_1",)}, MODES, default="video")
+    assert (caught.value.status, caught.value.code) == (400, "invalid_query")
+    assert "model=" in caught.value.message
+
+
 @pytest.mark.parametrize("query", [{"model": ("m",)}, {"mode": ("transcription",)}])
 def test_a_client_of_003_may_name_its_model_in_the_address(
     query: dict[str, tuple[str, ...]],

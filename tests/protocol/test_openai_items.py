@@ -14,6 +14,7 @@ from protocol.machine.openai import OpenAI
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
 from protocol.values.limits import (
     INSTRUCTIONS_CHARS_MAX,
     ITEM_CHARS_MAX,
@@ -38,12 +39,14 @@ OPENED: Final = ev.ConnectionOpened(
         LIMITS, session_s=3600, context_tokens=1 << 20, models=("m",), detach_s=30, resume_s=600
     ),
     recording="on",
+    behaviour=NEWEST,
     resume_hash="0" * 64,
     endpoint="openai",
     label="m",
 )
 LOUD: Final = (np.sin(np.arange(RATE_HZ) / 5) * 9000).astype("<i2").tobytes()
 QUIET: Final = bytes(2 * RATE_HZ)
+SERVER_VAD: Final = {"type": "server_vad"}
 
 
 @attrs.define
@@ -51,6 +54,8 @@ class Client:
     """A client at a session whose model says what it is told to."""
 
     speaks: bool = False
+    has_slot: bool = True
+    tokens: int = 0
     is_slow: bool = False
     session: Session = attrs.field(init=False)
     now_ns: int = 0
@@ -62,19 +67,21 @@ class Client:
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
     sees: bool = True
     transcriber: str = ""
+    behaviour: int = NEWEST
     seen: list[int] = attrs.Factory(list)
     frames: tuple[bytes, ...] = ()
     undecoded: list[ef.DecodeMedia] = attrs.Factory(list)
 
     def __attrs_post_init__(self) -> None:
         limits = attrs.evolve(OPENED.limits, can_see=self.sees, transcriber=self.transcriber)
-        self.session, effects = Session.open(attrs.evolve(OPENED, limits=limits))
+        opened = attrs.evolve(OPENED, limits=limits, behaviour=self.behaviour)
+        self.session, effects = Session.open(opened)
         self._perform(effects)
 
     def say(self, kind: str, **body: Any) -> list[dict[str, Any]]:
         """Send a message, and return the answers."""
         before = len(self.told)
-        self._post(ev.FrameReceived(at_ns=0, frame=json.dumps({"type": kind, **body})))
+        self.post(ev.FrameReceived(at_ns=0, frame=json.dumps({"type": kind, **body})))
         return self.told[before:]
 
     def hear(self, sound: bytes) -> list[str]:
@@ -93,7 +100,7 @@ class Client:
             first = min(due, key=lambda one: one.at_ns)
             del self.timers[first.name]
             self.now_ns = max(self.now_ns, first.at_ns)
-            self._post(ev.TimerFired(at_ns=0, name=first.name, generation=first.generation))
+            self.post(ev.TimerFired(at_ns=0, name=first.name, generation=first.generation))
         self.now_ns = end_ns
         return [one["type"] for one in self.told[before:]]
 
@@ -115,14 +122,14 @@ class Client:
     def answer(self) -> list[str]:
         """Have the model finish its unit, and return the types of what is told."""
         before = len(self.told)
-        self._post(self.done)
+        self.post(self.done)
         return [one["type"] for one in self.told[before:]]
 
     def write_down(self, text: str, start_ms: int) -> list[dict[str, Any]]:
         """Have a transcriber write words down, and return what is told."""
         before, end_ms = len(self.told), start_ms + 1000
         words = {"text": text, "start_ms": start_ms, "end_ms": end_ms, "is_last": True}
-        self._post(ev.UserTranscribed(at_ns=0, **words))
+        self.post(ev.UserTranscribed(at_ns=0, **words))
         return self.told[before:]
 
     def decode(self) -> None:
@@ -133,20 +140,21 @@ class Client:
                 made = MediaDecoder().decode_here(effect)
             except MediaError as error:
                 reason = error.reason
-                self._post(ev.MediaRejected(at_ns=0, media=effect.media, reason=reason))
+                self.post(ev.MediaRejected(at_ns=0, media=effect.media, reason=reason))
             else:
                 pictures = made.pictures
-                self._post(ev.MediaDecoded(at_ns=0, media=effect.media, pictures=pictures))
+                self.post(ev.MediaDecoded(at_ns=0, media=effect.media, pictures=pictures))
 
     def lose(self) -> None:
         """Lose the connection."""
-        self._post(ev.PeerGone(at_ns=0))
+        self.post(ev.PeerGone(at_ns=0))
 
     def come_back(self) -> None:
         """Come back on another one."""
-        self._post(ev.PeerAttached(at_ns=0, after=len(self.told) - 1, resume_hash="1" * 64))
+        self.post(ev.PeerAttached(at_ns=0, after=len(self.told) - 1, resume_hash="1" * 64))
 
-    def _post(self, event: ev.Event) -> None:
+    def post(self, event: ev.Event) -> None:
+        """Have the session take an event now."""
         self._perform(self.session.step(attrs.evolve(event, at_ns=self.now_ns)))
 
     def _perform(self, effects: Any) -> None:
@@ -155,7 +163,7 @@ class Client:
             match effect:
                 case ef.Send(frame=frame):
                     self.told.append(parse_frame(frame))
-                case ef.EnterQueue():
+                case ef.EnterQueue() if self.has_slot:
                     answers.append(ev.SlotLeased(at_ns=0, lease=1, slot=0))
                 case ef.OpenBackend(lease=lease, opening=opening):
                     self.prompts.append(opening.instructions)
@@ -173,7 +181,11 @@ class Client:
                     self.frames = unit.frames
                     listens = unit.force_listen or not self.speaks
                     text = "" if listens else "word "
-                    result = UnitResult(index=unit.index, is_listen=listens, text=text)
+                    made: dict[str, Any] = {
+                        "decided_ids": (1,) * self.tokens,
+                        "kv_length": 100 * bool(self.tokens),
+                    }
+                    result = UnitResult(index=unit.index, is_listen=listens, text=text, **made)
                     self.done = ev.UnitDone(at_ns=0, result=result)
                     if not self.is_slow:
                         answers.append(self.done)
@@ -188,7 +200,7 @@ class Client:
                 case ef.CancelTimer(name=name):
                     self.timers.pop(name, None)
         for answer in answers:
-            self._post(answer)
+            self.post(answer)
 
 
 def test_the_prompt_has_the_items_that_are_there() -> None:
@@ -232,10 +244,13 @@ def test_what_is_kept_of_items_is_bounded() -> None:
     assert [client.knows(item_id) for item_id in small] == [False] * 2 + [True] * ITEMS_MAX
 
 
-def test_silence_ends_a_turn_that_its_client_ended() -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "detection"), [(0, None), (0, SERVER_VAD), (NEWEST, SERVER_VAD)]
+)
+def test_silence_ends_a_turn_that_its_client_ended(behaviour: int, detection: object) -> None:
     """A client that sends no sound after its question would wait for ever."""
-    client = Client()
-    client.update(audio={"input": {"turn_detection": None}})
+    client = Client(behaviour=behaviour)
+    client.update(audio={"input": {"turn_detection": detection}})
     client.hear(QUIET)
     client.say("input_audio_buffer.commit")
     assert len(client.units) == 1
@@ -307,21 +322,22 @@ def test_an_answer_that_is_not_wanted_any_more_is_cancelled(is_spoken: bool) -> 
     made, done = [one for one in client.told[before:] if one["type"].startswith("response.")]
     assert (made["type"], done["type"]) == ("response.created", "response.done")
     assert done["response"]["status"] == "cancelled"
-    assert not client.wait(60)
+    assert not [kind for kind in client.wait(60) if kind.startswith("response.")]
 
 
-def test_seconds_that_were_held_back_are_no_answer() -> None:
+@pytest.mark.parametrize(("behaviour", "listened"), [(0, 4), (NEWEST, 3)])
+def test_seconds_that_were_held_back_are_no_answer(behaviour: int, listened: int) -> None:
     """A client that speaks fast and asks would be told that the model does not speak."""
-    client = Client(is_slow=True)
+    client = Client(is_slow=True, behaviour=behaviour)
     detection = {"type": "server_vad", "create_response": False}
     client.update(audio={"input": {"turn_detection": detection}})
     sound = base64.b64encode(QUIET * 4).decode()
     client.say("input_audio_buffer.append", audio=sound)
     client.say("response.create")
     client.is_slow, client.speaks = False, True
-    client.answer()
-    assert client.units == [True] * 4
-    assert client.wait(3)[0] == "response.created"
+    told = client.answer()
+    assert client.units == [True] * listened + [False] * (4 - listened)
+    assert [*told, *client.wait(3)][0] == "response.created"
 
 
 def test_an_answer_goes_on_when_its_client_is_back() -> None:

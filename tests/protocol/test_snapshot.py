@@ -28,7 +28,7 @@ from protocol.machine.slot import Migration
 from protocol.values import events as ev
 from protocol.values.messages import Listen, Speech
 from protocol.values.model import Picture, Prefill, Sound, Text, ToolCall, ToolResult
-from protocol.values.openai import OpenAISession, Part, Reply
+from protocol.values.openai import OpenAISession, Part, Reply, Respond
 from protocol.values.utf8 import Utf8Text
 from protocol.wire.dialects import LEGACY_CHAT
 from recorder.format.format import SUFFIX
@@ -41,6 +41,9 @@ from tests.golden.logs import FOLDER, SCENES
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {
     "Step.opened": "it is the first event, which the log holds",
+    "Respond.instructions": "they are in the prompt, which the log has",
+    "Respond.ignored": "it stands in the log",
+    "Part.is_whole": "it is of the session's behaviour",
     "Step.effects": "they are handed over after each step",
     "Peer.course": "it is of the kind, as the first event says",
     "Peer.has_event_ids": "the same",
@@ -91,7 +94,7 @@ LEFT_OUT: Final = {
 CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
-    *(OpenAISession, Part, Reply, ToolCall, ToolResult),
+    *(OpenAISession, Part, Reply, Respond, ToolCall, ToolResult),
 )
 
 

@@ -55,7 +55,9 @@ detections = st.builds(
 def _items(
     role: ItemRole, pictures: st.SearchStrategy[bytes] | None = None
 ) -> st.SearchStrategy[Item]:
-    parts = st.builds(Part, kind=st.sampled_from(PARTS_OF[role]), text=_texts)
+    parts = st.builds(
+        Part, kind=st.sampled_from(PARTS_OF[role]), text=_texts, is_whole=st.booleans()
+    )
     if pictures is not None:  # as a client says it
         parts = st.builds(
             lambda part, picture: attrs.evolve(
@@ -75,7 +77,12 @@ def _items(
 
 items = st.one_of(*map(_items, PARTS_OF))
 new_items = st.builds(Item, id=_item_ids, role=st.just("assistant"), status=st.just("in_progress"))
-_made_parts = st.builds(Part, kind=st.sampled_from(["output_text", "output_audio"]), text=_texts)
+_made_parts = st.builds(
+    Part,
+    kind=st.sampled_from(["output_text", "output_audio"]),
+    text=_texts,
+    is_whole=st.booleans(),
+)
 whole_items = st.builds(
     Item,
     id=_item_ids,
@@ -107,7 +114,12 @@ def openai_requests(
         st.builds(AppendSound, pcm16=sounds16),
         st.just(CommitSound()),
         st.just(ClearSound()),
-        st.just(Respond()),
+        st.builds(
+            Respond,
+            modality=st.none() | _modalities,
+            instructions=st.none() | _texts,
+            max_tokens=st.integers(0, 10_000),
+        ),
         st.builds(CancelResponse, response_id=st.none() | _responses),
         st.builds(CreateItem, item=shown, previous_id=st.none() | _item_ids),
         st.builds(DeleteItem, item_id=_item_ids),
@@ -140,6 +152,16 @@ _replies = st.one_of(
         items=whole_items.map(lambda item: (item,)),
         modality=_modalities,
         output_tokens=st.integers(0, 10_000),
+        input_tokens=st.integers(0, 10_000),
+        max_tokens=st.integers(0, 10_000),
+    ),
+    st.builds(
+        Reply,
+        id=_responses,
+        status=st.just("incomplete"),
+        reason=st.just("max_output_tokens"),
+        max_tokens=st.integers(1, 10_000),
+        modality=_modalities,
     ),
     st.builds(
         Reply,
@@ -265,8 +287,8 @@ def dictation_requests(sounds16: st.SearchStrategy[bytes]) -> st.SearchStrategy[
     )
 
 
-def _spoken_item(item_id: str) -> Item:
-    return Item(id=item_id, role="user", parts=(Part(kind="input_audio"),))
+def _spoken_item(item_id: str, *, is_whole: bool) -> Item:
+    return Item(id=item_id, role="user", parts=(Part(kind="input_audio", is_whole=is_whole),))
 
 
 _dictations = st.builds(
@@ -294,7 +316,7 @@ def dictation_answers(session_ids: st.SearchStrategy[str]) -> st.SearchStrategy[
         st.builds(
             ItemStep,
             kind=st.sampled_from(["added", "done"]),
-            item=_item_ids.map(_spoken_item),
+            item=st.builds(_spoken_item, _item_ids, is_whole=st.booleans()),
             previous_id=st.none() | _item_ids,
         ),
         st.builds(ErrorReport, code=st.sampled_from(DICTATION_CODES), message=st.text()),

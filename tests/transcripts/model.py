@@ -13,10 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import trio
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import Cut, Finalized, Opened, Opening, Prefill, Turn, Unit
+from protocol.values.model import Chunk, Cut, Finalized, Opened, Opening, Prefill, Turn, Unit
 from runtime.media.decoder import MediaDecoder
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import read_video
@@ -29,7 +30,12 @@ from runtime.model.backends.scripted import (
     Step,
     _result,
 )
-from runtime.model.backends.scripted_chat import TOKEN_CHARS, ScriptedTranscript, ScriptedTurn
+from runtime.model.backends.scripted_chat import (
+    TOKEN_CHARS,
+    Heard,
+    ScriptedTranscript,
+    ScriptedTurn,
+)
 from tests.transcripts.scripts import make_backend
 
 if TYPE_CHECKING:
@@ -247,19 +253,27 @@ class PureModel:
     def _hear(self, effect: ef.RunChunk) -> None:
         chunk = effect.chunk
         which: dict[str, Any] = {"utterance": chunk.utterance, "index": chunk.index}
-        if self._transcript is None:
-            self._transcript = ScriptedTranscript(self.backend.rules, self.backend._hears, 0)
-        try:
-            heard = self._transcript.take(chunk)
-        except ContextFull:
-            self._after(0, ev.ChunkFailed, **which, context_full=True)
-            return
+        heard = self.backend._hears(chunk)
         if heard.fault == "gone":
             self._after(heard.takes_s, ev.BackendLost, lease=effect.lease)
         elif heard.fault == "fail":
             self._after(heard.takes_s, ev.ChunkFailed, **which)
-        elif heard.fault is None:
-            self._after(heard.takes_s, ev.ChunkDone, result=self._transcript.write(chunk, heard))
+        elif heard.fault != "hang":
+            self._write(chunk, which, heard.takes_s)
+
+    def _write(self, chunk: Chunk, which: dict[str, Any], takes_s: float) -> None:
+        if self._transcript is None:
+            self._transcript = ScriptedTranscript(self.backend.rules, self._at_once, 0)
+        try:
+            result = trio.run(self._transcript.run_chunk, chunk)
+        except ContextFull:
+            self._after(0, ev.ChunkFailed, **which, context_full=True)
+            return
+        self._after(takes_s, ev.ChunkDone, result=result)
+
+    def _at_once(self, chunk: Chunk) -> Heard:
+        """What is heard of a chunk, without the time that it takes."""
+        return attrs.evolve(self.backend._hears(chunk), takes_s=0.0)
 
     def _after(self, seconds: float, kind: type[Any], **fields: object) -> None:
         self.clock.after(seconds, lambda: self.post(kind, **fields))

@@ -359,6 +359,7 @@ class PurePlayer:
             recording="on" if self.server.records else "off",
             endpoint=to.endpoint,
             label=to.label,
+            behaviour=self.transcript.behaviour,
             quiet=to.quiet,
             must_record=settings.record_always and self.server.records,
             recording_notice=settings.recording_notice or "",

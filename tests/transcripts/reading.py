@@ -94,6 +94,7 @@ class Transcript:
         connect: where the client connects, with its query.
         server: settings that are not the default; see README.md.
         script: of `transcript_scripts.SCRIPTS`.
+        behaviour: the session's number (`protocol.values.behaviour`).
         steps: what happens, in order.
     """
 
@@ -104,6 +105,7 @@ class Transcript:
     server: Mapping[str, Any]
     script: str
     steps: tuple[Step, ...]
+    behaviour: int = 0
 
     @property
     def dialect(self) -> str:
@@ -138,6 +140,7 @@ def load(path: Path) -> Transcript:
         server=head.pop("server", {}),
         script=head.pop("script", "default"),
         steps=tuple(steps),
+        behaviour=head.pop("behaviour", 0),
     )
     assert not head, f"{path.name}: {', '.join(head)} in the first line"
     return transcript

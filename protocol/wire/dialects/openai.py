@@ -3,8 +3,8 @@
 Names, fields and words are those of the types of the `openai` package (`openai.types.realtime`).
 
 Choices in addition to them:
-- Nothing is said of the queue; `session.created` comes when the session has a slot. A session's end
-  is the connection's: there is no message for it.
+- `session.created` comes when the session has a slot; its wait is told as a rate limit.
+  A session's end is the connection's: there is no message for it, but an error for an end by time.
 - `event_id` is filled in by the session, which knows the number of the frame.
 - A response's item has its number: `item_...` for `resp_...`.
 - What the model cannot do is refused by its name (`unsupported`).
@@ -130,9 +130,15 @@ REQUESTS: Final = {
 _SOUND: Final = Table(
     Part,
     fixed("type", "input_audio"),
+    attrs.evolve(null("transcript"), omit=True),
     make=lambda _: Part(kind="input_audio"),
-    lacks={"kind": "input_audio", "text": "", "picture": b""},
 )
+
+
+def _sound(part: Part) -> dict[str, object]:
+    return _SOUND.write(part) | ({"transcript": None} if part.is_whole else {})
+
+
 _SESSION: Final = Object(
     "session",
     (
@@ -168,12 +174,11 @@ _ITEM: Final = Field(
             fixed("type", "message"),
             fixed("role", "user"),
             fixed("status", "completed"),
-            Field("content", items(one(_SOUND), 1), (), attr="parts"),
+            Field("content", items(attrs.evolve(one(_SOUND), write=_sound), 1), (), attr="parts"),
             make=lambda values: Item(role="user", **values),
         )
     ),
 )
-_OWN: Final = (ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME, ErrorCode.BUFFER_FULL)
 _NEVER: Final = frozenset(
     {
         ErrorCode.ACTIVE_RESPONSE,
@@ -183,8 +188,9 @@ _NEVER: Final = frozenset(
     }
 )
 """They are about responses and named items; a failure has a message of its own."""
-ERROR_CODES: Final = (*(it for it in openai_answers.ERROR_CODES if it not in _NEVER), *_OWN)
+ERROR_CODES: Final = tuple(it for it in openai_answers.ERROR_CODES if it not in _NEVER)
 ANSWERS: Final = (
+    openai_answers.WAITS,
     Table(
         Created,
         EVENT_ID,
@@ -241,6 +247,8 @@ class OpenAI(Dialect):
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its text first."""
+        if isinstance(message, Queued | QueueUpdate) and message.is_told:
+            return (answers.WAITS.encode(message),)
         if isinstance(message, _SILENT):
             if isinstance(message, Closed) and message.reason not in REASONS:
                 raise LocalProtocolError(f"no end for {message.reason}: it is never told")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ...values.errors import OPENAI_ERRORS, ErrorCode
 from ...values.limits import MS_PER_S
-from ...values.messages import Created, Metrics, Speech
+from ...values.messages import Created, Metrics, Queued, QueuePlace, Speech
 from ...values.openai import (
     Configured,
     InputStep,
@@ -26,7 +26,16 @@ from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
 from ..table import DROPPED, Field, Object, Row, Table, items, one
 from .live import ERROR_CODES as LIVE_CODES
 from .live import EVENT_ID, error_table, fixed, sound_of
-from .openai_requests import METADATA, MODALITY, SESSION, item_rows, nothing, null, told_part
+from .openai_requests import (
+    METADATA,
+    MODALITY,
+    SESSION,
+    TOKENS,
+    item_rows,
+    nothing,
+    null,
+    told_part,
+)
 
 TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
 SPEECH_WORDS: Final = "response.output_audio_transcript.delta"
@@ -35,11 +44,11 @@ _ZERO: Final = Kind(
 )
 
 
-def _zero(name: str) -> Field:
-    return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc="A response has one.")
+def _zero(name: str, doc: str = "A response has one.") -> Field:
+    return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc=doc)
 
 
-_, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(one(told_part()), 1024))
+_, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(told_part(), 1024))
 _ID: Final = Field("id", TEXT, example="item_7b20d9c3a415")
 _OBJECT: Final = fixed("object", "realtime.item")
 _ITEM: Final = Field("item", one(Table(Item, _ID, _OBJECT, _TYPE, _ROLE, _STATUS, _CONTENT)))
@@ -60,7 +69,7 @@ _WHOLE_ITEM: Final = Table(
     fixed("type", "message"),
     fixed("role", "assistant"),
     Field("status", choice(("completed", "incomplete"))),
-    Field("content", items(one(told_part(("output_text", "output_audio"))), 1), (), attr="parts"),
+    Field("content", items(told_part(("output_text", "output_audio")), 1), (), attr="parts"),
     make=lambda values: Item(role="assistant", **values),
 )
 PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_id")
@@ -80,8 +89,8 @@ def _details(reply: Reply) -> dict[str, object] | None:
 def _usage(reply: Reply) -> dict[str, object] | None:
     if reply.status == "in_progress":
         return None
-    tokens = reply.output_tokens
-    return {"total_tokens": tokens, "input_tokens": 0, "output_tokens": tokens}
+    heard, made = reply.input_tokens, reply.output_tokens
+    return {"total_tokens": heard + made, "input_tokens": heard, "output_tokens": made}
 
 
 def _made(values: dict[str, Any]) -> Reply:
@@ -92,6 +101,7 @@ def _made(values: dict[str, Any]) -> Reply:
         fault=error.get("code") or "",
         message=error.get("message") or "",
         output_tokens=usage.get("output_tokens") or 0,
+        input_tokens=usage.get("input_tokens") or 0,
         **values,
     )
 
@@ -102,7 +112,7 @@ _ANY: Final = Kind(
 )
 _ALWAYS: Final = (
     Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
-    fixed("max_output_tokens", "inf"),
+    Field("max_output_tokens", TOKENS, 0, attr="max_tokens", doc="Or inf.", example="inf"),
     null("conversation_id"),
     Field("metadata", or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
@@ -120,18 +130,18 @@ _OVER: Final = Table(
     Reply,
     Field("id", TEXT),
     fixed("object", "realtime.response"),
-    Field("status", choice(("completed", "cancelled", "failed"))),
+    Field("status", choice(("completed", "cancelled", "incomplete", "failed"))),
     Field(
         "status_details",
         _ANY,
         None,
         attr="details",
         get=_details,
-        doc="Why it was cancelled, or failed.",
+        doc="Why it was cancelled, is incomplete, or failed.",
     ),
     Field("output", items(one(_WHOLE_ITEM), 1), (), attr="items"),
     *_ALWAYS,
-    Field("usage", _ANY, None, get=_usage, doc="Tokens that the model generated."),
+    Field("usage", _ANY, None, get=_usage, doc="Tokens that the model held before, and generated."),
     make=_made,
 )
 
@@ -329,8 +339,32 @@ _NEVER: Final = frozenset({ErrorCode.INVALID_EVENT, ErrorCode.WORKER_CONNECT_FAI
 ERROR_CODES: Final = (
     *(code for code in LIVE_CODES if code not in _NEVER),
     *(code for code in ErrorCode if code in OPENAI_ERRORS),
+    *(ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME, ErrorCode.BUFFER_FULL),
 )
+_PLACE: Final = Table(
+    QueuePlace,
+    fixed("name", "requests"),
+    Field("limit", INTEGER, attr="queue_length", doc="Sessions that wait, this one included."),
+    _zero("remaining", "No slot is free."),
+    Field("reset_seconds", INTEGER, attr="estimated_wait_s", doc="An estimate."),
+    make=lambda values: QueuePlace(position=0, ticket_id="", **values),
+)
+WAITS: Final = Table(
+    Queued,
+    EVENT_ID,
+    Field(
+        "rate_limits",
+        items(one(_PLACE), 1),
+        attr=DROPPED,
+        get=lambda queued: (queued.place,),
+        doc="One: of sessions.",
+    ),
+    tag={"type": "rate_limits.updated"},
+    lacks={"place": QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)},
+)
+"""The session waits for its slot: all SDKs know this event, and none fails at it."""
 ANSWERS: Final = (
+    WAITS,
     Table(
         Created,
         EVENT_ID,

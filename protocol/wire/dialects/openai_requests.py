@@ -8,9 +8,10 @@ from typing import Any, Final, cast, get_args
 
 import attrs
 
+from ...values.behaviour import LENIENT_SETTINGS, RESPONSE_OPTIONS
 from ...values.errors import ErrorCode
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, ITEM_PARTS_MAX, MS_PER_S
-from ...values.model import CODINGS
+from ...values.model import CODINGS, G711_RATE_HZ, rate_of
 from ...values.openai import (
     CancelResponse,
     ClearSound,
@@ -29,7 +30,7 @@ from ...values.openai import (
     TurnDetection,
 )
 from ...values.requests import AppendSound, Request
-from ..codec import Reading, Value, as_object, invalid
+from ..codec import Fields, Reading, Value, as_object, invalid
 from ..dialects import shared
 from ..kinds import (
     FLAG,
@@ -48,7 +49,7 @@ from ..kinds import (
     or_null,
     text,
 )
-from ..table import DROPPED, Field, Object, Row, Table, items, one
+from ..table import DROPPED, Field, Object, One, Row, Table, items, one
 from .live import empty, fixed, only, unsupported
 from .shared import PROMPT
 
@@ -96,7 +97,28 @@ MODALITY: Final = Kind(
         "maxItems": 1,
     },
 )
-_VOICE: Final = text(_VOICE_CHARS_MAX, 1, holds=VOICE_NAMED)
+_NAME: Final = text(_VOICE_CHARS_MAX, 1, holds=VOICE_NAMED)
+
+
+def _voice(value: Value, at: Reading) -> str:
+    if at.context.behaves(LENIENT_SETTINGS) and isinstance(value.value, dict):
+        value = Fields(value.value, value.path).required("id", lambda name: name)
+    name: str = _NAME.read(value, at)
+    return name
+
+
+_VOICE: Final = attrs.evolve(_NAME, read=_voice)
+
+
+def _until(number: int, old: Kind, new: Kind) -> Kind:
+    """A kind that sessions before a behaviour number read as another one."""
+    return attrs.evolve(
+        new, read=lambda value, at: (new if at.context.behaves(number) else old).read(value, at)
+    )
+
+
+_TOKENS_MAX: Final = 1_000_000
+"""More than any context holds."""
 
 
 def _inf(value: Value, _: Reading) -> None:
@@ -104,15 +126,50 @@ def _inf(value: Value, _: Reading) -> None:
         raise unsupported(value.path, "the length of a response has no bound here")
 
 
-_INF: Final = Kind(read=_inf, schema={"type": "string", "enum": ["inf"]})
+def _tokens(value: Value, _: Reading) -> int:
+    return 0 if value.value == "inf" else value.integer(1, _TOKENS_MAX)
+
+
+TOKENS: Final = Kind(
+    read=_tokens,
+    write=lambda most: most or "inf",
+    schema={
+        "type": ["integer", "string"],
+        "minimum": 1,
+        "maximum": _TOKENS_MAX,
+        "pattern": "^inf$",
+    },
+)
+"""A number of tokens; 0 is `inf`."""
+_INF: Final = _until(LENIENT_SETTINGS, Kind(read=_inf, schema={}), TOKENS)
+_SPEED: Final = _until(LENIENT_SETTINGS, number(1, 1), number(0.25, 1.5))
+_EAGERNESS: Final = ("low", "medium", "high", "auto")
+_NO_SPEED: Final = "Without effect: the model decides how fast it speaks."
 _NO_PROMPT: Final = lacking("there are no stored prompts", {}, type="object", const={})
 NO_TOOLS: Final = empty("the model has no tools")
+
+
+def _choice(value: Value, _: Reading) -> None:
+    if value.value not in ("auto", "none"):
+        raise unsupported(value.path, "the model has no tools")
+
+
+_NO_CHOICE: Final = Kind(read=_choice, schema=choice(("auto", "none")).schema)
+
+
+def _rate(value: Value, at: Reading) -> None:
+    coding = at.body.get("type") if at.context.behaves(LENIENT_SETTINGS) else None
+    rate_hz = rate_of(coding) if coding in CODINGS else 24_000
+    value.integer(rate_hz, rate_hz)
+
+
+_RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [24_000, G711_RATE_HZ]})
 
 
 def _format(attr: str) -> tuple[Field, ...]:
     return (
         Field("type", choice(CODINGS), None, attr=attr, omit=True, doc="PCM16, or G.711."),
-        Field("rate", integer(24_000, 24_000), None, attr=DROPPED, doc="24000; of audio/pcm."),
+        Field("rate", _RATE, None, attr=DROPPED, doc="24000; of G.711 8000."),
     )
 
 
@@ -151,12 +208,14 @@ DETECTION: Final = Table(
     Field("interrupt_response", FLAG, True, attr="interrupts"),
     Field(
         "eagerness",
-        only(
-            ("low", "medium", "high", "auto"), "auto", "the model decides when to answer", "medium"
+        _until(
+            LENIENT_SETTINGS,
+            only(_EAGERNESS, "auto", "the model decides when to answer", "medium"),
+            choice(_EAGERNESS),
         ),
         None,
         attr=DROPPED,
-        doc="auto or medium: the model decides.",
+        doc="Without effect: the model decides when to answer.",
     ),
     ignored("idle_timeout_ms", "Ignored: the model decides when to speak."),
 )
@@ -220,7 +279,7 @@ CONFIGURE: Final = Table(
                         (
                             Object("format", _format("spoken"), omit=True, doc="Its form."),
                             Field("voice", _VOICE, None, omit=True),
-                            Field("speed", number(1, 1), None, attr=DROPPED, doc="Must be 1."),
+                            Field("speed", _SPEED, None, attr=DROPPED, doc=_NO_SPEED),
                         ),
                         doc="The model's sound.",
                     ),
@@ -228,7 +287,7 @@ CONFIGURE: Final = Table(
                 doc="Sound in both directions.",
             ),
             Field("tools", NO_TOOLS, (), attr=DROPPED, doc=EMPTY),
-            Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Must be inf."),
+            Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Or inf; told as inf."),
             ignored("tool_choice", holds=None),
             *(ignored(name) for name in ("parallel_tool_calls", "include", "tracing")),
             *(ignored(name) for name in ("truncation", "reasoning")),
@@ -408,27 +467,59 @@ PART: Final = Table(
 )
 
 
-def told_part(kinds: tuple[str, ...] = PART_KINDS) -> Table:
-    """Make the table of a part of one of several kinds, as a server tells it."""
+def told_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
+    """Make the kind of a part of one of several kinds, as a server tells it."""
     text, transcript = (partial(_said, is_sound=is_sound) for is_sound in (False, True))
-    return Table(
+    table = Table(
         Part,
         Field("type", choice(kinds), attr="kind"),
         Field("text", _TEXT, "", also=("transcript",), get=text, omit=True),
         Field(
             "transcript",
-            _TEXT,
+            or_null(_TEXT),
             "",
             attr=DROPPED,
             get=transcript,
             omit=True,
             is_read=False,
-            doc="Of sound.",
+            doc="Of sound; null while it is not known.",
         ),
     )
 
+    def write(part: Part) -> dict[str, object]:
+        return table.write(part) | (_EMPTY_PARTS[part.kind] if _is_bare(part) else {})
 
-def item_rows(parts: Kind) -> tuple[Any, ...]:
+    return attrs.evolve(one(table), write=write)
+
+
+_EMPTY_PARTS: Final[Mapping[PartKind, dict[str, object]]] = {
+    "input_text": {"text": ""},
+    "output_text": {"text": ""},
+    "input_audio": {"transcript": None},
+    "output_audio": {"transcript": ""},
+    "input_image": {},
+}
+"""What a part without text is sent with."""
+
+
+def _is_bare(part: Part) -> bool:
+    return part.is_whole and not part.text
+
+
+_ROLE: Final = choice(("user", "assistant", "system"))
+
+
+def _role(value: Value, _: Reading) -> str:
+    found = value.choice(("user", "assistant", "system", "developer"))
+    return "system" if found == "developer" else found
+
+
+_ASKED_ROLE: Final = _until(
+    LENIENT_SETTINGS, _ROLE, Kind(read=_role, schema=choice((*PARTS_OF, "developer")).schema)
+)
+
+
+def item_rows(parts: Kind, role: Kind = _ROLE) -> tuple[Any, ...]:
     """The rows of an item."""
     return (
         Field("id", _ID, "", omit=True, example=_EXAMPLE),
@@ -439,13 +530,13 @@ def item_rows(parts: Kind) -> tuple[Any, ...]:
             get=lambda _: "message",
             doc="Must be message here.",
         ),
-        Field("role", choice(("user", "assistant", "system"))),
+        Field("role", role, doc="Who said it; a developer's is told as the system's."),
         Field("status", choice(("completed", "incomplete", "in_progress")), "completed"),
         Field("content", parts, (), attr="parts"),
     )
 
 
-ITEM: Final = Table(Item, *item_rows(items(one(PART), ITEM_PARTS_MAX)))
+ITEM: Final = Table(Item, *item_rows(items(one(PART), ITEM_PARTS_MAX), _ASKED_ROLE))
 
 
 def _plain(cls: type, kind: str, *rows: Row) -> Table:
@@ -470,6 +561,41 @@ REQUESTS: Final = {
                 Field("input", empty("no other input"), None, attr=DROPPED, doc=EMPTY),
                 Field("tools", NO_TOOLS, None, attr=DROPPED, doc=EMPTY),
                 Field(
+                    "output_modalities",
+                    MODALITY,
+                    None,
+                    attr="modality",
+                    omit=True,
+                    since=RESPONSE_OPTIONS,
+                    example=["text"],
+                ),
+                Field(
+                    "instructions",
+                    PROMPT,
+                    None,
+                    omit=True,
+                    since=RESPONSE_OPTIONS,
+                    doc="Until the model has its prompt, in place of the session's; then refused.",
+                ),
+                Field(
+                    "max_output_tokens",
+                    TOKENS,
+                    0,
+                    attr="max_tokens",
+                    omit=True,
+                    since=RESPONSE_OPTIONS,
+                    example=100,
+                    doc="Or inf.",
+                ),
+                Field(
+                    "tool_choice",
+                    _NO_CHOICE,
+                    None,
+                    attr=DROPPED,
+                    since=RESPONSE_OPTIONS,
+                    doc="The model has no tools.",
+                ),
+                Field(
                     "metadata",
                     METADATA,
                     None,
@@ -479,7 +605,7 @@ REQUESTS: Final = {
                 ),
             ),
             omit=True,
-            doc="A response has the session's settings; others here are ignored.",
+            doc="Settings of this response; others than these are ignored.",
         ),
     ),
     Request.CANCEL: _plain(
