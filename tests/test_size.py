@@ -20,11 +20,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
-    "protocol": (11_680, 58),
+    "protocol": (12_141, 58),
     "recorder": (4_549, 31),
-    "runtime": (22_272, 124),
+    "runtime": (22_282, 124),
     "runtime/model": (9_640, 53),
-    "replay": (11_406, 57),
+    "replay": (11_408, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3
