@@ -22,9 +22,9 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (226, 1),
     "protocol": (11_680, 58),
     "recorder": (4_681, 48),
-    "runtime": (22_243, 125),
-    "runtime/model": (9_652, 53),
-    "replay": (12_809, 140),
+    "runtime": (22_271, 125),
+    "runtime/model": (9_224, 49),
+    "replay": (12_818, 140),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 4
