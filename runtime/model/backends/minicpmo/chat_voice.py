@@ -2,8 +2,9 @@
 
 Ten text tokens are spoken at a time: their conditions, `text_eos` after the answer's last,
 `audio_bos`, then codes until speech ends or `CODES_MAX` are drawn. When the speech decoder's slot
-would overflow, it restarts. Each 25 codes give a second of sound (`Voicing`), the first ones as many
-as the vocoder says; the rest is flushed after the last text. A cut, checked before each code and vocoder portion, ends it.
+would overflow, it restarts. Each 25 codes give a second of sound (`Voicing`), the first ones as
+many as the vocoder says; the rest is flushed after the last text. A cut, checked before each code
+and vocoder portion, ends it.
 """
 
 from __future__ import annotations
