@@ -391,13 +391,17 @@ def flow_past(turns: Sequence[Turn], rows: int) -> flow.Past:
     """What chunks of so many frames see in the flow; shorter caches are padded behind."""
     counts = [count(turn.flow_rows) for turn in turns]
     before = torch.stack([turn.before for turn in turns], dim=3).flatten(2, 3)
+    _, depth, _, heads, _, width = turns[0].flow_rows[0].rows.shape
 
-    def rows_of(step: int, block: int) -> Tensor:
-        parts = [
-            F.pad(joined(turn.flow_rows, step, block), (0, 0, 0, max(counts) - held))
-            for turn, held in zip(turns, counts, strict=True)
-        ]  # (2, H, P, 2 D) each
-        return torch.stack(parts, dim=1).flatten(0, 1)  # (2 B, H, P, 2 D)
+    def rows_of(step: int) -> Tensor:
+        """Gather all blocks' rows in one go: a copy for each block would be a launch for each."""
+        gathered = before.new_zeros(depth, 2, len(turns), heads, max(counts), width)
+        for turn, into in zip(turns, gathered.unbind(2), strict=True):
+            at = 0
+            for piece in turn.flow_rows:
+                into[:, :, :, at : at + piece.count] = piece.rows[step]
+                at += piece.count
+        return gathered.flatten(1, 2)  # (depth, 2 B, H, P, 2 D)
 
     mask = _mask(counts, rows, before, is_past_first=False)
     mask = None if mask is None else mask.repeat(2, 1, 1, 1)
