@@ -120,6 +120,7 @@ class ChatTurn(InSlot):
             )
         speech, vocoder = self._turn.speech, self._machine.vocoder
         if speech is not None and vocoder is not None:
+            self._require_uncut()
             self._voice = vocoder.open(_samples(speech.voice_pcm).numpy())
         self._phase = "measured"
         return len(self._prompt.pictures)
@@ -156,6 +157,7 @@ class ChatTurn(InSlot):
     def _prefill(self) -> Steps[Prefill]:
         embed, rows, fed = self._machine.parts.embed, [], list[int]()
         if self._voice is not None:
+            self._require_uncut()
             yield Prepare(voice=self._voice)
         for piece in self._prompt.pieces:
             match piece:
