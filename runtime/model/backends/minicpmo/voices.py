@@ -21,14 +21,16 @@ import attrs
 import numpy as np
 import torch
 
-from ....media.sound import decode_wav
-from ....media.values import MediaError
+from ....media.sound import AudioFileError, read_wav
 from ....settings.extras import install
 from ....settings.settings import VOICE_STEPS
 from ...voice import checkpoint as published
 from ...voice.config import SILENT_CODE
 from ...voice.reference import (
     CODES_FILE,
+    RATE_HZ,
+    SECONDS_MAX,
+    SECONDS_MIN,
     SPEAKER_FILE,
     Network,
     Reference,
@@ -163,9 +165,12 @@ def _default(folder: Path) -> Pcm | None:
     for path in (folder.resolve().parent / name for name in DEFAULT_VOICES):
         if path.is_file():
             try:
-                return np.frombuffer(decode_wav(path.read_bytes()), "<f4")
-            except MediaError as error:
-                raise CheckpointError(f"{path.name}: {error}") from error
+                sound = np.frombuffer(read_wav(path), "<f4")
+            except AudioFileError as error:
+                raise CheckpointError(str(error)) from error
+            if len(sound) < SECONDS_MIN * RATE_HZ:
+                raise CheckpointError(f"{path} is shorter than {SECONDS_MIN} s")
+            return sound[: int(SECONDS_MAX * RATE_HZ)]
     return None
 
 

@@ -16,6 +16,7 @@ import anyio
 import attrs
 import numpy as np
 import pytest
+import soundfile
 import torch
 from click.testing import CliRunner
 
@@ -30,7 +31,7 @@ from runtime.model.backends.minicpmo.voices import PublishedVoice
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import ModelUnusableError, load_backend
 from runtime.model.voice.checkpoint import FLOW, FLOW_YAML, HIFT
-from runtime.model.voice.reference import CODES_FILE, SPEAKER_FILE
+from runtime.model.voice.reference import CODES_FILE, RATE_HZ, SPEAKER_FILE
 from tests.models import random_model, random_voice
 from tests.models.blocking import open_session
 from tests.models.random_model import SMALL, opening, unit
@@ -402,7 +403,13 @@ HOSTILE: Final[dict[str, tuple[Callable[[Path], None], str]]] = {
     ),
     "no default voice": (
         lambda folder: (folder.parent / voices.DEFAULT_VOICES[0]).write_bytes(b"RIFF") and None,
-        r"HT_ref_audio\.wav: ",
+        r"HT_ref_audio\.wav: not a sound file",
+    ),
+    "a short default voice": (
+        lambda folder: soundfile.write(
+            folder.parent / voices.DEFAULT_VOICES[0], reference_pcm(0, 0.4), RATE_HZ
+        ),
+        r"HT_ref_audio\.wav is shorter than 0\.5 s",
     ),
 }
 
