@@ -81,7 +81,7 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy
 
 bench: $(INSTALLED)
-	@$(BIN)/antiphon bench --json $(ARGS)
+	@$(BIN)/antiphon dev bench --json $(ARGS)
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m docs.site $(ARGS)

@@ -81,14 +81,14 @@ if TYPE_CHECKING:
     from recorder.read.scan import Damage
     from recorder.read.verify import Report as VerifyReport
     from recorder.read.verify import verify as verify_log
-    from replay.diff.compare import compare as compare_logs
-    from replay.diff.report import DiffReport
+    from replay.diff import DiffReport
+    from replay.diff import compare as compare_logs
     from replay.eval.evaluate import measure_log
-    from replay.export.writing import export as export_log
+    from replay.export.formats import export as export_log
     from replay.rerun.logic import replay as replay_log
     from replay.rerun.report import ReplayReport
+    from replay.story.inspect import Inspection
     from replay.story.inspect import inspect as inspect_log
-    from replay.story.inspection import Inspection
     from runtime.client.chat import Answer, ChatSession, called, message, returned, tool
     from runtime.client.duplex import DuplexSession, Event
     from runtime.client.errors import (
@@ -129,14 +129,12 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "recorder.read.reader": "LogReader read:read_log",
         "recorder.read.scan": "Damage",
         "recorder.read.verify": "Report:VerifyReport verify:verify_log",
-        "replay.diff.compare": "compare:compare_logs",
-        "replay.diff.report": "DiffReport",
+        "replay.diff": "DiffReport compare:compare_logs",
         "replay.eval.evaluate": "measure_log",
-        "replay.export.writing": "export:export_log",
+        "replay.export.formats": "export:export_log",
         "replay.rerun.logic": "replay:replay_log",
         "replay.rerun.report": "ReplayReport",
-        "replay.story.inspect": "inspect:inspect_log",
-        "replay.story.inspection": "Inspection",
+        "replay.story.inspect": "Inspection inspect:inspect_log",
         "runtime.client.chat": "Answer ChatSession called message returned tool",
         "runtime.client.duplex": "DuplexSession Event",
         "runtime.client.errors": (

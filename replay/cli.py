@@ -3,60 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
 import click
 
 from recorder.format.format import SUFFIX
-from recorder.keep.marks import marks_path, read_marks
-from recorder.read.reader import LogReader
+from recorder.storage.marks import marks_path, read_marks
 from runtime.commands.interrupts import run
-from runtime.model.backends.base import Backend
 
 from .eval.evaluate import measure_log
 from .library import text
-from .library.summary import summary_lines
-from .rerun.environment import Loading
+from .library.text import summary_lines
 from .rerun.folder import (
     JOBS_MAX,
-    JobLostError,
-    RunFully,
     find_logs,
     replay_logs,
     replay_logs_fully,
 )
-from .rerun.full import replay_fully
-from .rerun.outcome import Outcome, exit_code_of
-from .rerun.outcome import to_json as outcome_json
-from .rerun.report import FullReport
+from .rerun.report import FullReport, Outcome, exit_code_of
+from .rerun.report import to_json as outcome_json
 from .shared.commands import (
     NotComparableError,
     UnusableError,
+    calls_of,
     finish,
     opened_log,
+    progress,
     records_of,
+    size_of,
 )
-from .shared.progress import Watch, calls_of, progress, size_of
-from .shared.recordings import LogType
-from .story.inspect import inspect, with_marks
-from .story.inspection import to_json
+from .shared.recordings import RecordingType
+from .story.inspect import inspect, to_json, with_marks
 
-_LOG: Final = click.argument("log", type=LogType())
-_LOGS: Final = click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=LogType())
+_LOG: Final = click.argument("log", type=RecordingType())
+_LOGS: Final = click.argument(
+    "logs", metavar="LOG|DIR...", nargs=-1, required=True, type=RecordingType(many=True)
+)
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.command("replay")
 @_LOGS
 @click.option("--full", is_flag=True, help="Run the model again too, on the logged inputs.")
-@click.option(
-    "--teacher-forced",
-    is_flag=True,
-    help="With --full: force the recorded decisions, and tell near-ties from regressions.",
-)
 @click.option("--model", help="With --full: this model, not the one the log names.")
 @click.option("--anyway", is_flag=True, help="With --full: compare though the environment differs.")
 @click.option("--go-on", is_flag=True, help="Read past damage, and compare the rest.")
@@ -72,7 +62,6 @@ def replay_command(
     *,
     logs: tuple[Path, ...],
     full: bool,
-    teacher_forced: bool,
     model: str | None,
     anyway: bool,
     go_on: bool,
@@ -84,8 +73,7 @@ def replay_command(
     Every event of the log goes through the server's own session machine; every effect that comes
     out is compared with the recorded one, every sent frame byte for byte. That takes no model.
     With --full the model runs too, and its decisions, tokens, codes and sound are compared, in the
-    environment that it was recorded in. --teacher-forced makes it decide what was recorded, so that
-    each unit is judged by itself, and says how far its own decisions were from that.
+    environment that it was recorded in. `antiphon eval --mode forced` judges each unit by itself.
 
     Several logs, or a folder, give a table, or with --json a list; a log that cannot be read stops
     no other, and the exit code is that of the worst: 2 before 1 before 3.
@@ -100,28 +88,28 @@ def replay_command(
     \b
     Examples:
       antiphon replay recordings/rec-1.session.zst
-      antiphon replay --full --teacher-forced recordings/rec-1.session.zst
+      antiphon replay --full last
       antiphon replay --jobs 4 --json recordings/ | jq '.[] | select(.exit_code > 0) | .log'
     """  # noqa: D301 - click takes a backspace to keep the lines
     if full and go_on:
         raise click.UsageError("--full takes no --go-on: a model that missed input cannot compare")
     if full and jobs > 1:
         raise click.UsageError("--full takes no --jobs: one model runs at a time")
-    if not full and (anyway or teacher_forced or model is not None):
-        raise click.UsageError("--anyway, --model and --teacher-forced are for --full")
+    if not full and (anyway or model is not None):
+        raise click.UsageError("--anyway and --model are for --full")
     found = find_logs(logs)
     if not found:
         raise UnusableError(f"{logs[0]}: no *{SUFFIX} in it")
-    began, outcomes = time.perf_counter(), list[Outcome]()
+    began = time.perf_counter()
     if full:
         with progress(sum(map(calls_of, found)), of_calls=True) as watch:
-            one = _run_fully(model=model, anyway=anyway, teacher_forced=teacher_forced)
-            outcomes += run(_replay_fully, found, watch, one)
+            replaying = partial(replay_logs_fully, model=model, anyway=anyway)
+            outcomes = run(replaying, found, watch)
     else:
         with progress(sum(map(size_of, found))) as watch:
-            outcomes += _replay(found, watch, go_on=go_on, jobs=jobs)
+            outcomes = list(replay_logs(found, watch, go_on=go_on, jobs=jobs))
     if len(logs) == 1 and not logs[0].is_dir():
-        _tell_one(outcomes[0], as_json=as_json)
+        _finish_one(outcomes[0], as_json=as_json)
     lines = summary_lines(outcomes, time.perf_counter() - began)
     body = [outcome_json(outcome) for outcome in outcomes]
     finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
@@ -142,39 +130,18 @@ def inspect_command(log: Path, as_json: bool) -> None:
       2  the log cannot be read
     """  # noqa: D301 - click takes a backspace to keep the lines
     with opened_log(log) as reader:
-        told = inspect(reader.head.fields, records_of(log, reader))
+        found = inspect(reader.head.fields, records_of(log, reader))
     later = read_marks(marks_path(log))
-    told = with_marks(told, later)
+    found = with_marks(found, later)
     measures = measure_log(log, str(log)).measures if as_json else {}
-    body = {"log": str(log), **to_json(told), "measures": measures}
-    lines = text.inspect_lines(told)
+    body = {"log": str(log), **to_json(found), "measures": measures}
+    lines = text.inspect_lines(found)
     if later.damaged:
         lines.append(f"marks     {later.damaged} lines next to the log cannot be read")
     finish(body, lines, as_json=as_json)
 
 
-def _replay(logs: list[Path], watch: Watch, *, go_on: bool, jobs: int) -> list[Outcome]:
-    try:
-        return list(replay_logs(logs, watch, go_on=go_on, jobs=jobs))
-    except JobLostError as error:
-        raise UnusableError(str(error)) from error
-
-
-def _run_fully(*, model: str | None, anyway: bool, teacher_forced: bool) -> RunFully:
-    load: Callable[[Loading], Backend] = lru_cache(maxsize=1)(Loading.load)
-
-    async def one(reader: LogReader, watch: Watch) -> FullReport:
-        replaying = partial(replay_fully, model=model, anyway=anyway, teacher_forced=teacher_forced)
-        return await replaying(reader.head.fields, reader, load, watch=watch)
-
-    return one
-
-
-async def _replay_fully(logs: list[Path], watch: Watch, one: RunFully) -> list[Outcome]:
-    return [outcome async for outcome in replay_logs_fully(logs, watch, one)]
-
-
-def _tell_one(outcome: Outcome, *, as_json: bool) -> NoReturn:
+def _finish_one(outcome: Outcome, *, as_json: bool) -> NoReturn:
     if outcome.result == "unreadable":
         raise UnusableError(f"{outcome.log}: {outcome.error}")
     if outcome.error is not None:

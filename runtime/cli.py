@@ -30,21 +30,17 @@ from .settings.extras import what_is_missing
 if TYPE_CHECKING:
     from .api.views import Viewer, ViewName
 
-GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
+Commands = Mapping[str, tuple[str, str]]
+"""Each command's import string and help line."""
+
+GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
     {
         "Serve": {
             "serve": (
                 "runtime.serve.serve_command:serve_command",
                 "Serve a model over WebSockets.",
             ),
-            "worker": (
-                "runtime.worker.command:worker_command",
-                "Serve a model to servers, in a process of its own.",
-            ),
-            "workers": (
-                "runtime.commands.workers:workers_command",
-                "List, drain and add workers of a server.",
-            ),
+            "workers": ("runtime.cli:workers_group", "Start, list, add and drain workers."),
             "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
             "doctor": (
                 "runtime.commands.doctor:doctor_command",
@@ -60,10 +56,6 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "runtime.commands.talk:talk_command",
                 "Stream a WAV file to a server, hear its reply.",
             ),
-            "console": (
-                "runtime.commands.console:console_command",
-                "Serve a model, open the page to talk to it.",
-            ),
             "chat": (
                 "runtime.commands.chat:chat_command",
                 "Ask a server in words, read its answer.",
@@ -73,77 +65,88 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
                 "Have a server write down a WAV file.",
             ),
         },
-        "Look at recordings": {
-            "sessions": ("replay.library.sessions:sessions_command", "List recorded sessions."),
-            "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
-            "view": ("replay.view.command:view_command", "Show a session as one HTML page."),
-            "export": (
-                "replay.export.command:export_command",
-                "Write a session as WAV, MP4, MCAP...",
+        "Work with recordings": {
+            "recordings": (
+                "runtime.cli:recordings_group",
+                "List, describe, show, check, repair and remove them.",
             ),
-            "diff": ("replay.diff.command:diff_command", "Say where two sessions part."),
-        },
-        "Run recordings again": {
             "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
             "fork": ("replay.fork.command:fork_command", "Take a session up again, with a change."),
-            "play": (
-                "replay.play.command:play_command",
-                "Serve a recording to clients under test.",
+            "diff": ("replay.diff:diff_command", "Say where two sessions part."),
+            "export": (
+                "replay.export.formats:export_command",
+                "Write a session as WAV, MP4, MCAP...",
             ),
-            "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
-        },
-        "Keep recordings": {
-            "verify": ("replay.library.verify:verify_command", "Check a log's integrity."),
-            "recover": (
-                "replay.library.recover:recover_command",
-                "Make a damaged log sound again.",
-            ),
-            "compact": (
-                "replay.library.compact:compact_command",
-                "Make finished logs smaller, to keep them.",
-            ),
-            "redact": ("replay.redact.command:redact_command", "Take out what was said and shown."),
-            "prune": ("replay.library.prune:prune_command", "Remove old recordings."),
-        },
-        "Test and measure": {
             "eval": ("replay.assess.command:eval_command", "Measure recorded conversations."),
-            "bench": (
-                "runtime.commands.bench:bench_command",
-                "Measure a unit's time, and an engine's sessions.",
+        },
+        "Develop": {
+            "dev": (
+                "runtime.cli:dev_group",
+                "Protocols, states, measurements, and tests of clients and servers.",
             ),
-            "schema": (
-                "runtime.commands.schema:schema_command",
-                "Describe the wire protocols.",
-            ),
-            "states": ("runtime.cli:states_command", "Draw the session's state diagram."),
         },
     }
 )
-"""Each command's import string and help line, by heading of the help."""
-COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {name: found for group in GROUPS.values() for name, found in group.items()}
+"""The commands at the top, by heading of the help."""
+WORKERS: Final[Commands] = MappingProxyType(
+    {
+        "start": ("runtime.worker.command:start_command", "Serve a model to servers."),
+        "list": ("runtime.commands.workers:list_command", "List the workers of a server."),
+        "add": ("runtime.commands.workers:add_command", "Have a server connect to a worker."),
+        "drain": ("runtime.commands.workers:drain_command", "Have a worker's sessions move."),
+    }
 )
-"""All commands, in the order of the help."""
+RECORDINGS: Final[Commands] = MappingProxyType(
+    {
+        "list": ("replay.library.sessions:list_command", "List recordings, with measures."),
+        "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
+        "view": ("replay.view.document:view_command", "Show a session as one HTML page."),
+        "marks": ("replay.library.marks:marks_command", "List, add and remove annotations."),
+        "verify": ("replay.library.keep:verify_command", "Check a log's integrity."),
+        "recover": ("replay.library.keep:recover_command", "Make a damaged log sound again."),
+        "compact": ("replay.library.keep:compact_command", "Make finished logs smaller."),
+        "redact": ("replay.redact.redaction:redact_command", "Take out what was said and shown."),
+        "prune": ("replay.library.keep:prune_command", "Remove old recordings."),
+    }
+)
+DEV: Final[Commands] = MappingProxyType(
+    {
+        "bench": (
+            "runtime.commands.bench:bench_command",
+            "Measure a unit's time, and an engine's sessions.",
+        ),
+        "schema": ("runtime.commands.schema:schema_command", "Describe the wire protocols."),
+        "states": ("runtime.cli:states_command", "Draw the session's state diagrams."),
+        "play": ("replay.play:play_command", "Serve a recording to clients under test."),
+        "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
+    }
+)
 MOVED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fuzz": "python -m tests.fuzz, in a clone of the repository",
         "bench streaming": "python -m tests.bench.streaming, in a clone of the repository",
+        "console": "antiphon serve --open",
+        "replay --teacher-forced": "antiphon eval --mode forced",
+        "worker": "antiphon workers start",
+        "sessions": "antiphon recordings list",
+        **{
+            name: f"antiphon recordings {name}"
+            for name in RECORDINGS
+            if name not in {"list", "marks"}
+        },
+        **{name: f"antiphon dev {name}" for name in DEV},
     }
 )
-"""What replaced a command, by its old words: one, or a command and its subcommand."""
+"""What replaced a command, by its old words: one, or a command with a subcommand or option."""
 EXIT_BY_SIGNAL: Final = 128
 """Shells add it to the number of the signal that ended a command."""
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a stdout that cannot be written; errors of a file are reported by its writer."""
-PAGE: Final = "replay.view.document"
-"""The module that shows a recording as a page: `page_of` and the like, and their policies."""
-DIGEST: Final = "replay.library.digest"
-"""The module that makes a recording's digest: `digest_of`."""
-REPLAY: Final = "replay.library.replayed"
-"""The module that runs a recording again: `replay_of`."""
-COPIES: Final = "replay.view.copies"
-"""The module of redacted copies: `log_without`, `page_without`, `KINDS` and `RedactError`."""
-SOUND: Final = "replay.export.mixer"
+VIEWS: Final = "replay.view.document"
+"""The module that makes the views of a recording: its page, redacted copies, digest and replay."""
+REDACTION: Final = "replay.redact.redaction"
+"""The module that takes content out of a recording: its `KINDS`, and `RedactError`."""
+SOUND: Final = "replay.export.sound"
 """The module that makes the WAV of a recording: `wav_of`, `wav_head` and `TooLongError`."""
 
 
@@ -202,26 +205,69 @@ class UntoldError(click.ClickException):
 class LazyGroup(click.Group):
     """A group that imports a command only when it is called."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line as a process of its own."""
-        atexit.register(gc.freeze)  # Else Python searches all that is loaded for garbage, and ends.
-        return super().__call__(*args, **kwargs)
+    def __init__(self, *args: Any, groups: Mapping[str, Commands], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups: Final = groups
+        self.named: Final = {
+            name: told for group in groups.values() for name, told in group.items()
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Command names, in the order of the help."""
-        return list(COMMANDS)
+        return list(self.named)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None for an unknown name; `NotInstalledError`."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.named:
             return None
         from .net.memory import importing
 
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        module, _, attribute = self.named[cmd_name][0].partition(":")
         with importing(), _extras(ctx, cmd_name):
             command = cast("click.Command", getattr(import_module(module), attribute))
         _refine(command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command, and say which extra it lacks."""
+        with _extras(ctx):
+            return super().invoke(ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        for heading, group in self.groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, help_text) for name, (_, help_text) in group.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for an unknown name suggest the nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, possibilities=self.named, ctx=ctx
+            ) from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing all of them."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=help_text)
+            for name, (_, help_text) in self.named.items()
+            if name.startswith(incomplete)
+        ]
+
+
+class Main(LazyGroup):
+    """The command line: a process of its own, which knows old names."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line as a process of its own."""
+        atexit.register(gc.freeze)  # Else Python searches all that is loaded for garbage, and ends.
+        return super().__call__(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the flags before the command, such as `--help`."""
@@ -232,38 +278,17 @@ class LazyGroup(click.Group):
         """Run a command, and report an interrupt or a lost stdout."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a log can hold lone surrogates
-        with _broken_off(), _extras(ctx):
+        with _broken_off():
             return super().invoke(ctx)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the commands without importing them."""
-        for heading, group in GROUPS.items():
-            with formatter.section(heading):
-                formatter.write_dl([(name, help_text) for name, (_, help_text) in group.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for an unknown name suggest the nearest, for an old one the new."""
-        for old in (" ".join(args[:2]), args[0]):
+        """Find the command; for an old name say the new one."""
+        for old in (*(f"{args[0]} {word}" for word in args[1:]), args[0]):
             if old in MOVED and not ctx.resilient_parsing:
                 raise MovedError(f"antiphon {old} is now {MOVED[old]}")
-        try:
-            return super().resolve_command(ctx, args)
-        except click.exceptions.NoSuchCommand as error:
-            raise click.exceptions.NoSuchCommand(
-                error.command_name, possibilities=COMMANDS, ctx=ctx
-            ) from None
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete a command's name without importing all of them."""
-        if incomplete.startswith("-"):
-            return click.Command.shell_complete(self, ctx, incomplete)
-        return [
-            CompletionItem(name, help=help_text)
-            for name, (_, help_text) in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
+        return super().resolve_command(ctx, args)
 
 
 def _refine(command: click.Command) -> None:
@@ -287,8 +312,8 @@ def _extras(ctx: click.Context, command: str | None = None) -> Iterator[None]:
         missing = what_is_missing(error)
         if missing is None:
             raise
-        name = command or ctx.invoked_subcommand
-        raise NotInstalledError(f"antiphon {name} {missing}") from error
+        words = [*ctx.command_path.split()[1:], command or ctx.invoked_subcommand]
+        raise NotInstalledError(f"antiphon {' '.join(map(str, words))} {missing}") from error
 
 
 @contextmanager
@@ -332,7 +357,8 @@ def _give_up_stdout() -> None:
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=Main,
+    groups=GROUPS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="antiphon")
@@ -344,6 +370,52 @@ def main(ctx: click.Context) -> None:
     byte for byte. `antiphon demo` shows all of it in a minute.
     """
     ctx.obj = load_viewer  # for `serve`: no room of `runtime` may know `replay`
+
+
+@click.group("workers", cls=LazyGroup, groups={"Commands": WORKERS})
+def workers_group() -> None:
+    """Start a worker, or list, add and drain those of a running server.
+
+    A worker is one loaded model with its slots. A server with keys asks for one of the scope
+    admin. A rolling upgrade, for a server that was started with --worker-address:
+
+    \b
+      antiphon workers start --model MODEL --listen unix:/run/antiphon/3   the new worker
+      antiphon workers add unix:/run/antiphon/3
+      antiphon workers list                                         the old one's number
+      antiphon workers drain 0 --wait                               its sessions move
+    Now the process of the old worker can be stopped.
+
+    \b
+    Exit codes:
+      0  done
+      1  the server could not be reached, or refused
+      2  an option that cannot be used
+    """  # noqa: D301 - click takes a backspace to keep the lines
+
+
+@click.group("recordings", cls=LazyGroup, groups={"Commands": RECORDINGS})
+def recordings_group() -> None:
+    """List recordings, look at one, and keep them.
+
+    Commands take a recording by any name, also `antiphon replay`, fork, diff, export and eval:
+
+    \b
+      calls/rec-1.session.zst   the path of its log
+      calls                     a folder: all logs in it, or its only one
+      rec-1, sess_5f1d0c6a9b27  its id, or its session's, in the folder of recordings
+      last                      the newest in the folder of recordings
+      calls/last                the same names in another folder
+      s3://bucket/prefix/rec-1  and in an object store, of which a copy is made
+
+    The folder of recordings is `recordings`, or the one that ANTIPHON_RECORD_TO names, as of
+    `antiphon serve`.
+    """  # noqa: D301 - click takes a backspace to keep the lines
+
+
+@click.group("dev", cls=LazyGroup, groups={"Commands": DEV})
+def dev_group() -> None:
+    """Describe the protocols, measure, and test clients and servers."""
 
 
 def load_viewer(name: ViewName) -> Viewer:
@@ -358,19 +430,19 @@ def load_viewer(name: ViewName) -> Viewer:
             media_type="audio/wav",
             refuses=(module.TooLongError,),
         )
+    module = import_module(VIEWS)
     if name == "digest":
-        return Viewer(pieces_of=import_module(DIGEST).digest_of, media_type="application/json")
+        return Viewer(pieces_of=module.digest_of, media_type="application/json")
     if name == "replay":
-        return Viewer(pieces_of=import_module(REPLAY).replay_of, media_type="application/json")
+        return Viewer(pieces_of=module.replay_of, media_type="application/json")
     if name in ("redacted-log", "redacted-page"):
-        module, is_log = import_module(COPIES), name == "redacted-log"
+        redaction, is_log = import_module(REDACTION), name == "redacted-log"
         return Viewer(
             pieces_without=module.log_without if is_log else module.page_without,
-            kinds=module.KINDS,
+            kinds=redaction.KINDS,
             media_type="application/zstd" if is_log else "text/html",
-            refuses=(module.RedactError,),
+            refuses=(redaction.RedactError,),
         )
-    module = import_module(PAGE)
     return Viewer(
         pieces_of=module.page_of,
         pieces_beside=module.page_beside,

@@ -34,8 +34,7 @@ import zstandard
 from anyio.streams.text import TextReceiveStream
 
 import antiphon
-from recorder.format.chain import Chain
-from recorder.format.compression import Frame
+from recorder.format.blocks import Chain, Frame
 from recorder.format.format import HEADER_BYTES, SUFFIX, BlockHeader, frame_record
 from recorder.format.records import Record
 from recorder.read.reader import LogReader

@@ -49,7 +49,7 @@ MUTABLE_CALLS: Final = frozenset({
 # fmt: on
 
 TRIO_ALLOWED: Final = frozenset(
-    f"runtime/net/{name}.py" for name in ("link", "listener", "monitor", "websocket")
+    f"runtime/net/{name}.py" for name in ("http", "link", "listener", "monitor", "websocket")
 )
 """Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
 TORCH_ALLOWED: Final = ("runtime/model/backends/minicpmo/", "runtime/model/voice/")
@@ -329,7 +329,7 @@ BAD: Final[dict[str, tuple[Detector, str, str]]] = {
     "trio": (trio_imports, "runtime/session/driver.py", "import trio"),
     "trio, late": (trio_imports, "recorder/a.py", "def f():\n    from trio.lowlevel import x"),
     "asyncio": (trio_imports, "runtime/session/driver.py", "import asyncio"),
-    "trio's WebSockets": (trio_imports, "runtime/net/http.py", "import trio_websocket"),
+    "trio's WebSockets": (trio_imports, "runtime/net/upstream.py", "import trio_websocket"),
     "torch": (heavy_imports, "runtime/cli.py", "import torch.nn as nn"),
     "torch, guarded": (
         heavy_imports,
@@ -472,7 +472,7 @@ def test_only_the_edge_knows_its_event_loop() -> None:
 
 
 def test_only_the_model_loads_torch() -> None:
-    """`antiphon verify` would take seconds, and fail where torch is broken."""
+    """`antiphon recordings verify` would take seconds, and fail where torch is broken."""
     assert findings(heavy_imports) == []
 
 

@@ -128,12 +128,12 @@ async def written(self, log, seq):
 
 disk = recorder.write.disk
 
-def write(self, descriptor, data, write=disk.LocalDisk.write, calls=itertools.count()):
+def write(self, descriptor, data, write=disk.Disk.write, calls=itertools.count()):
     if next(calls) >= 100:
         threading.Event().wait()
     return write(self, descriptor, data)
 
-recorder.write.disk.LocalDisk.write, runtime.session.journal.Journal._written = write, written
+recorder.write.disk.Disk.write, runtime.session.journal.Journal._written = write, written
 from runtime.cli import main
 main()
 """

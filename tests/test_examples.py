@@ -24,8 +24,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from replay.rerun.logic import replay
 from runtime.cli import main
 from runtime.commands.server_process import RUN

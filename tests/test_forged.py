@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recorder.keep.forgetting import INDEX_NAME
 from recorder.read.verify import verify
+from recorder.storage.store import INDEX_NAME
 from tests.forged.bombs import BOMBS, bomb
 from tests.forged.drawn import draw
 from tests.forged.meter import CHEAP, LINEAR, Cost, Meter, metering

@@ -97,7 +97,7 @@ def test_the_wheel_says_what_it_needs(dist: Path) -> None:
     always = [Requirement(text) for text in told.get_all("Requires-Dist", ())]
     names = {each.name for each in always if each.marker is None}
     assert names == {Requirement(text).name for text in PROJECT["dependencies"]}
-    assert not names & {"torch", "transformers", "av", "hypercorn"}
+    assert not names & {"torch", "transformers", "av", "h11"}
 
 
 def test_the_source_package_builds_and_is_tested(dist: Path, tmp_path: Path) -> None:
@@ -154,28 +154,28 @@ def said(done: CompletedProcess[str]) -> str:
 
 LACKING: Final = {
     "serve": "server",
-    "worker": "server",
+    "workers start": "server",
     "doctor": "server",
-    "bench": "server",
-    "schema": "server",
-    f"play {LOG}": "server",
+    "dev bench": "server",
+    "dev schema": "server",
+    f"dev play {LOG}": "server",
     f"fork {LOG} --at 1": "server",
     f"export {LOG} --output call.mp4": "media",
     f"export {LOG} --output call.mcap": "media",
 }
 TOOLS: Final = {
-    f"verify {LOG}": "state: finished",
-    f"inspect {LOG}": "realtime",
+    f"recordings verify {LOG}": "state: finished",
+    f"recordings inspect {LOG}": "realtime",
     f"replay {LOG}": "identical",
-    f"view {LOG} --output view.html": "view.html",
+    f"recordings view {LOG} --output view.html": "view.html",
     f"export {LOG} --output call.wav": "call.wav",
     f"export {LOG} --output call.srt": "call.srt",
     f"export {LOG} --output call.jsonl": "call.jsonl",
-    f"redact {LOG} --output less.session.zst": "less.session.zst",
+    f"recordings redact {LOG} --output less.session.zst": "less.session.zst",
     "replay less.session.zst": "identical",
     f"diff {LOG} {LOG}": "A rec-",
     f"eval {LOG}": "1 recording measured",
-    "sessions .": "1 session",
+    "recordings list .": "1 session",
 }
 RUN_EACH: Final = """
 import json, sys
@@ -198,7 +198,7 @@ def ran(base: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return dict(zip(lines, map(json.loads, told), strict=True))
 
 
-@pytest.mark.parametrize("line", TOOLS, ids=lambda line: line.split()[0] + line[-5:])
+@pytest.mark.parametrize("line", TOOLS, ids=lambda line: line.partition(" /")[0] + line[-5:])
 def test_recordings_need_no_extra(line: str, ran: dict[str, Any]) -> None:
     """The tools for a recording would want a model's libraries."""
     exit_code, stdout, stderr = ran[line]
@@ -222,11 +222,11 @@ def test_the_client_needs_no_extra(base: Environment, tmp_path: Path) -> None:
     assert told.startswith("tiny needs the extra 'server': pip install 'antiphon[server]' (")
 
 
-@pytest.mark.parametrize("line", LACKING, ids=lambda line: line.split()[0] + line[-5:])
+@pytest.mark.parametrize("line", LACKING, ids=lambda line: line.partition(" /")[0] + line[-5:])
 def test_a_command_says_which_extra_it_lacks(line: str, ran: dict[str, Any]) -> None:
     """A user would get a traceback, and look for the name of a package."""
     exit_code, stdout, stderr = ran[line]
-    extra, command = LACKING[line], line.split(maxsplit=1)[0]
+    extra, command = LACKING[line], line.partition(" /")[0]
     assert exit_code == 2
     assert stdout == ""
     assert re.fullmatch(

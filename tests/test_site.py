@@ -15,10 +15,10 @@ import pytest
 import antiphon
 from docs.site import __main__ as site
 from docs.site import reference, staging
-from runtime.cli import COMMANDS
 from runtime.net.http import WEBSOCKET_PATHS
 from runtime.serve.gateway import Gateway
 from runtime.settings.settings import Settings, declared
+from tests.project.commands import all_commands
 from tests.test_architecture import ROOT, tracked_files
 
 pytestmark = pytest.mark.slow
@@ -130,7 +130,7 @@ def test_links_are_led_into_the_site() -> None:
 def test_the_reference_is_whole() -> None:
     """A command, a setting or an address would be in the code and not in the reference."""
     pages = reference.generated()
-    for name in COMMANDS:
+    for name, _ in all_commands():
         assert f"### antiphon {name}\n" in pages["reference/commands.md"]
     for setting in declared(Settings):
         assert f"`{setting.variable}`" in pages["reference/settings.md"]

@@ -19,16 +19,16 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
-    "antiphon": (226, 1),
+    "antiphon": (224, 1),
     "protocol": (11_680, 58),
-    "recorder": (4_681, 48),
-    "runtime": (22_271, 125),
-    "runtime/model": (9_230, 49),
-    "replay": (12_818, 140),
+    "recorder": (4_542, 31),
+    "runtime": (22_248, 124),
+    "runtime/model": (9_223, 49),
+    "replay": (11_415, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
-ANCESTORS_MAX: Final = 4
-"""The most classes of ours in one line of inheritance, of classes with methods; the goal is 3."""
+ANCESTORS_MAX: Final = 3
+"""The most classes of ours in one line of inheritance, of classes with methods."""
 IMPORTS_PERCENT_MAX: Final = 13
 """The part of the code lines that imports; the goal is 9."""
 SLACK: Final = 50

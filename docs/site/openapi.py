@@ -16,9 +16,9 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import attrs
 
 from protocol.values.modes import MODES
-from recorder.keep.marks import Mark
-from recorder.keep.summary import State, Summary
-from replay.rerun.outcome import EXIT_CODES
+from recorder.storage.marks import Mark
+from recorder.storage.summary import State, Summary
+from replay.rerun.report import EXIT_CODES
 from runtime.api import recordings
 from runtime.slots.workers import WorkerStatus
 from runtime.telemetry.watching import SessionStatus
@@ -237,7 +237,7 @@ def openapi(version: str) -> Schema:
         "info": {
             "title": "Antiphon",
             "version": version,
-            "description": "Sessions are WebSockets: `antiphon schema` describes them.",
+            "description": "Sessions are WebSockets: `antiphon dev schema` describes them.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://127.0.0.1:8006"}],

@@ -72,7 +72,7 @@ PYTHON: Final[Mapping[str, tuple[str, str]]] = {
         "replay_log ReplayReport compare_logs DiffReport",
     ),
     "What happened, and how it went": (
-        "As `antiphon inspect`, `antiphon eval` and `antiphon export` have it.",
+        "As `antiphon recordings inspect`, `antiphon eval` and `antiphon export` have it.",
         "inspect_log Inspection measure_log export_log",
     ),
     "A model of your own": (

@@ -1,11 +1,19 @@
-"""Encoding records: their JSON headers and blobs, as `recorder.format.records` describes them."""
+"""Encoding records: their JSON headers and blobs, as `recorder.format.records` describes them.
+
+Repeats of a blob come soon (a voice is sent, then prepared), so few recent ones are kept, as whole
+bytes: three short probes find them and a full comparison confirms, which is cheaper than any hash
+and exact. A client that sends sound in pieces of 20 ms sends fifty a second, and by themselves they
+cost ten times what a second in one piece costs: such frames are joined in runs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Final, TypeAlias, cast
 
 import attrs
@@ -13,24 +21,25 @@ import orjson
 
 from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
 
-from .blobs import RAW, Packed, pack
+from .blobs import RAW, Packed, SplitPiece, extract, pack
 from .errors import RecordInvalid
 from .expansion import count_values, header_cost
 from .format import (
     HEADER_BYTES_MAX,
     HEADER_VALUES_MAX,
+    MIB,
     RECORD_BYTES_MAX,
     UNPACKED_BYTES_MAX,
     Piece,
     frame_record,
 )
-from .memory import REMEMBERED_BYTES, BlobMemory, Parts
 from .records import (
     BLOB,
     FRAME_BYTES_MAX,
     FRAME_CUT,
     FRAME_KINDS,
     NESTING_MAX,
+    RECORD_OVERHEAD_BYTES,
     RECORD_VERSIONS,
     RESERVED,
     TEXT,
@@ -40,8 +49,118 @@ from .records import (
     Record,
     Value,
 )
-from .spans import Piece as SplitPiece
-from .spans import extract
+
+# -- repeated blobs --------------------------------------------------------------------------------
+
+
+REFERENCE_BYTES_MIN: Final = 64
+"""A shorter blob is stored again: a reference costs as much."""
+REMEMBERED_BYTES: Final = MIB
+"""Kept per log: five seconds of both sides of a session, or one larger blob, such as a voice."""
+_PROBE_BYTES: Final = 16
+"""Taken at three places, where different PCM and JPEG files differ."""
+
+Place: TypeAlias = tuple[int, int]
+"""`(seq, index)` of a blob."""
+_Key: TypeAlias = tuple[int, bytes, bytes, bytes]
+
+
+@attrs.define
+class BlobMemory:
+    """Recent blobs and where they are stored; of blobs with equal probes, the last."""
+
+    bytes_max: int = REMEMBERED_BYTES
+    _kept: OrderedDict[_Key, tuple[bytes, Place]] = attrs.field(factory=OrderedDict, init=False)
+    _kept_bytes: int = attrs.field(default=0, init=False)
+
+    def find_or_keep(self, blob: bytes, place: Place) -> Place | None:
+        """Return where an equal blob is stored, or None and remember it at `place`."""
+        if len(blob) < REFERENCE_BYTES_MIN:
+            return None
+        key = _probe(blob)
+        found = self._kept.pop(key, None)
+        if found is not None and found[0] == blob:
+            self._kept[key] = found
+            return found[1]
+        self._kept[key] = (blob, place)
+        self._kept_bytes += len(blob) if found is None else 0
+        while self._kept_bytes > self.bytes_max and len(self._kept) > 1:
+            _, (dropped, _) = self._kept.popitem(last=False)
+            self._kept_bytes -= len(dropped)
+        return None
+
+
+class Parts:
+    """Stands in for a `BlobMemory` in a run of records, some of whose blobs are joined in one.
+
+    Args:
+        whole: where that one is.
+        blobs: those in it, in order; a blob counts as one of them only if it is the same object.
+    """
+
+    def __init__(self, whole: Place, blobs: Sequence[bytes]) -> None:
+        self._whole = whole
+        self._blobs = blobs
+        ends = list(accumulate(map(len, blobs), initial=0))
+        self._starts = {id(blob): start for blob, start in zip(blobs, ends, strict=False)}
+
+    def find_or_keep(self, blob: bytes, _place: Place) -> tuple[int, ...] | None:
+        """Return where a blob is: in the whole, from where, and how long; None: it is another."""
+        start = self._starts.get(id(blob))
+        return None if start is None else (*self._whole, start, len(blob))
+
+
+def _probe(blob: bytes) -> _Key:
+    middle = len(blob) // 2
+    return (
+        len(blob),
+        blob[:_PROBE_BYTES],
+        blob[middle : middle + _PROBE_BYTES],
+        blob[-_PROBE_BYTES:],
+    )
+
+
+# -- runs of small frames --------------------------------------------------------------------------
+
+
+FRAME_CHARS_MAX: Final = 16 << 10
+"""Longer frames hold more than a tenth of a second."""
+RUN_BYTES_MAX: Final = 128 << 10
+"""Of a run, which must fit into a block; a second and a half of float32 samples."""
+RECORDS_MAX: Final = 64
+"""In a run: more than a second of pieces of 20 ms."""
+_PLAIN: Final = {"type", "frame"}
+"""The fields of a frame's record that has nothing but the frame."""
+
+
+def runs(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Join records of small frames that follow each other; all others stand by themselves."""
+    run, run_bytes = list[Record](), 0
+    for record in records:
+        chars = _chars(record)
+        is_small = chars is not None and chars <= FRAME_CHARS_MAX
+        size = RECORD_OVERHEAD_BYTES + (chars or 0)
+        if run and (not is_small or run_bytes + size > RUN_BYTES_MAX or len(run) == RECORDS_MAX):
+            yield run
+            run, run_bytes = [], 0
+        if is_small:
+            run.append(record)
+            run_bytes += size
+        else:
+            yield [record]
+    if run:
+        yield run
+
+
+def _chars(record: Record) -> int | None:
+    """The length of a client's text, if its record has nothing else."""
+    frame = record.fields.get("frame") if record.kind == "rx" else None
+    is_plain = isinstance(frame, str) and record.fields.keys() == _PLAIN
+    return len(frame) if is_plain and isinstance(frame, str) else None
+
+
+# -- records ---------------------------------------------------------------------------------------
+
 
 FRAME_BYTES_KEPT: Final = 64 << 10
 """Bytes kept of a larger frame: enough to recognise it."""
@@ -56,7 +175,7 @@ class Framed:
     """An encoded record.
 
     Attributes:
-        pieces: its bytes, split where their kind changes; see `recorder.format.compression`.
+        pieces: its bytes, split where their kind changes; see `recorder.format.blocks`.
         cost: of reading it, without its bytes; see `recorder.format.expansion`.
         has_samples: some pieces are packed PCM.
     """

@@ -14,13 +14,21 @@ from typing import Final, NoReturn, TypeAlias
 
 import attrs
 
-from ..format.blobs import unpack
+from ..format.blobs import restore, unpack
 from ..format.errors import FormatError, RecorderError
 from ..format.expansion import Expansion, check_values
 from ..format.format import BLOCK_BYTES, RECORD_BYTES_MAX, UNPACKED_BYTES_MAX
-from ..format.records import BLOB, NESTING_MAX, RESERVED, TEXT, WTF8, Record, Value
-from ..format.spans import restore
-from ..format.upcast import check_version, upcast
+from ..format.records import (
+    BLOB,
+    NESTING_MAX,
+    RESERVED,
+    TEXT,
+    WTF8,
+    Record,
+    Value,
+    check_version,
+    upcast,
+)
 
 Resolve: TypeAlias = Callable[[int], "StoredRecord"]
 """Returns an earlier record whose blob is referenced, or raises `FormatError`."""

@@ -10,13 +10,12 @@ from typing import Final
 
 import attrs
 
-from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import Chunk, ChunkResult, Opening, PastUnit, Unit, UnitResult
 
-from ..format.mapping import EVENT_KINDS, event_of
 from ..format.records import Record
+from ..format.steps import steps
 from .scan import Damage
 
 
@@ -78,26 +77,19 @@ class Past:
         return voiced(self._units())
 
     def _units(self) -> Iterator[PastUnit]:
-        session: Session | None = None
         units = PastUnits()
-        for event in self._events():
-            if session is None:
-                assert isinstance(event, ev.ConnectionOpened)
-                session, effects = Session.open(event)
-            else:
-                effects = session.step(event)
-            for fact in (event, *effects):
+        for _, step in steps(self._records()):
+            for fact in () if step is None else (step.event, *step.effects):
                 self._take(fact)
                 unit = units.take(fact)
                 if unit is not None:
                     yield unit
 
-    def _events(self) -> Iterator[ev.Event]:
+    def _records(self) -> Iterator[Record]:
         for seq, item in enumerate(self._items):
             if isinstance(item, Damage) or item.seq != seq:
                 break
-            if item.kind in EVENT_KINDS:
-                yield event_of(item.fields, item.at_ns)
+            yield item
             if seq + 1 == self._until_seq:
                 return
         self.is_damaged = True

@@ -27,12 +27,15 @@ from ..format.format import (
     MARK,
     MIB,
     PAYLOAD_BYTES_MAX,
+    PREAMBLE_BYTES,
+    TABLE_START,
     BlockHeader,
+    BlockSizes,
     chain_of,
+    table_bytes,
     unpack_header,
     unstuff,
 )
-from ..format.seektable import PREAMBLE_BYTES, TABLE_START, BlockSizes, table_bytes
 
 SEARCH_BYTES: Final = MIB
 """Bytes read at a time when searching for a mark, at most."""

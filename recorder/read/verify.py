@@ -1,4 +1,4 @@
-"""Checks a whole session log, for `antiphon verify`.
+"""Checks a whole session log, for `antiphon recordings verify`.
 
 Rules: an intact log without `fin` is open, which is no fault. Any damage makes it damaged; without
 a session record it is unreadable. `fin` must name the previous block's chain and the right counts,
@@ -14,7 +14,6 @@ from typing import Final, Literal
 import attrs
 
 from ..format.errors import Unreadable
-from ..format.records import Record
 from .reader import HeadSource, LogReader
 from .scan import Damage
 
@@ -60,49 +59,8 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of `antiphon verify`: 0 intact, 1 damaged, 2 unreadable."""
+        """Exit code of `antiphon recordings verify`: 0 intact, 1 damaged, 2 unreadable."""
         return _EXIT_CODES[self.state]
-
-
-@attrs.define
-class _Tally:
-    counts: Counter[str] = attrs.field(factory=Counter)
-    damage: list[Damage] = attrs.field(factory=list)
-    damage_count: int = 0
-    first_seq: int | None = None
-    last_seq: int | None = None
-    last_tx_ordinal: int | None = None
-    fin: Record | None = None
-    chain_before_fin: bytes | None = None
-    blocks_before_fin: int = 0
-
-    def note(self, item: Record | Damage) -> None:
-        if isinstance(item, Damage):
-            self.damage_count += 1
-            if len(self.damage) < DAMAGE_KEPT:
-                self.damage.append(item)
-            return
-        self.counts[item.kind] += 1
-        self.last_seq = item.seq
-        if self.first_seq is None:
-            self.first_seq = item.seq
-        ordinal = item.fields.get("ordinal")
-        if item.kind == "tx" and isinstance(ordinal, int):
-            self.last_tx_ordinal = ordinal
-        if item.kind == "fin":
-            self.fin = item
-
-    def fin_ok(self) -> bool | None:
-        if self.fin is None:
-            return None
-        counts = {kind: count for kind, count in self.counts.items() if kind != "fin"}
-        chain = self.chain_before_fin.hex() if self.chain_before_fin is not None else None
-        said = self.fin.fields
-        return (
-            said.get("counts") == counts
-            and said.get("chain") == chain
-            and said.get("blocks") == self.blocks_before_fin
-        )
 
 
 def verify(log: Path | bytes) -> Report:
@@ -111,34 +69,43 @@ def verify(log: Path | bytes) -> Report:
         reader = LogReader(log)
     except Unreadable as error:
         return Report(state="unreadable", detail=str(error))
+    counts, damage, damage_count = Counter[str](), list[Damage](), 0
+    first_seq = last_seq = last_tx_ordinal = fin = fin_ok = None
     with reader:
-        tally = _Tally()
-        chain, blocks = reader.last_chain, reader.blocks
+        before_item = before_fin = reader.last_chain, reader.blocks
         for item in reader:
-            if tally.fin is None:
-                tally.chain_before_fin, tally.blocks_before_fin = chain, blocks
-            tally.note(item)
-            chain, blocks = reader.last_chain, reader.blocks
-        return _report(reader, tally)
-
-
-def _report(reader: LogReader, tally: _Tally) -> Report:
-    fin_ok = tally.fin_ok()
-    state: State = "open" if fin_ok is None else "finished"
-    if tally.damage_count or fin_ok is False:
-        state = "damaged"
-    return Report(
-        state=state,
-        blocks=reader.blocks,
-        records=tally.counts.total(),
-        first_seq=tally.first_seq,
-        last_seq=tally.last_seq,
-        damage=tuple(tally.damage),
-        damage_count=tally.damage_count,
-        fin_ok=fin_ok,
-        head_source=reader.head_source,
-        units=tally.counts["unit"],
-        last_tx_ordinal=tally.last_tx_ordinal,
-        tail_bytes=reader.tail_bytes,
-        has_seek_table=reader.has_seek_table,
-    )
+            before_fin = before_item if fin is None else before_fin
+            if isinstance(item, Damage):
+                damage_count += 1
+                damage += [item] if len(damage) < DAMAGE_KEPT else []
+            else:
+                counts[item.kind] += 1
+                fin = item.fields if item.kind == "fin" else fin
+                last_seq = item.seq
+                first_seq = item.seq if first_seq is None else first_seq
+                ordinal = item.fields.get("ordinal")
+                if item.kind == "tx" and isinstance(ordinal, int):
+                    last_tx_ordinal = ordinal
+            before_item = reader.last_chain, reader.blocks
+        if fin is not None:
+            counted = {kind: count for kind, count in counts.items() if kind != "fin"}
+            chain, blocks = before_fin
+            expected = (counted, None if chain is None else chain.hex(), blocks)
+            fin_ok = (fin.get("counts"), fin.get("chain"), fin.get("blocks")) == expected
+        is_sound = not damage_count and fin_ok is not False
+        whole: State = "open" if fin_ok is None else "finished"
+        return Report(
+            state=whole if is_sound else "damaged",
+            blocks=reader.blocks,
+            records=counts.total(),
+            first_seq=first_seq,
+            last_seq=last_seq,
+            damage=tuple(damage),
+            damage_count=damage_count,
+            fin_ok=fin_ok,
+            head_source=reader.head_source,
+            units=counts["unit"],
+            last_tx_ordinal=last_tx_ordinal,
+            tail_bytes=reader.tail_bytes,
+            has_seek_table=reader.has_seek_table,
+        )

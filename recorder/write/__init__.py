@@ -1,1 +1,1 @@
-"""Writing a log: the writer, its syncs, its lock and its disk."""
+"""Writing logs: the recorder, the log of a session, its file and its disk."""

@@ -1,75 +1,68 @@
-"""The file operations of a writer, behind an interface so that tests can make each of them fail.
+"""The file operations of a writer, which tests replace so that each of them can fail; and its lock.
 
 Rules: a log is reopened for writing only after its writer is gone; no operation retries, buffers or
-hides errors.
+hides errors. The lock is held while the file is open: flock ends with the process, so a log with
+neither `fin` nor a lock has lost its writer. It is advisory: readers ignore it. Without file system
+locks, logs are written and none appears held.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from .lock import hold, take
+# -- the lock --------------------------------------------------------------------------------------
+
+
+def hold(descriptor: int) -> None:
+    """Lock a newly created file until it is closed."""
+    with suppress(OSError):  # no locks here: `is_held` cannot tell then, and retention looks at age
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def take(descriptor: int) -> None:
+    """Lock a file whose writer is gone; `BlockingIOError` if another process holds it."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(path: Path) -> bool:
+    """Whether any process is writing the log; `OSError` if it cannot be read or is a link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+# -- files -----------------------------------------------------------------------------------------
+
 
 FILE_MODE: Final = 0o600
 """A recording holds a person's voice: only its owner may read it."""
 
 
-class Disk(Protocol):
-    """A writer's file operations; each may raise `OSError`."""
+class Disk:
+    """The operating system's files; each operation may raise `OSError`."""
 
     def create(self, path: Path) -> int:
-        """Create a file that must not exist yet; return its descriptor."""
-        ...
-
-    def reopen(self, path: Path) -> int:
-        """Open a log that lost its writer; `BlockingIOError`: it has one."""
-        ...
-
-    def truncate(self, descriptor: int, file_bytes: int) -> None:
-        """Cut the file off."""
-        ...
-
-    def write(self, descriptor: int, data: memoryview) -> int:
-        """Append some of `data`; return how many bytes, at least one."""
-        ...
-
-    def sync(self, descriptor: int) -> None:
-        """Return once the file's bytes are on the device."""
-        ...
-
-    def is_there(self, path: Path, descriptor: int) -> bool:
-        """Say whether `path` still names the open file."""
-        ...
-
-    def remove(self, path: Path, descriptor: int | None) -> None:
-        """Empty our file if it is still open, and remove its name if it still has it."""
-        ...
-
-    def sync_directory(self, path: Path) -> None:
-        """Return once the names in directory `path` are on the device."""
-        ...
-
-    def close(self, descriptor: int) -> None:
-        """Close the file, whether or not this raises."""
-        ...
-
-
-class LocalDisk:
-    """The operating system's files."""
-
-    def create(self, path: Path) -> int:
-        """Create the file and hold its lock."""
+        """Create a file that must not exist yet, and hold its lock; return its descriptor."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, FILE_MODE)
         hold(descriptor)
         return descriptor
 
     def reopen(self, path: Path) -> int:
-        """Open the file, not by a link, and take its lock."""
+        """Open a log that lost its writer, not by a link; `BlockingIOError`: it has one."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags)
         try:
@@ -84,15 +77,15 @@ class LocalDisk:
         os.ftruncate(descriptor, file_bytes)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """Append by one system call."""
+        """Append some of `data` by one system call; return how many bytes, at least one."""
         return os.write(descriptor, data)
 
     def sync(self, descriptor: int) -> None:
-        """Sync with fdatasync."""
+        """Return once the file's bytes are on the device (fdatasync)."""
         os.fdatasync(descriptor)
 
     def is_there(self, path: Path, descriptor: int) -> bool:
-        """False once the file was removed or its folder moved."""
+        """Say whether `path` still names the open file, which was neither removed nor moved."""
         held = os.fstat(descriptor)
         try:
             named = path.stat()
@@ -101,14 +94,14 @@ class LocalDisk:
         return held.st_nlink > 0 and os.path.samestat(held, named)
 
     def remove(self, path: Path, descriptor: int | None) -> None:
-        """Truncate before unlinking."""
+        """Empty our file if it is still open, and remove its name if it still has it."""
         if descriptor is not None:
             os.ftruncate(descriptor, 0)  # frees the bytes despite other links or open readers
         if descriptor is None or self.is_there(path, descriptor):
             path.unlink(missing_ok=True)
 
     def sync_directory(self, path: Path) -> None:
-        """Sync the directory with fsync."""
+        """Return once the names in a directory are on the device (fsync)."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -116,7 +109,7 @@ class LocalDisk:
             os.close(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """Close the file."""
+        """Close the file, whether or not this raises."""
         os.close(descriptor)
 
 

@@ -3,27 +3,87 @@
 Rules: one thread appends; the recorder's thread takes, advances, releases and fails. No work, IO or
 waiting happens under the lock. Cancelled waits lose nothing: appended records are still written.
 When all logs together exceed their bound, only drivers over their share wait; a record is refused
-only beyond its own log's bound.
+only beyond its own log's bound. Calls into an event loop, asyncio's or trio's, never block and
+never fail, also when the loop has ended; calls made before it has run the last ones share its
+wake-up.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.lowlevel
 import attrs
+from anyio.lowlevel import current_token
 
-from ..format.chain import FIN_FIELDS
+from ..format.blocks import FIN_FIELDS
 from ..format.errors import LogFailed, LogFull, LogMisuse
 from ..format.format import MIB, RECORD_BYTES_MAX
 from ..format.records import RECORD_OVERHEAD_BYTES, Fields, Record, size_bytes
-from .bell import Bell, Bells
 from .logfile import LogFile
+
+# -- waking an event loop --------------------------------------------------------------------------
+
+
+Call = Callable[[], object]
+
+
+class Loop:
+    """Runs calls in one event loop, from any thread."""
+
+    def __init__(self, native_token: object) -> None:
+        """`native_token` is a `TrioToken` or an asyncio loop, from AnyIO's `current_token`."""
+        is_trio = hasattr(native_token, "run_sync_soon")
+        name = "run_sync_soon" if is_trio else "call_soon_threadsafe"
+        self._schedule: Callable[[Call], object] = getattr(native_token, name)
+        self._lock = threading.Lock()
+        self._calls: list[Call] = []
+
+    def call_soon(self, calls: Iterable[Call]) -> None:
+        """Have the loop run `calls` soon and in order; they must not raise."""
+        with self._lock:
+            is_scheduled = bool(self._calls)
+            self._calls += calls
+            if is_scheduled or not self._calls:
+                return
+        try:
+            self._schedule(self._run)
+        except RuntimeError:  # the loop has ended, on either backend
+            with self._lock:
+                self._calls.clear()
+
+    def _run(self) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+
+class Loops:
+    """The event loops that were seen: one in a server, one per test elsewhere."""
+
+    def __init__(self) -> None:
+        self._loops: dict[object, Loop] = {}
+
+    def here(self) -> Loop | None:
+        """Return the running loop, or None outside of one."""
+        try:
+            token = current_token().native_token
+        except RuntimeError:  # AnyIO's error is a subclass
+            return None
+        loop = self._loops.get(token)
+        if loop is None:
+            loop = self._loops[token] = Loop(token)
+        return loop
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
 
 _NOT_APPENDED: Final = frozenset({"session", "fin"})
 CALL_UP_BYTES: Final = MIB
@@ -36,7 +96,7 @@ OnFailure = Callable[[LogFailed], None]
 class _Waiter:
     is_done: Callable[[], bool]
     event: anyio.Event
-    bell: Bell
+    loop: Loop
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -56,7 +116,7 @@ class Shared:
     session_bytes_max: int
     total_bytes_max: int
     serve_here: Callable[[], None]
-    bells: Bells = attrs.field(factory=Bells)
+    loops: Loops = attrs.field(factory=Loops)
     changed: threading.Condition = attrs.field(
         factory=lambda: threading.Condition(threading.Lock())
     )
@@ -74,7 +134,7 @@ def _wake(waiters: list[_Waiter], *, all_of_them: bool = False) -> None:
     done = [waiter for waiter in waiters if all_of_them or waiter.is_done()]
     for waiter in done:
         waiters.remove(waiter)
-        waiter.bell.ring((waiter.event.set,))
+        waiter.loop.call_soon((waiter.event.set,))
 
 
 class SessionLog:
@@ -96,7 +156,7 @@ class SessionLog:
         self.failure: LogFailed | None = None
         self._shared: Final = shared
         self._on_failure: Final = on_failure
-        self._home: Final = shared.bells.here()
+        self._home: Final = shared.loops.here()
         self._queue: deque[tuple[Record, int]] = deque()
         self.backlog_bytes = 0
         self.next_seq = next_seq
@@ -270,7 +330,7 @@ class SessionLog:
         if self._home is None:
             on_failure(failure)
         else:
-            self._home.ring((lambda: on_failure(failure),))
+            self._home.call_soon((lambda: on_failure(failure),))
 
     def _check(self, record: Record, size: int) -> None:
         shared = self._shared
@@ -317,12 +377,12 @@ class SessionLog:
     def _enlist(
         self, waiters: list[_Waiter], is_done: Callable[[], bool], *, despite_failure: bool
     ) -> _Waiter | None:
-        bell = self._shared.bells.here()
-        assert bell is not None, "only a task can wait"
+        loop = self._shared.loops.here()
+        assert loop is not None, "only a task can wait"
         with self._shared.changed:
             if is_done() or (self.failure is not None and not despite_failure):
                 return None
-            waiter = _Waiter(is_done=is_done, event=anyio.Event(), bell=bell)
+            waiter = _Waiter(is_done=is_done, event=anyio.Event(), loop=loop)
             waiters.append(waiter)
             if self._queue:
                 self._call_up()

@@ -15,13 +15,11 @@ from typing import Final
 
 import attrs
 
-from ..format.chain import Batch, Chain, LogEnd
-from ..format.compression import STEP_BYTES, Compressor
-from ..format.encoding import Framed, RecordEncoder
+from ..format.blocks import STEP_BYTES, Batch, Chain, Compressor, LogEnd
+from ..format.encoding import Framed, RecordEncoder, runs
 from ..format.errors import LogMisuse, RecordInvalid
 from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX
 from ..format.records import Record
-from ..format.runs import runs
 from .disk import Directories, Disk
 
 _ALONE: Final = frozenset({"session", "fin"})

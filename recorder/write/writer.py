@@ -1,7 +1,7 @@
 """The recorder: one thread that writes the logs of all sessions, and one that syncs them.
 
     driver --append--> backlog of the log --thread: encode, compress, write(2)--> file
-           <--written, room, on_failure----- bell of the driver's event loop
+           <--written, room, on_failure----- calls into the driver's event loop
 
 Rules:
 - `append` never blocks. Records that are ready together share a block. An urgent record, or a task
@@ -10,7 +10,7 @@ Rules:
   new in line comes first. So a log with little to write waits for one step of the current work and
   one turn of each log before it, whatever the others' backlog.
 - `written` returns after write(2), under durability `unit` after fdatasync too. Other syncs run in
-  the syncer's thread, so a slow device delays no other session.
+  the syncer's thread, in order, so a slow device delays no other session.
 - A failed create, write or sync fails its log for good: no retry, the backlog is dropped and
   counted, and the opener is told. Other logs continue.
 - The driver decides what a session does when its backlog is full. At the total bound, a log under
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 import time
 from collections import deque
@@ -33,14 +34,52 @@ from typing import Final, Literal, Self
 import attrs
 from anyio import to_thread
 
-from ..format.compression import Compressor
+from ..format.blocks import Compressor
 from ..format.errors import LogFailed, LogMisuse
 from ..format.format import MIB, recording_id_of
 from ..format.records import Fields, Record
-from .disk import Directories, Disk, LocalDisk
+from .disk import Directories, Disk
 from .log import OnFailure, SessionLog, Shared
 from .logfile import LogFile
-from .syncer import Syncer
+
+# -- syncing ---------------------------------------------------------------------------------------
+
+
+Job = Callable[[], None]
+
+
+class Syncer:
+    """Runs jobs in its own thread, which starts with the first job."""
+
+    def __init__(self, *, inline: bool) -> None:
+        self._inline = inline
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, job: Job) -> None:
+        """Queue a job; called from one thread only."""
+        if self._inline:
+            job()
+            return
+        if self._thread is None:
+            # A daemon, like the recorder's thread: a hanging device must not keep the process.
+            self._thread = threading.Thread(target=self._run, name="antiphon-syncer", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Wait until all jobs are done; no job may be queued afterwards."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+# -- the recorder ----------------------------------------------------------------------------------
+
 
 _LOG: Final = logging.getLogger("antiphon.recorder")
 QUANTUM_BYTES: Final = MIB
@@ -118,7 +157,7 @@ class Recorder:
             inline: work in the caller's thread, and only on records that a task awaits.
         """
         self._policy: Final = policy if policy is not None else RecorderPolicy()
-        self._disk: Final = disk if disk is not None else LocalDisk()
+        self._disk: Final = disk if disk is not None else Disk()
         self._directories: Final = Directories(self._disk)
         self._clock: Final = clock
         self._compressor: Final = Compressor()

@@ -1,15 +1,19 @@
 """The command `antiphon eval`: how the conversations of a folder went, from their logs.
 
-With `--model` it is what another model makes of the same recordings, compared with a baseline.
+With `--model` it is what another model makes of the same recordings, compared with a baseline: what
+was recorded, other recordings, or another model.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, get_args
 
 import attrs
 import click
@@ -18,36 +22,105 @@ from recorder.format.format import SUFFIX
 from runtime.commands.interrupts import run
 from runtime.settings.settings import DEVICES, DTYPES
 
-from ..eval import text
-from ..eval.condition import Condition, judge
-from ..eval.evaluate import Evaluation, Row, measure_logs, sum_up
-from ..eval.options import ConditionType
-from ..eval.paired import Baseline
-from ..eval.reports import Reports
-from ..eval.summary import Json
+from ..eval import reports
+from ..eval.condition import Condition, ConditionType, judge
+from ..eval.evaluate import Baseline, Evaluation, Json, Row, measure_logs, sum_up
 from ..eval.table import MEASURES, OWN_VOICE
-from ..rerun.environment import Loading
+from ..rerun.environment import Loading, model_of
 from ..rerun.folder import JOBS_MAX, find_logs
-from ..shared.commands import UnusableError, print_all, print_json
-from ..shared.progress import calls_of, progress, size_of
-from ..shared.recordings import LogType
-from .baseline import as_recorded, is_of_logs, of_logs, of_measured
-from .full_duplex_bench import suite_in, write_bench
-from .suite_judging import Judged, judged_closed, judged_open, junit_of_cases, lines_of_cases
-from .suite_making import write_suite
-from .task import MODES, Mode, Run, Task
+from ..shared.commands import (
+    UnusableError,
+    calls_of,
+    opened_log,
+    print_all,
+    print_json,
+    progress,
+    size_of,
+)
+from ..shared.recordings import RecordingType
+from . import suite as suites
 
+if TYPE_CHECKING:
+    from .run import Run
+
+# -- what a model is compared with -----------------------------------------------------------------
+
+
+RECORDED: Final = "recorded"
+"""The baseline of mode `open` without another one."""
+
+
+def is_of_logs(name: str) -> bool:
+    """Whether a baseline is a log or a folder of logs, and no model."""
+    path = Path(name)
+    is_folder = path.is_dir() and not (path / "config.json").is_file()
+    return is_folder or name.endswith(SUFFIX)
+
+
+def as_recorded(rows: Iterable[Row]) -> Baseline:
+    """Measure the recordings of rows as they are."""
+    logs = [Path(row.log) for row in rows if row.result == "measured"]
+    with progress(sum(map(size_of, logs)), RECORDED) as watch:
+        return of_measured(RECORDED, measure_logs(logs, watch))
+
+
+def of_measured(name: str, measured: Iterable[Row]) -> Baseline:
+    """Take what was measured on the same logs."""
+    owns = {row.log: row.values for row in measured if row.result == "measured"}
+    return Baseline(name=name, owns=owns)
+
+
+def of_logs(name: str, rows: Sequence[Row], given: Sequence[Path]) -> Baseline:
+    """Measure other recordings, each the partner of one of `rows`.
+
+    A partner has the same path in its folder; else it is the only one with the same recording id,
+    or of which that recording is a fork. `given` are the folders and logs of `rows`.
+    """
+    logs = find_logs([Path(name)])
+    if not logs:
+        raise UnusableError(f"{name}: no *{SUFFIX} in it")
+    with progress(sum(map(size_of, logs)), "baseline") as watch:
+        others = [row for row in measure_logs(logs, watch) if row.result == "measured"]
+    paths = reports.names_of([Path(name)], logs)
+    by_path = {paths[row.log].path: row for row in others}
+    by_id = _by_id(others)
+    own_paths, own_ids = reports.names_of(given, (Path(row.log) for row in rows)), _by_id(rows)
+    owns = {}
+    for row in rows:
+        key = _id_of(row) or ""
+        partner = by_path.get(own_paths[row.log].path)
+        if partner is None and own_ids.get(key) is row:
+            partner = by_id.get(key)
+        if partner is not None:
+            owns[row.log] = partner.values
+    return Baseline(name=name, owns=owns)
+
+
+def _id_of(row: Row) -> str | None:
+    found = row.body.get("parent") or row.body.get("recording_id")
+    return found if isinstance(found, str) else None
+
+
+def _by_id(rows: Sequence[Row]) -> dict[str, Row]:
+    """Find the rows whose recording no other row is of."""
+    counts = Counter(map(_id_of, rows))
+    return {key: row for row in rows if (key := _id_of(row)) is not None and counts[key] == 1}
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+Mode = Literal["closed", "open", "forced"]
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
 LAYOUTS: Final = ("antiphon", "full-duplex-bench")
 RUNS_ONLY: Final = "--model, --out, --jobs, --device and --dtype"
-
-
 _PATH: Final = click.Path(path_type=Path)
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class Request:
     """What is to be measured: the logs, by which mode and model, compared with what."""
 
     logs: tuple[Path, ...]
@@ -74,8 +147,8 @@ class Asked:
             raise click.UsageError(f"{OWN_VOICE} is measured with a --transcriber only")
         if self.mode == "closed" and runs:
             raise click.UsageError(f"{RUNS_ONLY} are for --mode open or forced")
-        if self.mode != "closed" and self.model is None:
-            raise click.UsageError(f"--mode {self.mode} runs a model: --model")
+        if self.mode == "open" and self.model is None:
+            raise click.UsageError("--mode open runs a model: --model")
         if self.mode == "forced" and self.baseline is not None and is_of_logs(self.baseline):
             raise click.UsageError("--mode forced is compared with a model: --baseline MODEL")
         compared = [it for it in self.conditions if it.is_of_a_comparison]
@@ -90,16 +163,10 @@ class Asked:
         """Run a model on logs."""
         from .run import run_model  # what forks sessions needs the server
 
-        task = Task(
-            mode=self.mode,
-            model=model,
-            jobs=self.jobs or JOBS,
-            out=self.out,
-            device=self.device,
-            dtype=self.dtype,
-        )
+        loading = Loading(model, device=self.device, dtype=self.dtype, slots=self.jobs or JOBS)
         with progress(sum(map(calls_of, found)), model, of_calls=True) as watch:
-            done = run(partial(run_model, task, found, Loading.load, watch))
+            running = partial(run_model, self.mode, loading, found, Loading.load)
+            done = run(partial(running, out=self.out, watch=watch))
         if done.folder is not None:
             kept = f"{done.found} of {len(found)} results were there"
             click.echo(f"{model}: {kept}: {done.folder}", err=True)
@@ -112,10 +179,10 @@ class Asked:
             measured = self._as_recorded(found)
             about = {"transcriber": self.transcriber} if self.transcriber else {}
         else:
-            assert self.model is not None
-            done = self.run(self.model, found)
+            model = self.model or _recorded_model(found)
+            done = self.run(model, found)
             measured, is_exact = done.measured, done.info.deterministic
-            about = {"mode": self.mode, "model": self.model, "deterministic": is_exact}
+            about = {"mode": self.mode, "model": model, "deterministic": is_exact}
             about |= {} if done.folder is None else {"kept": str(done.folder)}
         baseline = self._baseline(measured, found)
         if baseline is not None:
@@ -126,7 +193,7 @@ class Asked:
         with progress(sum(map(size_of, found)), "eval") as watch:
             if self.transcriber is None:
                 return [*measure_logs(found, watch)]
-            from .own_voice import measure_with  # a model
+            from .run import measure_with  # a model
 
             loading = Loading(self.transcriber, device=self.device, dtype=self.dtype)
             return run(measure_with, loading, found, Loading.load, watch)
@@ -141,8 +208,20 @@ class Asked:
         return of_measured(self.baseline, self.run(self.baseline, found).measured)
 
 
+def _recorded_model(found: list[Path]) -> str:
+    """The model that recordings name; `click.UsageError`: they name none, or several."""
+    names = set[str | None]()
+    for log in found:
+        with suppress(UnusableError), opened_log(log) as reader:
+            names.add(model_of(reader.head.fields))
+    (name, *others) = names or {None}
+    if name is None or others:
+        raise click.UsageError("the recordings name no model, or several: --model")
+    return name
+
+
 @click.command("eval")
-@click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=LogType())
+@click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=RecordingType(many=True))
 @click.option("--definitions", is_flag=True, help="Print what each measure is, and read no log.")
 @click.option(
     "--mode",
@@ -151,7 +230,7 @@ class Asked:
     show_default=True,
     help="closed: the log as it is; open: a model decides freely; forced: on the recorded past.",
 )
-@click.option("--model", help="The model that --mode open or forced runs: a name or a folder.")
+@click.option("--model", help="The model that runs: a name or a folder; forced: the recorded one.")
 @click.option("--baseline", metavar="DIR|MODEL", help="Compare with these logs, or this model.")
 @click.option("--out", type=_PATH, metavar="FOLDER", help="Keep each result, and take it up again.")
 @click.option(
@@ -219,7 +298,8 @@ def eval_command(
 
     --mode open plays each recording's client to another --model, which decides freely, and measures
     the session that comes out. --mode forced keeps the recorded past, and asks in each second what
-    the model would decide there, and by which margin. Both are for duplex sessions.
+    the model would decide there, and by which margin; units that come out otherwise are listed, and
+    near-ties are told from regressions. Both are for duplex sessions.
 
     A comparison has the mean difference from the --baseline over the sessions that both have, its
     95 % interval, and p. Without a baseline, --mode open compares with what was recorded.
@@ -259,28 +339,28 @@ def eval_command(
     """  # noqa: D301 - click takes a backspace to keep the lines
     if definitions:
         _define(as_json=as_json)
-    asked, reports = Asked(**how), Reports(junit=junit, html=html, force=force)
+    request, files = Request(**how), reports.Reports(junit=junit, html=html, force=force)
     if suite:
-        judge_suite(asked, reports, as_json=as_json)
+        judge_suite(request, files, as_json=as_json)
     if record_suite is not None:
-        make_suite(asked.check(), record_suite, layout)
-    measure(asked, reports, as_json=as_json)
+        make_suite(request.check(), record_suite, layout)
+    measure(request, files, as_json=as_json)
 
 
-def measure(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
+def measure(request: Request, files: reports.Reports, *, as_json: bool) -> NoReturn:
     """Measure recordings, and say so."""
-    found = asked.check()
-    reports.check(found)
-    done = asked.evaluate(found)
+    found = request.check()
+    files.check(found)
+    done = request.evaluate(found)
     paired = None if done.comparison is None else done.comparison.paired
-    met, unknown = judge(asked.conditions, done.summary, paired)
-    reports.write(done, asked.logs, asked.conditions, [*map(HOLDS.format, met), *unknown])
+    met, unknown = judge(request.conditions, done.summary, paired)
+    files.write(done, request.logs, request.conditions, [*map(HOLDS.format, met), *unknown])
     _print(done, met, unknown, as_json=as_json)
 
 
 def make_suite(found: list[Path], folder: Path, layout: str) -> NoReturn:
     """Make a suite of recordings, and say which are not in it."""
-    write = write_suite if layout == LAYOUTS[0] else write_bench
+    write = suites.write_suite if layout == LAYOUTS[0] else suites.write_bench
     made, left_out = write(found, folder)
     for complaint in left_out:
         click.echo(complaint, err=True)
@@ -288,46 +368,48 @@ def make_suite(found: list[Path], folder: Path, layout: str) -> NoReturn:
     sys.exit(0 if made else 2)
 
 
-def judge_suite(asked: Asked, reports: Reports, *, as_json: bool) -> NoReturn:
+def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> NoReturn:
     """Judge a suite; exits with 1 if a case is not as expected, with 2 if none was judged."""
-    others = asked.baseline or asked.conditions or reports.html
-    if len(asked.logs) != 1 or asked.mode == "forced" or others:
+    others = request.baseline or request.conditions or files.html
+    if len(request.logs) != 1 or request.mode == "forced" or others:
         why = "--suite takes one folder, --mode closed or open; no --baseline, --fail-if, --html"
         raise click.UsageError(why)
-    (folder,) = asked.logs
-    reports.check([])
-    suite, cases = suite_in(folder), list[Judged]()
-    if asked.mode == "closed":
-        cases = judged_closed(suite)
-    elif asked.model is None:
+    (folder,) = request.logs
+    files.check([])
+    suite, cases = suites.suite_in(folder), list[suites.Verdict]()
+    if request.mode == "closed":
+        cases = suites.judged_closed(suite)
+    elif request.model is None:
         raise click.UsageError("--mode open runs a model: --model")
     else:
         with TemporaryDirectory() as place:
-            kept = attrs.evolve(asked, out=asked.out or Path(place))
-            cases = judged_open(suite, lambda logs: kept.run(str(asked.model), logs).measured)
+            kept = attrs.evolve(request, out=request.out or Path(place))
+            cases = suites.judged_open(
+                suite, lambda logs: kept.run(str(request.model), logs).measured
+            )
     exit_code = 1 if any(it.failures for it in cases) else 0
     if all(it.skipped for it in cases):
         exit_code = 2
-    reports.write_junit(junit_of_cases(suite, cases))
+    files.write_junit(suites.junit_of_cases(suite, cases))
     if as_json:
         bodies = [attrs.asdict(it) for it in cases]
         print_json(
-            {"mode": asked.mode, "model": asked.model, "cases": bodies, "exit_code": exit_code}
+            {"mode": request.mode, "model": request.model, "cases": bodies, "exit_code": exit_code}
         )
     else:
-        print_all(text.console(), lines_of_cases(cases))
+        print_all(reports.console(), suites.lines_of_cases(cases))
     sys.exit(exit_code)
 
 
 def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: bool) -> NoReturn:
-    for complaint in text.complaints(done):
+    for complaint in reports.complaints(done):
         click.echo(complaint, err=True)
     exit_code = 1 if met else 2 if unknown or done.has_failures else 0
     if as_json:
         print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
     else:
-        terminal = text.console()
-        print_all(terminal, text.lines_of(done, terminal))
+        terminal = reports.console()
+        print_all(terminal, reports.lines_of(done, terminal))
         print_all(terminal, map(HOLDS.format, met))
     for complaint in unknown:
         click.echo(complaint, err=True)
@@ -336,7 +418,7 @@ def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: boo
 
 def _define(*, as_json: bool) -> NoReturn:
     if as_json:
-        print_json(text.definitions_json())
+        print_json(reports.definitions_json())
     else:
-        print_all(text.console(), text.definition_lines())
+        print_all(reports.console(), reports.definition_lines())
     sys.exit(0)

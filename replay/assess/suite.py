@@ -9,23 +9,70 @@
     takes_turn = false                # as Full-Duplex-Bench counts turns; `after` so many seconds
     says_one_of = ["yes", "of course"]
 
-A folder without a manifest is read in the layout of Full-Duplex-Bench. The manifest is read
-strictly: an unknown key, a value of another type and a path that leaves the folder are errors that
-name the place (`$.case[0].answers_by`).
+The manifest is read strictly: an unknown key, a value of another type and a path that leaves the
+folder are errors that name the place (`$.case[0].answers_by`).
+
+A recording is judged by its log, a pair of WAV files by where the energy detector hears speech in
+each. Where an expectation cannot be judged (a redaction took out what it needs; a file cannot be
+run again) the case is skipped, with the reason, and is neither right nor wrong.
+
+A suite is made of recordings: a copy of each, and what was so in it as what is expected. A session
+whose client asked not to be recorded has no log, so it is in no suite. Of a redacted recording the
+suite has what is left; a comment says that no model can be run on it.
+
+A folder without a manifest is read in the layout of Full-Duplex-Bench, which can be written too:
+
+    TASK/ID/input.wav          the user's sound
+            output.wav         the model's, from the same instant; the data set has none yet
+            output.json        {"text": ..., "chunks": [{"text": WORD, "timestamp": [from, to]}]}
+            pause.json, turn_taking.json, interrupt.json    annotations of v1: the task
+            metadata.json      annotations of v1.5, whose task is the folder's name
+    Daily/Daily.ID/A.wav, B.wav     v2: the examiner, and the model
+
+v1 judges by who takes the turn (TOR): so do these cases (`takes_turn`). v1.5 and v2 ask a language
+model, so their cases are skipped. What is written has folders with numbers, as v1's backchannel
+script needs them, sound at 16 kHz from the session's start, and `turn_taking.json`, which has the
+ends of the user's turns. The words of a piece of sound share its time evenly: it has no other.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import tomllib
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import attrs
+import numpy as np
+import soundfile
+import soxr
 from cattrs import Converter, transform_error
-from cattrs.gen import make_dict_structure_fn
+from numpy.typing import NDArray
 
-from ..shared.commands import UnusableError, reason
+from protocol.values.limits import NS_PER_S
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
+from recorder.format.errors import RecorderError
+from recorder.read.reader import LogReader
+from recorder.write.files import new_file
+from runtime.measures.conversation import TICK_HZ, Conversation, Span, Turns, ns_of
+from runtime.measures.placing import RATE_HZ, Sound, Voice, time_of
+from runtime.measures.talk import UserSound, UserSpeech
+
+from ..eval.evaluate import Row
+from ..eval.reports import junit_xml
+from ..eval.scores import Facts, Gathering, Lost, takes_turn
+from ..export.sound import to_pcm16
+from ..export.timeline import Moment, Words
+from ..shared.commands import UnusableError, make_folder, reason, unwritable
+from ..shared.page import printable
+
+# -- the manifest ----------------------------------------------------------------------------------
+
 
 MANIFEST: Final = "suite.toml"
 CASES_MAX: Final = 10_000
@@ -107,13 +154,7 @@ def read_suite(folder: Path) -> Suite:
     """Read the manifest of a folder; `UnusableError` names what is wrong, and where."""
     path = folder / MANIFEST
     try:
-        with path.open("rb") as file:
-            data = file.read(MANIFEST_BYTES_MAX + 1)
-        if len(data) > MANIFEST_BYTES_MAX:
-            raise UnusableError(f"{path}: more than {MANIFEST_BYTES_MAX} bytes")
-        body = tomllib.loads(data.decode("utf-8"))
-    except OSError as error:
-        raise UnusableError(f"{path}: {reason(error)}") from error
+        body = tomllib.loads(_bounded(path, MANIFEST_BYTES_MAX).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UnusableError(f"{path}: is no TOML: {error}") from error
     try:
@@ -129,6 +170,18 @@ def read_suite(folder: Path) -> Suite:
             raise UnusableError(f"{path}: $.case[{number}]: {complaint}")
         names.add(case.name)
     return Suite(folder=folder, cases=cases)
+
+
+def _bounded(path: Path, bytes_max: int) -> bytes:
+    """Read a small file; `UnusableError`: it cannot be read, or is larger."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+    except OSError as error:
+        raise UnusableError(f"{path}: {reason(error)}") from error
+    if len(data) > bytes_max:
+        raise UnusableError(f"{path}: more than {bytes_max} bytes")
+    return data
 
 
 def _exactly(kind: type) -> Any:
@@ -152,10 +205,509 @@ def _converter() -> Converter:
     for kind in (str, bool):
         made.register_structure_hook(kind, _exactly(kind))
     made.register_structure_hook(float, _number)
-    for cls in (Case, Manifest):
-        hook = make_dict_structure_fn(cls, made, _cattrs_forbid_extra_keys=True)
-        made.register_structure_hook(cls, hook)
     return made
 
 
 _CONVERTER: Final = _converter()
+
+
+# -- judging ---------------------------------------------------------------------------------------
+
+
+TRANSCRIPT_BYTES_MAX: Final = 1 << 20
+"""Words of hours."""
+
+Run = Callable[[list[Path]], list[Row]]
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """A case: why it is not as expected, or why it was not judged; neither if it is."""
+
+    name: str
+    failures: tuple[str, ...] = ()
+    skipped: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Observed:
+    """A conversation, the model's words, and what a redaction took out.
+
+    `spoken`: where each of the model's words is, if a transcript says so.
+    """
+
+    talk: Conversation
+    words: str = ""
+    lost: frozenset[Lost] = frozenset()
+    spoken: tuple[Span, ...] | None = None
+
+    def takes_turn(self, after_s: float) -> bool:
+        """Whether the model takes the turn, as Full-Duplex-Bench counts it, after a time."""
+        after = round(after_s * TICK_HZ)
+        if self.spoken is not None:
+            later = [span for span in self.spoken if span.begin >= after]
+            return takes_turn(later, len(later))
+        model = [Span(max(it.begin, after), it.end) for it in self.talk.model if it.end > after]
+        words = sum(text.words for text in self.talk.texts if text.begin >= after)
+        return takes_turn(model, words)
+
+
+def judged_closed(suite: Suite) -> list[Verdict]:
+    """Judge the cases as they were recorded."""
+    return [_judged(case, partial(_observe_case, suite, case)) for case in suite.cases]
+
+
+def judged_open(suite: Suite, run: Run) -> list[Verdict]:
+    """Judge the cases as a model answers them, which `run` runs on logs, keeping what it made."""
+    recorded = [case for case in suite.cases if case.recording and not case.skipped]
+    logs = [suite.path(case.recording) for case in recorded]
+    rows = dict(zip((case.name for case in recorded), run(logs), strict=True))
+    return [_judged_made(case, rows.get(case.name)) for case in suite.cases]
+
+
+def _judged_made(case: Case, row: Row | None) -> Verdict:
+    why = case.skipped
+    if row is None:
+        why = why or "a WAV file has no client that could be heard again: --mode closed"
+    elif row.result == "skipped":
+        why = f"{row.error}: --mode closed"
+    if why or row is None:
+        return Verdict(name=case.name, skipped=why)
+    if row.error:
+        return Verdict(name=case.name, failures=(row.error,))
+    return _judged(case, partial(observe, Path(str(row.body["made"]))))
+
+
+def _judged(case: Case, observe_case: Callable[[], Observed]) -> Verdict:
+    if case.skipped:
+        return Verdict(name=case.name, skipped=case.skipped)
+    try:
+        found = observe_case()
+    except (OSError, RecorderError, ValueError, RuntimeError) as error:
+        return Verdict(name=case.name, failures=(f"cannot be read: {reason(error)}",))
+    times = (case.answers_by, case.stops_within)
+    if "speech" in found.lost and times != (None, None):
+        return Verdict(name=case.name, skipped="redacted: where the user spoke is not known")
+    if "words" in found.lost and (case.says_one_of or case.takes_turn is not None):
+        return Verdict(name=case.name, skipped="redacted: the model's words are not in it")
+    return Verdict(name=case.name, failures=tuple(failures_of(case, found)))
+
+
+def failures_of(case: Case, found: Observed) -> Iterator[str]:
+    """Say in what a conversation is not as expected."""
+    talk = found.talk
+    turns = Turns(talk)
+    if case.stays_silent and talk.model:
+        yield f"the model is heard at {_s(talk.model[0].begin)}"
+    if case.answers_by is not None:
+        judged = [turn for turn in turns.turns if turn.is_judged]
+        if not judged:
+            yield "the user has no turn that could be answered"
+        for turn in judged:
+            late = None if turn.answer is None else turn.answer.begin - turn.speech.end
+            if late is None:
+                yield f"the turn that ends at {_s(turn.speech.end)} is not answered"
+            elif late > case.answers_by * TICK_HZ:
+                yield f"the turn that ends at {_s(turn.speech.end)} is answered after {_s(late)}"
+    if case.stops_within is not None:
+        if not turns.barge_ins:
+            yield "the user does not speak over the model"
+        for barge_in in turns.barge_ins:
+            took = barge_in.over.end - barge_in.speech.begin
+            if took > case.stops_within * TICK_HZ:
+                yield f"the model speaks on for {_s(took)} at {_s(barge_in.speech.begin)}"
+    if case.takes_turn is not None and found.takes_turn(case.after or 0) != case.takes_turn:
+        yield f"the model {'does not take' if case.takes_turn else 'takes'} the turn"
+    text = found.words.casefold()
+    if case.says_one_of and not any(words.casefold() in text for words in case.says_one_of):
+        yield f"none of {list(case.says_one_of)} is said"
+
+
+def _s(ticks: int) -> str:
+    return f"{ticks / TICK_HZ:.2f} s"
+
+
+# -- what is observed ------------------------------------------------------------------------------
+
+
+def _observe_case(suite: Suite, case: Case) -> Observed:
+    if case.recording:
+        return observe(suite.path(case.recording))
+    if case.stereo:
+        user, model = channels_of(suite.path(case.stereo), 2)
+    else:
+        ((user,), (model,)) = (channels_of(suite.path(it), 1) for it in (case.user, case.model))
+    end = max(len(user), len(model)) * TICK_HZ // INPUT_RATE_HZ
+    talk = Conversation(user=_spoken(user), model=_spoken(model), end=end)
+    if not case.transcript:
+        return Observed(talk=talk)
+    words, spoken = read_transcript(suite.path(case.transcript))
+    return Observed(talk=talk, words=words, spoken=spoken)
+
+
+def read_transcript(path: Path) -> tuple[str, tuple[Span, ...]]:
+    """Read words and their times, as Full-Duplex-Bench has them; `OSError`, `ValueError`."""
+    with path.open("rb") as file:
+        data = file.read(TRANSCRIPT_BYTES_MAX + 1)
+    if len(data) > TRANSCRIPT_BYTES_MAX:
+        raise ValueError(f"{path.name}: more than {TRANSCRIPT_BYTES_MAX} bytes")
+    try:
+        body = json.loads(data)
+        times = [chunk["timestamp"] for chunk in body["chunks"]]
+        ticks = [[round((at or 0) * TICK_HZ) for at in pair] for pair in times]
+        spans = (Span(begin, end or begin) for begin, end in ticks)
+        return str(body["text"]), tuple(spans)
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path.name}: no words with times, from and to in seconds") from error
+
+
+def observe(log: Path) -> Observed:
+    """Observe a recording; `RecorderError`, `OSError`: unreadable; `ValueError`: damaged."""
+    words = list[str]()
+
+    def take(moment: Moment) -> None:
+        if isinstance(moment, Words) and moment.voice == "model":
+            words.append(moment.text)
+
+    facts, _ = _facts_in(log, take)
+    return Observed(talk=facts.conversation, words="".join(words), lost=facts.lost)
+
+
+def _facts_in(log: Path, also: Callable[[Moment], object]) -> tuple[Facts, int]:
+    """Read a recording; return its facts, and when all of its sound is over."""
+    with LogReader(log) as reader, Gathering(reader.head.fields, also=also) as gathering:
+        for item in reader:
+            gathering.take(item, gathering.story.take(item))
+        facts, end_ns = gathering.end(), gathering.timeline.duration_ns
+    if facts.damage_count:
+        raise ValueError("it is damaged")
+    if facts.work != "unit":
+        raise ValueError(f"mode {facts.mode}: only duplex sessions are judged")
+    return facts, end_ns
+
+
+def channels_of(path: Path, count: int) -> list[NDArray[np.float32]]:
+    """Read the channels of a WAV file, at 16 kHz; `ValueError`: it has others."""
+    samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+    if samples.shape[1] != count:
+        raise ValueError(f"{path.name}: {samples.shape[1]} channels, not {count}")
+    return [
+        np.asarray(soxr.resample(channel, rate_hz, INPUT_RATE_HZ), np.float32)
+        for channel in samples.T
+    ]
+
+
+def _spoken(samples: NDArray[np.float32]) -> tuple[Span, ...]:
+    speech = UserSpeech()
+    for begin in range(0, len(samples), INPUT_RATE_HZ):
+        pcm = samples[begin : begin + INPUT_RATE_HZ].astype("<f4").tobytes()
+        at_ns = time_of("user", begin + INPUT_RATE_HZ)
+        speech.hear(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm)))
+    return speech.spans()
+
+
+# -- reports ---------------------------------------------------------------------------------------
+
+
+def lines_of_cases(cases: Sequence[Verdict]) -> Iterator[str]:
+    """Tell people of each case, and how many there are."""
+    for case in cases:
+        if case.skipped:
+            yield f"skipped  {printable(case.name)}: {printable(case.skipped)}"
+        elif case.failures:
+            yield f"FAILED   {printable(case.name)}: {printable('; '.join(case.failures))}"
+        else:
+            yield f"passed   {printable(case.name)}"
+    failed, skipped = sum(bool(it.failures) for it in cases), sum(bool(it.skipped) for it in cases)
+    passed = len(cases) - failed - skipped
+    yield f"{passed} passed, {failed} failed, {skipped} skipped"
+
+
+def junit_of_cases(suite: Suite, cases: Iterable[Verdict]) -> bytes:
+    """Write the cases as tests."""
+    cases, tests = [*cases], list[ET.Element]()
+    name = printable(suite.folder.name)
+    for case in cases:
+        tests.append(ET.Element("testcase", {"classname": name, "name": printable(case.name)}))
+        if case.skipped:
+            ET.SubElement(tests[-1], "skipped", {"message": printable(case.skipped)})
+        for failure in case.failures:
+            ET.SubElement(tests[-1], "failure", {"message": printable(failure)})
+    failed, skipped = sum(bool(it.failures) for it in cases), sum(bool(it.skipped) for it in cases)
+    counts = {"tests": str(len(cases)), "failures": str(failed), "skipped": str(skipped)}
+    return junit_xml(name, counts, tests)
+
+
+# -- making a suite --------------------------------------------------------------------------------
+
+
+SLACK_S: Final = 0.5
+"""A case may take so much longer than its recording: half a unit."""
+
+
+def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
+    """Write a suite into a new folder; return how many cases it has, and why logs are not in it.
+
+    `UnusableError`: the folder cannot be written, or is there.
+    """
+    make_folder(folder)
+    cases: dict[str, str] = {}
+
+    def write(log: Path) -> None:
+        found = observe(log)
+        expected = [*_expected(found)]
+        if not expected:
+            raise ValueError("nothing in it can be expected")
+        if log.name in cases:
+            raise ValueError("another log has its name")
+        _write(folder / log.name, log.read_bytes(), like=log)
+        cases[log.name] = "\n".join(_case(log.name, found, expected))
+
+    left_out = _write_each(logs, write)
+    _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
+    return len(cases), left_out
+
+
+def _write_each(logs: Iterable[Path], write: Callable[[Path], None]) -> list[str]:
+    """Write something of each log; return why that was not possible."""
+    left_out = list[str]()
+    for log in logs:
+        try:
+            write(log)
+        except (OSError, RecorderError, ValueError) as error:
+            left_out.append(f"{printable(str(log))}: {reason(error)}")
+    return left_out
+
+
+def _write(target: Path, data: bytes, like: Path | None = None) -> None:
+    try:
+        with new_file(target, like=like) as part:
+            part.write_bytes(data)
+    except OSError as error:
+        raise unwritable(error, target) from error
+
+
+def _case(name: str, found: Observed, expected: Iterable[str]) -> Iterator[str]:
+    quoted = json.dumps(name, ensure_ascii=False)
+    if "speech" in found.lost:
+        yield "# redacted: without the user's sound it is judged by --mode closed only"
+    yield "[[case]]"
+    yield f"name = {quoted}"
+    yield f"recording = {quoted}"
+    yield from expected
+
+
+def _expected(found: Observed) -> Iterator[str]:
+    if not found.talk.model:
+        if not found.talk.is_written:
+            yield "stays_silent = true"
+        return
+    if "speech" in found.lost:
+        return
+    turns = Turns(found.talk)
+    judged = [turn for turn in turns.turns if turn.is_judged]
+    delays = [turn.answer.begin - turn.speech.end for turn in judged if turn.answer is not None]
+    if judged and len(delays) == len(judged):
+        yield f"answers_by = {_with_slack(max(0, *delays, 0))}"
+    if turns.barge_ins:
+        took = max(it.over.end - it.speech.begin for it in turns.barge_ins)
+        yield f"stops_within = {_with_slack(took)}"
+
+
+def _with_slack(ticks: int) -> float:
+    return math.ceil(10 * (ns_of(ticks) / NS_PER_S + SLACK_S)) / 10
+
+
+# -- the layout of Full-Duplex-Bench ---------------------------------------------------------------
+
+
+INPUT: Final = "input.wav"
+OUTPUT: Final = "output.wav"
+TRANSCRIPT: Final = "output.json"
+TURN_TAKING: Final = "turn_taking.json"
+RECORDING: Final = "recording.json"
+"""Which recording it was, which the benchmark does not read."""
+SOUND_S_MAX: Final = 3600
+"""A longer session is not written: both voices are in memory."""
+FILE_BYTES_MAX: Final = 1 << 20
+_TAKES_TURN: Final = {"pause.json": False, TURN_TAKING: True, "interrupt.json": True}
+_JUDGED: Final = "the benchmark judges this task by a language model"
+
+_Floats = NDArray[np.float32]
+
+
+# -- reading it ------------------------------------------------------------------------------------
+
+
+def suite_in(folder: Path) -> Suite:
+    """Read a suite by its manifest; without one, a folder in the benchmark's layout."""
+    cases = () if (folder / MANIFEST).exists() else read_cases(folder)
+    for case in cases:
+        if complaint := case.complaint():
+            raise UnusableError(f"{folder / case.name}: {complaint}")
+    return Suite(folder=folder, cases=cases) if cases else read_suite(folder)
+
+
+def read_cases(folder: Path) -> tuple[Case, ...]:
+    """Read a folder in the layout, of one task or of all; empty if it is in another."""
+    names = {INPUT: _case_of, "A.wav": _case_of_v2}
+    found = sorted(it for name in names for it in folder.glob(f"**/{name}"))
+    if len(found) > CASES_MAX:
+        raise UnusableError(f"{folder}: {len(found)} cases: at most {CASES_MAX}")
+    return tuple(names[it.name](folder, it.parent) for it in found)
+
+
+def _case_of(folder: Path, sample: Path) -> Case:
+    name = str(sample.relative_to(folder))
+    if not (sample / OUTPUT).is_file():
+        return _skipped(name, sample, folder, f"no {OUTPUT}: no model has answered it yet")
+    transcript = _path(folder, sample / TRANSCRIPT) if (sample / TRANSCRIPT).is_file() else ""
+    files = _TAKES_TURN.keys() & {it.name for it in sample.iterdir()}
+    case = Case(
+        name=name,
+        user=_path(folder, sample / INPUT),
+        model=_path(folder, sample / OUTPUT),
+        transcript=transcript,
+    )
+    if files:
+        task = min(files)
+        after = _end_of(sample / task) if task == "interrupt.json" else None
+        return attrs.evolve(case, takes_turn=_TAKES_TURN[task], after=after)
+    task = sample.parent.resolve().name
+    if (sample / "metadata.json").is_file():
+        return attrs.evolve(case, skipped=_JUDGED)
+    if "backchannel" in task:
+        return attrs.evolve(case, takes_turn=False)
+    return attrs.evolve(case, skipped=f"{task}: no task of the benchmark")
+
+
+def _case_of_v2(folder: Path, sample: Path) -> Case:
+    return _skipped(str(sample.relative_to(folder)), sample, folder, _JUDGED, "A.wav", "B.wav")
+
+
+def _skipped(name: str, sample: Path, folder: Path, why: str, *files: str) -> Case:
+    user, model = (_path(folder, sample / it) for it in files or (INPUT, OUTPUT))
+    return Case(name=name, user=user, model=model, skipped=why)
+
+
+def _path(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _end_of(path: Path) -> float:
+    """Read where an interruption ends, in seconds."""
+    body = read_json(path)
+    try:
+        return float(body[0]["timestamp"][1])
+    except (LookupError, TypeError, ValueError) as error:
+        raise UnusableError(f"{path}: $[0].timestamp: not two numbers") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read a small file; `UnusableError`."""
+    try:
+        return json.loads(_bounded(path, FILE_BYTES_MAX))
+    except (ValueError, RecursionError) as error:
+        raise UnusableError(f"{path}: no JSON") from error
+
+
+# -- writing it ------------------------------------------------------------------------------------
+
+
+def write_bench(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
+    """Write recordings into a new folder; return how many, and why others are not in it.
+
+    `UnusableError`: the folder cannot be written, or is there.
+    """
+    make_folder(folder)
+    samples = list[Path]()
+
+    def write(log: Path) -> None:
+        files = _files_of(log)
+        samples.append(folder / str(len(samples) + 1))
+        samples[-1].mkdir()
+        for name, data in files.items():
+            _write(samples[-1] / name, data, like=log)
+
+    left_out = _write_each(logs, write)
+    return len(samples), left_out
+
+
+def _files_of(log: Path) -> dict[str, bytes]:
+    """Make the files of a recording; `ValueError` says why it has none."""
+    moments = list[Moment]()
+    facts, end_ns = _facts_in(log, moments.append)
+    if facts.lost:
+        raise ValueError("redacted: the benchmark needs sound and words")
+    if end_ns > SOUND_S_MAX * NS_PER_S:
+        raise ValueError(f"longer than {SOUND_S_MAX} s")
+    chunks = [*chunks_of(moments)]
+    turns = [
+        {
+            "text": "[TURN-TAKING]",
+            "timestamp": [_ms(it.speech.end / TICK_HZ), _ms(it.until / TICK_HZ)],
+        }
+        for it in Turns(facts.conversation).turns
+    ]
+    text = " ".join(it["text"] for it in chunks)
+    return {
+        INPUT: _wav(_voice(moments, "user", end_ns)),
+        OUTPUT: _wav(_voice(moments, "model", end_ns)),
+        TRANSCRIPT: _json({"text": text, "chunks": chunks}),
+        **({TURN_TAKING: _json(turns)} if turns else {}),
+        RECORDING: _json({"recording_id": facts.recording_id, "log": log.name}),
+    }
+
+
+def _json(body: object) -> bytes:
+    return json.dumps(body, ensure_ascii=False, indent=4).encode()
+
+
+def _wav(samples: _Floats) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, to_pcm16(samples), INPUT_RATE_HZ, "PCM_16", format="WAV")
+    return file.getvalue()
+
+
+def _voice(moments: Iterable[Moment], voice: Voice, duration_ns: int) -> _Floats:
+    """Make a voice's sound from the session's start to its end, at 16 kHz."""
+    rate_hz = RATE_HZ[voice]
+    made = np.zeros(-(-duration_ns * rate_hz // NS_PER_S), np.float32)
+    for moment in moments:
+        if isinstance(moment, Sound) and moment.voice == voice:
+            made[moment.begin : moment.end] = np.frombuffer(moment.pcm, "<f4")
+    if rate_hz == OUTPUT_RATE_HZ:
+        made = np.asarray(soxr.resample(made, rate_hz, INPUT_RATE_HZ), np.float32)
+    return made
+
+
+def chunks_of(moments: Iterable[Moment]) -> Iterator[dict[str, Any]]:
+    """Give the model's words that have sound, each with its time in seconds."""
+    last: dict[str, Any] | None = None
+    goes_on, response = False, ""
+    for moment in moments:
+        if not (
+            isinstance(moment, Words) and moment.voice == "model" and moment.end_ns is not None
+        ):
+            continue
+        words = moment.text.split()
+        took_ns = (moment.end_ns - moment.begin_ns) / max(len(words), 1)
+        for number, word in enumerate(words):
+            begin_ns = moment.begin_ns + number * took_ns
+            end_s = _ms((begin_ns + took_ns) / NS_PER_S)
+            is_same = goes_on and number == 0 and response == moment.response_id
+            if last is not None and is_same and not moment.text[0].isspace():
+                last["text"] += word  # a word that its pieces share
+                last["timestamp"][1] = end_s
+                continue
+            if last is not None:
+                yield last
+            last = {"text": word, "timestamp": [_ms(begin_ns / NS_PER_S), end_s]}
+        if words:
+            goes_on, response = not moment.text[-1].isspace(), moment.response_id
+    if last is not None:
+        yield last
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds, 3)

@@ -2,6 +2,8 @@
 
 They read the summary of a folder, and also what a single recording has of each measure. After a dot
 they read a comparison with a baseline: `take_over_rate.difference`.
+
+The table of measures takes longer to load than a command, so it is imported when a figure is read.
 """
 
 from __future__ import annotations
@@ -9,18 +11,17 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import attrs
+import click
 
-from runtime.settings.settings import nearest
-
-from .paired import PAIRED, Paired
-from .summary import STATISTICS, Statistics
-from .table import MEASURES
-
+STATISTICS: Final = ("value", "median", "p90", "worst", "count", "recordings")
+"""The statistics of a summary that a figure can name."""
+PAIRED: Final = ("difference", "low", "high", "p", "baseline")
+"""Those of a comparison, which it can name after a dot."""
 COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(
     {
         **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
@@ -33,8 +34,8 @@ _FORM: Final = re.compile(r"\s*([^\s<>=!]+)\s*([<>=!]+)\s*(\S+)\s*", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 
 
-Found = Mapping[str, Statistics] | Mapping[str, Paired]
-"""Values by measure: of a summary, or of a comparison."""
+Found = Mapping[str, object]
+"""Statistics by measure: of a summary, or of a comparison."""
 
 
 class ConditionError(ValueError):
@@ -98,18 +99,17 @@ def parse(text: str) -> Condition:
         raise ConditionError(f"{comparison!r} is not a comparison: {known}")
     if _NUMBER.fullmatch(number) is None or not math.isfinite(float(number)):
         raise ConditionError(f"{number!r} is not a number")
-    return Condition(
-        text=text.strip(),
-        measure=figure.measure,
-        statistic=figure.statistic,
-        comparison=comparison,
-        number=float(number),
-    )
+    comparing = {"comparison": comparison, "number": float(number)}
+    return Condition(**attrs.asdict(figure) | {"text": text.strip()} | comparing)
 
 
 def parse_figure(name: str) -> Figure:
     """Read the name of a measure, and of a statistic after it; raises `ConditionError`."""
-    measure, statistic = _named(name)
+    from runtime.settings.settings import nearest
+
+    from .table import MEASURES
+
+    measure, statistic = _named(name, MEASURES)
     if measure not in MEASURES:
         near = nearest(measure[:TEXT_CHARS_MAX], MEASURES).removesuffix(".")
         hint = near or ", see antiphon eval --definitions"
@@ -118,14 +118,12 @@ def parse_figure(name: str) -> Figure:
 
 
 def judge(
-    conditions: Iterable[Condition],
-    summary: Mapping[str, Statistics],
-    compared: Mapping[str, Paired] | None = None,
+    conditions: Iterable[Condition], summary: Found, compared: Found | None = None
 ) -> tuple[list[str], list[str]]:
     """Return the conditions that hold, and complaints on those that cannot be judged."""
     met, unknown = list[str](), list[str]()
     for condition in conditions:
-        found: Found = compared or {} if condition.is_of_a_comparison else summary
+        found = compared or {} if condition.is_of_a_comparison else summary
         try:
             if condition.is_met(found):
                 met.append(f"{condition.text} (it is {condition.value(found):g})")
@@ -134,13 +132,47 @@ def judge(
     return met, unknown
 
 
-def _named(name: str) -> tuple[str, str]:
-    """Part a measure from the statistic that may follow its name."""
+def _named(name: str, measures: Container[str]) -> tuple[str, str]:
+    """Split a measure from the statistic that may follow its name."""
     measure, _, paired = name.partition(".")
     if paired in PAIRED:
         return measure, paired
-    if name not in MEASURES:
+    if name not in measures:
         measure, _, statistic = name.rpartition("_")
         if statistic in STATISTICS:
             return measure, statistic
     return name, "value"
+
+
+def show_number(number: float) -> str:
+    """Write a number with up to three decimals."""
+    return f"{number:.3f}".rstrip("0").rstrip(".")
+
+
+class FigureType(click.ParamType[Figure]):
+    """A measure, or a statistic of one; with `compares` of a comparison too."""
+
+    name = "measure"
+    parse: Callable[[str], Figure] = staticmethod(parse_figure)
+
+    def __init__(self, *, compares: bool = False) -> None:
+        self._compares = compares
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Figure:
+        """Parse a name such as `response_delay_p90`."""
+        try:
+            figure = self.parse(str(value))
+        except ConditionError as error:
+            self.fail(str(error), param, ctx)
+        if figure.is_of_a_comparison and not self._compares:
+            self.fail(f"{figure.text!r}: there is no baseline here", param, ctx)
+        return figure
+
+
+class ConditionType(FigureType):
+    """A condition on measures, such as `take_over_rate < 0.9`."""
+
+    name = "condition"
+    parse = staticmethod(parse)

@@ -1,41 +1,460 @@
-"""Evaluates the logs of a folder one after the other: a damaged or unreadable one stops no other.
+"""Evaluates the logs of a folder one after the other, sums them up, and compares two evaluations.
 
-A damaged log is measured, with gaps, and left out of the summary. Of each recording only its
-measures are kept, so memory does not grow with what was said.
+A damaged or unreadable log stops no other; a damaged one is measured, with gaps, and left out of
+the summary. Of each recording only its measures are kept, packed: a recording takes about a
+kilobyte, as objects it would take twenty, and a folder has thousands.
+
+**A summary.** Percentiles are by the nearest rank: a value that was measured. Sums and shares are
+made of the integers of all recordings, so they do not depend on the order. Each value takes 8
+bytes: it is an integer that a float holds exactly (nanoseconds of a hundred days), or a recording's
+ratio.
+
+**A comparison** of the same sessions: is the difference of a measure more than chance? For each
+measure, the sessions that have it in both are pairs. The interval is a bootstrap's: the mean
+difference of sessions that are drawn again. p is that of a test by signs: if nothing changed, each
+difference could as well have had the other sign. All signs are tried if they are few enough, else
+drawn. Draws have a fixed seed, so the same values give the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import fsum, isnan, nan
 from pathlib import Path
+from statistics import median_low
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from protocol.values.limits import NS_PER_S
 from recorder.format.errors import RecorderError
 from recorder.format.records import Fields
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
-from runtime.measures.measure import Scores
+from runtime.measures.measure import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
 
-from ..shared.commands import reason
+from ..shared.commands import Watch, reason, size_of, unwatched, watched
 from ..shared.fields import below, typed
-from ..shared.progress import Watch, size_of, unwatched, watched
-from .facts import Facts, Lost
-from .gather import gather
-from .packing import Values, opened, pack
-from .paired import Baseline, Comparison, Own, compare, paired_json
-from .score import score
-from .summary import (
-    DIGITS,
-    Json,
-    Statistics,
-    Summary,
-    statistics_json,
-)
+from .scores import Facts, Lost, gather, score
 from .table import MEASURES
+
+# -- values, and a summary of recordings -----------------------------------------------------------
+
+
+DIGITS: Final = 6
+"""Microseconds, where a sample takes 42 or 63."""
+P90: Final = 90
+
+Json = dict[str, object]
+
+
+@attrs.frozen(kw_only=True)
+class Statistics:
+    """A measure over several recordings, in its unit.
+
+    Attributes:
+        recordings: how many have it.
+        count: values that were measured; of a share, the cases that it is a share of.
+        value: of single moments the median, of amounts the sum, of ratios that of all recordings
+            together.
+        median, p90: of all single moments, else of the recordings.
+        worst_log: the recording with the worst value.
+    """
+
+    recordings: int
+    count: int
+    value: float
+    median: float
+    p90: float
+    worst: float
+    worst_log: str
+
+    def has_worst(self, measure: Measure) -> bool:
+        """Whether it is worth saying where the worst is: not if it is nothing."""
+        return bool(self.worst) or measure.better == "higher"
+
+
+@attrs.define
+class _Tally:
+    """One measure so far; `values` are raw, and of recordings if it has no single moments."""
+
+    measure: Measure
+    values: array[float] = attrs.Factory(lambda: array("d"))
+    recordings: int = 0
+    part: int = 0
+    whole: int = 0
+    worst: float | None = None
+    worst_log: str = ""
+
+    def add(self, value: Value, log: str) -> None:
+        self.recordings += 1
+        raws = raw_values(value)
+        if isinstance(value, Ratio):
+            self.part += value.part
+            self.whole += value.whole
+        self.values.extend(raws)
+        worst = worst_of(self.measure, raws)
+        if self.worst is None or worst_of(self.measure, [self.worst, worst]) != self.worst:
+            self.worst, self.worst_log = worst, log
+
+    def statistics(self) -> Statistics:
+        ordered, kind = sorted(self.values), self.measure.kind
+        value: float = median_low(ordered)
+        if kind == "total":
+            value = fsum(ordered)
+        elif kind == "ratio":
+            value = self.part / self.whole
+        assert self.worst is not None
+        is_share = self.measure.unit == "share"
+        return Statistics(
+            recordings=self.recordings,
+            count=self.whole if is_share else len(ordered),
+            value=scaled(self.measure, value),
+            median=scaled(self.measure, median_low(ordered)),
+            p90=scaled(self.measure, percentile(ordered, P90)),
+            worst=scaled(self.measure, self.worst),
+            worst_log=self.worst_log,
+        )
+
+
+class Summary:
+    """Measures over recordings, added one by one."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, _Tally] = {}
+
+    @classmethod
+    def of(cls, log: str, scores: Scores) -> dict[str, Statistics]:
+        """Return the statistics of one recording."""
+        summary = cls()
+        summary.add(log, scores)
+        return summary.statistics()
+
+    def add(self, log: str, scores: Scores) -> None:
+        """Add a recording."""
+        for name, value in scores.items():
+            if name not in self._tallies:
+                self._tallies[name] = _Tally(MEASURES[name])
+            self._tallies[name].add(value, log)
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Return the measures that any recording has, in the order of the table."""
+        return {
+            name: self._tallies[name].statistics() for name in MEASURES if name in self._tallies
+        }
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Return the nearest-rank percentile of sorted values: the least that so many do not exceed."""
+    return ordered[-(-len(ordered) * percent // 100) - 1]
+
+
+def worst_of(measure: Measure, values: Sequence[float]) -> float:
+    """Return the worst value; the largest of a measure that only describes."""
+    return min(values) if measure.better == "higher" else max(values)
+
+
+def raw_values(value: Value) -> list[float]:
+    """List what a recording has of a measure: its single moments, or one number."""
+    match value:
+        case Times(values=values):
+            return [amount for _, amount in values]
+        case Total(amount=amount):
+            return [amount]
+        case Ratio(part=part, whole=whole):
+            return [part / whole]
+
+
+def own_value(value: Value) -> float:
+    """Return what a recording has of a measure, as one raw number."""
+    return median_low(raw_values(value))
+
+
+def scaled(measure: Measure, value: float) -> float:
+    """Write a raw value in the measure's unit."""
+    return round(value * SCALES[measure.unit], DIGITS)
+
+
+def own_values(scores: Scores) -> dict[str, float]:
+    """Return the value of each measure in its unit; none of a forged log with endless numbers."""
+    try:
+        return {name: scaled(MEASURES[name], own_value(it)) for name, it in scores.items()}
+    except OverflowError:  # numbers of a server fit
+        return {}
+
+
+def scores_json(scores: Scores) -> dict[str, Json]:
+    """Write a recording's measures as plain values, in the order of the table."""
+    return {
+        name: _value_json(measure, scores[name])
+        for name, measure in MEASURES.items()
+        if name in scores
+    }
+
+
+def _value_json(measure: Measure, value: Value) -> Json:
+    body: Json = {"value": scaled(measure, own_value(value))}
+    if isinstance(value, Ratio) and measure.unit == "share":
+        body["count"] = value.whole
+    if isinstance(value, Times):
+        amounts = sorted(amount for _, amount in value.values)
+        worst = worst_of(measure, amounts)
+        at_ns = next(at_ns for at_ns, amount in value.values if amount == worst)
+        body |= {
+            "count": len(amounts),
+            "p90": scaled(measure, percentile(amounts, P90)),
+            "worst": scaled(measure, worst),
+            "worst_at_s": round(at_ns * SCALES["s"], DIGITS),
+        }
+    return body
+
+
+def statistics_json(found: Mapping[str, Statistics] | Mapping[str, Paired]) -> dict[str, Json]:
+    """Write a summary, or a comparison, as plain values."""
+    return {name: {"unit": MEASURES[name].unit, **attrs.asdict(it)} for name, it in found.items()}
+
+
+# -- a recording, packed ---------------------------------------------------------------------------
+
+
+_MADE: Final[Mapping[str, type[Value]]] = {kind: cls for cls, kind in KINDS.items()}
+OPENED_MAX: Final = 4
+"""Recordings that are kept unpacked: a report asks for several things of one."""
+
+
+def raw_of(scores: Scores) -> dict[str, tuple[Any, ...]]:
+    """Write measures as plain values, in the order of the table."""
+    return {name: attrs.astuple(scores[name]) for name in MEASURES if name in scores}
+
+
+def scores_of(raw: Mapping[str, list[Any]]) -> Scores:
+    """Read measures; `ValueError`, `LookupError` or `TypeError` unless `raw_of` wrote them."""
+    return {name: _value(name, values) for name, values in raw.items()}
+
+
+def _value(name: str, raw: list[Any]) -> Value:
+    match _MADE[MEASURES[name].kind], raw:
+        case cls, [list(values)] if cls is Times:
+            return Times(tuple((int(at_ns), int(amount)) for at_ns, amount in values))
+        case cls, [int(amount)] if cls is Total:
+            return Total(amount)
+        case cls, [int(part), int(whole)] if cls is Ratio and whole > 0:
+            return Ratio(part, whole)
+    raise ValueError(f"{name}: {raw!r}")
+
+
+@attrs.frozen(kw_only=True)
+class Opened:
+    """A recording, unpacked; the attributes are `Row`'s."""
+
+    scores: Scores
+    own: Mapping[str, Statistics]
+    body: Json
+
+
+def pack(log: str, scores: Scores, body: Json) -> bytes:
+    """Pack a recording; `OverflowError`: a forged log has numbers that no server writes."""
+    Summary.of(log, scores)
+    data = json.dumps([log, raw_of(scores), body], separators=(",", ":"))
+    return zlib.compress(data.encode("ascii"))
+
+
+@lru_cache(maxsize=OPENED_MAX)
+def opened(packed: bytes) -> Opened:
+    """Unpack a recording; of nothing, nothing is known."""
+    if not packed:
+        return Opened(scores={}, own={}, body={})
+    log, raw, body = json.loads(zlib.decompress(packed))
+    scores = scores_of(raw)
+    body = {**body, "measures": scores_json(scores)}
+    return Opened(scores=scores, own=Summary.of(log, scores), body=body)
+
+
+class Values(Mapping[str, float]):
+    """A number for each of some measures, in 8 bytes a measure."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, found: Mapping[str, float]) -> None:
+        self._numbers: Final = array("d", (found.get(name, nan) for name in MEASURES))
+
+    def __getitem__(self, name: str) -> float:
+        number = self._numbers[_PLACES[name]]
+        if isnan(number):
+            raise KeyError(name)
+        return number
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, it in zip(MEASURES, self._numbers, strict=True) if not isnan(it))
+
+    def __len__(self) -> int:
+        return sum(not isnan(it) for it in self._numbers)
+
+
+_PLACES: Final = {name: place for place, name in enumerate(MEASURES)}
+
+
+# -- a comparison with a baseline ------------------------------------------------------------------
+
+
+DRAWS: Final = 10_000
+"""p is never below about a ten-thousandth, and an interval's ends are known to a few percent."""
+ALL_SIGNS_MAX: Final = 13
+"""Pairs of which all signs are tried: 8,192 ways."""
+NUMBERS_MAX: Final = 1 << 20
+"""Numbers drawn at once, so that memory does not grow with the sessions: 8 MB."""
+SEED: Final = 20_260_101
+INTERVAL: Final = (2.5, 97.5)
+"""Percent: a 95 % interval."""
+P_MAX: Final = 0.05
+"""Above this a difference is called chance."""
+P_DIGITS: Final = 4
+
+Numbers = NDArray[np.float64]
+Own = Mapping[str, float]
+"""What one session has of each measure, in its unit."""
+
+
+@attrs.frozen(kw_only=True)
+class Paired:
+    """A measure in sessions that have it in both evaluations, in its unit.
+
+    Attributes:
+        recordings: the pairs.
+        unpaired: sessions that have the measure in only one of the evaluations.
+        value, baseline: the means over the pairs.
+        difference: their difference: positive if the value is above the baseline.
+        low, high: of the difference, a 95 % interval.
+        p: how often chance gives a difference at least as large; 1 if the difference is 0.
+    """
+
+    recordings: int
+    unpaired: int
+    value: float
+    baseline: float
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+@attrs.frozen(kw_only=True)
+class Baseline:
+    """What sessions are compared with: its name, and what each session has there, by its log."""
+
+    name: str
+    owns: Mapping[str, Own]
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """Sessions compared with a baseline: its name, all sessions, and each one's own differences."""
+
+    name: str
+    sessions: int
+    paired: dict[str, Paired]
+    own: Mapping[str, Own]
+
+
+def compare(baseline: Baseline, owns: Mapping[str, Own]) -> Comparison:
+    """Compare the own values of sessions, by log, with those of a baseline."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    unpaired: dict[str, int] = {}
+    own: dict[str, Own] = {}
+    for log in [log for log in owns if log in baseline.owns]:
+        here, before = owns[log], baseline.owns[log]
+        apart = dict[str, float]()
+        for name in [name for name in MEASURES if name in here and name in before]:
+            pair = (here[name], before[name])
+            pairs.setdefault(name, []).append(pair)
+            apart[name] = round(pair[0] - pair[1], DIGITS) + 0.0
+        own[log] = Values(apart)
+        for name in here.keys() ^ before.keys():
+            unpaired[name] = unpaired.get(name, 0) + 1
+    paired = {
+        name: _paired(np.array(pairs[name]), unpaired.get(name, 0))
+        for name in MEASURES
+        if name in pairs
+    }
+    return Comparison(name=baseline.name, sessions=len(own), paired=paired, own=own)
+
+
+def verdict_of(measure: Measure, found: Paired) -> str:
+    """Say whether a measure is `worse`, `better` or `other`; empty if that may be chance.
+
+    Of few sessions an interval is too narrow, and p cannot be small: both must agree.
+    """
+    if found.low <= 0 <= found.high or found.p > P_MAX:
+        return ""
+    if not measure.better:
+        return "other"
+    return "worse" if (found.low > 0) == (measure.better == "lower") else "better"
+
+
+def _paired(pairs: Numbers, unpaired: int) -> Paired:
+    own, before = pairs.T  # each (N,)
+    apart = np.round(own - before, DIGITS)
+    if apart.any():
+        low, high = _interval(apart)
+        p = round(chance(apart), P_DIGITS)
+    else:
+        low, high, p = 0.0, 0.0, 1.0
+    means = (float(each.mean()) for each in (own, before, apart))
+    value, baseline, difference = (round(mean, DIGITS) + 0.0 for mean in means)
+    return Paired(
+        recordings=len(apart),
+        unpaired=unpaired,
+        value=value,
+        baseline=baseline,
+        difference=difference,
+        low=low,
+        high=high,
+        p=p,
+    )
+
+
+def _interval(apart: Numbers) -> tuple[float, float]:
+    """The interval of the mean of (N,) differences, by drawing sessions again."""
+    draw, count = np.random.default_rng(SEED), len(apart)
+    means = [
+        apart[draw.integers(0, count, (rows, count))].mean(axis=1) for rows in _portions(count)
+    ]
+    low, high = np.percentile(np.concatenate(means), INTERVAL)
+    return round(float(low), DIGITS) + 0.0, round(float(high), DIGITS) + 0.0
+
+
+def chance(apart: Numbers) -> float:
+    """Return how often random signs of (N,) differences give a mean as far from 0, in (0, 1]."""
+    count = len(apart)
+    least = abs(float(apart.sum())) * (1 - 1e-9)  # Sums of other orders differ by rounding.
+    if count <= ALL_SIGNS_MAX:
+        ways = np.arange(1 << count)[:, None] >> np.arange(count) & 1  # (2^N, N)
+        return float((abs((1.0 - 2.0 * ways) @ apart) >= least).mean())
+    draw, hits = np.random.default_rng(SEED), 0
+    for rows in _portions(count):
+        signs = 1.0 - 2.0 * draw.integers(0, 2, (rows, count))
+        hits += int((abs(signs @ apart) >= least).sum())
+    return (hits + 1) / (DRAWS + 1)
+
+
+def _portions(count: int) -> Iterable[int]:
+    """Part `DRAWS` draws of `count` numbers into portions that fit."""
+    most, left = max(1, NUMBERS_MAX // count), DRAWS
+    while left:
+        rows = min(most, left)
+        yield rows
+        left -= rows
+
+
+# -- an evaluation ---------------------------------------------------------------------------------
+
 
 Result = Literal["measured", "damaged", "unreadable", "skipped", "failed"]
 """`skipped` and `failed`: no model could be run on it, and a model that was run failed."""
@@ -50,7 +469,7 @@ class Row:
         error: why it is not measured, or has gaps; empty otherwise.
         duration_ns: of the session.
         lost: what redactions took out.
-        packed: what was measured, by `row_of`; empty if nothing was.
+        packed: what was measured, by `pack`; empty if nothing was.
     """
 
     log: str
@@ -142,7 +561,7 @@ class Evaluation:
             "by": self.by,
             "recordings": map(self._row_json, self.rows),
             "summary": statistics_json(self.summary),
-            **({} if compared is None else {"comparison": paired_json(compared.paired)}),
+            **({} if compared is None else {"comparison": statistics_json(compared.paired)}),
         }
 
     def _row_json(self, row: Row) -> Json:
@@ -150,11 +569,6 @@ class Evaluation:
         body |= {"error": row.error} if row.error else {}
         own = {} if self.comparison is None else self.comparison.own.get(row.log, {})
         return body | row.body | ({"differences": dict(own)} if own else {})
-
-
-def evaluate(logs: Iterable[Path], watch: Watch, by: str | None = None) -> Evaluation:
-    """Measure logs; those that are worst by a measure come first (by default the first of all)."""
-    return sum_up(measure_logs(logs, watch), by)
 
 
 def measure_logs(logs: Iterable[Path], watch: Watch) -> Iterator[Row]:

@@ -1,9 +1,12 @@
-"""The time line of a recorded session: sound, pictures and words, with their times.
+"""The time line of a recorded session: its moments of sound, words, pictures and notes, in order.
 
-- **User sound** ends when its message arrived, or follows the sound before it
-  (`runtime.measures.placing`); a second that the server dropped is heard too. A JPEG stands where
-  its message arrived, a PNG or a WebP of a live session where it was decoded. Sound and pictures of
-  a chat's question stand where it arrived; of its conversation, only the last message is new.
+Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the grid of its own rate
+(`runtime.measures.placing`), as float32 LE, mono.
+
+- **User sound** ends when its message arrived, or follows the sound before it; a second that the
+  server dropped is heard too. A JPEG stands where its message arrived, a PNG or a WebP of a live
+  session where it was decoded. Sound and pictures of a chat's question stand where it arrived; of
+  its conversation, only the last message is new.
 - **Model sound** begins when its frame was sent, or after the sound that still plays, as a client
   would play it. A listen during a turn, or `interrupted`, cuts playing sound short; sound left when
   a turn has ended plays to its end.
@@ -13,14 +16,20 @@
   heard.
 
 The recording is shown, not the result of a replay. Stepping the session only decides which requests
-were taken; after a divergence, each that parses counts as taken. Damage is a note. Moments come in
-the order in which they begin; memory is bounded, see `holding`.
+were taken; after a divergence, each that parses counts as taken. Damage is a note.
+
+Moments come in the order in which they begin. The model's sound can be cut short while it plays, so
+it is held until it has been heard: a second or two in real time, and most of a session that was
+faster than its own sound, so PCM above `HELD_BYTES_MAX` lies in a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from tempfile import SpooledTemporaryFile
+from typing import Final, Literal
 
 import attrs
 
@@ -36,20 +45,231 @@ from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, Se
 from protocol.wire.audio import to_float32
 from protocol.wire.media import kind_of
 from recorder.format.records import Fields, Record
+from recorder.format.steps import Step
 from recorder.read.scan import Damage
-from runtime.measures.placing import SETTLED_NS, Positions, Sound, Voice
+from runtime.measures import placing
+from runtime.measures.placing import Line, Positions, Sound, Stretch, Voice
 
 from ..rerun.logic import Replayer
-from ..rerun.words import Step
+from ..story.exchanges import asked_texts, calls_text
 from ..story.reading import Passage, SessionStory
-from ..story.tools import asked_texts, calls_text
-from .holding import Holding
-from .moments import Moment, Note, NoteKind, Picture, Words
+
+# -- moments ---------------------------------------------------------------------------------------
+
+
+NAMES: Final[Mapping[Voice, str]] = {"user": "User", "model": "Model"}
+
+
+@attrs.frozen(kw_only=True)
+class Words:
+    """Text as it came, spaces included; it arrived from the user, or was sent to them, at `at_ns`.
+
+    `begin_ns`: when its sound begins; without one, `at_ns`, or the end of the sound that it
+    transcribes. `end_ns`: when its sound is over; None without one. `response_id`: the model's
+    turn; pieces of one turn are joined without a separator. `is_transcribed`: another model wrote
+    it down.
+    """
+
+    voice: Voice
+    at_ns: int
+    begin_ns: int
+    end_ns: int | None
+    text: str
+    response_id: str = ""
+    is_transcribed: bool = False
+
+    @property
+    def speaker(self) -> str:
+        """Who says it, for people."""
+        return f"{NAMES[self.voice]} (transcribed)" if self.is_transcribed else NAMES[self.voice]
+
+
+@attrs.frozen(kw_only=True)
+class Picture:
+    """A picture from the user: a JPEG file, from `begin_ns` until the next."""
+
+    begin_ns: int
+    jpeg: bytes
+
+
+_Queue = Literal["queued", "queue_update", "queue_done", "created"]
+_Answer = Literal["listen", "paused", "resumed", "interrupted", "prefilled", "response"]
+_Ending = Literal["going_away", "error", "closed"]
+_Other = Literal["force_listen", "shortened", "dropped", "unheard", "close", "damage", "mark"]
+NoteKind = Literal[_Queue, _Answer, _Ending, _Other]
+"""All but the last are the server's messages; see `protocol.values.messages`.
+
+`force_listen`: the user cuts the model short; `shortened`: a client's message was refused, and the
+log keeps its length, hash and start; `dropped`: a second of input was lost to newer input;
+`unheard`: words that were sent and, cut short, not heard; `close`: the WebSocket was closed;
+`damage`: some of the log is lost here; `mark`: an annotation of the running session.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Note:
+    """Another event of the session, with its details."""
+
+    begin_ns: int
+    kind: NoteKind
+    text: str = ""
+
+
+Moment = Sound | Words | Picture | Note
+
+
+# -- moments that wait until they are final --------------------------------------------------------
+
+
+HELD_BYTES_MAX: Final = 8 << 20
+"""Of PCM in memory: half a minute of both voices; more goes to a temporary file."""
+
+
+@attrs.define(order=False)
+class _Held:
+    begin_ns: int
+    number: int
+    until_ns: int
+    moment: Moment
+    place: int = 0
+    length: int = 0
+    moved: int = 0
+    stretch: Stretch | None = None
+
+    def __lt__(self, other: _Held) -> bool:
+        return (self.begin_ns, self.number) < (other.begin_ns, other.number)
+
+
+class Holding:
+    """The moments that wait; its owner closes it.
+
+    The user's sounds have their own queue: those of a stretch move together and keep their order.
+    All others are in a heap.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[_Held] = []
+        self._user: deque[_Held] = deque()
+        self._count = self._model_sounds = 0
+        self._pcm: SpooledTemporaryFile[bytes] | None = None
+        self._pcm_bytes = 0
+        self.lines: Final = {voice: Line(voice) for voice in placing.VOICES}
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._pcm is not None:
+            self._pcm.close()
+
+    def sound(
+        self,
+        voice: Voice,
+        at_ns: int,
+        pcm: bytes,
+        *,
+        is_captured: bool = False,
+        response_id: str = "",
+    ) -> Sound:
+        """Hold a sound, placed after its voice's earlier sound; `is_captured` as in `place`."""
+        samples = len(pcm) // SAMPLE_BYTES
+        line = self.lines[voice]
+        begin = line.place(at_ns, samples, is_captured=is_captured)
+        sound = Sound(voice=voice, at_ns=at_ns, begin=begin, pcm=pcm, response_id=response_id)
+        held = self._new(attrs.evolve(sound, pcm=b""), sound.end_ns)
+        held.place, held.length = self._pcm_bytes, len(pcm)
+        if voice == "user":
+            held.stretch, held.moved = line.stretch, line.stretch.moved
+            self._user.append(held)
+        else:
+            self._model_sounds += 1
+            heappush(self._held, held)
+        if self._pcm is None:
+            self._pcm = SpooledTemporaryFile(HELD_BYTES_MAX)  # noqa: SIM115 - `close` closes it
+        self._pcm.seek(self._pcm_bytes)
+        self._pcm.write(pcm)
+        self._pcm_bytes += len(pcm)
+        return sound
+
+    def add(self, moment: Words | Picture | Note) -> None:
+        """Hold a moment; the model's words until they are over, all others until they begin."""
+        end_ns = moment.end_ns if isinstance(moment, Words) else None
+        heappush(self._held, self._new(moment, end_ns))
+
+    def _new(self, moment: Moment, end_ns: int | None) -> _Held:
+        until_ns = end_ns if end_ns is not None and _is_of_model(moment) else moment.begin_ns
+        self._count += 1
+        return _Held(moment.begin_ns, self._count, until_ns, moment)
+
+    def _first(self) -> _Held | None:
+        if not self._user:
+            return self._held[0] if self._held else None
+        sound = self._user[0]
+        _move_back(sound)
+        return sound if not self._held or sound < self._held[0] else self._held[0]
+
+    def cut(self, at_ns: int) -> None:
+        """Drop the model's sound and words after this time; dropped words become a note."""
+        held, self._held = sorted(self._held), []
+        unheard = ""
+        for one in held:
+            if not _is_of_model(one.moment) or one.until_ns <= at_ns:
+                self._held.append(one)
+            elif one.begin_ns < at_ns:
+                _shorten(one, at_ns)
+                self._held.append(one)
+            elif isinstance(one.moment, Words):
+                unheard += one.moment.text
+            else:
+                self._model_sounds -= 1
+        self.lines["model"].cut(at_ns)
+        if unheard:
+            self.add(Note(begin_ns=at_ns, kind="unheard", text=unheard))
+
+    def ready(self, now_ns: int | None) -> Iterator[Moment]:
+        """Yield the final moments: later ones begin at `now_ns` or after; None: no more come."""
+        while (one := self._first()) is not None and (now_ns is None or one.until_ns <= now_ns):
+            if one.stretch is not None:
+                self._user.popleft()
+            else:
+                heappop(self._held)
+                self._model_sounds -= isinstance(one.moment, Sound)
+            yield self._whole(one)
+        if not self._user and not self._model_sounds:
+            self._pcm_bytes = 0
+
+    def _whole(self, held: _Held) -> Moment:
+        if not isinstance(held.moment, Sound) or self._pcm is None:
+            return held.moment
+        self._pcm.seek(held.place)
+        return attrs.evolve(held.moment, pcm=self._pcm.read(held.length))
+
+
+def _is_of_model(moment: Moment) -> bool:
+    return isinstance(moment, Sound | Words) and moment.voice == "model"
+
+
+def _move_back(held: _Held) -> None:
+    if held.stretch is None or not isinstance(held.moment, Sound):
+        return
+    samples, held.moved = held.stretch.moved - held.moved, held.stretch.moved
+    if samples:
+        held.moment = attrs.evolve(held.moment, begin=held.moment.begin - samples)
+        held.begin_ns = held.until_ns = held.moment.begin_ns
+
+
+def _shorten(held: _Held, at_ns: int) -> None:
+    moment = held.moment
+    if isinstance(moment, Sound):
+        held.length = (placing.sample_at("model", at_ns) - moment.begin) * SAMPLE_BYTES
+        held.until_ns = placing.time_of("model", placing.sample_at("model", at_ns))
+    elif isinstance(moment, Words):
+        held.moment, held.until_ns = attrs.evolve(moment, end_ns=at_ns), at_ns
+
+
+# -- the time line ---------------------------------------------------------------------------------
+
 
 HOLD_NS: Final = NS_PER_S
 """How long words of an answer wait for their sound: a voice is made a second at a time."""
-
-Watch = Callable[[Passage, ClientMessage | None, Sequence[ms.ServerMessage]], None]
 
 _NOTES: Final[dict[type, NoteKind]] = {
     ms.Queued: "queued",
@@ -73,21 +293,21 @@ class Timeline:
     """The moments of one session, to be iterated once; or `take` and `end` give them step by step.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
-    damage; `watch` is called with each record as the story reads it, and the messages in it.
-    `story` reads the log, if it is read for other purposes too. `duration_ns` is to the end of all
-    that was read so far, sound included.
+    damage. `story` reads the log, if it is read for other purposes too. `request` and `messages`
+    are what the last record held: a frame is read once, as sound in pieces is resampled by that.
+    `duration_ns` is to the end of all that was read so far, sound included.
     """
 
     def __init__(
         self,
         head: Fields,
         items: Iterable[Record | Damage] = (),
-        watch: Watch | None = None,
         story: SessionStory | None = None,
     ) -> None:
         self.head: Final = head
-        self._watch = watch
         self.story: Final = SessionStory(Replayer(go_on=True)) if story is None else story
+        self.request: ClientMessage | None = None
+        self.messages: Sequence[ms.ServerMessage] = ()
         self.duration_ns = 0
         self._items = items
         self._holding: Final = Holding()
@@ -99,17 +319,22 @@ class Timeline:
         self._utterances = 0
         self._positions: Final = Positions()
 
-    def tell(self, watch: Watch) -> None:
-        """Read the log for a watcher, without its moments."""
-        self._watch = watch
-        for _ in self:
-            pass
-
     def __iter__(self) -> Iterator[Moment]:
         try:
             for item in self._items:
                 yield from self.take(item, self.story.take(item))
             yield from self.end()
+        finally:
+            self.close()
+
+    def passages(self) -> Iterator[Passage]:
+        """Read the log, and yield its records as the story reads them, instead of the moments."""
+        try:
+            for item in self._items:
+                passage = self.story.take(item)
+                deque(self.take(item, passage), maxlen=0)
+                if passage is not None:
+                    yield passage
         finally:
             self.close()
 
@@ -132,13 +357,10 @@ class Timeline:
         """The time before which no later moment begins."""
         waiting = [words.at_ns for words in self._texts[:1]]
         asked = [] if self._asked_ns is None else [self._asked_ns]
-        settled_ns = self._holding.settled_ns("user", self._now_ns)
-        heard_ns = max(settled_ns, self._now_ns - SETTLED_NS)
-        return min([self._now_ns, heard_ns, *waiting, *asked])
-
-    @property
-    def _is_live(self) -> bool:
-        return OF_MODE[self.story.wire.mode].work == "unit"
+        user_ns = self._holding.lines["user"].settled_ns(self._now_ns)
+        return min(
+            [self._now_ns, max(user_ns, self._now_ns - placing.SETTLED_NS), *waiting, *asked]
+        )
 
     # -- records --------------------------------------------------------------------------------
 
@@ -153,22 +375,20 @@ class Timeline:
         if passage is None:
             return
         wire, kind = self.story.wire, passage.record.kind
-        messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
+        self.messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
         is_request = kind == "rx" and passage.short is None and passage.frame
-        request = wire.request(passage.frame) if is_request else None
-        if self._watch is not None:
-            self._watch(passage, request, messages)
+        self.request = wire.request(passage.frame) if is_request else None
         fields = passage.record.fields
         self.duration_ns = max(self.duration_ns, self._now_ns)
         if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
             self._flush_texts()
-        for message in messages:
+        for message in self.messages:
             self._take_message(message)
         match kind:
             case "rx" if passage.short is not None:
                 self._note("shortened", passage.short.told)
             case "rx":
-                self._take_request(request)
+                self._take_request(self.request)
             case "effect" if passage.effect == "DropUnit":
                 self._note("dropped", f"second {fields.get('ordinal')} of the input")
             case "effect" if passage.effect == "Close":
@@ -178,7 +398,7 @@ class Timeline:
         match passage.event:
             case ev.UserTranscribed() as words:
                 self._take_words(words)
-            case ev.MediaDecoded(pictures=pictures) if self._is_live:
+            case ev.MediaDecoded(pictures=pictures) if OF_MODE[wire.mode].work == "unit":
                 for jpeg in pictures:
                     self._show(jpeg)
         if passage.step is not None:
@@ -211,13 +431,8 @@ class Timeline:
         """Place what the user said where it was heard."""
         begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, self._now_ns)
         if event.text.strip():
-            words = attrs.evolve(
-                self._words("user", event.text),
-                begin_ns=begin_ns,
-                end_ns=end_ns,
-                is_transcribed=True,
-            )
-            self._holding.add(words, begin_ns, end_ns)
+            words = attrs.evolve(self._words("user", event.text), is_transcribed=True)
+            self._holding.add(attrs.evolve(words, begin_ns=begin_ns, end_ns=end_ns))
 
     def _ask(self, ask: Ask) -> None:
         parts = ask.messages[-1].content
@@ -225,7 +440,7 @@ class Timeline:
         self._has_deltas = False
         self._asked_ns = None
         if text:
-            self._holding.add(self._words("user", text), self._now_ns)
+            self._holding.add(self._words("user", text))
         if (
             not all(isinstance(part, TextPart | ToolResult) for part in parts)
             and self.story.is_in_step
@@ -250,8 +465,7 @@ class Timeline:
         return sound
 
     def _show(self, jpeg: bytes, at_ns: int | None = None) -> None:
-        begin_ns = self._now_ns if at_ns is None else at_ns
-        self._holding.add(Picture(begin_ns=begin_ns, jpeg=jpeg), begin_ns)
+        self._holding.add(Picture(begin_ns=self._now_ns if at_ns is None else at_ns, jpeg=jpeg))
 
     # -- the server's ---------------------------------------------------------------------------
 
@@ -262,21 +476,23 @@ class Timeline:
             case ms.TranscriptDelta(text=text):
                 words = self._words("model", text, f"utterance {self._utterances}")
                 begin_ns = max(self._now_ns, self.story.dictated.heard_ns)
-                self._holding.add(attrs.evolve(words, begin_ns=begin_ns), begin_ns)
+                self._holding.add(attrs.evolve(words, begin_ns=begin_ns))
                 return
             case ms.Speech() | ms.Delta():
                 self._has_deltas = True
                 self._is_chat = isinstance(message, ms.Delta)
                 self._is_speaking = isinstance(message, ms.Speech) and not message.end_of_turn
-                self._tell(message.text, message.pcm, message.response_id)
+                self._speak(message.text, message.pcm, message.response_id)
                 return
             case ms.Response(text=text, pcm=pcm, response_id=response_id, tool_calls=calls):
-                self._tell("" if self._has_deltas else text, pcm, response_id)
-                self._tell(calls_text(calls), b"", response_id)
+                self._speak("" if self._has_deltas else text, pcm, response_id)
+                self._speak(calls_text(calls), b"", response_id)
             case oa.ReplyStep(kind="text_delta", text=text, response_id=response_id):
-                self._tell(text, b"", response_id)
+                self._speak(text, b"", response_id)
                 return
-        is_stop = isinstance(message, ms.Interrupted) or _is_cancelled(message)
+        is_stop = isinstance(message, ms.Interrupted) or (
+            isinstance(message, oa.ReplyState) and message.reply.status == "cancelled"
+        )
         if type(message) not in _NOTES and not is_stop:
             return
         self._utterances += isinstance(message, ms.TranscriptDone)
@@ -285,9 +501,9 @@ class Timeline:
             self._holding.cut(self._now_ns)
         if is_stop or isinstance(message, ms.Listen | ms.Response):
             self._is_speaking = False
-        self._note(_NOTES.get(type(message), "interrupted"), _told(message))
+        self._note(_NOTES.get(type(message), "interrupted"), _details(message))
 
-    def _tell(self, text: str, pcm: bytes, response_id: str) -> None:
+    def _speak(self, text: str, pcm: bytes, response_id: str) -> None:
         """Add the model's words and sound; its words may come before their sound."""
         if self._texts and self._texts[0].response_id != response_id:
             self._flush_texts()
@@ -298,16 +514,13 @@ class Timeline:
         sound = self._holding.sound("model", self._now_ns, pcm, response_id=response_id)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
         if self._texts:
-            said = "".join(words.text for words in self._texts)
-            words = attrs.evolve(
-                self._texts[0], text=said, begin_ns=sound.begin_ns, end_ns=sound.end_ns
-            )
-            self._holding.add(words, words.begin_ns, words.end_ns)
+            words = attrs.evolve(self._texts[0], text="".join(it.text for it in self._texts))
+            self._holding.add(attrs.evolve(words, begin_ns=sound.begin_ns, end_ns=sound.end_ns))
             self._texts.clear()
 
     def _flush_texts(self) -> None:
         for words in self._texts:
-            self._holding.add(words, words.begin_ns)
+            self._holding.add(words)
         self._texts.clear()
 
     # -- others ---------------------------------------------------------------------------------
@@ -323,14 +536,10 @@ class Timeline:
         )
 
     def _note(self, kind: NoteKind, text: str = "") -> None:
-        self._holding.add(Note(begin_ns=self._now_ns, kind=kind, text=text), self._now_ns)
+        self._holding.add(Note(begin_ns=self._now_ns, kind=kind, text=text))
 
 
-def _is_cancelled(message: ms.ServerMessage) -> bool:
-    return isinstance(message, oa.ReplyState) and message.reply.status == "cancelled"
-
-
-def _told(message: ms.ServerMessage) -> str:
+def _details(message: ms.ServerMessage) -> str:
     match message:
         case ms.ErrorReport(code=code, message=text):
             return f"{code}: {text}"

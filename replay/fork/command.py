@@ -1,36 +1,221 @@
 """The command `antiphon fork`: a recorded session continues from a unit with a change.
 
-Result and comparison are on stdout, as text or as one JSON object; progress is on stderr.
+The recording is read twice and run once; the fork's log is written by the real recorder. The
+environment is the recording's, unless another model or `anyway` is requested. The file appears when
+the fork is complete; an aborted fork leaves no file. The log's head describes the fork in
+`config.fork`, and its origin in `parent`. Result and comparison are on stdout, as text or as one
+JSON object; progress is on stderr.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
+import anyio
+import attrs
 import click
 from cattrs import unstructure
 from rich.console import RenderableType
 
+from protocol.values import events as ev
+from protocol.values.digest import digest, session_id_of
+from protocol.values.model import SAMPLE_BYTES
 from recorder.format.errors import RecorderError
+from recorder.format.mapping import SCHEMA
+from recorder.format.records import Fields, Value
+from recorder.read.reader import LogReader
+from recorder.storage.store import Store
+from recorder.write.files import new_file
+from recorder.write.log import OnFailure, SessionLog
+from recorder.write.writer import Recorder, RecorderPolicy
 from runtime.commands.interrupts import run
 from runtime.media.sound import AudioFileError, read_wav
-from runtime.session.identity import SystemIdentities
+from runtime.model.backends.base import Backend, BackendInfo
+from runtime.session.identity import Identity, SystemIdentities
+from runtime.session.journal import Journal
 
-from ..diff.command import read_and_compare
-from ..diff.report import DiffReport
-from ..diff.text import diff_lines
+from ..diff import DiffReport, diff_lines, read_and_compare
 from ..rerun.difference import label
-from ..rerun.environment import Loading
-from ..shared.commands import NotComparableError, UnusableError, complaint, finish
-from ..shared.progress import count
-from .client import SETTING_NAMES, read_setting
-from .make import make_fork
-from .values import Change, Forked, ForkError, ForkRefusedError
+from ..rerun.environment import Loading, ModelUnavailableError, load_model, mismatches
+from ..rerun.full import FORK, IS_HELD, held_units
+from ..shared.commands import NotComparableError, UnusableError, complaint, count, finish
+from ..shared.fields import below
+from ..shared.recordings import RecordingType, next_to
+from .change import (
+    SETTING_NAMES,
+    CannotForkError,
+    Change,
+    Decided,
+    Forked,
+    ForkError,
+    ForkRefusedError,
+    read_setting,
+)
+from .run import ForkedModel, ForkRun, RecordedTimes, Watch
+
+MISMATCHES_SHOWN: Final = 4
+"""Of an environment: they must fit on one line."""
+
+Load = Callable[[Loading], Backend]
+"""Loads a model, as `Loading.load` does."""
+
+
+async def make_fork(
+    log: Path,
+    change: Change,
+    folder: Path,
+    *,
+    identity: Identity,
+    load: Load,
+    anyway: bool = False,
+    watch: Watch = lambda _done, _units: None,
+    note: Callable[[Decided, Decided], None] = lambda _recorded, _made: None,
+) -> tuple[Path, Forked]:
+    """Fork a recording into a folder, made if need be; return the fork's log, and a summary.
+
+    Args:
+        identity: its name; the seed is the recording's, unless it changes.
+        load: loads a model, as `Loading.load` does.
+        anyway: fork although the environment differs, or the model does not reach the state of the
+            recording.
+        watch: called with the number of finished units, and of all units.
+        note: called with what the recording's model decided, and what this one did.
+
+    Raises:
+        ForkRefusedError: the request is not possible for this recording.
+        CannotForkError: the recording cannot be continued here.
+        RecorderError: the recording cannot be read, or is damaged.
+        OSError: a file cannot be read or written.
+    """
+    with LogReader(log) as reader:
+        head, times = reader.head.fields, RecordedTimes(reader, change.at)
+    watch(0, times.units)
+    try:
+        name, backend = load_model(head, change.model, load)
+    except ModelUnavailableError as error:
+        raise CannotForkError(f"{error}; to take another one: --model") from error
+    is_elsewhere = _check(head, times, backend.info, change, anyway=anyway)
+    connected = _connected(times, change, identity, backend.info)
+    config = _config(head, change, backend.info, name=name, is_elsewhere=is_elsewhere)
+    fields: dict[str, Value] = {
+        **head,
+        "recording_id": connected.recording_id,
+        "session_id": session_id_of(connected.recording_id),
+        "schema": SCHEMA,
+        "software": {"antiphon": version("antiphon")},
+        "seed": connected.seed,
+        "wall_ms": connected.created_ms,
+        "parent": {
+            "recording": times.connected.recording_id,
+            "seq": times.begin_seq,
+            "unit": times.at,
+        },
+        "config": config,
+        "fingerprint": dict(backend.info.fingerprint),
+    }
+    await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Store(folder).path(identity.recording_id)
+    with new_file(path, like=log) as part, LogReader(log) as reader, _recorder() as recorder:
+        logs: list[SessionLog] = []
+
+        def open_log(on_failure: OnFailure) -> SessionLog:
+            logs.append(recorder.open(part, fields, at_ns=0, on_failure=on_failure))
+            return logs[0]
+
+        journal = Journal(open_log, on_failure=lambda: None)
+        forked_model = ForkedModel(backend, change.at, anyway=anyway)
+        run = ForkRun(times, change, forked_model, journal, watch)
+        session = await run.run(connected, reader)
+        if logs[0].failure is not None:
+            raise logs[0].failure
+        if not run.is_reached:
+            raise CannotForkError(f"the session ended before unit {change.at} began")
+    note(times.decided, run.decided)
+    forked = Forked(
+        recording_id=connected.recording_id,
+        parent=times.connected.recording_id,
+        parent_seq=times.begin_seq,
+        unit=change.at,
+        model=name,
+        units=session.counts["units"],
+        prefix=run.model.prefix,
+        ended_early=run.ended_early,
+    )
+    return path, forked
+
+
+def _recorder() -> Recorder:
+    """A recorder without a thread or a clock, so that the same fork has the same bytes."""
+    return Recorder(RecorderPolicy(durability="none"), clock=lambda: 0.0, inline=True)
+
+
+def _check(
+    head: Fields, times: RecordedTimes, info: BackendInfo, change: Change, *, anyway: bool
+) -> bool:
+    """Whether the environment differs from the recording's: `CannotForkError` unless `anyway`."""
+    mode = times.connected.mode
+    if mode not in info.modes:
+        raise CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
+    found = mismatches(head, info)
+    if found and change.model is None and not anyway:
+        lines = [
+            f"{label(line.name)} was {label(line.recorded)}, here {label(line.here)}"
+            for line in found
+        ]
+        shown = "; ".join(lines[:MISMATCHES_SHOWN])
+        raise CannotForkError(f"the environment differs: {shown}; to fork all the same: --anyway")
+    return bool(found)
+
+
+def _connected(
+    times: RecordedTimes, change: Change, identity: Identity, info: BackendInfo
+) -> ev.ConnectionOpened:
+    limits = times.connected.limits
+    if change.model is not None:
+        limits = attrs.evolve(
+            limits,
+            context_tokens=info.context_limit,
+            sliding_windows=info.sliding_windows,
+            can_rollback=info.can_rollback,
+        )
+    return attrs.evolve(
+        times.connected,
+        recording_id=identity.recording_id,
+        created_ms=identity.created_ms,
+        seed=times.connected.seed if change.seed is None else change.seed,
+        limits=limits,
+    )
+
+
+def _config(
+    head: Fields, change: Change, info: BackendInfo, *, name: str, is_elsewhere: bool
+) -> dict[str, Value]:
+    is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0
+    changes: dict[str, Value] = {IS_HELD: change.at > 0 and is_other}
+    changes |= {"force_listen": True} if change.force_listen else {}
+    changes |= {"seed": change.seed} if change.seed is not None else {}
+    changes |= {"settings": dict(change.settings)} if change.settings else {}
+    if change.pcm is not None:
+        samples = len(change.pcm) // SAMPLE_BYTES
+        changes["replaced_audio"] = {"samples": samples, "blake2b": digest(change.pcm)}
+    return {
+        **below(head, "config"),
+        "model": name,
+        "deterministic": info.deterministic,
+        "durability": "none",
+        FORK: changes,
+    }
+
+
+# -- the command ----------------------------------------------------------------------------------
 
 
 @click.command("fork")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
 @click.option("--force-listen", is_flag=True, help="That unit has to listen, as if interrupted.")
 @click.option(
@@ -106,7 +291,12 @@ def fork_command(
         )
         with count("fork", quiet=as_json) as watch:
             make = partial(
-                make_fork, log, change, out or log.parent, load=Loading.load, anyway=anyway
+                make_fork,
+                log,
+                change,
+                out or next_to(log, log.name).parent,
+                load=Loading.load,
+                anyway=anyway,
             )
             identity = SystemIdentities().draw()
             path, forked = run(partial(make, identity=identity, watch=watch))

@@ -3,119 +3,416 @@
     recorded events --> client, changed --> Session --> journal --> the fork's own log
     calls of the model, timers <--answers at their recorded times--+
 
-Rules:
+Time. The clock is the recording's, and nothing waits or is measured here: events come at their
+recorded times, and a call takes as long as the same call did.
 - External events (frames, disconnects, the queue, decoded media, a shutdown) come at their recorded
-  times. Answers to the session's own effects come after their recorded delays (`timeline`). Events
-  at the same time keep the order of the recording.
-- So a fork without a change equals its parent, except for names that derive from the recording.
+  times, answers to the session's own effects after their recorded delays. Events at the same time
+  keep the order of the recording.
+- So a fork without a change equals its parent, to the nanosecond, except for names that derive from
+  the recording; the same fork made twice is identical.
+- A call that the recording does not have takes the median time of its kind.
+- A call without an answer, in a session that ended anyway, hung: it hangs again. If the recording
+  itself breaks off, its answer counts as coming after the end.
 - The fork ends where the recording ends: if its session has not ended by then, its client leaves.
-- The log is a server's journal, and names its parent. The parent's annotations are not copied.
+
+The model's calls are made as on a server.
+- Before the fork's unit the model must reach the state of the recording. It gets the recorded
+  inputs, with forced decoding if it supports it (`runtime.model.backends.forcing`): differences
+  from its own decisions are noted, and the recorded decisions are used. Without forced decoding it
+  decides itself, and must produce the recorded results.
+- An interrupted unit is cut where the recording cut it. A new interruption comes after the unit's
+  last step: the unit is complete, and its result is not sent (B6).
+- A unit that failed in the recording fails again, without the model: the environment caused it. A
+  prompt or a unit that did not fit the context is an answer of the model, and requested again.
+- A failure of the model becomes the same event as on a server; one that loses the session there
+  ends the fork.
+
+The log is a server's journal, and names its parent. The parent's annotations are not copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
+import anyio
 import attrs
 
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL
+from protocol.values.model import UNIT_SAMPLES, Costs, Cut, UnitResult
 from protocol.values.state import State
+from recorder.format.errors import LogDamaged
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
-from recorder.format.steps import fin_fields
+from recorder.format.steps import Step, fin_fields
 from recorder.read.scan import Damage
-from runtime.model.backends.base import Backend
+from runtime.link.calls import HeldModel, failure_of
+from runtime.model.backends.base import (
+    Backend,
+    BackendError,
+    BackendGone,
+    ContextFull,
+    Forced,
+    Forces,
+)
 from runtime.session.journal import Journal
 
-from ..story.questions import Call, answered, asked
-from .calls import ForkedModel, ForkQuestion
-from .client import Client
-from .timeline import LAST_SEQ, Answer, RecordedTimes, numbered
-from .values import CannotForkError, Change, Decisions, decisions_of
+from ..rerun.difference import Difference
+from ..rerun.full import RELEASE_WAIT_S, hold
+from ..rerun.logic import Replayer
+from ..rerun.outputs import compare_outputs
+from ..story.exchanges import Call, answered, asked
+from .change import (
+    CannotForkError,
+    Change,
+    Decisions,
+    ForkClient,
+    ForkRefusedError,
+    Prefix,
+    decisions_of,
+)
+
+# -- the recording's times ------------------------------------------------------------------------
+
+
+LAST_SEQ: Final = 1 << 63
+"""For events that the recording does not have: they follow recorded events of equal time."""
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """The answer to a call, `after_ns` its request.
+
+    Attributes:
+        seq: the record that holds the answer; `LAST_SEQ` without one.
+        event: the answer, if it was a failure that the environment caused; else None.
+        cut: where the unit was interrupted.
+        costs: the measured costs of the unit.
+        cost_us: the measured cost of finalizing, or of a rebuild.
+        steps: the units that a rebuild fed.
+    """
+
+    seq: int
+    after_ns: int
+    event: ev.Event | None = None
+    cut: Cut | None = None
+    costs: Costs = Costs()
+    cost_us: int = 0
+    steps: int = 0
+
+
+class RecordedTimes:
+    """The times of a recording; it is replayed, which proves that it is sound.
+
+    `items` are its records in order, and its damage; `at` is the unit of the fork, which began by
+    the event `begin_seq`, and in the client's sound at `begin_sample`; `end_ns`: its last record;
+    `decided`: of each unit, what its model decided.
+
+    Raises:
+        LogDamaged: it is damaged.
+        CannotForkError: it does not replay.
+        ForkRefusedError: it has no such unit, or is a chat.
+    """
+
+    def __init__(self, items: Iterable[Record | Damage], at: int) -> None:
+        self.at: Final = at
+        self.begin_seq = -1
+        self.begin_sample = self._openings = self._dropped = 0
+        self._answers: dict[Call, Answer] = {}
+        self._asked_ns: dict[Call, int] = {}
+        self._timers: dict[int, int] = {}
+        self._fired: dict[tuple[int, int], tuple[int, int]] = {}
+        self.decided: dict[int, Decisions] = {}
+        replayer = Replayer()
+        for step in replayer.steps(items):
+            self._note_answer(step)
+            for effect in step.effects:
+                self._note_question(step.record, effect)
+        report = replayer.report()
+        if report.damage_count:
+            raise LogDamaged("damaged: a model that missed an input cannot be taken up again")
+        if report.divergence is not None:
+            text = f"the recording does not replay, from record {report.divergence.seq} on"
+            raise CannotForkError(f"{text} (see `antiphon replay`)")
+        if replayer.session is None:
+            raise CannotForkError("the recording holds no session yet")
+        self.end_ns, self.units = report.span_ns, report.units
+        self._is_finished: Final = replayer.session.is_finished
+        if self.connected.mode == "chat":
+            raise ForkRefusedError("a chat is not forked: each of its turns stands by itself")
+        if self.connected.mode == "transcription":
+            text = "a transcription is not forked: transcribe its sound again"
+            raise ForkRefusedError(text)
+        if self.begin_seq < 0:
+            there = f"units 0 to {report.units - 1}" if report.units else "no units"
+            raise ForkRefusedError(f"there is no unit {at}: the recording has {there}")
+
+    def answer(self, call: Call) -> Answer | None:
+        """Return the answer to a call; None: it never comes."""
+        recorded = self._answers.get(call)
+        if recorded is not None:
+            return recorded
+        asked_ns = self._asked_ns.get(call)
+        if asked_ns is not None and self._is_finished:
+            return None
+        not_before_ns = 0 if asked_ns is None else self.end_ns - asked_ns
+        alike = [answer for (name, _), answer in self._answers.items() if name == call[0]]
+        usual = sorted((a for a in alike if a.event is None), key=lambda answer: answer.after_ns)
+        if not usual:
+            return Answer(seq=LAST_SEQ, after_ns=not_before_ns)
+        middle = usual[(len(usual) - 1) // 2]
+        after_ns = max(middle.after_ns, not_before_ns)
+        return attrs.evolve(middle, seq=LAST_SEQ, after_ns=after_ns, cut=None)
+
+    def firing(self, timer: ef.SetTimer) -> tuple[int, int]:
+        """Return the time at which a timer fires, and its record."""
+        return self._fired.get((timer.generation, timer.at_ns), (timer.at_ns, LAST_SEQ))
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _note_question(self, record: Record, effect: ef.Effect) -> None:
+        match effect:
+            case ef.StartUnit(unit=unit) if unit.index == self.at:
+                # Units start in order of arrival, and dropped units came before.
+                self.begin_seq = record.seq
+                self.begin_sample = (self.at + self._dropped) * UNIT_SAMPLES
+            case ef.DropUnit():
+                self._dropped += 1
+            case ef.SetTimer():
+                self._timers[effect.generation] = effect.at_ns
+            case ef.OpenBackend():
+                self._openings += 1
+        call = numbered(asked(effect), self._openings)
+        if call is not None:
+            self._asked_ns[call] = record.at_ns
+
+    def _note_answer(self, step: Step) -> None:
+        event = step.event
+        facts: dict[str, Any] = {}
+        match event:
+            case ev.ConnectionOpened():
+                self.connected = event
+            case ev.UnitDone(result=result):
+                facts = {"cut": result.cut, "costs": result.costs}
+                self.decided[result.index] = decisions_of(result)
+            case ev.FinalizeDone(finalized=made):
+                facts = {"cost_us": made.cost_us}
+            case ev.BackendOpenFailed(context_full=False) | ev.UnitFailed(context_full=False):
+                facts = {"event": event}
+            case ev.Rebuilt(steps=steps, cost_us=cost_us):
+                facts = {"steps": steps, "cost_us": cost_us}
+            case ev.FinalizeFailed() | ev.RollbackFailed() | ev.RebuildFailed():
+                facts = {"event": event}
+            case ev.TimerFired(at_ns=at_ns, generation=generation) if generation in self._timers:
+                due_ns = self._timers.pop(generation)
+                self._fired[generation, due_ns] = (at_ns, step.record.seq)
+        call = numbered(answered(event), self._openings)
+        asked_ns = None if call is None else self._asked_ns.get(call)
+        if call is not None and asked_ns is not None and call not in self._answers:
+            after_ns = step.record.at_ns - asked_ns
+            self._answers[call] = Answer(seq=step.record.seq, after_ns=after_ns, **facts)
+
+
+def numbered(call: Call | None, openings: int) -> Call | None:
+    """Number an opening by how often it was asked for by then: a lease may be opened again."""
+    return call if call is None or call[0] != "open" else ("open", openings)
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+CALL_S_MAX: Final = 600
+"""A model that needs ten minutes for a second of sound will not finish a session."""
 
 Place = tuple[int, int]
 """The time of an event: nanoseconds, then the recording's order for equal times."""
+
+
+@attrs.frozen(kw_only=True)
+class Due:
+    """A call that the session asked for, or a timer that it set, and the place of its answer."""
+
+    place: Place
+    effect: ef.Effect
+    answer: Answer | None
+
+
+class ForkedModel:
+    """One fork's model; `close` it. `prefix` holds the results for the units before `at`.
+
+    Before the unit `at` decoding is forced; `anyway` goes on if the recorded state is not reached.
+    """
+
+    def __init__(self, backend: Backend, at: int, *, anyway: bool) -> None:
+        self.prefix = Prefix(units=at)
+        self._at: Final = at
+        self._anyway: Final = anyway
+        self._now_ns = 0
+        self._model: Final = HeldModel(backend=backend, slot=0, now_ns=lambda: self._now_ns)
+        self._has_run = False
+        self._closing: ef.StartFinalize | ef.Rollback | None = None
+        self._interrupted = -1
+
+    def note(self, effect: ef.Effect) -> None:
+        """Note how a unit is closed, and which one is interrupted."""
+        match effect:
+            case ef.StartFinalize() | ef.Rollback():
+                self._closing = effect
+            case ef.Interrupt(index=index):
+                self._interrupted = index
+
+    async def answer(self, due: Due, recorded: ev.Event | None) -> ev.Event:
+        """Perform an effect that calls the model, and return the answer.
+
+        `recorded` is the recorded answer, of the units before `at`. `CannotForkError`: the model is
+        lost, or does not reach the state of the recording.
+        """
+        answer, name = due.answer, type(due.effect).__name__
+        assert answer is not None, "only a timer comes without being asked"
+        self._now_ns = due.place[0]
+        try:
+            if answer.event is not None:
+                self._has_run = False
+                return attrs.evolve(answer.event, at_ns=self._now_ns)
+            with anyio.fail_after(CALL_S_MAX):
+                return await self._call(due.effect, answer, recorded)
+        except TimeoutError as error:
+            raise CannotForkError(f"the model hangs in {name}, {CALL_S_MAX} s by now") from error
+        except BackendGone as error:
+            raise CannotForkError(f"the model is lost in {name}: {error}") from error
+        except BackendError as error:
+            failed = failure_of(due.effect, error, self._now_ns)
+            assert failed is not None, f"{name} cannot fail"
+            return failed
+        except CannotForkError:
+            raise
+        except Exception as error:  # a bug of the backend; on a server the session ends
+            raise CannotForkError(f"the model broke in {name}: {error!r}") from error
+        finally:
+            if due.effect is self._closing:
+                self._closing = None
+
+    async def close(self) -> None:
+        """Release the model's session, if it is still open."""
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            await self._model.release()
+
+    async def _call(self, effect: ef.Effect, answer: Answer, recorded: ev.Event | None) -> ev.Event:
+        at_ns, model = self._now_ns, self._model
+        match effect:
+            case ef.OpenBackend(lease=lease):
+                await self.close()
+                await model.begin(effect)
+                assert model.opened is not None
+                opened = model.opened.opened
+                if self._at and isinstance(recorded, ev.BackendOpened):
+                    self._judge("the opening", compare_outputs(recorded.opened, opened))
+                return ev.BackendOpened(at_ns=at_ns, lease=lease, opened=opened)
+            case ef.StartUnit(unit=unit):
+                self._has_run = True
+                cut = answer.cut if unit.index == self._interrupted else None
+                result = await self._run(effect, cut, recorded)
+                return ev.UnitDone(at_ns=at_ns, result=attrs.evolve(result, costs=answer.costs))
+            case ef.StartFinalize(index=index):
+                done = await model.call(effect)
+                assert isinstance(done, ev.FinalizeDone)
+                if isinstance(recorded, ev.FinalizeDone):
+                    found = compare_outputs(recorded.finalized, done.finalized)
+                    self._judge(f"finalizing unit {index}", found)
+                finalized = attrs.evolve(done.finalized, cost_us=answer.cost_us)
+                return attrs.evolve(done, finalized=finalized)
+            case ef.Rollback(index=index):
+                if self._has_run:
+                    await model.call(effect)
+                return ev.RollbackDone(at_ns=at_ns, index=index)
+            case ef.Rebuild(lease=lease):  # the fork's own model has lost nothing but this call
+                lost = self._closing
+                if isinstance(lost, ef.StartFinalize) or (lost is not None and self._has_run):
+                    await model.call(lost)
+                return ev.Rebuilt(
+                    at_ns=at_ns, lease=lease, steps=answer.steps, cost_us=answer.cost_us
+                )
+            case ef.Release(lease=lease):
+                return ev.BackendReleased(at_ns=at_ns, lease=lease)
+        raise AssertionError(f"{type(effect).__name__} asks the model for nothing")
+
+    async def _run(
+        self, asked: ef.StartUnit, cut: Cut | None, recorded: ev.Event | None
+    ) -> UnitResult:
+        opened, unit = self._model.opened, asked.unit
+        past = recorded.result if isinstance(recorded, ev.UnitDone) else None
+        if past is None or not isinstance(opened, Forces):
+            done = await self._model.call(asked, cut)
+            assert isinstance(done, ev.UnitDone)
+            if past is not None:
+                self._judge_unit(past, done.result, held_back=False)
+            return done.result
+        try:
+            forced = await opened.run_forced(unit, Forced.of(past), cut)
+        except (ContextFull, BackendGone):
+            raise
+        except BackendError as error:
+            text = f"unit {unit.index} cannot be made to come out as recorded: {error}"
+            raise CannotForkError(f"{text}; fork at unit 0") from error
+        self._judge_unit(past, forced.result, held_back=bool(forced.choices))
+        return hold(past, forced.result)
+
+    def _judge_unit(self, recorded: UnitResult, made: UnitResult, *, held_back: bool) -> None:
+        prefix, found = self.prefix, compare_outputs(recorded, made)
+        self.prefix = attrs.evolve(
+            prefix, held=prefix.held + held_back, otherwise=prefix.otherwise + (found is not None)
+        )
+        self._judge(f"unit {recorded.index}", found)
+
+    def _judge(self, where: str, found: Difference | None) -> None:
+        """Note a difference; without forced decoding the model is then in another state."""
+        if found is None:
+            return
+        text = f"{where}, {found.path}: recorded {found.recorded}, came out {found.came_out}"
+        if self.prefix.first is None:
+            self.prefix = attrs.evolve(self.prefix, first=text)
+        if not self._anyway and not isinstance(self._model.opened, Forces):
+            raise CannotForkError(
+                f"the model does not come to where the recording was: {text}; fork at unit 0, "
+                "or --anyway"
+            )
+
+
+# -- the run --------------------------------------------------------------------------------------
+
+
 NEVER: Final[Place] = (1 << 63, LAST_SEQ)
 Items = Iterable[Record | Damage]
 Watch = Callable[[int, int], None]
 """Receives the number of finished units, and of all units."""
 
 
-@attrs.frozen(kw_only=True)
-class _Due:
-    place: Place
-    effect: ef.Effect
-    answer: Answer | None
-
-
-class _World:
-    """Recorded external events and answers; `next` is the next with its time, None at the end."""
-
-    def __init__(self, items: Items, at: int) -> None:
-        self._at: Final = at
-        self._answers: Final[dict[int, ev.Event]] = {}
-        self._events: Final = self._read(items)
-        self.next: tuple[Place, ev.Event] | None = next(self._events, None)
-
-    def take(self) -> ev.Event:
-        """Return the next event, and find the one after it."""
-        assert self.next is not None
-        event = self.next[1]
-        self.next = next(self._events, None)
-        return event
-
-    def answer(self, seq: int) -> ev.Event | None:
-        """Return the recorded answer of an earlier record, once; only of the prefix."""
-        return self._answers.pop(seq, None)
-
-    def _read(self, items: Items) -> Iterator[tuple[Place, ev.Event]]:
-        for item in items:
-            if not isinstance(item, Record) or item.kind not in EVENT_KINDS:
-                continue
-            event = event_of(item.fields, item.at_ns)
-            call = answered(event)
-            if call is not None:
-                if call[0] == "open" or call[1] < self._at:
-                    self._answers[item.seq] = event
-            elif not isinstance(event, ev.TimerFired | ev.ConnectionOpened):
-                yield (item.at_ns, item.seq), event
-
-
+@attrs.define(eq=False)
 class ForkRun:
     """One fork in progress.
 
-    `watch` is called with the number of finished units, and of all; `anyway` as in `ForkedModel`.
+    `watch` is called with the number of finished units, and of all.
     `is_reached`: the unit of the fork was started, as required; `ended_early`: the fork was still
     running at the recording's end, so that its client left; `decided`: of each unit, what its model
     decided.
     """
 
-    def __init__(
-        self,
-        times: RecordedTimes,
-        change: Change,
-        backend: Backend,
-        journal: Journal,
-        *,
-        anyway: bool = False,
-        watch: Watch = lambda _done, _units: None,
-    ) -> None:
-        self.model: Final = ForkedModel(backend, change.at, anyway=anyway)
-        self.is_reached = False
-        self.ended_early = False
-        self.decided: dict[int, Decisions] = {}
-        self._times: Final = times
-        self._change: Final = change
-        self._journal: Final = journal
-        self._watch: Final = watch
-        self._due: dict[Call | str, _Due] = {}
-        self._openings = 0
-        self._interrupted = -1
-        self._closing: ef.StartFinalize | ef.Rollback | None = None
+    _times: RecordedTimes
+    _change: Change
+    model: ForkedModel
+    _journal: Journal
+    _watch: Watch
+    is_reached: bool = attrs.field(default=False, init=False)
+    ended_early: bool = attrs.field(default=False, init=False)
+    decided: dict[int, Decisions] = attrs.field(factory=dict, init=False)
+    _due: dict[Call | str, Due] = attrs.field(factory=dict, init=False)
+    _openings: int = attrs.field(default=0, init=False)
+    _outside: Iterator[tuple[Place, ev.Event]] = attrs.field(default=iter(()), init=False)
+    _upcoming: tuple[Place, ev.Event] | None = attrs.field(default=None, init=False)
+    _recorded: dict[int, ev.Event] = attrs.field(factory=dict, init=False)
 
     async def run(self, connected: ev.ConnectionOpened, items: Items) -> Session:
         """Run the fork to its end, with its first event and the recording's records in order.
@@ -123,18 +420,19 @@ class ForkRun:
         `ForkRefusedError`: the change is not possible; `CannotForkError`: the model is lost, or
         does not reach the state of the recording.
         """
-        world = _World(items, self._change.at)
-        client = Client(self._change, connected, self._times.begin_sample)
+        self._outside = self._read(items)
+        self._upcoming = next(self._outside, None)
+        client = ForkClient(self._change, connected, self._times.begin_sample)
         event: ev.Event = connected
         try:
             self._journal.append_event(connected)
             session, effects = Session.open(connected)
             await self._perform(session, connected, effects)
             while not session.is_finished:
-                event = await self._next(session, world)
+                event = await self._next(session)
                 events: tuple[ev.Event, ...] = (event,)
                 if isinstance(event, ev.FrameReceived):
-                    events = client.says(event, session)
+                    events = client.frames_for(event, session)
                 for each in events:
                     self._journal.append_event(each)
                     await self._perform(session, each, session.step(each))
@@ -145,46 +443,46 @@ class ForkRun:
 
     # -- the next event ----------------------------------------------------------------------
 
-    async def _next(self, session: Session, world: _World) -> ev.Event:
+    def _read(self, items: Items) -> Iterator[tuple[Place, ev.Event]]:
+        """Give the recording's external events; keep the answers of the units before the fork's."""
+        for item in items:
+            if not isinstance(item, Record) or item.kind not in EVENT_KINDS:
+                continue
+            event = event_of(item.fields, item.at_ns)
+            call = answered(event)
+            if call is not None:
+                if call[0] == "open" or call[1] < self._change.at:
+                    self._recorded[item.seq] = event
+            elif not isinstance(event, ev.TimerFired | ev.ConnectionOpened):
+                yield (item.at_ns, item.seq), event
+
+    async def _next(self, session: Session) -> ev.Event:
         call = min(self._due, key=lambda call: self._due[call].place, default=None)
         due_place = NEVER if call is None else self._due[call].place
-        world_place = NEVER if world.next is None else world.next[0]
-        place = min(due_place, world_place)
+        place = min(due_place, NEVER if self._upcoming is None else self._upcoming[0])
         if place[0] > self._times.end_ns and session.state is not State.CLOSED:
             self.ended_early = True
-            is_final = (
-                CLOSE_NORMAL if session.is_resumable else 0
-            )  # else it would wait for its peer
-            return ev.PeerGone(at_ns=self._times.end_ns, code=is_final)
-        if place == world_place != NEVER:
-            event = world.take()
+            # A session that can be resumed would wait for its client.
+            code = CLOSE_NORMAL if session.is_resumable else 0
+            return ev.PeerGone(at_ns=self._times.end_ns, code=code)
+        if self._upcoming is not None and place == self._upcoming[0]:
+            event = self._upcoming[1]
+            self._upcoming = next(self._outside, None)
             if isinstance(event, ev.BackendLost):
                 self._due = {name: due for name, due in self._due.items() if due.answer is None}
             return event
         if call is None:
             raise CannotForkError("the recording leaves its session waiting for ever")
-        return await self._answer(self._due.pop(call), world)
+        return await self._answer(self._due.pop(call))
 
-    async def _answer(self, due: _Due, world: _World) -> ev.Event:
+    async def _answer(self, due: Due) -> ev.Event:
         at_ns, seq = due.place
         if isinstance(due.effect, ef.SetTimer):
             timer = due.effect
             return ev.TimerFired(at_ns=at_ns, name=timer.name, generation=timer.generation)
-        assert due.answer is not None, "only a timer comes without being asked"
-        unit = due.effect.unit.index if isinstance(due.effect, ef.StartUnit) else None
-        question = ForkQuestion(
-            effect=due.effect,
-            at_ns=at_ns,
-            answer=due.answer,
-            recorded=world.answer(seq),
-            is_interrupted=unit is not None and unit == self._interrupted,
-            lost=self._closing,
-        )
-        event = await self.model.answer(question)
-        if due.effect is self._closing:
-            self._closing = None
-        if unit is not None:
-            self._watch(unit + 1, self._times.units)
+        event = await self.model.answer(due, self._recorded.pop(seq, None))
+        if isinstance(due.effect, ef.StartUnit):
+            self._watch(due.effect.unit.index + 1, self._times.units)
         if isinstance(event, ev.UnitDone):
             self.decided[event.result.index] = decisions_of(event.result)
         return event
@@ -201,17 +499,14 @@ class ForkRun:
 
     def _note(self, effect: ef.Effect, now_ns: int) -> None:
         """Keep an effect until its answer; a call that hung in the recording has none."""
+        self.model.note(effect)
         match effect:
             case ef.SetTimer(name=name):
                 at_ns, seq = self._times.firing(effect)
                 place = (max(at_ns, now_ns), seq)
-                self._due[name] = _Due(place=place, effect=effect, answer=None)
+                self._due[name] = Due(place=place, effect=effect, answer=None)
             case ef.CancelTimer(name=name):
                 self._due.pop(name, None)
-            case ef.StartFinalize() | ef.Rollback():
-                self._closing = effect
-            case ef.Interrupt(index=index):
-                self._interrupted = index
             case ef.OpenBackend():
                 self._openings += 1
             case ef.StartUnit(unit=unit) if unit.index == self._change.at:
@@ -220,4 +515,4 @@ class ForkRun:
         answer = None if call is None else self._times.answer(call)
         if call is not None and answer is not None:
             place = (now_ns + answer.after_ns, answer.seq)
-            self._due[call] = _Due(place=place, effect=effect, answer=answer)
+            self._due[call] = Due(place=place, effect=effect, answer=answer)

@@ -1,13 +1,15 @@
-"""The command `antiphon sessions`: the recorded sessions of a folder or a store, newest first.
+"""`antiphon recordings list`: the recorded sessions of a folder or a store, newest first.
 
 Only the head and the tail of each log are read, once; an index in the folder keeps them. Logs are
-read whole, each time, only for the options that name measures.
+read whole, one after the other and each time, only for the options that name measures. Of each only
+the measures that were asked for are kept, so memory does not grow with what was said. A log that is
+damaged or unreadable stops no other; the damaged one is measured, with gaps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
@@ -18,41 +20,26 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.values.modes import Mode
-from recorder.keep.listing import Listing, Wanted
-from recorder.keep.store import Logs
-from recorder.keep.summary import State, Summary
+from recorder.storage.listing import Listing, Wanted
+from recorder.storage.store import Logs
+from recorder.storage.summary import State, Summary
 
-from ..eval.options import ConditionType, FigureType
-from ..shared.commands import print_json
-from ..shared.progress import count
-from ..shared.recordings import (
-    SinceType,
-    logs_at,
-    reading_place,
-    show_bytes,
-    show_moment,
-    show_span,
-    since_ms,
-)
+from ..eval.condition import Condition, ConditionType, Figure, FigureType, judge, show_number
+from ..shared import recordings
+from ..shared.commands import Watch, count, print_json, progress
+from ..shared.commands import reason as reason_of
+from ..shared.page import printable
+from ..shared.recordings import show_bytes
 
 if TYPE_CHECKING:
-    from ..eval.condition import Condition, Figure
-    from .measured import Asked
+    from ..eval.evaluate import Row, Statistics
 
 ROWS_MAX: Final = 50
 """Of the table, by default; JSON has all."""
 LINE_CHARS: Final = 240
 """Outside a terminal a row is one line, for `grep`; the widest has room."""
 COLUMNS: Final = (
-    "recording",
-    "session",
-    "began (UTC)",
-    "took",
-    "mode",
-    "dialect",
-    "key",
-    "units",
-    "size",
+    *("recording", "session", "began (UTC)", "took", "mode", "dialect", "key", "units", "size"),
     "end",
 )
 DISPENSABLE: Final = (
@@ -63,9 +50,14 @@ CELL_CHARS_MAX: Final = 20
 """Of a column except the first: a log's own texts must not displace another's name."""
 
 
-@click.command("sessions")
-@click.argument("place", metavar="DIR|URL")
-@click.option("--since", type=SinceType(), help="Begun since: 7d, 36h, 2026-01-31 (UTC).")
+@click.command("list")
+@click.argument("place", metavar="[DIR|URL]", default=recordings.default_folder)
+@click.option(
+    "--since",
+    type=recordings.read_since,
+    metavar="SINCE",
+    help="Begun since: 7d, 36h, 2026-01-31 (UTC).",
+)
 @click.option("--mode", type=click.Choice(get_args(Mode)), help="Only this mode.")
 @click.option("--owner", metavar="KEY", help="Only of this key; '' means without a key.")
 @click.option("--state", type=click.Choice(get_args(State)), help="Only in this state.")
@@ -82,7 +74,7 @@ CELL_CHARS_MAX: Final = 20
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many, the first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def sessions_command(
+def list_command(
     *,
     place: str,
     since: float | datetime | None,
@@ -100,8 +92,8 @@ def sessions_command(
     """List the recorded sessions in a folder or under a URL of an object store, newest first.
 
     The list is made from the head and the tail of each log, so a log that is listed as finished may
-    still be damaged in between: `antiphon verify` checks. A log without an end is `open` while a
-    server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
+    still be damaged in between: `antiphon recordings verify` checks. A log without an end is `open`
+    while a server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
 
     The list of a folder is cached in its .index.sqlite, which may be deleted at any time. A store
     (s3://, gs://, az://, file://) needs antiphon[store] and has no such cache: each log costs two
@@ -115,12 +107,12 @@ def sessions_command(
 
     \b
     Examples:
-      antiphon sessions recordings --since 1d --state crashed
-      antiphon sessions recordings --owner anna --json | jq '.logs[].recording_id'
-      antiphon sessions recordings --find sess_5f1d0c6a9b27
-      antiphon sessions s3://bucket/prefix --since 1d
-      antiphon sessions recordings --since 1d --sort response_delay_worst --limit 10
-      antiphon sessions recordings --measure overlap --where 'response_delay > 1.5'
+      antiphon recordings list recordings --since 1d --state crashed
+      antiphon recordings list recordings --owner anna --json | jq '.logs[].recording_id'
+      antiphon recordings list recordings --find sess_5f1d0c6a9b27
+      antiphon recordings list s3://bucket/prefix --since 1d
+      antiphon recordings list recordings --since 1d --sort response_delay_worst --limit 10
+      antiphon recordings list recordings --measure overlap --where 'response_delay > 1.5'
 
     \b
     Exit codes:
@@ -128,91 +120,126 @@ def sessions_command(
       2  the folder or the store cannot be read
     """  # noqa: D301 - click takes a backspace to keep the lines
     wanted = Wanted(
-        since_ms=None if since is None else since_ms(since, time.time()),
+        since_ms=None if since is None else recordings.since_ms(since, time.time()),
         mode=mode,
         owner=owner,
         state=state,
         reason=reason,
         session=find,
     )
-    logs = logs_at(place)
-    found = [it for it in _listed(place, logs) if wanted.takes(it)]
-    listed, shown = Listed(summaries=found), limit if as_json else limit or ROWS_MAX
-    if figures or by or conditions:
-        from .measured import Asked
-
-        asked = Asked(figures=figures, by=by, conditions=conditions)
-        listed = _measured(place, logs, found, asked, shown)
+    logs = recordings.logs_at(place)
+    with recordings.reading_place(place), count("reading logs") as on_read:
+        found = [it for it in Listing(logs).refresh(on_read) if wanted.takes(it)]
+    columns = tuple({it.text: it for it in (*figures, *([by] if by else []))}.values())
+    shown = limit if as_json else limit or ROWS_MAX
+    listed = [Listed(summary=it) for it in found]
+    if columns or conditions:
+        names = {it.measure for it in (*columns, *conditions)}
+        with recordings.reading_place(place):
+            listed, complaints = _measured(
+                logs, found, shown, names=names, by=by, conditions=conditions
+            )
+        for complaint in complaints:
+            click.echo(complaint, err=True)
     if as_json:
         print_json(_body(place, listed, shown))
     else:
-        _print(listed, limit or ROWS_MAX)
+        _print(listed, columns, limit or ROWS_MAX)
 
 
 @attrs.frozen(kw_only=True)
 class Listed:
-    """Recordings to print.
+    """A recording with the measures that were asked for.
 
     Attributes:
-        columns: names of the measures that are shown.
-        cells: of each recording, as text, for these columns.
-        measures: of each recording, as plain values; empty if nothing was measured.
+        own: its own values of each measure.
+        measures: the same as plain values, as `antiphon eval` writes them; None if not measured.
     """
 
-    summaries: Sequence[Summary]
-    columns: tuple[str, ...] = ()
-    cells: Sequence[tuple[str, ...]] = ()
-    measures: Sequence[object] = ()
+    summary: Summary
+    own: Mapping[str, Statistics] = attrs.field(factory=dict)
+    measures: Mapping[str, object] | None = None
 
 
-def _listed(place: str, logs: Logs) -> Sequence[Summary]:
-    with reading_place(place), count("reading logs") as on_read:
-        return Listing(logs).refresh(on_read)
+# -- measures --------------------------------------------------------------------------------------
 
 
 def _measured(
-    place: str,
     logs: Logs,
     found: Sequence[Summary],
-    asked: Asked,
     limit: int | None,
-) -> Listed:
-    from .measured import measure_listed
+    *,
+    names: set[str],
+    by: Figure | None,
+    conditions: Sequence[Condition],
+) -> tuple[list[Listed], list[str]]:
+    """Measure listed recordings, choose and sort them; return complaints too.
 
-    with reading_place(place):
-        kept, complaints = measure_listed(logs, found, asked, limit)
-    for complaint in complaints:
-        click.echo(complaint, err=True)
-    return Listed(
-        summaries=[it.summary for it in kept],
-        columns=tuple(figure.text for figure in asked.columns),
-        cells=[it.cells(asked.columns) for it in kept],
-        measures=[it.measures for it in kept],
-    )
+    Unless recordings are chosen or sorted, only the first `limit` are read. A condition on a
+    measure that a recording does not have does not hold.
+    """
+    from ..eval.evaluate import worst_key
+
+    read = found if by or conditions else found[:limit]
+    kept, complaints = list[Listed](), list[str]()
+    with progress(sum(it.file_bytes for it in read), "measuring") as watch:
+        for summary in read:
+            row = _measured_row(logs, summary, watch)
+            if row.error:
+                is_damaged = row.result == "damaged"
+                error = "it is damaged, and measured with gaps" if is_damaged else row.error
+                complaints.append(f"{printable(row.log)}: {error}")
+            own = {name: it for name, it in row.own.items() if name in names}
+            if len(judge(conditions, own)[0]) == len(conditions):
+                measures = {name: it for name, it in row.measures.items() if name in names}
+                kept.append(Listed(summary=summary, own=own, measures=measures))
+    if by is not None:
+        kept.sort(key=lambda it: worst_key(by.measure, _value(it, by)))
+    return [*kept, *(Listed(summary=it) for it in found[len(read) :])], complaints
 
 
-def _body(place: str, listed: Listed, limit: int | None) -> dict[str, object]:
-    found = listed.summaries
-    logs = [attrs.asdict(it) for it in found[:limit]]
-    for log, measures in zip(logs, listed.measures, strict=False):
-        log["measures"] = measures
+def _measured_row(logs: Logs, summary: Summary, watch: Watch) -> Row:
+    from ..eval.evaluate import Row, measure_log
+
+    info = logs.find(summary.recording_id)
+    if info is None:
+        gone = "it was removed meanwhile"
+        return Row(log=summary.recording_id, result="unreadable", error=gone)
+    try:
+        source = info.open()
+    except OSError as error:
+        return Row(log=info.place, result="unreadable", error=reason_of(error))
+    return measure_log(source, info.place, watch)
+
+
+def _value(listed: Listed, figure: Figure) -> float | None:
+    return figure.value(listed.own) if figure.measure in listed.own else None
+
+
+# -- printing --------------------------------------------------------------------------------------
+
+
+def _body(place: str, listed: Sequence[Listed], limit: int | None) -> dict[str, object]:
     return {
         "directory": place,
-        "found_logs": len(found),
-        "found_bytes": sum(it.file_bytes for it in found),
-        "logs": logs,
+        "found_logs": len(listed),
+        "found_bytes": sum(it.summary.file_bytes for it in listed),
+        "logs": [
+            attrs.asdict(it.summary) | ({} if it.measures is None else {"measures": it.measures})
+            for it in listed[:limit]
+        ],
     }
 
 
-def _print(listed: Listed, limit: int) -> None:
-    found = listed.summaries
+def _print(listed: Sequence[Listed], columns: Sequence[Figure], limit: int) -> None:
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=LINE_CHARS)
     left_out: list[str] = []
-    if found:
-        rows = _rows(listed, limit)
-        names = (COLUMNS[0], *listed.columns, *COLUMNS[1:])
-        dispensable = (*DISPENSABLE, *reversed(listed.columns[1:]))
+    if listed:
+        rows = [_row(it, columns) for it in listed[:limit]]
+        measures = [figure.text for figure in columns]
+        names = (COLUMNS[0], *measures, *COLUMNS[1:])
+        dispensable = (*DISPENSABLE, *reversed(measures[1:]))
         unbounded = console.options.update(max_width=LINE_CHARS)
         table = _table(names, rows, left_out)
         while console.measure(table, options=unbounded).maximum > console.width:
@@ -223,10 +250,10 @@ def _print(listed: Listed, limit: int) -> None:
         console.print(table)
     if left_out:
         console.print(f"no room for {', '.join(left_out)}: --json has all", highlight=False)
-    more = len(found) - limit
+    more = len(listed) - limit
     shown = f", {more} of them not shown: --limit, --json" if more > 0 else ""
-    total = show_bytes(sum(it.file_bytes for it in found))
-    console.print(f"{len(found)} sessions, {total}{shown}", highlight=False)
+    total = show_bytes(sum(it.summary.file_bytes for it in listed))
+    console.print(f"{len(listed)} sessions, {total}{shown}", highlight=False)
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[str, ...]], left_out: Sequence[str]) -> Table:
@@ -243,21 +270,15 @@ def _table(names: Sequence[str], rows: Sequence[tuple[str, ...]], left_out: Sequ
     return table
 
 
-def _rows(listed: Listed, limit: int) -> list[tuple[str, ...]]:
-    rows = [_row(summary) for summary in listed.summaries[:limit]]
-    if not listed.columns:
-        return rows
-    pairs = zip(rows, listed.cells[:limit], strict=True)
-    return [(row[0], *cells, *row[1:]) for row, cells in pairs]
-
-
-def _row(summary: Summary) -> tuple[str, ...]:
-    took = summary.duration_ms
+def _row(listed: Listed, columns: Sequence[Figure]) -> tuple[str, ...]:
+    summary, took = listed.summary, listed.summary.duration_ms
+    values = (_value(listed, figure) for figure in columns)
     return (
         summary.recording_id,
+        *("" if value is None else show_number(value) for value in values),
         summary.session_id or "",
-        "" if summary.began_ms is None else show_moment(summary.began_ms),
-        "" if took is None else show_span(took),
+        "" if summary.began_ms is None else recordings.show_moment(summary.began_ms),
+        "" if took is None else recordings.show_span(took),
         summary.mode or "",
         summary.dialect or "",
         summary.owner,

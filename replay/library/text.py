@@ -1,4 +1,4 @@
-"""Reports as text for a terminal, by rich.
+"""Reports on replays and on sessions as text for a terminal, by rich.
 
 Text from a log is printed as it is, never as rich's markup, with control characters escaped; a
 report fits on a screen however long its session was.
@@ -6,22 +6,32 @@ report fits on a screen however long its session was.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from os.path import commonpath
+from pathlib import Path
 from typing import Final
 
 from rich.console import RenderableType
 
 from protocol.values.limits import MS_PER_S, NS_PER_S
+from recorder.format.format import SUFFIX
 
 from ..rerun.difference import NOTHING, label, show
-from ..rerun.report import Divergence, FullReport, Maker, ReplayReport, UnitDifference
+from ..rerun.report import (
+    EXIT_CODES,
+    Divergence,
+    FullReport,
+    Maker,
+    Outcome,
+    ReplayReport,
+)
+from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
-from ..shared.tables import table
-from ..story.exchanges import Exchange
-from ..story.inspection import Inspection, Mark, UtteranceStory
-from ..story.tools import calls_text
-from .moved import absence_text, move_text, playback_text
-from .verify import SHOWN_MAX, damage_lines
+from ..story.exchanges import Exchange, calls_text
+from ..story.inspect import Inspection, UtteranceStory
+from ..story.reading import Absence, Mark, Move, Playback
+from .keep import SHOWN_MAX, damage_lines
 
 ROWS_MAX: Final = 40
 """Rows of the table of units; the rest is counted, and in JSON."""
@@ -32,6 +42,13 @@ HASH_CHARS_MIN: Final = 32
 HASH_CHARS_SHOWN: Final = 12
 TEXT_CHARS_MAX: Final = 60
 """Of a unit's text."""
+LOGS_MAX: Final = 60
+"""Of a larger folder only failures are listed; --json has all."""
+NAME_CHARS_MAX: Final = 48
+"""A recording's id, and a folder; a longer name is the first column to wrap."""
+_COLUMNS: Final = ("<log", "<result", "units", "session", "<where")
+
+# -- the replay of a log ---------------------------------------------------------------------------
 
 
 def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]:
@@ -78,7 +95,7 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     """Describe the findings of full replay, the environment first."""
     lines = _environment_lines(report)
     if not report.compared or report.recorded is None:
-        return [*lines, "to compare all the same: --anyway, best with --teacher-forced"]
+        return [*lines, "to compare all the same: --anyway, or antiphon eval --mode forced"]
     if report.recorded.is_newer:
         return [*lines, _verdict(report.recorded)]
     first, span_ns = report.first_divergence, report.recorded.span_ns
@@ -100,7 +117,6 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
         lines += [*divergence_lines(first), makers_line(report.recorded)]
-    lines += _forced_lines(report)
     renewed = report.renewed.divergence if report.renewed is not None else None
     if renewed is not None and renewed is not first:
         lines.append("what the client would have got differs:")
@@ -128,38 +144,6 @@ def _brief(line: str) -> str:
     return line[:HASH_CHARS_SHOWN] if is_hash else label(line)
 
 
-def _forced_lines(report: FullReport) -> list[RenderableType]:
-    """Describe the verdict on each forced unit; without forcing, suggest it."""
-    first = report.divergence
-    if not report.teacher_forced:
-        is_decision = first is not None and first.field.startswith(("decided_ids", "codec_ids"))
-        told = "  --teacher-forced tells a near-tie from a regression, and judges each unit"
-        return [told] if is_decision else []
-    lines: list[RenderableType] = [
-        f"forced: {report.decisions_changed} of {report.decisions} decisions would have fallen"
-        f" otherwise, {report.near_ties} of them near-ties"
-    ]
-    if len(report.changed) > 1:
-        lines.append(_changed_table(report.changed))
-    more = report.units_changed - SHOWN_UNITS_MAX
-    return [*lines, f"and {more} more units, see --json"] if more > 0 else lines
-
-
-def _changed_table(changed: Sequence[UnitDifference]) -> RenderableType:
-    columns = ("unit", "<where", "<recorded", "<came out", "<judged")
-    shown = changed[:SHOWN_UNITS_MAX]
-    rows = [(str(it.unit), it.field, it.recorded, it.came_out, _apart(it)) for it in shown]
-    return table(columns, rows, overflow="fold")
-
-
-def _apart(found: Divergence | UnitDifference) -> str:
-    if found.near_tie is None:
-        return ""
-    measured = [] if found.margin is None else [f"{found.margin:.3g} logits apart"]
-    measured += [] if found.draw_gap is None else [f"drawn {found.draw_gap:.2g} away"]
-    return ", ".join(measured) + (": a near-tie" if found.near_tie else ": no near-tie")
-
-
 def _or_nothing(text: str | None) -> str:
     return NOTHING if text is None else label(text)
 
@@ -176,57 +160,143 @@ def divergence_lines(divergence: Divergence) -> list[RenderableType]:
     ]
     if divergence.snr_db is not None:
         lines.append(f"  sound     {divergence.snr_db} dB above the difference")
-    if divergence.near_tie is not None:
-        lines.append(f"  decided   {_apart(divergence)}")
     if divergence.cause is not None:
         cause = divergence.cause
         lines.append(f"  event     {cause.seq}, {cause.kind} {cause.summary}")
     return lines
 
 
-# -- inspect --------------------------------------------------------------------------------------
+def speed_text(span_ns: int, elapsed_s: float) -> str:
+    """The time of a replay, and how many times faster than the session it was."""
+    if elapsed_s <= 0:
+        return "in no time"
+    return f"in {elapsed_s:.3f} s, {span_ns / NS_PER_S / elapsed_s:.0f} times real time"
 
 
-def inspect_lines(told: Inspection) -> list[RenderableType]:
+# -- the replay of several logs, the worst first ---------------------------------------------------
+
+
+def summary_lines(outcomes: Sequence[Outcome], elapsed_s: float) -> list[RenderableType]:
+    """Describe the replay of logs, at least one; `elapsed_s` is for all, less with processes."""
+    severity = list(EXIT_CODES)
+    ordered = sorted(outcomes, key=lambda outcome: -severity.index(outcome.result))
+    folder = Path(commonpath([Path(outcome.log).absolute().parent for outcome in outcomes]))
+    rows = [_outcome_row(outcome, folder) for outcome in ordered[:LOGS_MAX]]
+    name_chars = min(max(len(row[0]) for row in rows), NAME_CHARS_MAX)
+    lines = [table(_COLUMNS, rows, overflow="fold", first_chars_min=name_chars)]
+    if len(ordered) > LOGS_MAX:
+        lines.append(f"and {len(ordered) - LOGS_MAX} more, see --json")
+    return [*lines, _total(outcomes, elapsed_s)]
+
+
+def _outcome_row(outcome: Outcome, folder: Path) -> tuple[str, ...]:
+    name = Path(outcome.log).absolute().relative_to(folder).as_posix().removesuffix(SUFFIX)
+    units = "" if outcome.logic is None else str(outcome.logic.units)
+    session = "" if outcome.logic is None else f"{outcome.span_ns / NS_PER_S:.1f} s"
+    return (label(name), outcome.result.replace("_", " "), units, session, _where(outcome))
+
+
+def _where(outcome: Outcome) -> str:
+    if outcome.error is not None:
+        return outcome.error
+    if outcome.divergence is not None and outcome.result != "damaged":
+        return _parted(outcome.divergence)
+    if isinstance(outcome.report, FullReport) and outcome.logic is None:
+        return "environment: " + ", ".join(line.name for line in outcome.report.environment)
+    logic = outcome.logic
+    if logic is None:
+        return ""
+    if logic.is_newer:
+        return f"recorded by antiphon {label(logic.recorded_by.software)}, which is newer"
+    if logic.damage_count:
+        return f"byte {logic.damage[0].offset}: {logic.damage[0].reason}"
+    return "" if logic.finished else "no fin: as far as it goes"
+
+
+def _parted(divergence: Divergence) -> str:
+    field = f", {divergence.field}" if divergence.field else ""
+    return f"record {divergence.seq} ({divergence.record}){field}"
+
+
+def _total(outcomes: Sequence[Outcome], elapsed_s: float) -> str:
+    counts = Counter(outcome.result for outcome in outcomes)
+    results = [f"{counts[name]} {name.replace('_', ' ')}" for name in EXIT_CODES if counts[name]]
+    span_ns = sum(outcome.span_ns for outcome in outcomes)
+    units = sum(outcome.logic.units for outcome in outcomes if outcome.logic is not None)
+    return (
+        f"{len(outcomes)} logs: {', '.join(results)}; {units} units,"
+        f" {span_ns / NS_PER_S:.1f} s of session {speed_text(span_ns, elapsed_s)}"
+    )
+
+
+# -- what happened in a session --------------------------------------------------------------------
+
+
+def inspect_lines(found: Inspection) -> list[RenderableType]:
     """Describe a session on one screen."""
     lines: list[RenderableType] = [
-        f"{label(told.recording_id)}: session {label(told.session_id)},"
-        f" {show_seconds(told.duration_ns)}, mode {told.mode},"
-        f" dialect {told.dialect}, model {label(told.model)}, seed {told.seed}",
+        f"{label(found.recording_id)}: session {label(found.session_id)},"
+        f" {show_seconds(found.duration_ns)}, mode {found.mode},"
+        f" dialect {found.dialect}, model {label(found.model)}, seed {found.seed}",
         "states    "
-        + " > ".join(f"{span.state} {show_seconds(span.at_ns)}" for span in told.states)
-        + f"    ended: {_end(told)}",
-        f"frames    {told.frames_received} received, {told.frames_sent} sent"
-        f"    units {len(told.units)}, dropped {len(told.drops)}, errors {len(told.errors)}"
-        + (f", marks {len(told.marks)}" if told.marks else ""),
+        + " > ".join(f"{span.state} {show_seconds(span.at_ns)}" for span in found.states)
+        + f"    ended: {_end(found)}",
+        f"frames    {found.frames_received} received, {found.frames_sent} sent"
+        f"    units {len(found.units)}, dropped {len(found.drops)}, errors {len(found.errors)}"
+        + (f", marks {len(found.marks)}" if found.marks else ""),
     ]
-    if told.damage_count:
-        lines.append(f"damaged   {told.damage_count} times: what is told here has gaps")
-    if told.diverged_seq is not None:
-        lines.append(f"diverged  at record {told.diverged_seq}: no states are known from there on")
-    if told.fields_ignored:
+    if found.damage_count:
+        lines.append(f"damaged   {found.damage_count} times: what is told here has gaps")
+    if found.diverged_seq is not None:
+        lines.append(f"diverged  at record {found.diverged_seq}: no states are known from there on")
+    if found.fields_ignored:
         lines.append(
-            f"ignored   {told.fields_ignored} fields of the client's that mean nothing here"
+            f"ignored   {found.fields_ignored} fields of the client's that mean nothing here"
         )
-    lines += _first(
-        "error    ",
-        [f"{show_seconds(it.at_ns)} {it.code}: {show(it.message)}" for it in told.errors],
+    seconds = show_seconds
+    for name, texts in (
+        ("error", [f"{seconds(it.at_ns)} {it.code}: {show(it.message)}" for it in found.errors]),
+        ("shortened", [f"{seconds(it.at_ns)} {it.told}" for it in found.shortened]),
+        (
+            "dropped",
+            [f"{seconds(it.at_ns)} second {it.ordinal} of the input" for it in found.drops],
+        ),
+        ("moved", [*map(_move, found.moves)]),
+        ("away", [*map(_absence, found.absences)]),
+        ("playback", [_playback(found.playback)] if found.playback else []),
+        ("user", [f"{it.start_ms / MS_PER_S:.1f} s {show(it.text.strip())}" for it in found.said]),
+        ("mark", [*map(_mark, found.marks)]),
+    ):
+        lines += [f"{name:9} {text}" for text in texts[:SHOWN_MAX]]
+        if len(texts) > SHOWN_MAX:
+            lines.append(f"{name:9} and {len(texts) - SHOWN_MAX} more, see --json")
+    lines += [_turn_table(found.turns)] if found.turns else []
+    lines += [_utterance_table(found.utterances)] if found.utterances else []
+    return [*lines, _unit_table(found.units)] if found.units else lines
+
+
+def _move(move: Move) -> str:
+    """Say when a session moved to another slot, and why."""
+    to = "and nowhere else" if move.to_ns is None else f"to {show_seconds(move.to_ns)}"
+    fed = f", {move.steps} s fed again" + ("" if move.exact else " fast") if move.steps else ""
+    what = "server" if move.why == "restarted" else "worker"
+    return f"{show_seconds(move.at_ns)} {to}: the {what} was {move.why}{fed}"
+
+
+def _absence(absence: Absence) -> str:
+    """Say when a client had no connection, and what that cost."""
+    to = "for good" if absence.to_ns is None else f"to {show_seconds(absence.to_ns)}"
+    slept = f", without a slot, {absence.steps} s fed again" if absence.slept else ""
+    return f"{show_seconds(absence.at_ns)} {to}: the client had no connection{slept}"
+
+
+def _playback(reports: Sequence[Playback]) -> str:
+    """Say how far behind a client's playback was, at last and at most; `reports` is not empty."""
+    last, most = reports[-1], max(reports, key=lambda it: it.behind_ms)
+    return (
+        f"{show_seconds(last.at_ns)} {last.played_ms} ms played, {last.behind_ms} ms behind; "
+        f"at most {most.behind_ms} ms behind, at {show_seconds(most.at_ns)}"
     )
-    lines += _first("shortened", [f"{show_seconds(it.at_ns)} {it.told}" for it in told.shortened])
-    lines += _first(
-        "dropped  ",
-        [f"{show_seconds(it.at_ns)} second {it.ordinal} of the input" for it in told.drops],
-    )
-    lines += _first("moved    ", [move_text(it) for it in told.moves])
-    lines += _first("away     ", [absence_text(it) for it in told.absences])
-    lines += [f"playback  {playback_text(told.playback)}"] if told.playback else []
-    lines += _first(
-        "user     ", [f"{it.start_ms / MS_PER_S:.1f} s {show(it.text.strip())}" for it in told.said]
-    )
-    lines += _first("mark     ", [_mark(it) for it in told.marks])
-    lines += [_turn_table(told.turns)] if told.turns else []
-    lines += [_utterance_table(told.utterances)] if told.utterances else []
-    return [*lines, _unit_table(told.units)] if told.units else lines
 
 
 def _mark(mark: Mark) -> str:
@@ -234,14 +304,8 @@ def _mark(mark: Mark) -> str:
     return f"{show_seconds(mark.at_ns)} {show(mark.text)}{later}"
 
 
-def _first(name: str, told: Sequence[str]) -> list[RenderableType]:
-    shown = [f"{name} {text}" for text in told[:SHOWN_MAX]]
-    more = len(told) - SHOWN_MAX
-    return [*shown, f"{name} and {more} more, see --json"] if more > 0 else [*shown]
-
-
-def _end(told: Inspection) -> str:
-    end = told.end
+def _end(found: Inspection) -> str:
+    end = found.end
     close = "" if end.close_code is None else f", close {end.close_code}"
     close += f" {show(end.close_reason)}" if end.close_reason else ""
     fin = "" if end.finished else ", no fin: still open, or its server was killed"
@@ -253,18 +317,18 @@ def _turn_table(turns: Sequence[Exchange]) -> RenderableType:
     for turn in turns[:ROWS_MAX]:
         outcome = f"{turn.outcome.replace('_', ' ')}{_spoken(turn.audio_ms)}"
         tokens = f"{turn.input_tokens or 0} + {turn.generated_tokens}"
-        told = " ".join(filter(None, (turn.text, calls_text(turn.calls))))
-        rows.append((*_asked(turn), outcome, tokens, _said(told)))
+        text = " ".join(filter(None, (turn.text, calls_text(turn.calls))))
+        rows.append((*_began(turn), outcome, tokens, _words(text)))
     columns = ("turn", "started", "took", "<outcome", "tokens", "<text")
     return table(columns, rows, more=_more(len(turns) - ROWS_MAX, "turns"))
 
 
 def _utterance_table(utterances: Sequence[UtteranceStory]) -> RenderableType:
     rows = []
-    for told in utterances[:ROWS_MAX]:
-        tokens = f"{told.prompt_tokens} + {told.completion_tokens}"
-        outcome = told.outcome.replace("_", " ")
-        rows.append((*_asked(told), f"{told.chunks} s", outcome, tokens, _said(told.text)))
+    for it in utterances[:ROWS_MAX]:
+        tokens, outcome = f"{it.prompt_tokens} + {it.completion_tokens}", it.outcome
+        cells = (f"{it.chunks} s", outcome.replace("_", " "), tokens, _words(it.text))
+        rows.append((*_began(it), *cells))
     columns = ("utterance", "started", "took", "heard", "<outcome", "tokens", "<text")
     return table(columns, rows, more=_more(len(utterances) - ROWS_MAX, "utterances"))
 
@@ -273,19 +337,19 @@ def _unit_table(units: Sequence[Exchange]) -> RenderableType:
     runs = _runs(units)
     more = _more(sum(map(len, runs[ROWS_MAX:])), "units")
     columns = ("unit", "started", "took", "<outcome", "kv", "<text")
-    return table(columns, map(_row, runs[:ROWS_MAX]), more=more)
+    return table(columns, map(_unit_row, runs[:ROWS_MAX]), more=more)
 
 
 def _more(count: int, what: str) -> str:
     return f"and {count} more {what}, see --json" if count > 0 else ""
 
 
-def _asked(told: Exchange | UtteranceStory) -> tuple[str, str, str]:
-    took = "" if told.done_ns is None else show_ms(told.done_ns - told.started_ns)
-    return str(told.index), show_seconds(told.started_ns), took
+def _began(it: Exchange | UtteranceStory) -> tuple[str, str, str]:
+    took = "" if it.done_ns is None else show_ms(it.done_ns - it.started_ns)
+    return str(it.index), show_seconds(it.started_ns), took
 
 
-def _said(text: str) -> str:
+def _words(text: str) -> str:
     return show(text[:TEXT_CHARS_MAX]) if text else ""
 
 
@@ -312,7 +376,7 @@ def _goes_on(last: Exchange, unit: Exchange) -> bool:
     return _is_plain(last) and last.outcome == unit.outcome and not last.end_of_turn
 
 
-def _row(run: Sequence[Exchange]) -> tuple[str, ...]:
+def _unit_row(run: Sequence[Exchange]) -> tuple[str, ...]:
     first, last = run[0], run[-1]
     took = [unit.took_ns for unit in run if unit.took_ns is not None]
     return (
@@ -321,7 +385,7 @@ def _row(run: Sequence[Exchange]) -> tuple[str, ...]:
         show_ms(max(took)) if took else "",
         _outcome(run),
         "" if last.kv_length is None else str(last.kv_length),
-        _said("".join(unit.text for unit in run)),
+        _words("".join(unit.text for unit in run)),
     )
 
 
@@ -335,10 +399,3 @@ def _outcome(run: Sequence[Exchange]) -> str:
         + (", end of turn" if unit.end_of_turn else "")
         + (f", {unit.frames} video frames" if unit.frames else "")
     )
-
-
-def speed_text(span_ns: int, elapsed_s: float) -> str:
-    """The time of a replay, and how many times faster than the session it was."""
-    if elapsed_s <= 0:
-        return "in no time"
-    return f"in {elapsed_s:.3f} s, {span_ns / NS_PER_S / elapsed_s:.0f} times real time"

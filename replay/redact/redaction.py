@@ -1,37 +1,310 @@
-"""A log without its content: its events edited, everything else made again.
+"""A log without its content (`antiphon recordings redact`): events edited, all else made again.
 
 - Only events and the head are edited; effects, state hashes and `fin` follow from them.
+- `FIELDS` names each field of each class in an event; an unknown one is an error. Lengths stay, of
+  text, sound, tokens and codes, because the session counts them. Ids become 0; -1, for no token,
+  stays. If anything is taken out, all hashes of inputs and logits are too: with a hash, a guess
+  of a short text could be checked.
 - The session must take the same course: each effect has the class, numbers and flags of the
   recorded one. Otherwise nothing is written: the log is damaged or of another version, or our
   editing is wrong.
 - A mark keeps its time; its words are text, and its author is a name. Other records that are not
   the log's own are left out, and counted.
 - A run reads the log once, and holds one event and its effects in memory.
+
+The removed content is on stdout, as a table or as one JSON object; an error is one line on stderr.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, Literal, cast
 
 import attrs
+import click
+from rich.console import Console
 
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_S
+from protocol.values.messages import QueuePlace
+from protocol.values.model import (
+    ChunkResult,
+    Costs,
+    Cut,
+    Finalized,
+    Opened,
+    Prefill,
+    ToolCall,
+    TurnChunk,
+    TurnResult,
+    UnitResult,
+)
+from protocol.values.record_names import RECORD_FIELDS
+from protocol.values.utf8 import Refused, Shortened
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, MappingError, event_of
 from recorder.format.records import Fields, Record, Value
+from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
+from recorder.write.files import new_file
 from runtime.model.models import MODELS
 
-from ..rerun.remake import RemakeError, Remaker
-from ..rerun.words import describe
-from ..shared.redacted import REDACTED
-from .client_frames import FrameEditor
-from .event_fields import EventEditor
-from .policy import TRACES, Kind, Policy, Tally
-from .words import fill
+from ..rerun.difference import describe
+from ..rerun.remake import RemakeError, Remaker, head_record, write
+from ..shared.commands import print_all, print_json, progress, reading, table, watched
+from ..shared.fields import REDACTED
+from ..shared.recordings import RecordingType
+from .content import KINDS, TRACES, Kind, PictureStyle, Policy, Pseudonyms, Side, Tally, fill, mute
+from .frames import FrameEditor
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+Shape = Literal["words", "pcm", "ids", "name"]
+
+
+class Apart(Enum):
+    """Fields with special rules."""
+
+    NOTHING = "a number, a flag, a time, a name that the server made"
+    BELOW = "a value with fields of its own, or several"
+    TRACE = "a hash, or a measure of logits"
+    FRAME = "a client's frame: `frames`"
+    MEDIA = "what was decoded: it goes with the frame that it came in"
+
+
+@attrs.frozen
+class Content:
+    """A field with content."""
+
+    kinds: tuple[Kind, ...]
+    side: Side
+    shape: Shape
+
+
+LEFT_OUT: Final = "the words of this error were left out"
+ID_BYTES: Final = 8
+"""The bytes that a token id or a code counts, in the report."""
+_RULES: Final[Mapping[str, Content | Apart]] = {
+    "below": Apart.BELOW,
+    "trace": Apart.TRACE,
+    "frame": Apart.FRAME,
+    "media": Apart.MEDIA,
+    "words": Content(("text",), "model", "words"),
+    "tokens": Content(("text",), "model", "ids"),
+    "speech": Content(("audio",), "model", "pcm"),
+    "codes": Content(("audio",), "model", "ids"),
+    "user_words": Content(("text",), "user", "words"),
+    "transcript": Content(("text",), "both", "words"),  # the user's words, written by the model
+    "transcript_tokens": Content(("text",), "both", "ids"),
+    "prompt": Content(("prompt",), "user", "ids"),
+    "fed": Content(("text", "prompt"), "both", "ids"),  # words of both sides, and the prompt
+    "user_name": Content(("name",), "user", "name"),
+    "model_name": Content(("name",), "model", "name"),
+}
+
+
+def _fields(plain: str, **others: str) -> dict[str, Content | Apart]:
+    """List fields by name: those without content, then those of each rule."""
+    named = [(Apart.NOTHING, plain), *((_RULES[rule], names) for rule, names in others.items())]
+    return {name: rule for rule, names in named for name in names.split()}
+
+
+_TIMED: Final = _fields("at_ns")
+_INDEXED: Final = _fields("at_ns index")
+_LEASED: Final = _fields("at_ns lease")
+FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
+    ev.ConnectionOpened: _fields(
+        "at_ns recording_id created_ms mode seed recording endpoint behaviour quiet must_record"
+        " recording_notice resume_hash",
+        below="limits",
+        user_name="label",
+    ),
+    ev.SessionLimits: _fields(
+        "session_s init_wait_s cleanup_wait_s context_tokens idle_s sliding_windows can_rollback"
+        " close_on_recording_failure pause_s watchdog_s models audio_bytes rebuild_wait_s"
+        " rebuild_units can_repeat_turn can_force_speak has_vision detach_s resume_s transcriber"
+        " barge_in"
+    ),
+    ev.FrameReceived: _fields("at_ns has_room", frame="frame", below="shortened"),
+    Shortened: _fields("size_bytes blake2b unreadable", frame="head", below="refused"),
+    Refused: _fields("code ignored", frame="message"),
+    **dict.fromkeys((ev.SendFailed, ev.TicketLeft, ev.TicketCancelled, ev.Admitted), _TIMED),
+    **dict.fromkeys((ev.RecordingFailed, ev.Draining, ev.Flooded), _TIMED),
+    ev.Forked: _fields("at_ns resume_hash recording_notice", below="limits"),
+    ev.PeerGone: _fields("at_ns close_code"),
+    ev.PeerAttached: _fields("at_ns after resume_hash"),
+    ev.TicketMoved: _fields("at_ns", below="place"),
+    QueuePlace: _fields("position estimated_wait_s ticket_id queue_length"),
+    ev.AdmissionRefused: _fields("at_ns code"),
+    ev.SlotLeased: _fields("at_ns lease slot"),
+    ev.BackendOpened: _fields("at_ns lease", below="opened"),
+    Opened: _fields("prompt_length", prompt="fed_ids"),
+    ev.BackendOpenFailed: _fields("at_ns lease context_full is_lost"),
+    ev.MediaDecoded: _fields("at_ns media", media="pcm images stacked_images"),
+    ev.MediaRejected: _fields("at_ns media reason"),
+    **dict.fromkeys((ev.SpeechStarted, ev.SpeechStopped), _fields("at_ns at_ms")),
+    ev.UserTranscribed: _fields("at_ns start_ms end_ms is_last", user_words="text"),
+    ev.UnitDone: _fields("at_ns", below="result"),
+    UnitResult: _fields(
+        "index is_listen end_of_turn kv_length vision_slices vision_tokens",
+        below="cut costs",
+        trace="input_hash logits_hash margin",
+        tokens="decided_ids fed_ids",
+        codes="codec_ids",
+        words="text",
+        speech="pcm",
+    ),
+    Cut: _fields("stage step"),
+    Costs: _fields("prefill_us generate_us llm_us tts_us token2wav_us wall_us"),
+    ev.UnitFailed: _fields("at_ns index context_full"),
+    ev.FinalizeDone: _fields("at_ns", below="finalized"),
+    Finalized: _fields("index kv_length cost_us", tokens="fed_ids"),
+    **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
+    ev.TurnPrefilled: _fields("at_ns", below="prefill"),
+    Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),
+    ev.TurnProgress: _fields("at_ns", below="chunk"),
+    TurnChunk: _fields(
+        "index step", tokens="token_ids", codes="codec_ids", words="text", speech="pcm"
+    ),
+    ev.TurnDone: _fields("at_ns", below="result"),
+    TurnResult: _fields(
+        "index reason generated_tokens kv_length cut",
+        below="tool_calls costs",
+        trace="logits_hash margin",
+        codes="codec_ids",
+        words="text",
+        speech="pcm",
+    ),
+    ToolCall: _fields("id", model_name="name", words="arguments"),
+    ev.TurnFailed: _fields("at_ns index context_full refused"),
+    ev.ChunkDone: _fields("at_ns", below="result"),
+    ChunkResult: _fields(
+        "utterance index reason prompt_tokens generated_tokens kv_length",
+        trace="input_hash logits_hash margin",
+        below="costs",
+        transcript_tokens="token_ids",
+        fed="fed_ids",
+        transcript="text",
+    ),
+    ev.ChunkFailed: _fields("at_ns index utterance context_full"),
+    **dict.fromkeys((ev.BackendLost, ev.LeaseRevoked), _LEASED),
+    **dict.fromkeys((ev.RebuildFailed, ev.BackendReleased), _LEASED),
+    ev.Rebuilt: _fields("at_ns lease steps batches cost_us"),
+    ev.TimerFired: _fields("at_ns name generation"),
+    ev.DrainBegan: _fields("at_ns wait_s"),
+}
+"""By class and name in records; `MediaRejected.reason` is the server's text, without content."""
+
+
+@attrs.define(kw_only=True)
+class EventEditor:
+    """Takes a policy's content out of events; `frames` has the policy, and the tally.
+
+    `media` has the kind of each media item that was changed in its frame.
+    """
+
+    frames: FrameEditor
+    media: dict[int, Kind] = attrs.Factory(dict)
+    _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
+
+    def edit(self, event: ev.Event) -> ev.Event:
+        """The event without content; raises `KeyError` for a field that `FIELDS` does not name."""
+        if isinstance(event, ev.ConnectionOpened):
+            is_transcription = event.mode == "transcription"
+            self.frames.is_pcm16 = is_transcription or event.endpoint in ev.PIECES
+            self.frames.has_line_breaks = is_transcription
+            self.frames.known_words |= frozenset(event.limits.models)
+        if isinstance(event, ev.FrameReceived):
+            frame = self.frames.edit(event.frame, event.at_ns)
+            return attrs.evolve(event, frame=frame, shortened=self._edit_shortened(event))
+        if isinstance(event, ev.MediaDecoded):
+            kind = self.media.get(event.media)
+            return event if kind is None else self._edit_media(event, kind)
+        if isinstance(event, ev.ConnectionOpened) and event.label in event.limits.models:
+            nameless: ev.ConnectionOpened = self._edit(attrs.evolve(event, label=""), event.at_ns)
+            return attrs.evolve(nameless, label=event.label)  # in `openai` it is the model's name
+        edited: ev.Event = self._edit(event, event.at_ns)
+        return edited
+
+    def _edit_shortened(self, event: ev.FrameReceived) -> Shortened | None:
+        """Remove a message's start, which may hold any content, and the answer, which may too."""
+        short, policy = event.shortened, self.frames.policy
+        if short is None or not any(policy.covers(it, "user", event.at_ns) for it in policy.kinds):
+            return short
+        refused = short.refused and attrs.evolve(short.refused, message=LEFT_OUT)
+        return attrs.evolve(short, head="", refused=refused)
+
+    def _edit(self, value: Any, at_ns: int) -> Any:
+        changes: dict[str, object] = {}
+        for field, name in RECORD_FIELDS[type(value)]:
+            rule = FIELDS[type(value)][name]
+            old = getattr(value, field.name)
+            new = self._edit_field(rule, old, at_ns)
+            if new is not old:
+                changes[field.name] = new
+        return attrs.evolve(value, **changes) if changes else value
+
+    def _edit_field(self, rule: Content | Apart, old: Any, at_ns: int) -> Any:
+        if isinstance(rule, Content):
+            return self._replace(rule, old) if old and self._covers(rule, at_ns) else old
+        if rule is Apart.BELOW and old is not None:
+            return self._edit_below(old, at_ns)
+        if rule is Apart.TRACE and old:
+            self.frames.tally.count(TRACES, "both", len(old) if isinstance(old, str) else 8)
+            return type(old)()
+        return old
+
+    def _edit_below(self, old: Any, at_ns: int) -> Any:
+        if not isinstance(old, tuple):
+            return self._edit(old, at_ns)
+        edited = tuple(self._edit(each, at_ns) for each in old)
+        return edited if edited != old else old
+
+    def _covers(self, content: Content, at_ns: int) -> bool:
+        frames = self.frames
+        is_known = "prompt" in content.kinds and "prompt" in frames.changed
+        return is_known or any(
+            frames.policy.covers(kind, content.side, at_ns) for kind in content.kinds
+        )
+
+    def _replace(self, content: Content, old: Any) -> Any:
+        new: object
+        if content.shape == "pcm":
+            new, size = mute(old), len(old)
+        elif content.shape == "ids":
+            new, size = tuple(min(number, 0) for number in old), ID_BYTES * len(old)
+        else:
+            new = fill(old) if content.shape == "words" else self._names.of(old)
+            size = len(old.encode("utf-8", "surrogatepass"))
+        if new == old:
+            return old
+        self.frames.tally.count(content.kinds[0], content.side, size)
+        return new
+
+    def _edit_media(self, event: ev.MediaDecoded, kind: Kind) -> ev.MediaDecoded:
+        frames = self.frames
+        for part in filter(None, (event.pcm, *event.pictures, *event.stacked)):
+            frames.tally.count(kind, "user", len(part))
+        return without_media(event, frames.hide)
+
+
+def without_media(event: ev.MediaDecoded, hide: Callable[[bytes], bytes]) -> ev.MediaDecoded:
+    """Silence what was decoded, and hide its pictures by `hide`."""
+    return attrs.evolve(
+        event,
+        pcm=mute(event.pcm),
+        pictures=tuple(map(hide, event.pictures)),
+        stacked=tuple(map(hide, event.stacked)),
+    )
+
+
+# -- the records of a log --------------------------------------------------------------------------
+
 
 _KIND_OF_MEDIA: Final[Mapping[object, Kind]] = {
     "jpeg": "video",
@@ -180,7 +453,7 @@ def _without_content(value: Any, key: str = "") -> Any:
     return None if isinstance(value, str) and key not in _SAME_WORDS else value
 
 
-# -- the head -------------------------------------------------------------------------------------
+# -- the head --------------------------------------------------------------------------------------
 
 
 def redacted_head(head: Fields, policy: Policy, tally: Tally) -> Fields:
@@ -240,3 +513,132 @@ def rehearse(head: Fields, items: Iterable[Record | Damage], policy: Policy) -> 
     records = 1 + sum(1 for _ in run.records(items))
     made = redacted_head(head, policy, run.tally)
     return Redacted(head=made, tally=run.tally, records=records, left_out=run.left_out)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@click.command("redact")
+@click.argument("log", type=RecordingType())
+@click.option("--output", type=click.Path(path_type=Path), help="The new log.")
+@click.option(
+    "--side",
+    type=click.Choice(("user", "model", "both")),
+    default="both",
+    show_default=True,
+    help="The side whose content is taken out.",
+)
+@click.option(
+    "--kind",
+    "kinds",
+    type=click.Choice(tuple(KINDS)),
+    multiple=True,
+    help="What; may be given several times. Without it: everything.",
+)
+@click.option("--from", "from_s", type=click.FloatRange(min=0), default=0.0, help="From second S.")
+@click.option(
+    "--to",
+    "to_s",
+    type=click.FloatRange(min=0),
+    help="Up to second S; not of a chat or a transcription.",
+)
+@click.option(
+    "--image",
+    type=click.Choice(("blur", "remove")),
+    default="remove",
+    show_default=True,
+    help="Pictures become a few blocks of colour, or grey.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be taken out, and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def redact_command(
+    *,
+    log: Path,
+    output: Path | None,
+    side: str,
+    kinds: tuple[str, ...],
+    from_s: float,
+    to_s: float | None,
+    image: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Take the content out of LOG, and write the rest, which still replays.
+
+    Sound becomes silence, words become others of the same length, pictures become grey or a few
+    blocks of colour; token ids, speech codes and hashes from which content could be guessed are
+    taken out too. Lengths, times, counts and settings stay, and so the session takes the same
+    course: logic replay holds. A full replay does not: the model would hear something else.
+
+    Kinds: audio, video (camera frames, and files of videos), image (pictures in a chat), text,
+    prompt, voice (reference audio), name (names that clients and operators gave).
+
+    \b
+    Examples:
+      antiphon recordings redact a.session.zst --output shown.session.zst
+      antiphon recordings redact a.session.zst --output b.session.zst --kind video --image blur
+      antiphon recordings redact a.session.zst --output b.session.zst --side user --from 12 --to 20
+      antiphon recordings redact a.session.zst --dry-run
+
+    \b
+    Exit codes:
+      0  redacted
+      2  nothing was written: LOG cannot be read, is damaged or does not replay, or there is a file
+         of that name
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    if (output is None) is not dry_run:
+        raise click.UsageError("either --output or --dry-run is needed")
+    policy = Policy(
+        side=cast("Side", side),
+        kinds=frozenset(cast("tuple[Kind, ...]", kinds or tuple(KINDS))),
+        from_ns=round(from_s * NS_PER_S),
+        to_ns=None if to_s is None else round(to_s * NS_PER_S),
+        pictures=cast("PictureStyle", image),
+    )
+    with reading(log, RedactError):
+        with LogReader(log) as reader, progress(reader.tail_bytes, "reading") as watch:
+            found = rehearse(reader.head.fields, watched(reader, watch), policy)
+        tally = found.tally if output is None else _write(log, output, policy, found)
+    _print(log, output, policy, found, tally, as_json=as_json)
+
+
+def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
+    run = Redaction(policy)
+    with (
+        LogReader(log) as reader,
+        progress(reader.tail_bytes, "writing") as watch,
+        new_file(output, like=log) as part,
+    ):
+        write(part, chain([head_record(found.head)], run.records(watched(reader, watch))))
+    return run.tally
+
+
+def _print(
+    log: Path, output: Path | None, policy: Policy, found: Redacted, tally: Tally, *, as_json: bool
+) -> None:
+    removed = found.tally.to_json()
+    if as_json:
+        body = {
+            "log": str(log),
+            "output": None if output is None else str(output),
+            **to_json(policy),
+            "removed": removed,
+            "records": found.records,
+            "records_left_out": found.left_out,
+            "pictures_without_content": tally.headers_only,
+        }
+        print_json(body)
+        return
+    rows = [
+        [f"{value:,}" if isinstance(value, int) else value for value in row.values()]
+        for row in removed
+    ]
+    shown = table(("<kind", "<side", "pieces", "bytes"), rows, is_ruled=True)
+    print_all(Console(), [shown if removed else "nothing to take out"])
+    if tally.headers_only:
+        click.echo(
+            f"{tally.headers_only} pictures were too short to be drawn: only headers are left"
+        )
+    if found.left_out:
+        click.echo(f"{found.left_out} records that are not the session's own were left out")
+    click.echo(f"{found.records} records" + ("" if output is None else f" in {output}"))

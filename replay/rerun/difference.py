@@ -2,7 +2,7 @@
 
 Values are equal only if they have the same type at every level: `1`, `1.0` and `True` are three
 values, and `0.0` is not `-0.0`. Output is bounded: text around its first differing character, bytes
-by length and digest, the rest cut short.
+by length and digest, the rest cut short. Records, events and effects are one line each.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from typing import Final
 
 import attrs
 
+from protocol.values import effects as ef
+from protocol.values import events as ev
 from protocol.values.digest import digest
-from recorder.format.records import Value
+from protocol.values.record_names import record_name
+from recorder.format.mapping import effect_record, event_record
+from recorder.format.records import Fields, Record, Value
+
+from .report import Cause
 
 SHOWN_CHARS_MAX: Final = 160
 """A value on one line of a terminal, wrapped twice."""
@@ -157,3 +163,30 @@ def _more(chars: int) -> str:
 
 def _shorten(text: str) -> str:
     return text[:SHOWN_CHARS_MAX] + _more(len(text) - SHOWN_CHARS_MAX)
+
+
+def name_of(record: Record) -> str:
+    """Name a record by its kind and content, such as `effect StartUnit`."""
+    name = record.fields.get("type")
+    return f"{record.kind} {label(name)}" if isinstance(name, str) else record.kind
+
+
+def describe(record: Record) -> str:
+    """Write a record in a line."""
+    return f"{name_of(record)} {show(_without_type(record.fields))}"
+
+
+def show_effect(effect: ef.Effect) -> str:
+    """Write an effect in a line."""
+    kind, fields = effect_record(effect)
+    return f"{kind} {record_name(effect)} {show(_without_type(fields))}"
+
+
+def cause_of(record: Record, event: ev.Event) -> Cause:
+    """Describe the event of a record as the cause of something."""
+    _, fields = event_record(event)
+    return Cause(seq=record.seq, kind=record_name(event), summary=show(_without_type(fields)))
+
+
+def _without_type(fields: Fields) -> Mapping[str, Value]:
+    return {name: value for name, value in fields.items() if name != "type"}

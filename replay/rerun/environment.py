@@ -7,6 +7,7 @@ the lines; in a log, a missing `numerics` stands for version 1 of a backend's ar
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
@@ -19,6 +20,10 @@ from runtime.settings.settings import VOICE_STEPS
 
 from ..shared.fields import below, typed
 from .report import Mismatch
+
+
+class ModelUnavailableError(Exception):
+    """The log does not name its model, or the model is not available here or cannot be forced."""
 
 
 def model_of(head: Fields) -> str | None:
@@ -85,6 +90,24 @@ def _gpu() -> str | None:
     import torch  # It costs a second: only a log that was made on a GPU pays it.
 
     return "cuda" if torch.cuda.is_available() else None
+
+
+def load_model(
+    head: Fields, model: str | None, load: Callable[[Loading], Backend]
+) -> tuple[str, Backend]:
+    """Load the model of the log with this head, or another `model`; return its name too.
+
+    `load` loads a model, as `Loading.load` does. `ModelUnavailableError`: none is named, or `load`
+    failed.
+    """
+    name = model if model is not None else model_of(head)
+    if name is None:
+        raise ModelUnavailableError("the log does not say which model made it")
+    try:
+        return name, load(loading_of(head, name))
+    except Exception as error:  # any error means that there is no model
+        text = f"the model {name!r} cannot be loaded: {error}"
+        raise ModelUnavailableError(text) from error
 
 
 def mismatches(head: Fields, info: BackendInfo) -> tuple[Mismatch, ...]:

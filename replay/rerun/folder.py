@@ -10,11 +10,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
@@ -26,23 +26,16 @@ from recorder.format.errors import RecorderError, TooNew
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX
+from runtime.model.backends.base import Backend
 
-from ..shared.commands import UnusableError, reason
-from ..shared.progress import Watch, size_of, unwatched, watched
+from ..shared.commands import UnusableError, Watch, reason, size_of, unwatched, watched
+from .environment import Loading, ModelUnavailableError
+from .full import replay_fully
 from .logic import replay
-from .outcome import Outcome, Result, full_result, logic_result
-from .report import FullReport, ReplayReport
-from .verdicts import ModelUnavailableError
+from .report import FullReport, Outcome, ReplayReport, Result, full_result, logic_result
 
 JOBS_MAX: Final = 64
 """Processes: more than the cores of most machines, where more gain nothing."""
-
-
-class JobLostError(Exception):
-    """A process that replayed logs was killed."""
-
-
-RunFully = Callable[[LogReader, Watch], Awaitable[FullReport]]
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
@@ -92,7 +85,7 @@ def replay_logs(
 ) -> Iterator[Outcome]:
     """Replay several logs by logic; `go_on` reads past damage, and 1 job is this process.
 
-    `JobLostError`: a process was killed, for example for lack of memory.
+    `UnusableError`: a process was killed, for example for lack of memory.
     """
     if jobs == 1 or len(logs) < 2:
         yield from (_tried(log, watch, go_on=go_on) for log in logs)
@@ -111,7 +104,7 @@ def replay_logs(
                 watch(size_of(log))
                 yield outcome
         except BrokenProcessPool as error:
-            raise JobLostError("a process was killed; fewer --jobs take less memory") from error
+            raise UnusableError("a process was killed; fewer --jobs take less memory") from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             for job in active_children():
@@ -142,18 +135,23 @@ def _end_with_parent() -> None:
 
 
 async def replay_logs_fully(
-    logs: Sequence[Path], watch: Watch, run: RunFully
-) -> AsyncIterator[Outcome]:
-    """Replay several logs with their models by `run`; `watch` is called for each model call."""
+    logs: Sequence[Path], watch: Watch, *, model: str | None, anyway: bool
+) -> list[Outcome]:
+    """Replay several logs with their models, loading one once for logs in a row; see `full`."""
+    load: Callable[[Loading], Backend] = lru_cache(maxsize=1)(Loading.load)
+    options = {"anyway": anyway}
+    outcomes = list[Outcome]()
     for log in logs:
         began = time.perf_counter()
         try:
             with LogReader(log) as reader:
-                report = await run(reader, watch)
+                head = reader.head.fields
+                report = await replay_fully(head, reader, load, model=model, watch=watch, **options)
         except (OSError, RecorderError, ModelUnavailableError) as error:
-            yield _failed(log, began, error)
+            outcomes.append(_failed(log, began, error))
         else:
-            yield _outcome(log, began, full_result(report), report)
+            outcomes.append(_outcome(log, began, full_result(report), report))
+    return outcomes
 
 
 def _tried(log: Path, watch: Watch, *, go_on: bool) -> Outcome:

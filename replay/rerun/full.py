@@ -1,52 +1,97 @@
 """Full replay: runs the model again on the logged inputs, then the machine on its new outputs.
 
 Rules:
-- The model's inputs are the effects of logic replay. A session has one kind of call: `full_units`,
-  `full_turns` or `full_chunks` run and compare it.
-- The environment's part stays as recorded: a call without a result is not run.
+- The model's inputs are the effects of logic replay. Each call has one shape, whatever it computes
+  (`runtime.link.calls`): it is made again where the log has its result, and compared with that.
+- The environment's part stays as recorded: a call without a result is not made, and an opening or a
+  unit that failed is not run again, since its rollback left no trace. A unit or a turn is cut where
+  its recording was cut.
 - The model's new outputs, with the recorded times, costs and indices, replace the recorded ones,
   and step a second machine, which gives the frames that the client would have got.
 - After a difference the model goes on, on its own outputs, so that the units that differ can be
-  counted; the first is explained. Teacher-forced it goes on as recorded, so that each unit is
-  judged by itself. Turns of chat need no forcing: each carries all its inputs.
+  counted; the first is explained. `replay.assess.run` forces the recorded decisions instead, and
+  judges each unit by itself.
+- A turn is answered to its end at the first recorded piece; its pieces then replace the recorded
+  ones, one by one. One that was cut is run once more up to the cut, to compare its result there;
+  one that failed is compared up to the failure.
+- A session that moved to another worker and was rebuilt exactly is not rebuilt here: the model that
+  lost nothing must come to the same.
 - The log must be sound: a model that missed an input cannot be compared.
+
+If a fork changes the opening of the model, the units before the fork's own are *held*: the model is
+forced to the recorded decisions (`backends.base.Forces`), since its own would differ. So decisions
+and speech in their results are the recording's; the inputs, and the model's state after them, are
+the model's own. A replay holds them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Final
 
 import anyio
 import attrs
 
+from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.model import PastUnit, Unit, UnitResult
 from protocol.values.modes import OF_MODE, Work
 from recorder.format.records import Fields, Record
+from recorder.format.steps import Step
+from recorder.read.past import PastUnits, voiced
 from recorder.read.scan import Damage
-from runtime.model.backends.base import Backend
+from runtime.link.calls import HeldModel
+from runtime.model.backends.base import Backend, Choice, Forced, ForcedResult, Forces, Rebuilds
 
-from ..shared.progress import Watch, unwatched
-from .difference import Difference
-from .environment import Loading, loading_of, mismatches, model_of
-from .full_chunks import ChunkReplay
-from .full_turns import TurnReplay
-from .full_units import UnitReplay
-from .held import held_units
+from ..shared.commands import Watch, unwatched
+from ..shared.fields import below, typed
+from .difference import Difference, cause_of, name_of
+from .environment import Loading, ModelUnavailableError, load_model, mismatches
 from .logic import Replayer
-from .report import FullReport
-from .verdicts import Finding, ModelUnavailableError, Rerun, Verdicts
-from .words import Step
+from .outputs import compare_forced, compare_outputs, is_near_tie, logits_differ, snr_db
+from .report import Divergence, FullReport, Kind, UnitDifference
 
 RELEASE_WAIT_S: Final = 10.0
 """A model that takes longer to release a session keeps it to the end of the process."""
-
-KINDS: Final[Mapping[Work, type[Rerun[Any]]]] = {
-    "unit": UnitReplay,
-    "turn": TurnReplay,
-    "chunk": ChunkReplay,
+UNITS_KEPT: Final = 100
+"""Units that differ, listed one by one; for some models all of them do."""
+FORK: Final = "fork"
+"""The field of the `config` of a fork's head that holds its changes."""
+IS_HELD: Final = "is_held"
+"""The entry of `FORK` for the units before `parent.unit`."""
+OWN_FIELDS: Final = (
+    *("fed_ids", "kv_length", "vision_slices", "vision_tokens", "logits_hash", "margin"),
+)
+"""The fields of a held unit's result that are the model's own."""
+KEPT_FIELDS: Final = ("index", "costs", "cost_us")
+"""The fields of a result that stay as recorded."""
+RESULT_OF: Final[dict[type[ev.Event], str]] = {
+    ev.BackendOpened: "opened",
+    ev.UnitDone: "result",
+    ev.FinalizeDone: "finalized",
+    ev.TurnPrefilled: "prefill",
+    ev.TurnProgress: "chunk",
+    ev.TurnDone: "result",
+    ev.ChunkDone: "result",
 }
-"""The replay of a session's calls, by the work of its mode."""
+"""By event: the field with the model's output."""
+
+Judge = Callable[[Unit, UnitResult, ForcedResult], None]
+"""Called with a unit that was forced and not held: its input, recorded result and new one."""
+
+
+def held_units(head: Fields) -> int:
+    """Return how many units, from the first on, were held in the log with this head."""
+    is_held = below(below(head, "config"), FORK).get(IS_HELD) is True
+    unit = typed(below(head, "parent"), "unit", int)
+    return unit if is_held and unit is not None else 0
+
+
+def hold(recorded: UnitResult, forced: UnitResult) -> UnitResult:
+    """Combine the result of a held unit: decisions and speech recorded, the rest as forced."""
+    return attrs.evolve(recorded, **{name: getattr(forced, name) for name in OWN_FIELDS})
 
 
 async def replay_fully(
@@ -56,7 +101,6 @@ async def replay_fully(
     *,
     model: str | None = None,
     anyway: bool = False,
-    teacher_forced: bool = False,
     watch: Watch = unwatched,
 ) -> FullReport:
     """Run a log's model again, or another `model`, and compare its outputs with the recorded ones.
@@ -66,66 +110,104 @@ async def replay_fully(
         items: the log's records in order, `session` first, and its damage.
         load: loads a model, as `Loading.load` does.
         anyway: compare although the environment differs.
-        teacher_forced: force the recorded decisions, and report where the model's own differ.
         watch: called with 0 when the model is loaded, then with the number of calls made again.
 
     `ModelUnavailableError`: no model is named, `load` failed, or it cannot be forced.
     """
-    name = model if model is not None else model_of(head)
-    if name is None:
-        raise ModelUnavailableError("the log does not say which model made it")
-    backend = _load(loading_of(head, name), load)
+    name, backend = load_model(head, model, load)
     watch(0)
     environment, fingerprint = mismatches(head, backend.info), dict(backend.info.fingerprint)
     if environment and not anyway:
         return FullReport(
             model=name, environment=environment, fingerprint=fingerprint, compared=False
         )
-    run = FullReplay(backend, teacher_forced=teacher_forced, held_units=held_units(head))
+    calls = ModelRerun(backend=backend, held_units=held_units(head))
+    run = _FullReplay(calls)
     try:
         for item in items:
-            calls = run.calls
+            made = calls.made
             await run.feed(item)
-            if run.calls > calls:
-                watch(run.calls - calls)
+            if calls.made > made:
+                watch(calls.made - made)
             if run.is_stopped:
                 break
     finally:
-        await run.close()
-    return attrs.evolve(run.report(), model=name, environment=environment, fingerprint=fingerprint)
+        await calls.close()
+    return FullReport(
+        model=name,
+        environment=environment,
+        fingerprint=fingerprint,
+        compared=True,
+        **run.findings(),
+    )
 
 
-def _load(loading: Loading, load: Callable[[Loading], Backend]) -> Backend:
-    try:
-        return load(loading)
-    except Exception as error:  # any error means that there is no model
-        text = f"the model {loading.name!r} cannot be loaded: {error}"
-        raise ModelUnavailableError(text) from error
+# -- verdicts -------------------------------------------------------------------------------------
 
 
-class FullReplay:
-    """A full replay in progress, record by record; `close` it.
+@attrs.frozen(kw_only=True)
+class Finding:
+    """A difference between the model's output and the recorded one.
 
-    `held_units` units, from the first on, were held to another recording (`held`). After
-    `is_stopped` it takes no more records.
+    `snr_db` is for PCM (`outputs.snr_db`), `choice` for a forced decision that differs.
     """
 
-    def __init__(
-        self, backend: Backend, *, teacher_forced: bool = False, held_units: int = 0
-    ) -> None:
+    difference: Difference
+    snr_db: float | None = None
+    choice: Choice | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Give the fields that a `Divergence` and a `UnitDifference` have."""
+        found = self.difference
+        return {
+            "field": found.path,
+            "recorded": found.recorded,
+            "came_out": found.came_out,
+            "snr_db": self.snr_db,
+        }
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """The verdict on a recorded event.
+
+    `event` has the model's new output, if any, to replace it; `index` is of its call, if it has
+    one.
+    """
+
+    event: ev.Event | None = None
+    finding: Finding | None = None
+    index: int | None = None
+
+
+def note_change(changed: dict[int, UnitDifference], step: Step, verdict: Verdict) -> None:
+    """Keep the first difference of a unit, of the first `UNITS_KEPT` units that differ."""
+    finding, unit = verdict.finding, verdict.index
+    if finding is None or unit is None or unit in changed or len(changed) >= UNITS_KEPT:
+        return
+    choice = finding.choice
+    changed[unit] = UnitDifference(
+        unit=unit,
+        seq=step.record.seq,
+        margin=None if choice is None else choice.margin,
+        draw_gap=None if choice is None else choice.draw_gap,
+        near_tie=None if choice is None else is_near_tie(choice),
+        **finding.fields(),
+    )
+
+
+class _FullReplay:
+    """A full replay in progress, record by record; after `is_stopped` it takes no more."""
+
+    def __init__(self, calls: ModelRerun) -> None:
         self.is_stopped = False
-        self._backend: Final = backend
-        self._teacher_forced: Final = teacher_forced
-        self._held_units: Final = held_units
-        self._verdicts: Final = Verdicts()
+        self._calls: Final = calls
         self._recorded: Final = Replayer()
         self._renewed: Final = Replayer()
-        self._kind: Rerun[Any] | None = None
-
-    @property
-    def calls(self) -> int:
-        """The number of units, turns and chunks made again."""
-        return 0 if self._kind is None else self._kind.made
+        self._work: Work | None = None
+        self._divergence: Divergence | None = None
+        self._changed: Final[dict[int, UnitDifference]] = {}
+        self._indices: Final[set[int]] = set()
 
     async def feed(self, item: Record | Damage) -> None:
         """Take the next record; run the model if the record holds an output of the model."""
@@ -135,50 +217,317 @@ class FullReplay:
             self._renewed.feed(item, instead=event)
             self.is_stopped = self._recorded.is_stopped
 
-    def report(self) -> FullReport:
-        """Report the findings so far; the caller adds the model's name and the environment."""
-        found = self._verdicts
-        return FullReport(
-            model=self._backend.info.name,
-            environment=(),
-            compared=True,
-            teacher_forced=self._teacher_forced,
-            changed=tuple(found.changed),
-            **({} if self._kind is None else self._kind.counts(len(found.indices))),
-            divergence=found.divergence,
-            recorded=self._recorded.report(),
-            renewed=self._renewed.report(),
-        )
-
-    async def close(self) -> None:
-        """Give the session back to the backend."""
-        if self._kind is not None:
-            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-                await self._kind.close()
-
-    # -- the model again ------------------------------------------------------------------------
+    def findings(self) -> dict[str, Any]:
+        """Give the fields of the report that the run has found."""
+        made: dict[str, int] = {}
+        if self._work is not None:
+            name = f"{self._work}s"
+            made = {name: self._calls.made, f"{name}_changed": len(self._indices)}
+        return {
+            **made,
+            **self._calls.counts(),
+            "changed": tuple(self._changed.values()),
+            "divergence": self._divergence,
+            "recorded": self._recorded.report(),
+            "renewed": self._renewed.report(),
+        }
 
     async def _renew(self, step: Step) -> ev.Event | None:
         """Make the model's part of an event again; None if it has no part, or it failed."""
         if isinstance(step.event, ev.ConnectionOpened):
-            kind = KINDS[OF_MODE[step.event.mode].work]
-            self._kind = kind(self._backend, self._teacher_forced, self._held_units)
-        if self._kind is None:
-            return None
+            self._work = OF_MODE[step.event.mode].work
         last_unit = self._recorded.last_unit
         try:
-            verdict = await self._kind.renew(step.event)
+            verdict = await self._calls.renew(step.event, step.effects)
         except ModelUnavailableError:
             raise
         except Exception as error:  # the backend's bug is a result, too
-            difference = Difference(
-                path="", recorded="a result", came_out=f"{type(error).__name__}: {error}"
-            )
-            finding = Finding(difference=difference)
-            self._verdicts.first(step, finding, unit=last_unit, kind="model_failed")
+            came_out = f"{type(error).__name__}: {error}"
+            failed = Difference(path="", recorded="a result", came_out=came_out)
+            self._keep_first(step, Finding(difference=failed), last_unit, "model_failed")
             self.is_stopped = True
             return None
-        for effect in step.effects:
-            self._kind.note(effect)
-        self._verdicts.take(step, verdict, last_unit)
+        self._take(step, verdict, last_unit)
         return verdict.event
+
+    def _take(self, step: Step, verdict: Verdict, last_unit: int | None) -> None:
+        """Keep a difference; a unit keeps its first. `last_unit` is None without units."""
+        finding, index = verdict.finding, verdict.index
+        if finding is None:
+            return
+        place = index if last_unit is not None and index is not None else last_unit
+        self._keep_first(step, finding, place, "model")
+        if index is None:
+            return
+        if last_unit is not None and index not in self._indices:
+            note_change(self._changed, step, verdict)
+        self._indices.add(index)
+
+    def _keep_first(self, step: Step, finding: Finding, unit: int | None, kind: Kind) -> None:
+        if self._divergence is None:
+            self._divergence = Divergence(
+                kind=kind,
+                seq=step.record.seq,
+                record=name_of(step.record),
+                at_ns=step.record.at_ns,
+                unit=unit,
+                cause=cause_of(step.record, step.event),
+                **finding.fields(),
+            )
+
+
+# -- the model's calls ----------------------------------------------------------------------------
+
+
+@attrs.define
+class _Turn:
+    """A turn that the model runs again.
+
+    `pieces` are those that the log has not reached; `done` is None before the first piece is asked
+    for, `failure` the error that ended it.
+    """
+
+    effect: ef.StartTurn
+    pieces: deque[ev.TurnProgress] = attrs.Factory(deque)
+    done: ev.TurnDone | None = None
+    failure: Exception | None = None
+
+
+@attrs.define(eq=False, kw_only=True)
+class ModelRerun:
+    """The model calls of one session, each made again where the log has its result.
+
+    `held_units` units, from the first on, were held to another recording. With `judge` the model is
+    forced to the recorded decisions, and each unit that was not held is judged. `made` is the
+    number of units, turns and chunks.
+    """
+
+    _backend: Backend
+    _held_units: int = 0
+    _judge: Judge | None = None
+    made: int = attrs.field(default=0, init=False)
+    _model: HeldModel = attrs.field(init=False)
+    _asked: dict[type[ef.Effect], Any] = attrs.field(factory=dict, init=False)
+    _opening: ef.OpenBackend | None = attrs.field(default=None, init=False)
+    _turn: _Turn | None = attrs.field(default=None, init=False)
+    _units: PastUnits = attrs.field(factory=PastUnits, init=False)
+    _past: list[PastUnit] = attrs.field(factory=list, init=False)
+    _units_held: int = attrs.field(default=0, init=False)
+    _logits_changed: int | None = attrs.field(default=None, init=False)
+
+    @_model.default
+    def _no_model(self) -> HeldModel:
+        return HeldModel(backend=self._backend, slot=0, now_ns=lambda: 0)
+
+    def counts(self) -> dict[str, Any]:
+        """Count held units, and say from which on logits differ, as fields of the report."""
+        return {"units_held": self._units_held, "logits_changed": self._logits_changed}
+
+    async def renew(self, event: ev.Event, effects: Iterable[ef.Effect] = ()) -> Verdict:
+        """Make the call again whose output an event holds; then note the calls of its effects.
+
+        `ModelUnavailableError`: the model cannot be forced or rebuilt. Other exceptions are the
+        model's.
+        """
+        self._units.take(event)
+        verdict = await self._renew(event)
+        for effect in effects:
+            self._asked[type(effect)] = effect
+            if isinstance(effect, ef.OpenBackend):
+                self._opening = effect
+            past = self._units.take(effect)
+            if past is not None:
+                self._past.append(past)  # a rebuild in long prefills would feed it again
+        return verdict
+
+    async def close(self) -> None:
+        """Give the session back to the backend; a release that takes too long is left."""
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            await self._release()
+
+    async def _renew(self, event: ev.Event) -> Verdict:
+        match event:
+            case ev.BackendOpened():
+                return await self._open(event)
+            case ev.UnitDone():
+                return await self._run_unit(event)
+            case ev.FinalizeDone():
+                asked = self._asked.get(ef.StartFinalize)
+                if asked is None or self._model.opened is None:
+                    return Verdict()
+                if asked.index == event.finalized.index:
+                    del self._asked[ef.StartFinalize]
+                    return self._compare(event, await self._model.call(asked))
+            case ev.ChunkDone(result=recorded):
+                asked = self._asked.pop(ef.RunChunk, None)
+                place = (recorded.utterance, recorded.index)
+                if asked is not None and (asked.chunk.utterance, asked.chunk.index) == place:
+                    made = await self._model.call(asked)
+                    self.made += 1
+                    return self._compare(event, made)
+            case ev.TurnPrefilled(prefill=recorded):
+                asked = self._asked.pop(ef.StartTurn, None)
+                if asked is not None and asked.turn.index == recorded.index:
+                    prefilled = await self._prefill(asked)
+                    self.made += 1
+                    return self._compare(event, prefilled)
+            case ev.TurnProgress() if self._turn is not None:
+                return await self._take_piece(event, self._turn)
+            case ev.TurnDone() if self._turn is not None:
+                return await self._end_turn(event, self._turn)
+            case ev.UnitFailed():
+                self._asked.pop(ef.StartUnit, None)
+            case ev.TurnFailed() | ev.ChunkFailed() | ev.BackendLost():
+                self._asked.pop(ef.StartTurn, None)
+                self._asked.pop(ef.RunChunk, None)
+                if self._model.turn is not None:
+                    await self._release()
+            case ev.Rebuilt():
+                await self._rebuild(event)
+        return Verdict()
+
+    def _compare(
+        self, event: ev.Event, made: ev.Event, forced: ForcedResult | None = None
+    ) -> Verdict:
+        """Compare the output in a recorded event with the new one, and put the new one in it."""
+        name = RESULT_OF[type(event)]
+        recorded, result = getattr(event, name), getattr(made, name)
+        if forced is None:
+            found, choice = compare_outputs(recorded, result), None
+        else:
+            found, choice = compare_forced(recorded, forced)
+        snr = snr_db(recorded.pcm, result.pcm) if hasattr(recorded, "pcm") else None
+        kept = {it: getattr(recorded, it) for it in KEPT_FIELDS if hasattr(recorded, it)}
+        renewed: Any = attrs.evolve(event, **{name: attrs.evolve(result, **kept)})
+        return Verdict(
+            event=renewed,
+            finding=None if found is None else Finding(difference=found, snr_db=snr, choice=choice),
+            index=self._index_of(event),
+        )
+
+    def _index_of(self, event: ev.Event) -> int | None:
+        """A unit's own index; of turns and chunks, that among those made again."""
+        match event:
+            case ev.BackendOpened():
+                return None
+            case ev.UnitDone(result=recorded) | ev.FinalizeDone(finalized=recorded):
+                return recorded.index
+        return self.made - 1
+
+    async def _release(self) -> None:
+        self._turn = None
+        model, self._model = self._model, self._no_model()
+        await model.release()
+
+    # -- units ----------------------------------------------------------------------------------
+
+    async def _open(self, event: ev.BackendOpened) -> Verdict:
+        asked = self._opening
+        if asked is None or event.lease != asked.lease or self._model.held is not None:
+            return Verdict()
+        await self._model.begin(asked)
+        opened = self._model.opened
+        assert opened is not None
+        if self._judge is not None and not isinstance(opened, Forces):
+            name = self._backend.info.name
+            raise ModelUnavailableError(f"the model {name!r} cannot be forced")
+        return self._compare(event, attrs.evolve(event, opened=opened.opened))
+
+    async def _run_unit(self, event: ev.UnitDone) -> Verdict:
+        recorded, asked = event.result, self._asked.get(ef.StartUnit)
+        if asked is None or self._model.opened is None or recorded.index != asked.unit.index:
+            return Verdict()
+        del self._asked[ef.StartUnit]
+        forced = await self._play(asked, recorded)
+        made = forced.result
+        self.made += 1
+        if self._logits_changed is None and logits_differ(recorded, made):
+            self._logits_changed = recorded.index
+        if self._is_held(recorded.index):
+            self._units_held += 1
+        elif self._judge is not None:
+            self._judge(asked.unit, recorded, forced)
+        return self._compare(event, attrs.evolve(event, result=made), forced)
+
+    async def _play(self, asked: ef.StartUnit, recorded: UnitResult) -> ForcedResult:
+        """Run a unit as it was cut, forced if it was held or is judged."""
+        opened, is_held = self._model.opened, self._is_held(recorded.index)
+        if not isinstance(opened, Forces) or not (is_held or self._judge is not None):
+            made = await self._model.call(asked, recorded.cut)
+            assert isinstance(made, ev.UnitDone)
+            return ForcedResult(result=made.result, choices=())
+        forced = await opened.run_forced(asked.unit, Forced.of(recorded), recorded.cut)
+        if not is_held:
+            return forced
+        return ForcedResult(result=hold(recorded, forced.result), choices=())
+
+    def _is_held(self, index: int) -> bool:
+        """Whether a unit was held to another recording; only a model with forcing holds units."""
+        return index < self._held_units and isinstance(self._model.opened, Forces)
+
+    async def _rebuild(self, event: ev.Rebuilt) -> None:
+        """Finalize what was lost before its finalize; rebuild as recorded, if in long prefills."""
+        asked = self._asked.pop(ef.StartFinalize, None)
+        if self._model.opened is None or self._opening is None:
+            return
+        if not event.batches:
+            if asked is not None:
+                await self._model.call(asked)
+            return
+        await self._release()
+        await self._model.begin(self._opening)
+        opened = self._model.opened
+        if not isinstance(opened, Rebuilds):
+            raise ModelUnavailableError(f"the model {self._backend.info.name!r} cannot be rebuilt")
+        units = voiced(self._past)
+        for size in event.batches:
+            await opened.rebuild(list(islice(units, size)), exact=False)
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    async def _prefill(self, asked: ef.StartTurn) -> ev.TurnPrefilled:
+        await self._model.begin(asked)
+        try:
+            made = await self._model.prefill()
+        except BaseException:
+            await self._release()
+            raise
+        self._turn = _Turn(asked)
+        return made
+
+    async def _answer(self, turn: _Turn, cut: int | None = None) -> None:
+        """Answer to the end; a failure counts once the log goes beyond it."""
+        if turn.done is None and turn.failure is None:
+            try:
+                turn.done = await self._model.generate(turn.pieces.append, cut)
+            except Exception as failure:
+                turn.failure = failure
+
+    async def _take_piece(self, event: ev.TurnProgress, turn: _Turn) -> Verdict:
+        await self._answer(turn)
+        if turn.pieces:
+            return self._compare(event, turn.pieces.popleft())
+        if turn.failure is not None:
+            raise turn.failure
+        return self._otherwise("a piece", "the end")
+
+    async def _end_turn(self, event: ev.TurnDone, turn: _Turn) -> Verdict:
+        if event.result.cut is not None:
+            await self._release()
+            await self._prefill(turn.effect)
+            assert self._turn is not None
+            turn = self._turn
+            await self._answer(turn, event.result.cut)
+            turn.pieces.clear()
+        await self._answer(turn)
+        await self._release()
+        if turn.failure is not None:
+            raise turn.failure
+        assert turn.done is not None
+        if turn.pieces:
+            return self._otherwise("the end", "another piece")
+        return self._compare(event, turn.done)
+
+    def _otherwise(self, recorded: str, came_out: str) -> Verdict:
+        difference = Difference(path="", recorded=recorded, came_out=came_out)
+        return Verdict(finding=Finding(difference=difference), index=self.made - 1)

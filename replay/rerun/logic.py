@@ -4,8 +4,8 @@ Rules:
 - The effects and state hashes after each event are compared with the new ones, in order, a sent
   frame byte for byte.
 - The first divergence ends the comparison: later ones could only be its consequences.
-- Damage ends it too, also a mark for a lost record (`antiphon recover --salvage`), unless `go_on`
-  is set: then records after lost ones are skipped up to the next event.
+- Damage ends it too, also a mark for a lost record (`antiphon recordings recover --salvage`),
+  unless `go_on` is set: then records after lost ones are skipped up to the next event.
 - A log without `fin`, or one that was recovered, may end among the effects of its last event (a
   block ends where it fills). That is `truncated`, not a divergence.
 """
@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Final
 
@@ -23,7 +23,6 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST, SNAPSHOT
-from protocol.values.errors import LocalProtocolError
 from recorder.format.mapping import (
     EFFECT_KINDS,
     EVENT_KINDS,
@@ -33,14 +32,13 @@ from recorder.format.mapping import (
     event_of,
 )
 from recorder.format.records import Fields, Record, Value
-from recorder.format.steps import fin_fields
-from recorder.mend.recover import RECOVERED, is_lost
+from recorder.format.steps import Step, advance, fin_fields
 from recorder.read.scan import Damage
+from recorder.repair import RECOVERED, is_lost
 
 from ..shared.fields import below, typed
-from .difference import Difference, first_difference, show
+from .difference import Difference, cause_of, describe, first_difference, name_of, show, show_effect
 from .report import Divergence, Kind, Maker, ReplayReport
-from .words import Step, cause_of, describe, name_of, show_effect
 
 DAMAGE_KEPT: Final = 100
 """Damages reported one by one; later ones are only counted."""
@@ -59,20 +57,9 @@ def replay(items: Iterable[Record | Damage], *, go_on: bool = False) -> ReplayRe
     damage.
     """
     replayer = Replayer(go_on=go_on)
-    for item in items:
-        replayer.feed(item)
-        if replayer.is_stopped:
-            break
+    for _ in replayer.steps(items):
+        pass
     return replayer.report()
-
-
-def advance(session: Session | None, event: ev.Event) -> tuple[Session, tuple[ef.Effect, ...]]:
-    """Step an event; the first one makes the session. `LocalProtocolError`: it cannot come next."""
-    if session is not None:
-        return session, session.step(event)
-    if not isinstance(event, ev.ConnectionOpened):
-        raise LocalProtocolError("a session begins with ConnectionOpened")
-    return Session.open(event)
 
 
 class Replayer:
@@ -84,7 +71,7 @@ class Replayer:
         self._go_on: Final = go_on
         self._due: deque[ef.Effect] = deque()
         self._counts: Counter[str] = Counter()
-        self._last: Step | None = None
+        self._last: tuple[Record, ev.Event] | None = None
         self._divergence: Divergence | None = None
         self._damage: list[Damage] = []
         self._damage_count = 0
@@ -95,6 +82,15 @@ class Replayer:
         self._recorded_by = Maker()
         self._head: Record | None = None
         self._has_our_states = False
+
+    def steps(self, items: Iterable[Record | Damage]) -> Iterator[Step]:
+        """Take a log's records and damage in order, until it is stopped; give each step."""
+        for item in items:
+            step = self.feed(item)
+            if step is not None:
+                yield step
+            if self.is_stopped:
+                return
 
     def feed(self, item: Record | Damage, *, instead: ev.Event | None = None) -> Step | None:
         """Take the next record, or damage between records; step the event `instead` if it is given.
@@ -193,29 +189,28 @@ class Replayer:
         return is_newer
 
     def _step(self, record: Record, event: ev.Event) -> Step | None:
+        self._last = (record, event)
         try:
-            self.session, effects = advance(self.session, event)
+            session, effects = advance(self.session, event)
         except Exception as error:  # the machine's bug is a result, too
             came_out = f"{type(error).__name__}: {error}"
-            self._last = Step(record=record, event=event, effects=())
             self._diverge("refused", record, "", describe(record), came_out)
             return None
+        self.session, self._due = session, deque(effects)
         self._counts["events"] += 1
-        self._due = deque(effects)
-        self._last = Step(record=record, event=event, effects=effects)
         if isinstance(event, ev.ConnectionOpened) and self._head is not None:
             self._compare_head(self._head, event)
-        return self._last
+        return Step(record=record, event=event, effects=effects, session=session)
 
     def _compare_head(self, head: Record, opened: ev.ConnectionOpened) -> None:
-        said = {**below(head.fields, "config"), **head.fields}
+        recorded = {**below(head.fields, "config"), **head.fields}
         came_out: dict[str, Value] = {
             "recording_id": opened.recording_id,
             "seed": opened.seed,
             "wall_ms": opened.created_ms,
             "mode": opened.mode,
         }
-        found = _first_of(said, came_out, [name for name in came_out if name in said])
+        found = _first_of(recorded, came_out, [name for name in came_out if name in recorded])
         if found is not None:
             self._diverge("head", head, found.path, found.recorded, found.came_out)
 
@@ -230,7 +225,7 @@ class Replayer:
         found = first_difference(record.fields, fields)
         if found is None and kind != record.kind:
             found = Difference(path="kind", recorded=record.kind, came_out=kind)
-        due_ns = record.at_ns if self._last is None else self._last.record.at_ns
+        due_ns = record.at_ns if self._last is None else self._last[0].at_ns
         if found is None and record.at_ns != due_ns:
             found = Difference(path="at_ns", recorded=str(record.at_ns), came_out=str(due_ns))
         if found is not None and found.path.startswith("type"):
@@ -265,16 +260,16 @@ class Replayer:
 
     def _compare_end(self, record: Record, session: Session) -> None:
         """Compare the session's fields in `fin`; the log's own fields are checked by `verify`."""
-        said = record.fields
-        is_broken_off = said.get("reason") == BROKEN_OFF
+        recorded = record.fields
+        is_broken_off = recorded.get("reason") == BROKEN_OFF
         if not (session.is_finished or is_broken_off):
-            self._diverge("fin", record, "", show(said), "a session that goes on")
+            self._diverge("fin", record, "", show(recorded), "a session that goes on")
             return
         ended = fin_fields(session, BROKEN_OFF if is_broken_off else session.end_reason)
         names = list(ended)
         if not self._has_our_states:
-            names = [name for name in ended if name in said and name != "digest"]
-        found = _first_of(said, ended, names)
+            names = [name for name in ended if name in recorded and name != "digest"]
+        found = _first_of(recorded, ended, names)
         if found is not None:
             self._diverge("fin", record, found.path, found.recorded, found.came_out)
         else:
@@ -329,12 +324,12 @@ class Replayer:
             field=field,
             recorded=recorded,
             came_out=new,
-            cause=None if self._last is None else cause_of(self._last),
+            cause=None if self._last is None else cause_of(*self._last),
         )
 
 
-def _first_of(said: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:
+def _first_of(recorded: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:
     names = sorted(names)
     return first_difference(
-        {name: said.get(name) for name in names}, {name: came_out[name] for name in names}
+        {name: recorded.get(name) for name in names}, {name: came_out[name] for name in names}
     )

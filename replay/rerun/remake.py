@@ -20,14 +20,14 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.record_names import record_name
-from recorder.format.compression import Compressor
+from recorder.format.blocks import Compressor
 from recorder.format.mapping import SCHEMA, Hashes, event_record
 from recorder.format.records import Fields, Record
-from recorder.format.steps import fin_fields, step_records
-from recorder.write.disk import LocalDisk
+from recorder.format.steps import advance, fin_fields, step_records
+from recorder.write.disk import Disk
 from recorder.write.logfile import LogFile
 
-from .logic import BROKEN_OFF, advance
+from .logic import BROKEN_OFF
 
 
 class RemakeError(ValueError):
@@ -38,7 +38,6 @@ class RemakeError(ValueError):
 class Remade:
     """An event that was stepped again; `records` also hold a state hash if one is due."""
 
-    event: ev.Event
     effects: tuple[ef.Effect, ...]
     records: tuple[Record, ...]
 
@@ -66,7 +65,7 @@ class Remaker:
         after = step_records(self.session, event, effects, self._hashes)
         recorded = [event_record(event), *after]
         records = tuple(self._number(kind, fields) for kind, fields in recorded)
-        return Remade(event=event, effects=effects, records=records)
+        return Remade(effects=effects, records=records)
 
     def mark(self, at_ns: int, fields: Fields) -> Record:
         """Make the record of a mark, which the machine does not see."""
@@ -90,7 +89,7 @@ def head_record(fields: Fields) -> Record:
     return Record(kind="session", seq=0, at_ns=0, fields={**fields, "schema": SCHEMA})
 
 
-class _Pieces(LocalDisk):
+class _Pieces(Disk):
     """A file of which only what was written last is held."""
 
     def __init__(self) -> None:
@@ -122,7 +121,7 @@ def write(path: Path, records: Iterable[Record], *, is_durable: bool = True) -> 
     If `is_durable`, it returns only once the log is on the device. `RecordInvalid`: a value cannot
     be stored; `OSError`: the disk refused, or the file exists.
     """
-    file = LogFile(path, disk=LocalDisk(), compressor=Compressor())
+    file = LogFile(path, disk=Disk(), compressor=Compressor())
     file.create()
     try:
         for _ in file.write(records):

@@ -5,11 +5,14 @@ Times are nanoseconds of the session's clock, 0 at its start. Values are short, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, Literal
 
 import attrs
+from cattrs import unstructure
 
+from protocol.values.limits import NS_PER_S
 from recorder.read.scan import Damage
 
 Kind = Literal[
@@ -60,9 +63,6 @@ class Divergence:
         field: path in the record; empty if all of it differs.
         cause: the last event the machine took; None before the first.
         snr_db: of PCM that differs: the recorded signal's level against the difference.
-        margin: of a forced decision: logits of the model's own choice above the recorded one.
-        draw_gap: of a forced decision: how far the random number was from the recorded choice.
-        near_tie: of a forced decision: rounding could have turned it.
     """
 
     kind: Kind
@@ -75,9 +75,6 @@ class Divergence:
     came_out: str
     cause: Cause | None
     snr_db: float | None = None
-    margin: float | None = None
-    draw_gap: float | None = None
-    near_tie: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -147,7 +144,13 @@ class Mismatch:
 
 @attrs.frozen(kw_only=True)
 class UnitDifference:
-    """The difference of one unit; its fields are those of `Divergence`."""
+    """The difference of one unit; the other fields are those of `Divergence`.
+
+    Attributes:
+        margin: of a forced decision: logits of the model's own choice above the recorded one.
+        draw_gap: of a forced decision: how far the random number was from the recorded choice.
+        near_tie: of a forced decision: rounding could have turned it.
+    """
 
     unit: int
     seq: int
@@ -169,11 +172,8 @@ class FullReport:
         fingerprint: this environment, line by line.
         compared: the model ran; it does not if the environment differs, unless `anyway`.
         units: units that the model ran again, as `turns` of chat and `chunks` of a transcription.
-        units_held: those held to a fork's parent's (`held`); their decisions are not judged.
+        units_held: those held to a fork's parent's (`full`).
         changed: how each unit differs, the first of them up to a bound.
-        decisions: tokens and speech codes that it was forced to.
-        decisions_changed: those where its own decision was another.
-        near_ties: those changed that rounding could have turned.
         logits_changed: the first unit whose first logits differ, even if its tokens do not.
         divergence: the first difference in the model's outputs.
         recorded: logic replay of the log as it is; None if nothing was compared.
@@ -184,7 +184,6 @@ class FullReport:
     environment: tuple[Mismatch, ...]
     compared: bool
     fingerprint: Mapping[str, str] = attrs.field(factory=dict)
-    teacher_forced: bool = False
     units: int = 0
     units_held: int = 0
     units_changed: int = 0
@@ -193,9 +192,6 @@ class FullReport:
     turns_changed: int = 0
     chunks: int = 0
     chunks_changed: int = 0
-    decisions: int = 0
-    decisions_changed: int = 0
-    near_ties: int = 0
     logits_changed: int | None = None
     divergence: Divergence | None = None
     recorded: ReplayReport | None = None
@@ -212,3 +208,93 @@ class FullReport:
         """Whether all outputs of the model and the machine are as recorded."""
         reports = (self.recorded, self.renewed)
         return self.divergence is None and all(r is not None and r.identical for r in reports)
+
+
+Result = Literal["identical", "not_comparable", "diverged", "damaged", "unreadable"]
+EXIT_CODES: Final[Mapping[Result, int]] = MappingProxyType(
+    {"identical": 0, "not_comparable": 3, "diverged": 1, "damaged": 2, "unreadable": 2}
+)
+"""The exit code of each verdict, from the best to the worst."""
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """The result of replaying one log, in `elapsed_s` with its opening.
+
+    `report` is None if nothing could be replayed; then `error` says why, in one line.
+    """
+
+    log: str
+    result: Result
+    elapsed_s: float
+    report: ReplayReport | FullReport | None = None
+    error: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that replayed only this log."""
+        return EXIT_CODES[self.result]
+
+    @property
+    def logic(self) -> ReplayReport | None:
+        """The logic replay of the log as it is; None if it was not run."""
+        return self.report.recorded if isinstance(self.report, FullReport) else self.report
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The first divergence."""
+        report = self.report
+        if isinstance(report, FullReport):
+            return report.first_divergence
+        return None if report is None else report.divergence
+
+    @property
+    def span_ns(self) -> int:
+        """The session's length, as far as it was replayed."""
+        return 0 if self.logic is None else self.logic.span_ns
+
+
+def logic_result(report: ReplayReport) -> Result:
+    """Judge a logic replay; damage outweighs a divergence, which it can cause."""
+    if report.is_newer or any(damage.reason == "version" for damage in report.damage):
+        return "not_comparable"
+    if report.damage_count:
+        return "damaged"
+    return "identical" if report.identical else "diverged"
+
+
+def full_result(report: FullReport) -> Result:
+    """Judge a full replay."""
+    if report.recorded is None:
+        return "not_comparable"
+    result = logic_result(report.recorded)
+    return "diverged" if result == "identical" and not report.identical else result
+
+
+def exit_code_of(outcomes: Iterable[Outcome]) -> int:
+    """The exit code of a command that replayed several logs: that of the worst."""
+    severity = list(EXIT_CODES)
+    results: list[Result] = ["identical", *(outcome.result for outcome in outcomes)]
+    return EXIT_CODES[max(results, key=severity.index)]
+
+
+def times_real_time(span_ns: int, elapsed_s: float) -> float | None:
+    """How much faster than the session its replay was; None if it took no time."""
+    return round(span_ns / NS_PER_S / elapsed_s, 1) if elapsed_s > 0 else None
+
+
+def to_json(outcome: Outcome) -> dict[str, object]:
+    """Write an outcome as plain values; the keys are stable, for scripts read them."""
+    body: dict[str, object] = {
+        "log": outcome.log,
+        "result": outcome.result,
+        "exit_code": outcome.exit_code,
+        "elapsed_ms": round(outcome.elapsed_s * 1000, 3),
+        "times_real_time": times_real_time(outcome.span_ns, outcome.elapsed_s),
+    }
+    if outcome.error is not None:
+        body["error"] = outcome.error
+    if outcome.report is not None:
+        body |= unstructure(outcome.report)
+        body["divergence"] = unstructure(outcome.divergence)
+    return body

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from recorder.format.records import Fields
 
@@ -20,3 +20,20 @@ def typed(fields: Fields, name: str, kind: type[T]) -> T | None:
     """A field's value; None if it is missing, or of another type."""
     value = fields.get(name)
     return value if isinstance(value, kind) else None
+
+
+REDACTED: Final = "redacted"
+"""The field of a log's head that names its redactions."""
+
+
+def removed_in(head: Fields) -> frozenset[tuple[str, str]]:
+    """List the kinds of media that are missing, each with the side that it was of."""
+    entries = typed(head, REDACTED, list) or typed(head, REDACTED, tuple) or ()
+    removed = [
+        (typed(one, "kind", str) or "", typed(one, "side", str) or "")
+        for entry in entries
+        if isinstance(entry, Mapping) and isinstance(taken := entry.get("removed"), list | tuple)
+        for one in taken
+        if isinstance(one, Mapping)
+    ]
+    return frozenset(removed)

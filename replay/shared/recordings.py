@@ -1,6 +1,7 @@
-"""Logs, amounts and times, as people write and read them.
+"""Recordings, amounts and times, as people write and read them.
 
-A log is a file, or the URL of one in an object store, which is downloaded while the command runs.
+A recording is named by a path, or by `NAME`, `FOLDER/NAME` or `URL/NAME`, where a name is its own
+id, its session's, or `last`. One in an object store is downloaded while the command runs.
 
 A time span (`30d`) and a size (`50GB`, `512MiB`) need a unit: a bare number would be a guess, and
 some commands delete. Moments are in UTC, as in recording ids.
@@ -20,21 +21,25 @@ from typing import Final
 
 import click
 
+from protocol.values.digest import is_session_id, session_id_of
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from recorder.format.format import SUFFIX
-from recorder.keep.remote import RemoteStore, StoredLog, StoreError, find_by_url, is_url
-from recorder.keep.store import Logs, Store
+from recorder.storage.remote import RemoteStore, StoredLog, StoreError, is_url
+from recorder.storage.store import LocalLog, LogInfo, Logs, Store
 from recorder.write.disk import FILE_MODE
 from recorder.write.files import PART_PREFIX
+from runtime.settings.settings import PREFIX, RECORDINGS
 
-from .commands import UnusableError, complaint, reason
-from .progress import progress
+from .commands import UnusableError, complaint, progress, reason
 
 SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 BYTES_OF: Final = {
     **{"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
     **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40},
 }
+LAST: Final = "last"
+"""The name of the recording that was written to last."""
+FOLDER_VARIABLE: Final = PREFIX + "RECORD_TO"
 PAGE_SUFFIX: Final = ".html"
 SHOWN_UNITS: Final = ("TB", "GB", "MB", "kB")
 
@@ -42,27 +47,83 @@ _AMOUNT: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([A-Za-z]+)", re.ASCII)
 _MS_PER_S: Final = 1000
 
 
-class LogType(click.ParamType[Path]):
-    """A log: its path, or its URL in an object store; then the path of a copy."""
+class RecordingType(click.ParamType[Path]):
+    """A recording by any of its names, as the path of its log or of a copy of that.
+
+    `many`: a folder stands for all logs in it, and not for the only one; `is_local`: none of an
+    object store is taken.
+    """
 
     name = "path"
 
+    def __init__(self, *, many: bool = False, is_local: bool = False) -> None:
+        self._many, self._is_local = many, is_local
+
     def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,  # noqa: ARG002 - click gives it
-        ctx: click.Context | None,
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path:
-        """Download a log that is named by its URL, until the command ends."""
+        """Find a log, and download one of a store until the command ends; `UnusableError`."""
         text = os.fspath(value) if isinstance(value, Path) else str(value)
-        if not is_url(text) or ctx is None or ctx.resilient_parsing:
-            return Path(text)
-        try:
-            return _download(find_by_url(text), ctx)
-        except StoreError as error:
-            raise UnusableError(str(error)) from error
-        except OSError as error:
-            raise UnusableError(f"{error.filename or text}: {reason(error)}") from error
+        path = Path(text)
+        if ctx is None or ctx.resilient_parsing:
+            return path
+        if not is_url(text) and path.is_dir():
+            return path if self._many else _only_one(path)
+        if os.path.lexists(text) or (text.endswith(SUFFIX) and not is_url(text)):
+            return path
+        if self._is_local and is_url(text):
+            self.fail(f"{text} is in an object store, of which this command has no copy", param)
+        found = find_recording(text)
+        if isinstance(found, LocalLog):
+            return found.path
+        assert isinstance(found, StoredLog)
+        with reading_place(text):
+            return _download(found, ctx)
+
+
+def default_folder() -> str:
+    """The folder of recordings, as `antiphon serve` has it."""
+    return os.environ.get(FOLDER_VARIABLE) or str(RECORDINGS)
+
+
+def find_recording(text: str) -> LogInfo:
+    """Find a recording by `NAME`, `FOLDER/NAME` or `URL/NAME`; raises `UnusableError`."""
+    place, _, name = text.removesuffix(SUFFIX).rpartition("/")
+    if is_url(text) and place.endswith("/"):
+        example = f"s3://bucket/prefix/NAME{SUFFIX}"
+        raise UnusableError(f"{text}: no URL of a recording, such as {example}")
+    place = place or default_folder()
+    if not is_url(place) and not Path(place).is_dir():
+        raise UnusableError(
+            f"{text}: there is no such file, and no folder {place} with a recording {name}: "
+            f"name its file, or set {FOLDER_VARIABLE}"
+        )
+    logs = logs_at(place)
+    with reading_place(place):
+        if name == LAST:
+            found = next(iter(logs.logs()), None)
+        elif is_session_id(name):
+            named = (it for it in logs.logs() if session_id_of(it.recording_id) == name)
+            found = next(named, None)
+        else:
+            found = logs.find(name)
+    if found is None:
+        raise UnusableError(
+            f"{text}: there is no recording {name} in {place}: `antiphon recordings list {place}`"
+        )
+    return found
+
+
+def _only_one(folder: Path) -> Path:
+    with reading_place(str(folder)):
+        found = Store(folder).logs()
+    if len(found) != 1:
+        count = len(found) or "no"
+        raise UnusableError(
+            f"{folder}: it has {count} recordings, and one is needed: {folder}/{LAST}, or as "
+            f"`antiphon recordings list {folder}` names them"
+        )
+    return found[0].path
 
 
 def _download(log: StoredLog, ctx: click.Context) -> Path:
@@ -85,7 +146,7 @@ def next_to(log: Path, name: str) -> Path:
 
 
 def page_next_to(log: Path) -> Path:
-    """Where `antiphon view` writes its page about a log."""
+    """Where `antiphon recordings view` writes its page about a log."""
     return next_to(log, log.name.removesuffix(SUFFIX) + PAGE_SUFFIX)
 
 
@@ -112,54 +173,33 @@ def reading_place(place: str) -> Iterator[None]:
         raise UnusableError(complaint(error, Path(place))) from error
 
 
-class SpanType(click.ParamType[float]):
-    """A time span, in seconds."""
-
-    name = "span"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse a span such as `36h`."""
-        amount = _amount(str(value), SECONDS_OF)
-        if amount is None:
-            self.fail(f"{value!r} is no time span, such as 30d, 36h, 90m or 20s", param, ctx)
-        return amount
+def read_span(text: str) -> float:
+    """Parse a time span such as `36h`, in seconds; the type of an option."""
+    amount = _amount(text, SECONDS_OF)
+    if amount is None:
+        raise click.BadParameter(f"{text!r} is no time span, such as 30d, 36h, 90m or 20s")
+    return amount
 
 
-class SizeType(click.ParamType[int]):
-    """A size, in bytes."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Parse a size such as `50GB`."""
-        amount = _amount(str(value), BYTES_OF)
-        if amount is None:
-            self.fail(f"{value!r} is no size, such as 50GB, 512MiB or 0B", param, ctx)
-        return int(amount)
+def read_size(text: str) -> int:
+    """Parse a size such as `50GB`, in bytes; the type of an option."""
+    amount = _amount(text, BYTES_OF)
+    if amount is None:
+        raise click.BadParameter(f"{text!r} is no size, such as 50GB, 512MiB or 0B")
+    return int(amount)
 
 
-class SinceType(click.ParamType[float | datetime]):
-    """A moment, or a time span before now."""
-
-    name = "since"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | datetime:
-        """Parse a span such as `7d`, or a date with or without a time; without a zone in UTC."""
-        ago_s = _amount(str(value), SECONDS_OF)
-        if ago_s is not None:
-            return ago_s
-        try:
-            moment = datetime.fromisoformat(str(value))
-        except ValueError:
-            text = f"{value!r} is neither a time span, such as 7d, nor a date, such as 2026-01-31"
-            self.fail(text, param, ctx)
-        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+def read_since(text: str) -> float | datetime:
+    """Parse a span before now, or a date with or without a time; without a zone it is in UTC."""
+    ago_s = _amount(text, SECONDS_OF)
+    if ago_s is not None:
+        return ago_s
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        why = f"{text!r} is neither a time span, such as 7d, nor a date, such as 2026-01-31"
+        raise click.BadParameter(why) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _amount(text: str, units: dict[str, int]) -> float | None:

@@ -1,38 +1,274 @@
-"""The command `antiphon shrink`: a small log for a fixture, from a long one that fails.
+"""The command `antiphon dev shrink`: a small log for a fixture, from a long one that fails.
 
 The result is on stdout, as text or as one JSON object; progress is on stderr, if that is a
 terminal. The best log is written at the end, after an interrupt too, and kept elsewhere if it
 cannot be written.
+
+The search is delta debugging over events, then simpler events:
+
+    groups left out -> events left out -> events made simpler -> again, until nothing is left to do
+
+- Larger pieces first, and later before earlier ones: the same log and command give the same result.
+- An event first goes with its group: a client's frame with its answers.
+- No candidate is tried twice. The best log so far is always a file.
+- It ends when nothing can be left out or simplified by itself, or when the runs are used up.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
 from rich.console import Console
 from rich.status import Status
 
+from protocol.values import events as ev
 from recorder.format.errors import RecorderError
 from recorder.format.mapping import EVENT_KINDS
+from recorder.format.records import Fields
 from recorder.read.reader import read
 from recorder.write.files import check_new_file, new_file
 
+from ..rerun.difference import describe
 from ..rerun.remake import RemakeError
-from ..rerun.words import describe
 from ..shared.commands import UnusableError, complaint, print_json
-from .candidate import Shape, shape_of
-from .shrinker import NoFailureError, Progress, Shrinker
-from .trial import CannotRunError, Trial
+from ..shared.recordings import RecordingType
+from .candidate import SIMPLIFICATIONS, Change, Shape, Simplification, build, origin_of, shape_of
+
+PLACE: Final = "{}"
+"""The place of a log's path in a command."""
+
+
+class CannotRunError(Exception):
+    """The command is missing, or may not be run."""
+
+
+def command_fails(
+    log: Path, command: Sequence[str], exit_code: int | None, timeout_s: float
+) -> bool:
+    """Run a command on a log: whether it fails with `exit_code` (None: any but 0), and in time.
+
+    Each `{}` in the command is the log's path, which comes last without one. Its output is
+    discarded; its process group is killed after a timeout or a cancellation. `CannotRunError`: it
+    cannot be started.
+    """
+    words = [word.replace(PLACE, str(log)) for word in command]
+    if words == list(command):
+        words.append(str(log))
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CannotRunError(f"{words[0]}: {error.strerror or error}") from error
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return False
+    except BaseException:
+        _kill(process)
+        raise
+    return code != 0 if exit_code is None else code == exit_code
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+# -- the search -----------------------------------------------------------------------------------
+
+
+Fails = Callable[[Path], bool]
+
+
+class NoFailureError(ValueError):
+    """Nothing to shrink: the log, or its remade events, do not fail."""
+
+
+class OutOfRunsError(Exception):
+    """The runs are used up."""
+
+
+@attrs.define(eq=False)
+class Shrinker:
+    """One search; the log is not changed, candidates are in `folder`.
+
+    `fails` says whether a log fails; after its `KeyboardInterrupt` the best log stays. It is run
+    `runs_max` times at most, with a call of `watch` before each. `best`, the smallest failing log
+    so far, exists once `begin` has returned, and has so many `events`. `runs` counts those of
+    `fails`, and `stage` says what is tried.
+    """
+
+    _log: Path
+    _folder: Path
+    _fails: Fails
+    _runs_max: int = attrs.field(kw_only=True)
+    _watch: Callable[[Shrinker], None] = attrs.field(default=lambda _: None, kw_only=True)
+    runs: int = attrs.field(default=0, init=False)
+    stage: str = attrs.field(default="", init=False)
+    _tried: set[bytes] = attrs.field(factory=set, init=False)
+    _shape: Shape = attrs.field(default=Shape(events=0, groups=()), init=False)
+    _origin: Fields = attrs.field(factory=dict, init=False)
+
+    @property
+    def best(self) -> Path:
+        """The smallest failing log so far."""
+        return self._folder / self._log.name
+
+    @property
+    def events(self) -> int:
+        """Its events; 0 before there is one."""
+        return self._shape.events
+
+    @property
+    def _candidate(self) -> Path:
+        return self._folder / "candidate" / self._log.name
+
+    def begin(self) -> None:
+        """Check that the log fails, and that it still does when it is made again.
+
+        Raises:
+            NoFailureError: it does not.
+            RemakeError: it cannot be made again.
+            RecorderError: it cannot be read.
+        """
+        self._candidate.parent.mkdir()
+        self._origin = origin_of(self._log)
+        self.stage = "the log itself"
+        if not self._asks(self._log):
+            raise NoFailureError("the command does not fail on the log")
+        self.stage = "the log, made again"
+        if not self._accepts(self._log, lambda _, event: event):
+            raise NoFailureError(
+                "the command fails on the log and not on one that this version makes of its events:"
+                " the failure is not in them (is the log damaged, or does it not replay?)"
+            )
+
+    def run(self) -> bool:
+        """Search; return whether nothing smaller is left to try.
+
+        `RecorderError`: a candidate cannot be read back; `OSError`: the disk refused.
+        """
+        try:
+            is_smaller = True
+            while is_smaller:
+                is_smaller = self._leave_out("groups", by_group=True)
+                is_smaller |= self._leave_out("events", by_group=False)
+                is_smaller |= self._simplify()
+        except OutOfRunsError:
+            return False
+        return True
+
+    # -- fewer events ---------------------------------------------------------------------------
+
+    def _leave_out(self, stage: str, *, by_group: bool) -> bool:
+        """Leave out runs of groups or events, half of all at first; return whether any was."""
+        self.stage = stage
+        found = False
+        size = len(self._starts(by_group)) // 2
+        while size:
+            found |= self._leave_out_each(size, by_group)
+            size = min(size, len(self._starts(by_group))) // 2
+        return found
+
+    def _leave_out_each(self, size: int, by_group: bool) -> bool:
+        found = False
+        end = len(self._starts(by_group))
+        while end > 0:
+            starts = [*self._starts(by_group), self._shape.events]
+            end = min(end, len(starts) - 1)
+            begin = max(0, end - size)
+            dropped = range(max(1, starts[begin]), starts[end])
+            if dropped and self._accepts(self.best, _without(dropped)):
+                found = True
+            end = begin
+        return found
+
+    def _starts(self, by_group: bool) -> Sequence[int]:
+        return self._shape.groups if by_group else range(self._shape.events)
+
+    # -- simpler events -------------------------------------------------------------------------
+
+    def _simplify(self) -> bool:
+        """Make events simpler, all at once if possible; return whether any was."""
+        found = False
+        for number, step in enumerate(SIMPLIFICATIONS, start=1):
+            self.stage = f"simpler events, {number} of {len(SIMPLIFICATIONS)}"
+            found |= self._simplify_within(step, range(self._shape.events))
+        return found
+
+    def _simplify_within(self, step: Simplification, places: range) -> bool:
+        if not places:
+            return False
+        if self._accepts(self.best, _simpler(step, places)):
+            return True
+        if len(places) == 1:
+            return False
+        middle = len(places) // 2
+        late = self._simplify_within(step, places[middle:])
+        return self._simplify_within(step, places[:middle]) or late
+
+    # -- candidates -----------------------------------------------------------------------------
+
+    def _accepts(self, source: Path, change: Change) -> bool:
+        """Make a candidate; if it is new and fails, it becomes the best log."""
+        self._candidate.unlink(missing_ok=True)
+        try:
+            build(source, self._candidate, change, self._origin)
+        except RemakeError:
+            return False
+        with self._candidate.open("rb") as file:
+            name = hashlib.file_digest(file, "blake2b").digest()
+        if name in self._tried:
+            return False
+        self._tried.add(name)
+        if not self._asks(self._candidate):
+            return False
+        os.replace(self._candidate, self.best)
+        self._shape = shape_of(self.best)
+        return True
+
+    def _asks(self, path: Path) -> bool:
+        if self.runs >= self._runs_max:
+            raise OutOfRunsError
+        self.runs += 1
+        self._watch(self)
+        return self._fails(path)
+
+
+def _without(dropped: range) -> Change:
+    return lambda place, event: None if place in dropped else event
+
+
+def _simpler(step: Simplification, places: range) -> Change:
+    def change(place: int, event: ev.Event) -> ev.Event:
+        return step(event) if place in places else event
+
+    return change
+
+
+# -- the command ----------------------------------------------------------------------------------
+
 
 RUNS_MAX: Final = 500
 """Minutes of a command that takes half a second; a 10 minute log needs about 100."""
@@ -50,26 +286,8 @@ class NothingYetError(click.ClickException):
     exit_code = INTERRUPTED
 
 
-@attrs.frozen(kw_only=True)
-class Shrunk:
-    """The result of a search, with the sizes before and after, and the runs of the command.
-
-    `is_minimal`: no single event can be left out any more.
-    """
-
-    log: Path
-    output: Path
-    before: Shape
-    after: Shape
-    file_bytes: tuple[int, int]
-    runs: int
-    is_minimal: bool
-    was_interrupted: bool
-    elapsed_s: float
-
-
 @click.command("shrink")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=RecordingType())
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The small log.")
 @click.option("--exit-code", type=click.IntRange(0, 255), help="It fails only with this one.")
@@ -110,9 +328,9 @@ def shrink_command(
 
     \b
     Examples:
-      antiphon shrink long.session.zst --output small.session.zst -- ./check.sh
-      antiphon shrink long.session.zst --output small.session.zst -- other/bin/antiphon replay {}
-      antiphon shrink a.session.zst --output b.session.zst --exit-code 3 -- python check.py {}
+      antiphon dev shrink long.session.zst --output small.session.zst -- ./check.sh
+      antiphon dev shrink long.session.zst --output small.session.zst -- old/bin/antiphon replay {}
+      antiphon dev shrink a.session.zst --output b.session.zst --exit-code 3 -- python check.py {}
 
     \b
     Exit codes:
@@ -121,25 +339,29 @@ def shrink_command(
       2    LOG cannot be read, COMMAND cannot be run, or OUTPUT cannot be written
       130  it was interrupted; the best log so far was written
     """  # noqa: D301 - click takes a backspace to keep the lines
-    trial = Trial(command=command, exit_code=exit_code, timeout_s=timeout_s)
+    is_failing = partial(command_fails, command=command, exit_code=exit_code, timeout_s=timeout_s)
     try:
         check_new_file(output)
-        shrunk = _shrink(log, output, trial, runs_max)
+        body = _shrink(log, output, is_failing, runs_max)
     except NoFailureError as error:
         raise click.ClickException(str(error)) from error
     except CannotRunError as error:
         raise UnusableError(str(error)) from error
     except (OSError, RecorderError, RemakeError) as error:
         raise UnusableError(complaint(error, log)) from error
-    _tell(shrunk, as_json=as_json)
-    sys.exit(INTERRUPTED if shrunk.was_interrupted else 0)
+    if as_json:
+        print_json(body)
+    else:
+        _print(output, body)
+    sys.exit(INTERRUPTED if body["interrupted"] else 0)
 
 
-def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
+def _shrink(log: Path, output: Path, is_failing: Fails, runs_max: int) -> dict[str, Any]:
+    """Shrink a log; return what is printed. `minimal`: no single event can be left out any more."""
     began = time.monotonic()
     before = shape_of(log)
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder, _watched(before) as show:
-        search = Shrinker(log, Path(folder), trial.fails, runs_max=runs_max, watch=show)
+        search = Shrinker(log, Path(folder), is_failing, runs_max=runs_max, watch=show)
         is_minimal = was_interrupted = False
         try:
             search.begin()
@@ -149,17 +371,18 @@ def _shrink(log: Path, output: Path, trial: Trial, runs_max: int) -> Shrunk:
             if not search.best.exists():
                 raise NothingYetError("interrupted before anything was found") from None
         _write(search.best, output, log)
-    return Shrunk(
-        log=log,
-        output=output,
-        before=before,
-        after=shape_of(output),
-        file_bytes=(log.stat().st_size, output.stat().st_size),
-        runs=search.progress.runs,
-        is_minimal=is_minimal,
-        was_interrupted=was_interrupted,
-        elapsed_s=time.monotonic() - began,
-    )
+    return {
+        "log": str(log),
+        "output": str(output),
+        "events_before": before.events,
+        "events": shape_of(output).events,
+        "bytes_before": log.stat().st_size,
+        "bytes": output.stat().st_size,
+        "runs": search.runs,
+        "minimal": is_minimal,
+        "interrupted": was_interrupted,
+        "elapsed_s": round(time.monotonic() - began, 3),
+    }
 
 
 def _write(best: Path, output: Path, log: Path) -> None:
@@ -174,50 +397,35 @@ def _write(best: Path, output: Path, log: Path) -> None:
 
 
 @contextmanager
-def _watched(before: Shape) -> Iterator[Callable[[Progress], None]]:
+def _watched(before: Shape) -> Iterator[Callable[[Shrinker], None]]:
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return
     with Status("shrinking", console=console) as status:
 
-        def show(progress: Progress) -> None:
-            left = progress.events or before.events
+        def show(search: Shrinker) -> None:
+            left = search.events or before.events
             status.update(
-                f"run {progress.runs}: {left} of {before.events} events left, {progress.stage}"
+                f"run {search.runs}: {left} of {before.events} events left, {search.stage}"
             )
 
         yield show
 
 
-def _tell(shrunk: Shrunk, *, as_json: bool) -> None:
-    if as_json:
-        body = {
-            "log": str(shrunk.log),
-            "output": str(shrunk.output),
-            "events_before": shrunk.before.events,
-            "events": shrunk.after.events,
-            "bytes_before": shrunk.file_bytes[0],
-            "bytes": shrunk.file_bytes[1],
-            "runs": shrunk.runs,
-            "minimal": shrunk.is_minimal,
-            "interrupted": shrunk.was_interrupted,
-            "elapsed_s": round(shrunk.elapsed_s, 3),
-        }
-        print_json(body)
-        return
-    why = "nothing more can be left out" if shrunk.is_minimal else "the budget is spent"
+def _print(output: Path, body: dict[str, Any]) -> None:
+    why = "nothing more can be left out" if body["minimal"] else "the budget is spent"
     click.echo(
-        f"{shrunk.before.events} events became {shrunk.after.events},"
-        f" {shrunk.file_bytes[0]} bytes {shrunk.file_bytes[1]}, in {shrunk.runs} runs"
-        f" and {shrunk.elapsed_s:.1f} s: {'interrupted' if shrunk.was_interrupted else why}"
+        "{events_before} events became {events}, {bytes_before} bytes {bytes}, in {runs} runs"
+        " and {elapsed_s:.1f} s: ".format(**body)
+        + ("interrupted" if body["interrupted"] else why)
     )
     console = Console()
-    events = (record for record in read(shrunk.output) if record.kind in EVENT_KINDS)
+    events = (record for record in read(output) if record.kind in EVENT_KINDS)
     for count, record in enumerate(events):
         if count == EVENTS_SHOWN:
-            click.echo(f"  and {shrunk.after.events - count} more")
+            click.echo(f"  and {body['events'] - count} more")
             break
         line = f"  {record.seq:>5}  {describe(record)}"
         console.print(line, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
-    click.echo(f"written to {shrunk.output}")
+    click.echo(f"written to {output}")

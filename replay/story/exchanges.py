@@ -2,15 +2,20 @@
 
 An exchange is a unit, a turn of chat, or a second of a transcription, in the same terms for all, so
 that they are compared and shown in one way. Values are those recorded; one is held at a time.
+
+A question is an effect, and its answer an event: both are named by a call and its number, which is
+a unit's or a turn's index, a chunk's in its utterance, or the lease.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
+from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import (
     OUTPUT_RATE_HZ,
@@ -20,11 +25,77 @@ from protocol.values.model import (
     Cut,
     StopReason,
     ToolCall,
+    ToolResult,
     TurnChunk,
     TurnResult,
     UnitResult,
 )
+from protocol.values.requests import Part, TextPart
 from recorder.format.records import Fields, Record, Value
+
+CallName = Literal["open", "unit", "finalize", "rollback", "turn", "chunk", "rebuild", "release"]
+Call = tuple[CallName, int]
+Answer = TypeVar("Answer", bound=ev.Event)
+
+QUESTIONS: Final[Mapping[type, tuple[CallName, str]]] = {
+    ef.OpenBackend: ("open", "lease"),
+    ef.StartUnit: ("unit", "unit.index"),
+    ef.StartFinalize: ("finalize", "index"),
+    ef.Rollback: ("rollback", "index"),
+    ef.StartTurn: ("turn", "turn.index"),
+    ef.RunChunk: ("chunk", "chunk.index"),
+    ef.Rebuild: ("rebuild", "lease"),
+    ef.Release: ("release", "lease"),
+}
+"""By the effect: the call, and the field of its number."""
+ANSWERS: Final[Mapping[type, tuple[CallName, str]]] = {
+    ev.BackendOpened: ("open", "lease"),
+    ev.BackendOpenFailed: ("open", "lease"),
+    ev.UnitDone: ("unit", "result.index"),
+    ev.UnitFailed: ("unit", "index"),
+    ev.FinalizeDone: ("finalize", "finalized.index"),
+    ev.FinalizeFailed: ("finalize", "index"),
+    ev.RollbackDone: ("rollback", "index"),
+    ev.RollbackFailed: ("rollback", "index"),
+    ev.TurnPrefilled: ("turn", "prefill.index"),
+    ev.TurnProgress: ("turn", "chunk.index"),
+    ev.TurnDone: ("turn", "result.index"),
+    ev.TurnFailed: ("turn", "index"),
+    ev.ChunkDone: ("chunk", "result.index"),
+    ev.ChunkFailed: ("chunk", "index"),
+    ev.Rebuilt: ("rebuild", "lease"),
+    ev.RebuildFailed: ("rebuild", "lease"),
+    ev.BackendReleased: ("release", "lease"),
+}
+"""By the event: the call, and the field of its number. A turn is answered in pieces."""
+
+
+def asked(effect: ef.Effect) -> Call | None:
+    """Name the call that an effect asks for; None if it asks the model for nothing."""
+    return _named(effect, QUESTIONS)
+
+
+def answered(event: ev.Event) -> Call | None:
+    """Name the model's call that an event answers, if any."""
+    return _named(event, ANSWERS)
+
+
+def renumbered(event: Answer, number: int, **also: int) -> Answer:
+    """Make an answer that of question `number`; `also` sets fields next to the number."""
+    where, _, inner = ANSWERS[type(event)][1].rpartition(".")
+    changes: dict[str, Any] = {inner: number, **also}
+    if where:
+        changes = {where: attrs.evolve(getattr(event, where), **changes)}
+    return attrs.evolve(event, **changes)
+
+
+def _named(fact: object, table: Mapping[type, tuple[CallName, str]]) -> Call | None:
+    if type(fact) not in table:
+        return None
+    name, path = table[type(fact)]
+    number: Any = reduce(getattr, path.split("."), fact)
+    return name, int(number)
+
 
 ExchangeKind = Literal["unit", "turn", "chunk"]
 Failure = Literal["failed", "context_full"]
@@ -194,8 +265,8 @@ class Exchanges:
             case ev.BackendLost() if self.current is not None and self.current.done_ns is None:
                 current = self.current
                 self._change(current.kind, current.index, outcome="lost")
-            case ev.ChunkDone(result=heard):
-                self._take_chunk(at_ns, heard)
+            case ev.ChunkDone(result=result):
+                self._take_chunk(at_ns, result)
             case ev.ChunkFailed(utterance=utterance, index=index, context_full=is_full):
                 self._fail("chunk", self._chunk(utterance, index), at_ns, is_full=is_full)
             case _:
@@ -219,15 +290,15 @@ class Exchanges:
         is_it = current is not None and current.place == (utterance, index)
         return current.index if is_it and current is not None else None
 
-    def _take_chunk(self, at_ns: int, heard: ChunkResult) -> None:
-        index = self._chunk(heard.utterance, heard.index)
+    def _take_chunk(self, at_ns: int, result: ChunkResult) -> None:
+        index = self._chunk(result.utterance, result.index)
         if index is None:
             return
-        before, self._kv_length = self._kv_length if heard.index else 0, heard.kv_length
+        before, self._kv_length = self._kv_length if result.index else 0, result.kv_length
         same = ("input_hash", "fed_ids", "text")
-        facts: dict[str, Any] = {name: getattr(heard, name) for name in same}
-        facts |= {"decided_ids": heard.token_ids, "kv_added": heard.kv_length - before}
-        self._change("chunk", index, done_ns=at_ns, outcome="heard", heard=heard, **facts)
+        facts: dict[str, Any] = {name: getattr(result, name) for name in same}
+        facts |= {"decided_ids": result.token_ids, "kv_added": result.kv_length - before}
+        self._change("chunk", index, done_ns=at_ns, outcome="heard", heard=result, **facts)
 
     def _take_turn(self, event: ev.Event) -> None:
         match event:
@@ -274,3 +345,17 @@ def spoken_ms(exchange: Exchange | None) -> int:
     """Return the length of the sound that a client got of an exchange so far."""
     is_heard = exchange is not None and exchange.outcome not in ("withheld", "ended")
     return exchange.audio_ms if is_heard and exchange is not None else 0
+
+
+def calls_text(calls: Iterable[ToolCall]) -> str:
+    """Write calls in one line, such as `[calls clock {}]`; empty without any."""
+    return " ".join(f"[calls {call.name} {call.arguments}]" for call in calls)
+
+
+def asked_texts(content: Iterable[Part]) -> list[str]:
+    """The texts of a question, and in its place a tool's result, such as `[returns 10:30]`."""
+    return [
+        part.text if isinstance(part, TextPart) else f"[returns {part.output}]"
+        for part in content
+        if isinstance(part, TextPart | ToolResult)
+    ]

@@ -6,23 +6,144 @@ divergence. Damage is counted and skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
 
 import attrs
+from cattrs import unstructure
 
 from protocol.values.limits import NS_PER_MS
+from protocol.values.state import State
 from recorder.format.records import Fields, Record
-from recorder.keep.marks import Marks
-from recorder.keep.summary import WALL_MS_MAX, session_id_in
 from recorder.read.scan import Damage
+from recorder.storage.marks import Marks
+from recorder.storage.summary import WALL_MS_MAX, session_id_in
 
 from ..rerun.environment import model_of
 from ..rerun.logic import Replayer
 from ..shared.fields import typed
-from .exchanges import OUTPUTS, Exchange
-from .inspection import Inspection, Mark, StateSpan, UtteranceStory
-from .reading import Passage, SessionStory
+from .exchanges import OUTPUTS, Exchange, Outcome
+from .reading import (
+    Absence,
+    Drop,
+    End,
+    ErrorSent,
+    Mark,
+    Move,
+    Passage,
+    Playback,
+    Said,
+    SessionStory,
+    ShortenedFrame,
+)
+
+
+@attrs.frozen(kw_only=True)
+class StateSpan:
+    """A state, and when it was entered."""
+
+    state: State
+    at_ns: int
+
+
+UtteranceOutcome = Outcome | Literal["done"]
+"""The result of an utterance; `pending`: its end was not heard, or not yet."""
+
+
+@attrs.frozen(kw_only=True)
+class UtteranceStory:
+    """One utterance of a transcription, from the start of its first chunk in the model.
+
+    Attributes:
+        index: counts the session's utterances; those without sound are not given to the model.
+        done_ns: when its last chunk was heard, or failed, if recorded.
+        chunks: seconds that the model heard, with the silence at the end.
+        kv_length: tokens in the KV cache after its last chunk.
+        longest_us: the longest time of a chunk, by the backend's clock.
+    """
+
+    index: int
+    started_ns: int
+    done_ns: int | None = None
+    outcome: UtteranceOutcome = "pending"
+    chunks: int = 0
+    text: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    kv_length: int | None = None
+    longest_us: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Inspection:
+    """One session; lists are in order.
+
+    Attributes:
+        session_id: as its client and the server's log know it.
+        model: None if the log does not name it.
+        mode: None if its first event is lost.
+        wall_ms: Unix milliseconds of its start.
+        duration_ns: from its start to its last record.
+        states: from QUEUED on.
+        shortened: the client's refused frames that are kept shortened.
+        fields_ignored: the client's fields without a meaning in its dialect.
+        damage_count: of the log; with damage the values have gaps.
+        diverged_seq: the record from which the machine differs and the states are unknown.
+    """
+
+    recording_id: str | None
+    session_id: str | None
+    model: str | None
+    mode: str | None
+    dialect: str | None
+    seed: int | None
+    wall_ms: int | None
+    duration_ns: int
+    states: tuple[StateSpan, ...]
+    frames_received: int
+    shortened: tuple[ShortenedFrame, ...]
+    frames_sent: int
+    fields_ignored: int
+    units: tuple[Exchange, ...]
+    turns: tuple[Exchange, ...]
+    utterances: tuple[UtteranceStory, ...]
+    drops: tuple[Drop, ...]
+    moves: tuple[Move, ...]
+    absences: tuple[Absence, ...]
+    playback: tuple[Playback, ...]
+    said: tuple[Said, ...]
+    errors: tuple[ErrorSent, ...]
+    marks: tuple[Mark, ...]
+    end: End
+    records: int
+    damage_count: int
+    diverged_seq: int | None
+
+
+def to_json(inspection: Inspection) -> dict[str, Any]:
+    """Write an inspection as plain values, for JSON."""
+    plain: dict[str, Any] = unstructure(inspection)
+    for kind, names in _FIELDS_SHOWN.items():
+        entries = [{"cut": one.get("stopped"), **one} for one in plain[kind]]
+        plain[kind] = [{name: one[name] for name in names} for one in entries]
+    return plain
+
+
+_FIELDS_SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
+    "units": (
+        *("index", "started_ns", "done_ns", "finalized_ns", "outcome", "forced", "frames"),
+        *("text", "audio_ms", "end_of_turn", "cut", "kv_length", "costs"),
+    ),
+    "turns": (
+        *("index", "started_ns", "prefilled_ns", "done_ns", "outcome", "input_tokens"),
+        *("generated_tokens", "text", "audio_ms", "kv_length", "costs", "calls"),
+    ),
+    "drops": ("at_ns", "ordinal", "input_id"),
+    "playback": ("at_ns", "played_ms", "behind_ms"),
+    "said": ("at_ns", "start_ms", "end_ms", "text"),
+    "errors": ("at_ns", "code", "message"),
+}
+"""The fields shown of each."""
 
 
 def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
@@ -33,14 +154,14 @@ def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
     return inspector.inspection(head)
 
 
-def with_marks(told: Inspection, later: Marks) -> Inspection:
+def with_marks(inspection: Inspection, later: Marks) -> Inspection:
     """Add the marks next to the log."""
     more = [
         Mark(at_ns=it.at_ms * NS_PER_MS, text=it.text, by=it.by or None, is_later=True)
         for it in later.marks
     ]
-    marks = sorted([*told.marks, *more], key=lambda it: it.at_ns)
-    return attrs.evolve(told, marks=tuple(marks))
+    marks = sorted([*inspection.marks, *more], key=lambda it: it.at_ns)
+    return attrs.evolve(inspection, marks=tuple(marks))
 
 
 class Inspector(SessionStory):
@@ -50,7 +171,7 @@ class Inspector(SessionStory):
         self.replayer: Final = Replayer(go_on=True)
         super().__init__(self.replayer, leaves_out=OUTPUTS)
         self._states: list[StateSpan] = []
-        self._told: list[Exchange] = []
+        self._kept: list[Exchange] = []
         self._utterances: dict[int, UtteranceStory] = {}
 
     def take(self, item: Record | Damage) -> Passage | None:
@@ -68,27 +189,27 @@ class Inspector(SessionStory):
 
     def _keep(self, exchange: Exchange) -> None:
         if exchange.kind != "chunk":
-            self._told.append(exchange)
+            self._kept.append(exchange)
             return
-        index, heard = exchange.place[0], exchange.heard
-        told = self._utterances.get(index)
-        if told is None:
-            told = UtteranceStory(index=index, started_ns=exchange.started_ns)
-        if heard is not None:
-            told = attrs.evolve(
-                told,
+        index, result = exchange.place[0], exchange.heard
+        utterance = self._utterances.get(index)
+        if utterance is None:
+            utterance = UtteranceStory(index=index, started_ns=exchange.started_ns)
+        if result is not None:
+            utterance = attrs.evolve(
+                utterance,
                 done_ns=exchange.done_ns,
-                outcome="done" if exchange.is_last else told.outcome,
-                chunks=told.chunks + 1,
-                text=told.text + heard.text,
-                prompt_tokens=told.prompt_tokens + heard.prompt_tokens,
-                completion_tokens=told.completion_tokens + heard.generated_tokens,
-                kv_length=heard.kv_length,
-                longest_us=max(told.longest_us, heard.costs.wall_us),
+                outcome="done" if exchange.is_last else utterance.outcome,
+                chunks=utterance.chunks + 1,
+                text=utterance.text + result.text,
+                prompt_tokens=utterance.prompt_tokens + result.prompt_tokens,
+                completion_tokens=utterance.completion_tokens + result.generated_tokens,
+                kv_length=result.kv_length,
+                longest_us=max(utterance.longest_us, result.costs.wall_us),
             )
         elif exchange.done_ns is not None:
-            told = attrs.evolve(told, done_ns=exchange.done_ns, outcome=exchange.outcome)
-        self._utterances[index] = told
+            utterance = attrs.evolve(utterance, done_ns=exchange.done_ns, outcome=exchange.outcome)
+        self._utterances[index] = utterance
 
     def inspection(self, head: Fields) -> Inspection:
         """Return the inspection, once all records are taken."""
@@ -112,12 +233,12 @@ class Inspector(SessionStory):
             shortened=tuple(self.shortened),
             frames_sent=self.frames_sent,
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
-            units=tuple(it for it in self._told if it.kind == "unit"),
-            turns=tuple(it for it in self._told if it.kind == "turn"),
+            units=tuple(it for it in self._kept if it.kind == "unit"),
+            turns=tuple(it for it in self._kept if it.kind == "turn"),
             utterances=tuple(self._utterances.values()),
             drops=tuple(self.drops),
             moves=tuple(self.moves),
-            absences=tuple(self.absences.told),
+            absences=tuple(self.absences.found),
             playback=tuple(self.playback),
             said=tuple(self.said),
             errors=tuple(self.errors),

@@ -10,32 +10,264 @@ the story of the whole session and one exchange (`exchanges`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal
 
 import attrs
 
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.errors import CLOSE_NORMAL
+from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
-from protocol.values.model import DuplexConfig, Opened
+from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, DuplexConfig, Opened
 from protocol.values.requests import Played
 from protocol.values.state import State
+from protocol.values.utf8 import Shortened
 from protocol.wire.dialects.shared import PLAYBACK_ACK
 from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.format.records import Fields, Record
-from recorder.read.ending import RESTARTED
+from recorder.format.steps import Step
+from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
 
+from ..rerun.difference import label
 from ..rerun.logic import Replayer
-from ..rerun.words import Step, show_shortened
 from ..shared.fields import below, typed
-from .absences import Absences
-from .dictated import Dictated
+from ..shared.recordings import show_bytes
 from .exchanges import Exchange, Exchanges, spoken_ms
-from .inspection import Drop, End, ErrorSent, Mark, Move, MoveReason, Playback, Said, ShortenedFrame
 from .wire import Wire
+
+
+def show_shortened(short: Shortened) -> str:
+    """Describe a refused message, and the part that is kept."""
+    is_kept = bool(short.head or short.unreadable)
+    kept = "first 1 KiB kept" if is_kept else "its start left out"
+    return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}"
+
+
+@attrs.frozen(kw_only=True)
+class Drop:
+    """A second of input that was lost to newer input (B7), from the record `seq`."""
+
+    at_ns: int
+    ordinal: int
+    input_id: str
+    seq: int = attrs.field(default=0, eq=False)
+
+
+MoveReason = Literal["lost", "drained", "restarted"]
+
+
+@attrs.frozen(kw_only=True)
+class Move:
+    """A move to another slot (B11), from the record `seq`.
+
+    Attributes:
+        why: the worker was lost or drained, or the server was started again.
+        to_ns: when the session went on; None if it did not.
+        steps: units or seconds that the model was fed again; 0 if there were none.
+        exact: each was fed as recorded; else in long prefills.
+    """
+
+    at_ns: int
+    why: MoveReason
+    to_ns: int | None = None
+    steps: int = 0
+    exact: bool = True
+    seq: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen(kw_only=True)
+class ErrorSent:
+    """An `error` that the client was sent, in the record `seq`."""
+
+    at_ns: int
+    code: str
+    message: str
+    seq: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen(kw_only=True)
+class ShortenedFrame:
+    """A refused message of which the log keeps length, hash (128 bits in hex) and start.
+
+    `told` is a description, with the part that is kept.
+    """
+
+    at_ns: int
+    size_bytes: int
+    blake2b: str
+    told: str
+
+
+@attrs.frozen(kw_only=True)
+class Mark:
+    """A mark; `by` is the name of its author's key.
+
+    `is_later`: it was written after the session, next to the log (`recorder.storage.marks`).
+    """
+
+    at_ns: int
+    text: str
+    by: str | None
+    is_later: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Playback:
+    """What a client said of its playback.
+
+    Attributes:
+        played_ms: milliseconds of the session's speech that it had played.
+        behind_ms: milliseconds that it had not: spoken before, and not played.
+    """
+
+    at_ns: int
+    played_ms: int
+    behind_ms: int
+    seq: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen(kw_only=True)
+class Said:
+    """What the user said, as the server's transcriber wrote it down.
+
+    Attributes:
+        start_ms, end_ms: where it was said, in milliseconds of the client's sound.
+        is_whole: no more words of the same came.
+    """
+
+    at_ns: int
+    start_ms: int
+    end_ms: int
+    text: str
+    is_whole: bool = attrs.field(default=False, eq=False)
+
+
+@attrs.frozen(kw_only=True)
+class End:
+    """The end of a session; the close is of the WebSocket, and None unless the server closed it.
+
+    `reason` is one word, None if the log has no end; `finished`: the log has its `fin`.
+    """
+
+    reason: str | None = None
+    close_code: int | None = None
+    close_reason: str | None = None
+    finished: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Absence:
+    """A time without a connection, from the record `seq`.
+
+    Attributes:
+        to_ns: when the client was back; None if it did not come back.
+        slept: the session gave its slot back meanwhile.
+        steps: units or seconds that the model on another slot was fed again; 0 if there were none.
+    """
+
+    at_ns: int
+    to_ns: int | None = None
+    slept: bool = False
+    steps: int = 0
+    seq: int = attrs.field(default=0, eq=False)
+
+
+class Absences:
+    """Follows the client of a session that can be resumed; of others it notes nothing."""
+
+    def __init__(self) -> None:
+        self.found: list[Absence] = []
+        self._can_resume = self._keeps_slot = False
+        self._is_waking = False
+
+    def take(self, event: ev.Event, seq: int) -> None:
+        """Take an event."""
+        match event:
+            case ev.ConnectionOpened(resume_hash=token, mode=mode):
+                self._can_resume, self._keeps_slot = bool(token), mode != "chat"
+            case ev.Forked(at_ns=at_ns, resume_hash=token):
+                self._can_resume, self._is_waking = bool(token), False
+                if self._is_away:
+                    self.found[-1] = attrs.evolve(self.found[-1], to_ns=at_ns)
+            case ev.PeerGone(code=code) if self._can_resume and code == CLOSE_NORMAL:
+                pass
+            case ev.PeerGone(at_ns=at_ns) | ev.SendFailed(at_ns=at_ns) if self._can_resume:
+                self.found.append(Absence(at_ns=at_ns, seq=seq))
+            case ev.PeerAttached(at_ns=at_ns) if self._is_away:
+                self.found[-1] = attrs.evolve(self.found[-1], to_ns=at_ns)
+            case ev.BackendLost():
+                self._is_waking = False
+
+    @property
+    def _is_away(self) -> bool:
+        return bool(self.found) and self.found[-1].to_ns is None
+
+    def release(self, *, is_moving: bool) -> None:
+        """Note that a slot is given back in a session that goes on; `is_moving`: it was lost."""
+        if self._is_away and self._keeps_slot and not is_moving:
+            self.found[-1] = attrs.evolve(self.found[-1], slept=True)
+            self._is_waking = True
+
+    def rebuilt(self, event: ev.Rebuilt) -> bool:
+        """Whether a rebuild is that of a session that slept, and no move."""
+        is_it, self._is_waking = self._is_waking, False
+        if is_it:
+            self.found[-1] = attrs.evolve(self.found[-1], slept=True, steps=event.steps)
+        return is_it
+
+
+@attrs.frozen
+class _Piece:
+    utterance: int
+    until: int
+    end_ns: int
+
+
+class Dictated:
+    """Sound of a transcription not written down yet; the model was given all up to `heard_ns`.
+
+    Each second of an utterance is given to the model as soon as it is there. A client that sends a
+    file at once sends it long before it would be heard; its text is placed where its sound is.
+    """
+
+    def __init__(self) -> None:
+        self.heard_ns = 0
+        self._pieces: deque[_Piece] = deque()
+        self._utterance = self._samples = 0
+
+    def hear(self, samples: int, end_ns: int, session: Session | None) -> None:
+        """Take samples of the open utterance, ending at `end_ns`.
+
+        Without a session that took them the utterance is unknown.
+        """
+        utterance = 0 if session is None else session.counts.get("utterances", 1) - 1
+        if utterance != self._utterance:
+            self._utterance, self._samples = utterance, 0
+        self._samples += samples
+        self._pieces.append(_Piece(utterance, self._samples, end_ns))
+
+    def write(self, chunk: object) -> None:
+        """Take a chunk that the model is given, as in `StartChunk`."""
+        if not isinstance(chunk, Mapping):
+            return
+        utterance, index = chunk.get("utterance"), chunk.get("index")
+        if not isinstance(utterance, int) or not isinstance(index, int):
+            return
+        until = (index + 1) * UNIT_SAMPLES
+        while self._pieces and self._pieces[0].utterance <= utterance:
+            piece = self._pieces[0]
+            if (piece.utterance, piece.until) >= (utterance, until):
+                rest_ns = (piece.until - until) * NS_PER_S // INPUT_RATE_HZ
+                self.heard_ns = max(self.heard_ns, piece.end_ns - rest_ns)
+                return
+            self.heard_ns = max(self.heard_ns, piece.end_ns)
+            self._pieces.popleft()
+
 
 ERROR_CHARS_MAX: Final = 4096
 """A longer frame is audio, not an `error` or a `playback.ack`, so it is not parsed."""
@@ -204,13 +436,13 @@ class SessionStory:
 
     def _take_playback(self, record: Record, frame: str) -> None:
         is_refused = self.session is not None and self.session.state is not State.ACTIVE
-        told = self.wire.request(frame)
-        if isinstance(told, Played) and not is_refused:
+        request = self.wire.request(frame)
+        if isinstance(request, Played) and not is_refused:
             spoken = self._spoken_ms + spoken_ms(self.exchanges.current)
             playback = Playback(
                 at_ns=record.at_ns,
-                played_ms=told.played_ms,
-                behind_ms=max(0, spoken - told.played_ms),
+                played_ms=request.played_ms,
+                behind_ms=max(0, spoken - request.played_ms),
                 seq=record.seq,
             )
             self.playback.append(playback)
@@ -221,8 +453,8 @@ class SessionStory:
         if not isinstance(frame, str):
             return passage
         if len(frame) <= ERROR_CHARS_MAX and '"error"' in frame:
-            told = self.wire.messages(frame)
-            error = next((it for it in told if isinstance(it, ErrorReport)), None)
+            messages = self.wire.messages(frame)
+            error = next((it for it in messages if isinstance(it, ErrorReport)), None)
             if error is not None:
                 sent = ErrorSent(
                     at_ns=passage.record.at_ns,

@@ -12,18 +12,41 @@ is written while its log is read and neither is ever whole in memory. The page p
 
 Nothing in a part exceeds the bounds below, for any log; bytes are named by their length; whole
 numbers that JavaScript cannot hold are text.
+
+**Pictures** are decoded and encoded again, small enough for a page, so no bytes of a client's file
+reach the browser; a repeated picture is named, not repeated; one that does not decode, or exceeds
+the bounds, is listed without its image. The log has the originals.
+
+**Sound** is placed by `runtime.measures.placing`; a gap that the jitter of a network made is
+silence. A gap begins a new piece; a long stretch is cut into pieces of `PIECE_S`, so that the page
+decodes only what it plays. Each begins with `lead` samples of the sound before, decoded and not
+played, since a decoder needs that long to settle (RFC 7845, 4.6). The model's pieces are made once
+their time has come, as queued sound may still be cut off. Samples are clipped to a loudspeaker's
+range: a log may hold any finite value. Memory is bounded by the queued sound, and by `VOICE_S_MAX`
+in all.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 import attrs
+import numpy as np
+import pybase64
+import simplejpeg
+import soundfile
+from numpy.typing import NDArray
 
+from protocol.values.digest import digest
+from protocol.values.model import SAMPLE_BYTES
+from recorder.format.blobs import extract
 from recorder.format.records import FRAME_KINDS, Record, Value
-from recorder.format.spans import extract
+from runtime.measures.placing import JITTER_MS, RATE_HZ, Line, Voice, time_of
+from runtime.media.image import decode_jpeg
+from runtime.media.values import MediaError
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
@@ -90,3 +113,227 @@ def _without_base64(frame: str) -> str:
 def _shorten(text: str) -> str:
     more = len(text) - TEXT_CHARS_MAX
     return f"{text[:TEXT_CHARS_MAX]}… {more} more characters" if more > 0 else text
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+SIDE_MAX: Final = 320
+"""Pixels of the longer side: the size of a panel of the page, on a fine display twice as dense."""
+QUALITY: Final = 70
+PICTURES_BYTES_MAX: Final = 10 << 20
+"""Of the page: some 900 pictures, three a second of a video session's five minutes."""
+
+
+Pixels = NDArray[np.uint8]
+"""RGB; shape (height, width, 3)."""
+
+
+class Pictures:
+    """Takes a session's pictures, in order; `count` were taken, and the page omits `left_out`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.left_out = 0
+        self._numbers: dict[str, int] = {}
+        self._bytes = 0
+
+    def has(self, jpeg: bytes) -> bool:
+        """Whether a picture was taken before."""
+        return digest(jpeg) in self._numbers
+
+    def take(self, at_ns: int, jpeg: bytes) -> Part:
+        """Take a picture that was shown at this time."""
+        name, number = digest(jpeg), self.count
+        self.count += 1
+        shown: dict[str, Json] = {"at_ns": at_ns, "bytes": len(jpeg)}
+        if name in self._numbers:
+            return Part("picture", {**shown, "same_as": self._numbers[name]})
+        small = None if self._bytes > PICTURES_BYTES_MAX else shrink(jpeg)
+        if small is None:
+            self.left_out += 1
+            return Part("picture", shown)
+        self._numbers[name] = number
+        self._bytes += len(small)
+        return Part("picture", {**shown, "jpeg": pybase64.b64encode_as_string(small)})
+
+
+def shrink(jpeg: bytes) -> bytes | None:
+    """Make a small JPEG of a JPEG; None if it is damaged, or a session would not take it."""
+    try:
+        decode_jpeg(jpeg)
+        height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
+        scale = min(1.0, SIDE_MAX / max(height, width))
+        small = {"height": max(1, round(height * scale)), "width": max(1, round(width * scale))}
+        pixels = simplejpeg.decode_jpeg(jpeg, min_height=small["height"], min_width=small["width"])
+    except (MediaError, ValueError):
+        return None
+    made: bytes = simplejpeg.encode_jpeg(_averaged(pixels, **small), quality=QUALITY)
+    return made
+
+
+def _averaged(pixels: Pixels, *, height: int, width: int) -> Pixels:
+    """Scale a picture down; each pixel is the mean of those that it covers."""
+    rows, columns = (
+        np.arange(small) * size // small
+        for small, size in zip((height, width), pixels.shape, strict=False)
+    )
+    sums = np.add.reduceat(pixels.astype(np.uint32), rows, axis=0)
+    sums = np.add.reduceat(sums, columns, axis=1)
+    covered = np.outer(np.diff(rows, append=len(pixels)), np.diff(columns, append=pixels.shape[1]))
+    return (sums // covered[..., None]).astype(np.uint8)
+
+
+# -- sound -----------------------------------------------------------------------------------------
+
+
+PIECE_S: Final = 30
+"""Decoded in some hundredths of a second, when playing comes near it."""
+LEAD_MS: Final = 80
+"""After a seek, by RFC 7845."""
+VOICE_S_MAX: Final = 3_600
+"""Six times the longest session: beyond it, sound is counted and not kept."""
+PEAKS_A_SECOND: Final = 200
+"""At 5 ms each a syllable still has a shape; a voice of ten minutes takes 320 KB of the page."""
+BITS_A_SECOND: Final = {"user": 24_000, "model": 32_000}
+"""Speech that is hard to tell from the source; 24 kHz takes a little more than 16 kHz."""
+COMPLEXITY: Final = 5
+"""Of 10: two thirds of the time, and no difference that could be heard in speech."""
+
+_Samples = NDArray[np.float32]
+
+
+@attrs.frozen(kw_only=True)
+class Placed:
+    """The time at which a sound is heard, on the session's clock."""
+
+    begin_ns: int
+    end_ns: int
+
+
+class Track:
+    """One voice, fed in the order of its sound; `left_out_s` counts after `VOICE_S_MAX`."""
+
+    def __init__(self, voice: Voice) -> None:
+        self.left_out_s = 0.0
+        self._voice: Final[Voice] = voice
+        self._rate_hz: Final = RATE_HZ[voice]
+        self._line: Final = Line(voice)
+        self._begin = 0
+        self._held: list[_Samples] = []
+        self._held_samples = 0
+        self._lead: _Samples = np.empty(0, np.float32)
+        self._kept_samples = 0
+
+    @property
+    def end_ns(self) -> int:
+        """When the sound queued so far will have been heard."""
+        return time_of(self._voice, self._line.end)
+
+    def stop(self, at_ns: int) -> list[Part]:
+        """Stop queued sound; give the pieces that are complete with that."""
+        if self.end_ns <= at_ns or not self._held_samples:
+            return []
+        kept = max(0, self._line.cut(at_ns) - self._begin)
+        samples = np.concatenate(self._held)[:kept]
+        self._kept_samples -= self._held_samples - len(samples)
+        self._held, self._held_samples = [samples], len(samples)
+        return self.flush()
+
+    def take(
+        self, at_ns: int, pcm: bytes, *, is_captured: bool = False
+    ) -> tuple[Placed, list[Part]]:
+        """Take float32 LE mono at the voice's rate, heard at `at_ns` at the earliest.
+
+        Sound that `is_captured` was heard before it came. Returns when it is heard, and the pieces
+        that are complete by then.
+        """
+        samples = np.frombuffer(pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES], "<f4")
+        if self._kept_samples + len(samples) > VOICE_S_MAX * self._rate_hz:
+            self.left_out_s += len(samples) / self._rate_hz
+            return Placed(begin_ns=at_ns, end_ns=at_ns), []
+        parts = self._complete(at_ns)
+        before = self._line.end
+        begin = self._line.place(at_ns, len(samples), is_captured=is_captured)
+        gap = begin - before + self._line.moved
+        goes_on = self._held_samples or len(self._lead)
+        if gap > JITTER_MS * self._rate_hz // 1000 or not goes_on:
+            parts += self.flush()
+            self._begin = begin
+        else:
+            self._begin -= self._line.moved
+            self._hold(np.zeros(gap, np.float32))
+        self._hold(np.clip(np.nan_to_num(samples), -1, 1))
+        return Placed(begin_ns=time_of(self._voice, begin), end_ns=self.end_ns), parts
+
+    def _hold(self, samples: _Samples) -> None:
+        self._held.append(samples)
+        self._held_samples += len(samples)
+        self._kept_samples += len(samples)
+
+    def _complete(self, now_ns: int) -> list[Part]:
+        """Give the pieces of full length that cannot be cut off any more."""
+        size, parts = PIECE_S * self._rate_hz, []
+        while self._held_samples >= size and self._is_heard(self._begin + size, now_ns):
+            samples = np.concatenate(self._held)
+            parts.append(self._piece(samples[:size]))
+            self._held, self._held_samples = [samples[size:]], len(samples) - size
+        return parts
+
+    def _is_heard(self, sample: int, now_ns: int) -> bool:
+        return self._voice == "user" or time_of(self._voice, sample) <= now_ns
+
+    def flush(self) -> list[Part]:
+        """Give the pieces of all that is held."""
+        samples = np.concatenate([self._lead[:0], *self._held])
+        size = PIECE_S * self._rate_hz
+        starts = range(0, len(samples), size)
+        parts = [self._piece(samples[start : start + size]) for start in starts]
+        self._held, self._held_samples = [], 0
+        self._lead = self._lead[:0]
+        return parts
+
+    def _piece(self, samples: _Samples) -> Part:
+        lead, self._lead = self._lead, samples[-self._rate_hz * LEAD_MS // 1000 :]
+        begin, self._begin = self._begin, self._begin + len(samples)
+        value = {
+            "voice": self._voice,
+            "begin_ns": time_of(self._voice, begin),
+            "end_ns": time_of(self._voice, self._begin),
+            "lead_s": len(lead) / self._rate_hz,
+            "file": pybase64.b64encode_as_string(
+                encode(np.concatenate([lead, samples]), self._voice)
+            ),
+            "peaks": pybase64.b64encode_as_string(peaks(samples, self._rate_hz // PEAKS_A_SECOND)),
+        }
+        return Part("sound", value)
+
+
+def encode(samples: _Samples, voice: Voice) -> bytes:
+    """Compress mono in [-1, 1] at the voice's rate: Opus in Ogg, of the same length.
+
+    Without the extra `media` there is no Opus: then it is FLAC with 16 bits, a multiple in size.
+    """
+    file = io.BytesIO()
+    try:
+        import av  # 50 ms and 100 MB
+    except ImportError:
+        soundfile.write(file, samples, RATE_HZ[voice], format="FLAC", subtype="PCM_16")
+        return file.getvalue()
+    with av.open(file, "w", format="ogg", options={"fflags": "+bitexact"}) as container:
+        stream = container.add_stream("libopus", rate=RATE_HZ[voice], layout="mono")
+        stream.bit_rate = BITS_A_SECOND[voice]
+        stream.codec_context.options = {"compression_level": str(COMPLEXITY)}
+        frame = av.AudioFrame.from_ndarray(samples[None].astype("<f4"), format="flt", layout="mono")
+        frame.sample_rate = RATE_HZ[voice]
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            container.mux(packet)
+    return file.getvalue()
+
+
+def peaks(samples: _Samples, samples_each: int) -> bytes:
+    """Find the lowest and highest of each few samples; int8 pairs, the last may cover fewer."""
+    padded = np.pad(samples, (0, -len(samples) % samples_each)).reshape(-1, samples_each)
+    pairs = np.stack([padded.min(axis=1), padded.max(axis=1)], axis=1)
+    found: bytes = np.rint(pairs * 127).astype(np.int8).tobytes()
+    return found

@@ -31,7 +31,7 @@ from starlette.routing import Route
 
 from protocol.values.limits import MS_PER_S, NS_PER_MS
 from protocol.wire.codec import Fields
-from recorder.keep.marks import (
+from recorder.storage.marks import (
     AT_MS_MAX,
     TEXT_CHARS_MAX,
     TooManyMarks,
@@ -39,7 +39,7 @@ from recorder.keep.marks import (
     read_marks,
     remove_mark,
 )
-from recorder.keep.marks import MARKS_MAX as LATER_MARKS_MAX
+from recorder.storage.marks import MARKS_MAX as LATER_MARKS_MAX
 
 from ..access.gate import require_admin
 from ..access.keys import Key

@@ -44,13 +44,11 @@ from starlette.routing import Route
 from protocol.values.digest import is_session_id, session_id_of
 from protocol.values.modes import MODES
 from recorder.format.format import SUFFIX
-from recorder.keep.forgetting import WITH_STORE_NAME
-from recorder.keep.index import Index
-from recorder.keep.listing import Listing, Wanted, page_of
-from recorder.keep.marks import marks_path, read_marks
-from recorder.keep.remote import RemoteStore, StoredLog, logs_of
-from recorder.keep.store import LogInfo, Logs, Store
-from recorder.keep.summary import State, Summary
+from recorder.storage.listing import Index, Listing, Wanted, page_of
+from recorder.storage.marks import marks_path, read_marks
+from recorder.storage.remote import RemoteStore, StoredLog, logs_of
+from recorder.storage.store import WITH_STORE_NAME, LogInfo, Logs, Store
+from recorder.storage.summary import State, Summary
 
 from ..access.gate import require_admin
 from ..access.keys import Key

@@ -1,14 +1,13 @@
 """What the routes share: parameters, bodies, concurrency, file work in threads, streams and files.
 
 - Query parameters are parsed strictly: a misspelt one is a 400 that says what is valid.
-- A body is bounded in bytes; `http.bounded` bounds its time.
+- A body is bounded in bytes; `net.http` bounds its time.
 - `ConcurrencyLimit`: a few expensive answers at once, and fewer for a client.
 - Errors of file work in a thread become HTTP answers.
 - A streamed answer is written until it ends or its client leaves. A writer waits until the
   connection has taken each piece: a slow client delays only its own answer. When the client leaves,
   the writer is cancelled; its resources are always closed. The end of the answer is sent after the
-  wait for the client's leaving: Hypercorn then reports a disconnect, and must not be cancelled
-  while it handles the connection.
+  wait for the client's leaving, which would cancel it.
 - A file, or the requested range of it, is read piece by piece in threads. Ranges and validators are
   as in RFC 9110 (13.1.2, 13.1.5, 14), with one range of bytes. Several ranges, other units and
   invalid ranges give the whole file, as a server may; a range outside is a 416.
@@ -38,9 +37,9 @@ from starlette.types import Receive, Scope, Send
 from protocol.values.errors import FieldError, FrameError
 from protocol.wire.codec import Fields, parse_frame
 from recorder.format.errors import RecorderError
-from recorder.keep.remote import StoreError
-from recorder.keep.store import LogInfo
-from recorder.keep.summary import whole_bytes
+from recorder.storage.remote import StoreError
+from recorder.storage.store import LogInfo
+from recorder.storage.summary import whole_bytes
 
 from ..access.keys import Key
 from ..access.middleware import principal_of

@@ -23,10 +23,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from recorder.format.records import Fields, Record
-from recorder.keep.marks import Marks
-from recorder.keep.store import LogInfo
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
+from recorder.storage.marks import Marks
+from recorder.storage.store import LogInfo
 
 from ..access.keys import Key
 from ..settings.settings import MIB

@@ -1,4 +1,4 @@
-"""`antiphon bench`: the duration of a unit as a client sees it, of one session and of many.
+"""`antiphon dev bench`: the duration of a unit as a client sees it, of one session and of many.
 
 A real server, real WebSockets, a unit a second. The server runs in its own process, with recording
 on. Each client sends a second of speech and a picture every second, by the clock: clients are
@@ -35,7 +35,6 @@ from ..client.session import ClientSession, connect
 from ..model.backends.base import BackendError
 from ..model.engine.backend import BATCH_MAX, EngineBackend
 from ..model.models import (
-    MODELS,
     ModelUnknownError,
     ModelUnusableError,
     load_checkpoint,
@@ -74,13 +73,13 @@ from .bench_engine import (
     tell,
 )
 from .bench_engine import Speech as Said
-from .server_process import served
+from .server_process import model_option, served
 
 if TYPE_CHECKING:
     from ..model.backends.minicpmo.model import DuplexModel
 
 
-# -- antiphon bench engine -------------------------------------------------------------------------
+# -- antiphon dev bench engine ---------------------------------------------------------------------
 
 
 ENGINE_SECONDS: Final = 10
@@ -414,7 +413,7 @@ def _show_full(console: Console, full: FullFacts) -> None:
         )
 
 
-# -- antiphon bench --------------------------------------------------------------------------------
+# -- antiphon dev bench ----------------------------------------------------------------------------
 
 
 INSTRUCTIONS: Final = "Answer what you hear and see."
@@ -618,13 +617,7 @@ class Bench:
 @click.group("bench", invoke_without_command=True)
 @click.pass_context
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--model",
-    type=click.Choice(MODELS),
-    default="tiny",
-    show_default=True,
-    help="What is served: the embedded trained model, or a script that computes nothing.",
-)
+@model_option
 @click.option(
     "--seconds",
     type=click.IntRange(2, SECONDS_MAX),

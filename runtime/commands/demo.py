@@ -37,7 +37,7 @@ SILENCE_S: Final = 8
 """With the seconds that end the file and the close, within ten seconds of the file's end."""
 CHECK_WAIT_S: Final = 600.0
 """A full replay computes all units again: minutes on a slow machine."""
-CHECKS: Final = (("verify",), ("replay",), ("replay", "--full"))
+CHECKS: Final = (("recordings", "verify"), ("replay",), ("replay", "--full"))
 
 
 class DemoError(click.ClickException):
@@ -200,8 +200,7 @@ async def _converse(demo: Demo, url: str) -> Tally:
     mode: Mode = "audio" if demo.plan.frame is None else "video"
     reply = demo.folder / "reply.wav"
     view: View = JsonView() if demo.as_json else LineView(Console())
-    with view:
-        tally = await talk(url, demo.plan, view, mode=mode)
+    tally = await talk(url, demo.plan, view, mode=mode)
     try:
         write_wav(reply, bytes(tally.pcm))
     except AudioFileError as error:
@@ -260,9 +259,9 @@ log:    {log}
 reply:  {demo.folder / "reply.wav"}
 
 Try next:
-  antiphon inspect {log}
+  antiphon recordings inspect {log}
   antiphon talk {demo.speech}      while a server runs, or any WAV of yours
-  antiphon console --record {demo.folder}      and talk to it yourself
+  antiphon serve --open --record {demo.folder}      and talk to it yourself
       It serves the model and opens the console, http://127.0.0.1:8006/, in your browser.
       Its Recordings have this session."""
     demo.tell(text, type="demo", ok=not failed, failed=failed, log=str(log))

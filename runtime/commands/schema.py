@@ -1,4 +1,4 @@
-"""`antiphon schema`: the wire protocols as a document, for tools and for people.
+"""`antiphon dev schema`: the wire protocols as a document, for tools and for people.
 
 The protocol reference for authors of clients is `docs/protocol.md`. All facts come from
 `schema_document` and `protocol.wire.schema`, as in the AsyncAPI document, and so from the server's
@@ -219,9 +219,10 @@ TITLES: Final[Mapping[Course, str]] = {
 
 HEAD: Final = """# The wire protocols
 
-This page is for authors of clients. `antiphon schema --format markdown` writes it from the tables
-by which the server reads and writes messages and changes its state, and a test compares them; do
-not edit it. For tools, `antiphon schema --format json`, or `yaml`, writes the same as AsyncAPI 3.
+This page is for authors of clients. `antiphon dev schema --format markdown` writes it from the
+tables by which the server reads and writes messages and changes its state, and a test compares
+them; do not edit it. For tools, `antiphon dev schema --format json`, or `yaml`, writes the same as
+AsyncAPI 3.
 """
 
 
@@ -486,9 +487,9 @@ def schema_command(*, form: str, output: Path | None) -> None:
 
     \b
     Examples:
-      antiphon schema --output antiphon.json
-      antiphon schema --format yaml | less
-      antiphon schema --format markdown --output docs/protocol.md
+      antiphon dev schema --output antiphon.json
+      antiphon dev schema --format yaml | less
+      antiphon dev schema --format markdown --output docs/protocol.md
     """  # noqa: D301 - click takes a backspace to keep the lines
     text = FORMATS[form]()
     if output is None:

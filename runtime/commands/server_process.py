@@ -1,4 +1,4 @@
-"""A server in a process of its own, for the commands `demo`, `console` and `bench`.
+"""A server in a process of its own, for the commands `demo` and `dev bench`.
 
 It runs the command line, as users do, and is stopped on leaving, after an error or a signal too.
 """

@@ -5,8 +5,8 @@ it (`talk_session`), and writes the reply. Ctrl-C ends it politely if the server
 second one at once. The reply so far is written if the file is new; an existing reply is replaced
 only after a conversation that came to its end.
 
-`LineView` writes one line for each event; `LiveView`, on a terminal, keeps a panel below them with
-the state, the latencies and the KV cache. `JsonView` writes one object a line, without the audio.
+`LineView` writes one line for each event; on a terminal a `StatePanel` is kept below them with the
+state, the latencies and the KV cache. `JsonView` writes one object a line, without the audio.
 
 With `--mic` it records and plays by sounddevice (PortAudio); else it plays nothing. PortAudio calls
 from a thread of its own, so both directions have a buffer with a lock. Sound that waits in the
@@ -20,12 +20,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self, TypeAlias
 
 import anyio
 import attrs
@@ -72,27 +72,12 @@ TEXT_CHARS_SHOWN: Final = 400
 """Of the current turn's end: a few lines of a panel."""
 
 
-class View(Observer, Protocol):
-    """Shows a conversation while it is entered."""
-
-    def __enter__(self) -> Self:
-        """Begin to show."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Show no more."""
-        return
-
-    def end(self, summary: dict[str, object]) -> None:
-        """Show the summary, after the last event."""
-
-
 def printable(text: str) -> str:
     """Keep a server's text on one line."""
     return terminal.clean(text, kept="")
 
 
-class LineView(View):
+class LineView(Observer):
     """A line for each event; `listens`: also for each unit that the model listened to."""
 
     def __init__(self, console: Console, *, listens: bool = True) -> None:
@@ -171,35 +156,25 @@ def _end_of(closed: Closed) -> str:
     return printable(closed.client_reason or closed.reason)
 
 
-class LiveView(LineView):
-    """Lines, and a panel with the state below them, on a terminal.
+@attrs.frozen
+class StatePanel:
+    """The state of a conversation, as it is when the panel is drawn.
 
-    The panel reads `tally` a few times a second; `title` names the file and the server, `file_s` is
-    the file's length.
+    `title` names the file and the server, `file_s` is the file's length.
     """
 
-    def __init__(self, console: Console, tally: Tally, title: str, file_s: int) -> None:
-        super().__init__(console, listens=False)
-        self._tally = tally
-        self._title = title
-        self._file_s = file_s
-        self._started_s = time.monotonic()
-        self._live = Live(
-            get_renderable=self._panel,
-            console=console,
-            refresh_per_second=REFRESHES_A_SECOND,
-            transient=True,
-        )
+    tally: Tally
+    title: str
+    file_s: int
+    started_s: float = attrs.field(factory=time.monotonic)
 
-    def __enter__(self) -> Self:
-        self._live.start(refresh=True)
-        return self
+    def shown(self, console: Console) -> Live:
+        """Draw it below what is printed, a few times a second, while the result is entered."""
+        rate = REFRESHES_A_SECOND
+        return Live(self, console=console, refresh_per_second=rate, transient=True)
 
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def _panel(self) -> RenderableType:
-        tally = self._tally
+    def __rich__(self) -> RenderableType:
+        tally = self.tally
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim")
         table.add_column()
@@ -209,15 +184,15 @@ class LiveView(LineView):
         table.add_row("KV", _gauge(tally.metrics.kv_cache_length))
         words = printable(tally.turns[-1] if tally.turns else "")[-TEXT_CHARS_SHOWN:]
         session = tally.created.session_id if tally.created else "no session yet"
-        elapsed_s = time.monotonic() - self._started_s
+        elapsed_s = time.monotonic() - self.started_s
         return Panel(
             Group(table, Text(words, style="green")),
-            title=Text(self._title),
+            title=Text(self.title),
             subtitle=Text(f"{printable(session)}, {elapsed_s:.1f} s"),
         )
 
     def _state(self) -> Text:
-        tally = self._tally
+        tally = self.tally
         if tally.away:
             return Text("reconnecting", "yellow")
         if tally.place is not None:
@@ -229,8 +204,8 @@ class LiveView(LineView):
         return Text("● speaking", "bold green") if tally.speaking else Text("○ listening", "cyan")
 
     def _units(self) -> Text:
-        tally = self._tally
-        text = Text(f"{tally.units_sent} s sent of {self._file_s}, {tally.outcomes} answered")
+        tally = self.tally
+        text = Text(f"{tally.units_sent} s sent of {self.file_s}, {tally.outcomes} answered")
         if dropped := tally.metrics.dropped_units:
             text.append(f", {dropped} dropped", "red")
         return text
@@ -254,7 +229,7 @@ def _gauge(kv_length: int) -> RenderableType:
     return row
 
 
-class JsonView(View):
+class JsonView(Observer):
     """One JSON object a line, on standard output: each event, and a `summary` at the end."""
 
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
@@ -280,6 +255,9 @@ class JsonView(View):
     def end(self, summary: dict[str, object]) -> None:
         """Write the sums."""
         terminal.echo_json({"type": "summary", **summary})
+
+
+View: TypeAlias = LineView | JsonView
 
 
 _TYPES: Final[dict[type[ServerMessage], str]] = {
@@ -587,11 +565,12 @@ def talk_command(
     reply = reply if file is None else reply or Path(f"{file.stem}.reply.wav")
     _check(file, reply, url, mode)
     tally = Tally()
-    view = _choose_view(as_json, tally, file, url, len(plan.units))
+    panel = StatePanel(tally, "" if file is None else f"{file.name} to {url}", len(plan.units))
+    view, panel_shown = _choose_view(panel, as_json=as_json, is_file=file is not None)
     started_s = time.monotonic()
     heard = view if devices is None else PlayingObserver(view, devices)
     talking = partial(_talk, url, plan, heard, mode=mode, dialect=dialect, key=key, tally=tally)
-    with devices or nullcontext(), view:
+    with devices or nullcontext(), panel_shown:
         is_interrupted = run(talking)
     if is_interrupted and mic:  # which is how it ends
         is_interrupted, tally.failure = False, None
@@ -634,16 +613,19 @@ def _check(file: Path | None, reply: Path | None, url: str, mode: Mode) -> None:
         raise terminal.UnusableError(f"--reply: {reply} would be overwritten")
 
 
-def _choose_view(as_json: bool, tally: Tally, file: Path | None, url: str, file_s: int) -> View:
+def _choose_view(
+    panel: StatePanel, *, as_json: bool, is_file: bool
+) -> tuple[View, AbstractContextManager[object]]:
+    """Choose how a conversation is shown, and what is kept on the terminal meanwhile."""
     if as_json:
-        return JsonView()
+        return JsonView(), nullcontext()
     console = Console()
-    if file is None:
+    if not is_file:
         console.print("Speak; Ctrl-C ends it. Use headphones, or the model hears itself.")
-        return LineView(console, listens=False)
+        return LineView(console, listens=False), nullcontext()
     if not console.is_terminal:
-        return LineView(console)
-    return LiveView(console, tally, f"{file.name} to {url}", file_s)
+        return LineView(console), nullcontext()
+    return LineView(console, listens=False), panel.shown(console)
 
 
 async def _talk(

@@ -1,4 +1,4 @@
-"""`antiphon workers`: list the workers of a running server, drain one, or add one.
+"""`antiphon workers list`, `add` and `drain`: the workers of a running server.
 
 It asks the server over HTTP (`runtime.api.routes`), with a key of the scope `admin` where the
 server has keys.
@@ -83,29 +83,7 @@ def _read(body: bytes) -> dict[str, Any]:
     return said
 
 
-@click.group("workers")
-def workers_command() -> None:
-    """List the workers of a running server, drain one, or add one.
-
-    A worker is one loaded model with its slots. A server with keys asks for one of the scope
-    admin. A rolling upgrade, for a server that was started with --worker-address:
-
-    \b
-      antiphon worker --model MODEL --listen unix:/run/antiphon/3    the new worker
-      antiphon workers add unix:/run/antiphon/3
-      antiphon workers list                                          the old one's number
-      antiphon workers drain 0 --wait                                its sessions move
-    Now the process of the old worker can be stopped.
-
-    \b
-    Exit codes:
-      0  done
-      1  the server could not be reached, or refused
-      2  an option that cannot be used
-    """  # noqa: D301 - click takes a backspace to keep the lines
-
-
-@workers_command.command("list")
+@click.command("list")
 @terminal.url_option
 @terminal.key_option
 @terminal.json_option
@@ -129,7 +107,7 @@ def list_command(*, url: str, key: str | None, as_json: bool) -> None:
     Console().print(table, markup=False)
 
 
-@workers_command.command("drain")
+@click.command("drain")
 @click.argument("number", type=click.IntRange(0, 999_999_999))
 @click.option("--wait", is_flag=True, help="Wait until its sessions have left and it is closed.")
 @terminal.url_option
@@ -157,7 +135,7 @@ def drain_command(*, number: int, wait: bool, url: str, key: str | None, as_json
     _show({"number": number, "state": "gone"}, f"worker {number} is gone", as_json)
 
 
-@workers_command.command("add")
+@click.command("add")
 @click.argument("address")
 @terminal.url_option
 @terminal.key_option

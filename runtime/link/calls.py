@@ -31,6 +31,34 @@ from ..model.backends.base import (
 )
 
 
+def failure_of(
+    effect: object, error: BackendError, at_ns: int, refused: str = ""
+) -> ev.Event | None:
+    """Make the event of a call that failed; None for one that has none.
+
+    `refused`: why a turn was refused before it began.
+    """
+    is_full = error.context_full
+    match effect:
+        case ef.OpenBackend():
+            return ev.BackendOpenFailed(at_ns=at_ns, lease=effect.lease, context_full=is_full)
+        case ef.StartUnit():
+            return ev.UnitFailed(at_ns=at_ns, index=effect.unit.index, context_full=is_full)
+        case ef.StartFinalize():
+            return ev.FinalizeFailed(at_ns=at_ns, index=effect.index)
+        case ef.Rollback():
+            return ev.RollbackFailed(at_ns=at_ns, index=effect.index)
+        case ef.StartTurn():
+            index = effect.turn.index
+            return ev.TurnFailed(at_ns=at_ns, index=index, context_full=is_full, refused=refused)
+        case ef.RunChunk():
+            place = {"utterance": effect.chunk.utterance, "index": effect.chunk.index}
+            return ev.ChunkFailed(at_ns=at_ns, context_full=is_full, **place)
+        case ef.Rebuild():
+            return ev.RebuildFailed(at_ns=at_ns, lease=effect.lease)
+    return None
+
+
 @attrs.define(eq=False, kw_only=True)
 class HeldModel:
     """What a backend holds on a slot for one session, and the calls on it.

@@ -99,11 +99,11 @@ def write_wav(path: Path, pcm: bytes) -> None:
     soundfile.write(whole, pcm16, OUTPUT_RATE_HZ, subtype="PCM_16", format="WAV")
     try:
         if path.exists() and not path.is_file():
-            path.write_bytes(whole.getbuffer())
+            path.write_bytes(whole.getvalue())
             return
         real = path.resolve()  # a link stays one
         with new_file(real, like=real if real.exists() else None, replaces=True) as part:
-            part.write_bytes(whole.getbuffer())
+            part.write_bytes(whole.getvalue())
     except OSError as error:
         raise AudioFileError(f"{path}: {error.strerror or 'cannot be written'}") from error
 

@@ -301,12 +301,11 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
     container = container_of(data)
     if container is None:
         raise MediaError("the video is not of MP4, QuickTime, Matroska or WebM")
+    # Since PyAV 19, bytes that are not UTF-8 are kept without asking.
+    more: dict[str, Any] = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}
     try:
         with av.open(
-            io.BytesIO(data),
-            format=_DEMUXERS[container],
-            options=_OPTIONS,
-            metadata_errors="ignore",
+            io.BytesIO(data), format=_DEMUXERS[container], options=_OPTIONS, **more
         ) as file:
             assert isinstance(file, av.container.InputContainer)
             yield file

@@ -9,10 +9,9 @@ and keeps no bytes.
 
 `text_frames` writes a server's messages: wsproto makes two copies more of each.
 
-`tune` replaces the two decoders of a connection's codec:
+`tune` replaces the two decoders of a connection's codec, by private names
+(`tests/test_private_names.py`):
 
-- A test checks the private names: `Connection._proto`, its `_frame_decoder` and `_message_decoder`,
-  and the `_masking_key` of `FrameDecoder.masker`.
 - Unmasking works on eight bytes at a time.
 - wsproto checks UTF-8 piece by piece, and trio-websocket joins the decoded pieces; one emoji would
   widen the whole string. So a piece that is not ASCII is passed on with a character for each byte
@@ -218,9 +217,7 @@ def text_frames(texts: Iterable[str]) -> bytes:
 def tune(connection: Connection) -> None:
     """Give a server's connection our decoders, before it has read a frame."""
     codec = connection._proto
-    before = codec._frame_decoder
-    codec._frame_decoder = FastFrameDecoder(before.client, before.extensions)
-    codec._frame_decoder.buffer = before.buffer
+    codec._frame_decoder = FastFrameDecoder(client=False)
     codec._message_decoder = BytewiseDecoder()
 
 
@@ -251,7 +248,7 @@ class FastFrameDecoder(FrameDecoder):
         """Read a frame's header, once it is complete."""
         is_whole = super().parse_header()
         if is_whole and isinstance(self.masker, XorMaskerSimple):
-            self.masker = FastMasker(self.masker._masking_key)  # type: ignore[assignment]
+            self.masker = FastMasker(self.masker.process(bytearray(4)))  # type: ignore[assignment]
         return is_whole
 
 

@@ -1,87 +1,50 @@
-"""The HTTP side of the port: a small Starlette application, with Hypercorn under it.
+"""The HTTP side of the port: a small Starlette application, and one connection that it answers.
 
 `GET /health` says that the process is alive and whether its model speaks, `GET /ready` whether it
 takes new sessions; further routes are passed in. An error is JSON: `{"error", "message"}`.
-`HttpServer` serves an application on one connection, in HTTP/1 only: `Upgrade: h2c` is ignored,
-HTTP/2 and WebSockets are refused (the listener takes WebSockets). It sends no ASGI lifespan events.
 
-A slow client must not hold a handler up: `bounded` limits the time for a request's body. To the
-application a late body looks like a client that has left; neither is an error of ours.
+h11 reads the requests of a connection, and an ASGI application answers them in turn:
+
+- A head is bounded in bytes, in headers and in time. An invalid one is
+  answered (400, 408, 431, 505) in JSON, and the connection closed (`Refused`).
+- A body is read when the application asks for it, which is the back-pressure, and has
+  `BODY_WAIT_S`. A late body looks to the application like a client that has left; neither is an
+  error of ours. `Expect: 100-continue` is answered when the body is first asked for.
+- Once the body is whole, `receive` waits for the client's leaving, up to a pipelined request.
+- After the client has left, `send` does nothing: the application learns it from `receive`.
+- The connection is kept for the next request unless it asks for the end, is idle for
+  `HTTP_IDLE_S`, or has sent a body that the application did not read. Its last bytes get time.
+- HTTP/1 only: `Upgrade: h2c` is ignored, HTTP/2 is refused, and so are WebSockets on a used
+  connection. There are no lifespan events.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from email.utils import formatdate
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final
+from urllib.parse import unquote
 
-import anyio
+import attrs
 import h11
 import orjson
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
+import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message
 
-# -- the time for a request's body -----------------------------------------------------------------
-
-
-BODY_WAIT_S: Final = 60.0
-"""A voice's recording of 12 MiB over a line of 2 Mbit/s."""
-
-
-def bounded(app: ASGIApp) -> ASGIApp:
-    """Give each request's body `BODY_WAIT_S`, from its first read."""
-
-    async def bounded_app(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await app(scope, _Body(receive).receive, send)
-        except ClientDisconnect:
-            return
-
-    return bounded_app
-
-
-class _Body:
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._deadline_s: float | None = None
-        self._is_whole = False
-
-    async def receive(self) -> Message:
-        """Wait for the next part of the body, or for a disconnect once it is whole."""
-        if self._is_whole:
-            return await self._receive()
-        if self._deadline_s is None:
-            self._deadline_s = anyio.current_time() + BODY_WAIT_S
-        with anyio.CancelScope(deadline=self._deadline_s):
-            message = await self._receive()
-            self._is_whole = not message.get("more_body", False)
-            return message
-        return {"type": "http.disconnect"}
-
+from .link import CARRIED_BYTES, Link
 
 # -- the application -------------------------------------------------------------------------------
 
-
-HEAD_BYTES_MAX: Final = 16 * 1024
-"""The head of a request; twice a browser's cookies and tokens."""
-HTTP_IDLE_S: Final = 10.0
-"""The wait of a kept connection for its next request, head included."""
-HEADERS_MAX: Final = 100
-"""Browsers send twenty; each costs time in later stages."""
-HTTP_VERSIONS: Final = (b"1.0", b"1.1")
 
 WEBSOCKET_PATHS: Final = ("/v1/realtime",)
 """A plain GET here is answered with 426, not 404."""
@@ -178,7 +141,63 @@ async def _internal_error(_request: Request, _error: Exception) -> Response:
     return json_response(body, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-# -- the server of one connection ---------------------------------------------------------------
+# -- the head of a request -------------------------------------------------------------------------
+
+
+HEAD_BYTES_MAX: Final = 16 * 1024
+"""The head of a request; twice a browser's cookies and tokens."""
+HEAD_READ_BYTES: Final = 4096
+"""A head is read in few pieces, and exceeds its bound by less than one."""
+HEADERS_MAX: Final = 100
+"""Browsers send twenty; each costs time in later stages."""
+HTTP_VERSIONS: Final = (b"1.0", b"1.1")
+ANSWER_WAIT_S: Final = 2.0
+"""The time for the last bytes to reach a client before the socket closes."""
+
+
+class Refused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
+    """The request is answered at once, and the connection closed."""
+
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+        super().__init__(status, code, message)
+        self.status = status
+        self.body = error_body(code, message)
+        self.headers = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+
+
+async def read_head(
+    link: Link, parser: h11.Connection, *, deadline_s: float, wait_s: float | None = None
+) -> h11.Request | None:
+    """Read a request's head; None if the peer left, or sent no byte.
+
+    `deadline_s` is on the event loop's clock; `wait_s` is the limit behind it, for the answer to a
+    late head. Without it, a late head gets none. Raises `Refused`.
+    """
+    with trio.move_on_at(deadline_s):
+        try:
+            while (event := parser.next_event()) is h11.NEED_DATA:
+                if not (data := await link.receive_some(HEAD_READ_BYTES)):
+                    return None
+                parser.receive_data(data)
+        except h11.RemoteProtocolError as error:
+            text = "this is no HTTP/1.1 request"
+            raise Refused(error.error_status_hint, "bad_request", text) from None
+        assert isinstance(event, h11.Request)
+        _check(event)
+        return event
+    if wait_s is None or not parser.trailing_data[0]:
+        return None
+    raise Refused(408, "request_timeout", f"no request head within {wait_s:g} s")
+
+
+def _check(request: h11.Request) -> None:
+    if len(request.headers) > HEADERS_MAX:
+        raise Refused(431, "bad_request", f"more than {HEADERS_MAX} headers")
+    if request.http_version not in HTTP_VERSIONS:
+        raise Refused(505, "http_version_not_supported", "HTTP/1.1 is spoken here")
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+        # A proxy may see another end of this request (RFC 9112, 6.3).
+        raise Refused(400, "bad_request", "the request has two lengths")
 
 
 def header_tokens(request: h11.Request, name: bytes, *, lower: bool = False) -> tuple[str, ...]:
@@ -197,74 +216,190 @@ def wants_websocket(request: h11.Request) -> bool:
     )
 
 
-class HttpServer(TCPServer):
-    """Hypercorn's server of one connection, pinned below 0.19: the class is internal to it.
+# -- the last answer of a connection ---------------------------------------------------------------
 
-    `stream` has a `socket` and `is_tls`, and is closed at the end. Its sends raise when it is
-    closed, because Hypercorn shields them from cancellation.
+
+async def answer(
+    link: Link, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Send a JSON response and wait, a bounded time, until the client has taken it.
+
+    `headers` are in addition to the type, the length and `Connection: close`.
     """
+    response = h11.Response(
+        status_code=status,
+        reason=HTTPStatus(status).phrase,
+        headers=[
+            ("Connection", "close"),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            *headers,
+        ],
+    )
+    writer = h11.Connection(h11.SERVER)
+    parts = (writer.send(event) for event in (response, h11.Data(data=body), h11.EndOfMessage()))
+    await send_last(link, b"".join(part or b"" for part in parts))
 
-    def __init__(self, app: ASGIApp, stream: object) -> None:
-        super().__init__(
-            ASGIWrapper(cast(Any, bounded(app))),
-            _config(),
-            WorkerContext(None),
-            {},
-            cast(Any, stream),
-        )
 
-    async def run(self) -> None:
-        """Serve until closed or idle; `OSError`: the peer left, or its request is unsupported."""
-        stream = cast(Any, self.stream)
-        local, peer = stream.socket.getsockname()[:2], stream.socket.getpeername()[:2]
+async def send_last(link: Link, data: bytes) -> None:
+    """Send the last bytes of a connection and wait, a bounded time, until they are taken."""
+    with trio.move_on_after(ANSWER_WAIT_S):
+        await link.send_all(data)
+        await link.linger()
+
+
+# -- requests and answers --------------------------------------------------------------------------
+
+
+BODY_WAIT_S: Final = 60.0
+"""For a request's body: a voice's recording of 12 MiB over a line of 2 Mbit/s."""
+HTTP_IDLE_S: Final = 10.0
+"""The wait of a kept connection for its next request, head included."""
+REQUESTS_MAX: Final = 1000
+"""On one connection: then a load balancer may choose another server."""
+
+_LOST: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+_LOG: Final = logging.getLogger("antiphon.http")
+
+
+async def serve_requests(
+    app: ASGIApp, link: Link, parser: h11.Connection, request: h11.Request
+) -> None:
+    """Serve a request that `read_head` has read, and those that follow, to the connection's end.
+
+    Raises `Refused` for a later request that is invalid or asks for a WebSocket.
+    """
+    for count in range(1, REQUESTS_MAX + 1):
+        exchange = _Exchange(link, parser, request, is_last=count == REQUESTS_MAX)
+        if not await exchange.run(app):
+            break
+        deadline_s = trio.current_time() + HTTP_IDLE_S
+        if (found := await read_head(link, parser, deadline_s=deadline_s)) is None:
+            break
+        if wants_websocket(request := found):
+            raise Refused(400, "bad_request", "a WebSocket needs a connection of its own")
+    await send_last(link, b"")
+
+
+@attrs.define(eq=False)
+class _Exchange:
+    """One request and its answer; `receive` and `send` are those of ASGI."""
+
+    _link: Link
+    _parser: h11.Connection
+    _request: h11.Request
+    _is_last: bool = attrs.field(kw_only=True)
+    _body_deadline_s: float = math.inf
+    _is_over: trio.Event = attrs.field(factory=trio.Event)
+
+    async def run(self, app: ASGIApp) -> bool:
+        """Let the application answer; an answer that it leaves out is a 500.
+
+        Returns whether another request may follow: both sides are done, without reading more.
+        """
+        parser, scope = self._parser, self._scope()
         try:
-            async with TaskGroup() as tasks:
-                self._task_group = tasks
-                http = _Http1(
-                    self.app,
-                    self.config,
-                    self.context,
-                    tasks,
-                    ConnectionState({}),
-                    stream.is_tls,
-                    peer,
-                    local,
-                    self.protocol_send,
-                )
-                self.protocol = cast(Any, http)
-                await self.idle_task.restart(tasks, self._idle_timeout)
-                await self._read_data()
-                # Nothing more will come: do not wait for `HTTP_IDLE_S`.
-                await self.context.terminated.set()
-        finally:
-            await self._close()
+            with suppress(ClientDisconnect):
+                await app(scope, self.receive, self.send)
+        except Exception:
+            _LOG.exception("the application failed")
+        if parser.our_state is h11.SEND_RESPONSE and not self._is_over.is_set():
+            await self._end(500, error_body("internal_error", "the server failed to answer"))
+        with suppress(h11.RemoteProtocolError):
+            while parser.their_state is h11.SEND_BODY and parser.next_event() is not h11.NEED_DATA:
+                pass
+        if set(parser.states.values()) != {h11.DONE}:
+            return False
+        parser.start_next_cycle()
+        return True
 
+    def _scope(self) -> dict[str, object]:
+        socket = self._link.socket
+        path, _, query = self._request.target.partition(b"?")
+        return {
+            "type": "http",
+            "asgi": {"spec_version": "2.1", "version": "3.0"},
+            "http_version": self._request.http_version.decode("ascii"),
+            "method": self._request.method.decode("ascii"),
+            "scheme": "https" if self._link.is_tls else "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "headers": list(self._request.headers),
+            "client": socket.getpeername()[:2],
+            "server": socket.getsockname()[:2],
+        }
 
-class _Http1(H11Protocol):
-    """Hypercorn's HTTP/1 without its upgrades to HTTP/2 and WebSockets."""
+    async def receive(self) -> Message:
+        """Wait for the next part of the body, or for a disconnect once it is whole."""
+        if self._parser.their_state is h11.SEND_BODY and self._body_deadline_s == math.inf:
+            self._body_deadline_s = trio.current_time() + BODY_WAIT_S
+        event: object = None
+        with trio.move_on_at(self._body_deadline_s):
+            event = await self._next_event()
+        if isinstance(event, h11.Data):
+            return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+        if isinstance(event, h11.EndOfMessage):
+            self._body_deadline_s = math.inf
+            return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.disconnect"}
 
-    async def _check_protocol(self, event: h11.Request) -> None:
-        if len(event.headers) > HEADERS_MAX:
-            await self._send_error_response(431)
-            raise ConnectionAbortedError("a client sent too many headers")
-        if event.http_version not in HTTP_VERSIONS:
-            await self._send_error_response(505)
-            raise ConnectionAbortedError("a client changed to another version of HTTP")
-        if wants_websocket(event):
-            await self._send_error_response(400)
-            raise ConnectionAbortedError("a client asked for a WebSocket on a used connection")
-        names = {name for name, _ in event.headers}
-        if {b"content-length", b"transfer-encoding"} <= names:
-            # A proxy may see another end of this request (RFC 9112, 6.3).
-            await self._send_error_response(400)
-            raise ConnectionAbortedError("a client told two lengths of a request")
+    async def _next_event(self) -> object:
+        """The next event of the request; None once the client has left, or the answer is over."""
+        parser = self._parser
+        try:
+            while not self._is_over.is_set():
+                event = parser.next_event()
+                if event is h11.PAUSED:
+                    await self._is_over.wait()
+                elif event is not h11.NEED_DATA:
+                    return event
+                else:
+                    if parser.they_are_waiting_for_100_continue:
+                        await self._write(h11.InformationalResponse(status_code=100, headers=[]))
+                    parser.receive_data(await self._link.receive_some(CARRIED_BYTES))
+        except h11.RemoteProtocolError as error:
+            if parser.our_state is h11.SEND_RESPONSE:
+                text = "the request's body is invalid, or not whole"
+                await self._end(error.error_status_hint, error_body("bad_request", text))
+        except _LOST:
+            self._is_over.set()
+        return None
 
+    async def send(self, message: Message) -> None:
+        """Send the head of the answer, or a part of its body; nothing once it is over."""
+        if self._is_over.is_set():
+            await trio.lowlevel.checkpoint()  # else a writer would keep the event loop from all
+            return
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"date", formatdate(usegmt=True).encode())]
+            if self._is_last or self._parser.they_are_waiting_for_100_continue:
+                headers.append((b"connection", b"close"))
+            await self._write(h11.Response(status_code=message["status"], headers=headers))
+            return
+        events: list[h11.Event] = []
+        if message.get("body") and self._request.method != b"HEAD":
+            events.append(h11.Data(data=message["body"]))
+        if not message.get("more_body", False):
+            events.append(h11.EndOfMessage())
+        await self._write(*events)
+        if self._parser.our_state is not h11.SEND_BODY:
+            self._is_over.set()
 
-def _config() -> Config:
-    config = Config()
-    config.errorlog = logging.getLogger("antiphon.http")
-    config.accesslog = None
-    config.include_server_header = False
-    config.keep_alive_timeout = HTTP_IDLE_S
-    config.h11_max_incomplete_size = HEAD_BYTES_MAX
-    return config
+    async def _write(self, *events: h11.Event) -> None:
+        parts = [part for event in events if (part := self._parser.send(event))]
+        try:
+            await self._link.send_all(b"".join(parts))  # a single part is not copied
+        except _LOST:
+            self._is_over.set()
+        except BaseException:
+            self._link.abort()  # Half a part may be out: nothing can follow it.
+            raise
+
+    async def _end(self, status: int, body: bytes) -> None:
+        """Answer for the application, as the last of the connection."""
+        self._is_over.set()
+        with suppress(*_LOST):
+            await answer(self._link, status, body)

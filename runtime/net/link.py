@@ -27,9 +27,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-import anyio
 import trio
-from anyio.abc import ByteStream
+from httpcore2 import AsyncNetworkStream, NetworkError
 
 from .limits import Counters, Drop
 
@@ -346,26 +345,25 @@ class Link(trio.abc.Stream):
             _LOG.info("the connection of %s is dropped: %s", self.peer, cause)
             self.abort()
 
-    async def carry(self, first: bytes, upstream: ByteStream) -> None:
+    async def carry(self, first: bytes, upstream: AsyncNetworkStream) -> None:
         """Send `first`, then carry bytes to another server and back, until either side ends.
 
         A slow reader on one side slows the other. Neither side's end or loss is an error.
         """
-        lost = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
-        gone = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+        lost = (trio.BrokenResourceError, trio.ClosedResourceError, NetworkError)
 
         async def carry_there() -> None:
-            with suppress(*lost, *gone):
+            with suppress(*lost):
                 while data := await self.receive_some(CARRIED_BYTES):
-                    await upstream.send(data)
+                    await upstream.write(data)
             both.cancel_scope.cancel()
 
         async with trio.open_nursery() as both:
             both.start_soon(carry_there)
-            with suppress(*lost, *gone):
+            with suppress(*lost):
                 await self.send_all(first)
-                while True:
-                    await self.send_all(await upstream.receive(CARRIED_BYTES))
+                while data := await upstream.read(CARRIED_BYTES):
+                    await self.send_all(data)
             both.cancel_scope.cancel()
 
     async def linger(self) -> None:

@@ -2,10 +2,8 @@
 
 - A connection takes a place, of its address and of all. Without one, or if its address opened too
   many lately, it is refused cheaply (503, 429; with TLS, without an answer).
-- TLS, where there is a certificate, and the first request's head share one deadline. h11 parses the
-  head, which is bounded in bytes, in headers and in time. A WebSocket upgrade becomes a
-  `WebSocketRequest`; other requests go, with their bytes put back, to Hypercorn, which keeps the
-  connection.
+- TLS, where there is a certificate, and the first request's head share one deadline. A WebSocket
+  upgrade becomes a `WebSocketRequest`; `http` serves other requests, and those after them.
 - An invalid request is answered (400, 408, 431, 505) and closed; so is a WebSocket request that
   breaks RFC 6455, 4.2.1, or comes after an HTTP request. A peer that leaves is no error.
 - An error in one connection is logged and does not reach the others.
@@ -19,7 +17,6 @@ import base64
 import binascii
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -35,11 +32,13 @@ from protocol.values.limits import FRAME_BYTES_MAX
 from ..settings.settings import Settings
 from .http import (
     HEAD_BYTES_MAX,
-    HEADERS_MAX,
-    HTTP_VERSIONS,
-    HttpServer,
+    Refused,
+    answer,
     error_body,
     header_tokens,
+    read_head,
+    send_last,
+    serve_requests,
     wants_websocket,
 )
 from .limits import ConnectionLimiter, Counters, Refusal
@@ -49,36 +48,13 @@ from .tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
 from .upstream import Upstream
 from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed
 
-# -- the head of a request -------------------------------------------------------------------------
+# -- a WebSocket's handshake -----------------------------------------------------------------------
 
 
-HEAD_READ_BYTES: Final = 4096
-"""A head is read in few pieces, and exceeds its bound by less than one."""
-ANSWER_WAIT_S: Final = 2.0
-"""The time for a refusal to reach its client before the socket closes."""
 QUERY_FIELDS_MAX: Final = 32
 """No source's URL has more than three."""
 
 WEBSOCKET_KEY_BYTES: Final = 16
-
-
-class Refused(Exception):  # noqa: N818 - an answer to the peer, not an error of ours
-    """The request is answered at once, and the connection closed."""
-
-    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
-        super().__init__(status, code, message)
-        self.status = status
-        self.body = error_body(code, message)
-        self.headers = tuple((name.replace("_", "-"), value) for name, value in headers.items())
-
-
-@attrs.frozen(kw_only=True)
-class Head:
-    """A request's head: parsed, as it came, and the bytes after it."""
-
-    request: h11.Request
-    raw: bytes
-    trailing: bytes
 
 
 class Target(NamedTuple):
@@ -86,39 +62,6 @@ class Target(NamedTuple):
 
     path: str
     query: Mapping[str, tuple[str, ...]]
-
-
-async def read_head(link: Link, *, deadline_s: float, wait_s: float) -> Head | None:
-    """Read the first request's head; None if the peer left, or sent no byte.
-
-    `deadline_s` is on the event loop's clock; `wait_s` is the limit behind it, for the answer of
-    `Refused`: the head is invalid, not supported, or late.
-    """
-    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
-    raw = bytearray()
-    with trio.move_on_at(deadline_s):
-        while data := await link.receive_some(HEAD_READ_BYTES):
-            raw += data
-            parser.receive_data(data)
-            try:
-                event = parser.next_event()
-            except h11.RemoteProtocolError as error:
-                status = error.error_status_hint
-                raise Refused(status, "bad_request", "this is no HTTP/1.1 request") from None
-            if isinstance(event, h11.Request):
-                _check(event)
-                return Head(request=event, raw=bytes(raw), trailing=parser.trailing_data[0])
-        return None
-    if not raw:
-        return None
-    raise Refused(408, "request_timeout", f"no request head within {wait_s:g} s")
-
-
-def _check(request: h11.Request) -> None:
-    if len(request.headers) > HEADERS_MAX:
-        raise Refused(431, "bad_request", f"more than {HEADERS_MAX} headers")
-    if request.http_version not in HTTP_VERSIONS:
-        raise Refused(505, "http_version_not_supported", "HTTP/1.1 is spoken here")
 
 
 def parse_target(head: h11.Request) -> Target:
@@ -154,37 +97,6 @@ def check_handshake(head: h11.Request) -> str:
         except (ValueError, binascii.Error):
             pass
     raise Refused(400, "bad_request", "sec-websocket-key must be 16 bytes in base64, once")
-
-
-async def answer(
-    link: Link, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
-) -> None:
-    """Send a JSON response and wait, a bounded time, until the client has taken it.
-
-    `headers` are in addition to the type, the length and `Connection: close`.
-    """
-    response = h11.Response(
-        status_code=status,
-        reason=HTTPStatus(status).phrase,
-        headers=[
-            ("Connection", "close"),
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(body))),
-            ("Cache-Control", "no-store"),
-            ("X-Content-Type-Options", "nosniff"),
-            *headers,
-        ],
-    )
-    writer = h11.Connection(h11.SERVER)
-    parts = (writer.send(event) for event in (response, h11.Data(data=body), h11.EndOfMessage()))
-    await send_last(link, b"".join(part or b"" for part in parts))
-
-
-async def send_last(link: Link, data: bytes) -> None:
-    """Send the last bytes of a connection and wait, a bounded time, until they are taken."""
-    with trio.move_on_after(ANSWER_WAIT_S):
-        await link.send_all(data)
-        await link.linger()
 
 
 # -- the listener ----------------------------------------------------------------------------------
@@ -383,17 +295,16 @@ class _Server:
                 link.abort()
                 return
         try:
-            head = await read_head(link, deadline_s=deadline_s, wait_s=wait_s)
-            if head is None:
+            parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+            request = await read_head(link, parser, deadline_s=deadline_s, wait_s=wait_s)
+            if request is None:
                 if trio.current_time() >= deadline_s:  # else the peer has left
                     self._monitor.counters.refused["silent"] += 1
-                return
-            if wants_websocket(head.request):
-                link.put_back(head.trailing)
-                await self._serve_websocket(link, head.request, peer)
+            elif wants_websocket(request):
+                link.put_back(parser.trailing_data[0])
+                await self._serve_websocket(link, request, peer)
             else:
-                link.put_back(head.raw)
-                await self._serve_http(link)
+                await self._serve_http(link, parser, request)
         except Refused as refused:
             self._monitor.counters.refused["head"] += 1
             await answer(link, refused.status, refused.body, refused.headers)
@@ -438,24 +349,13 @@ class _Server:
                 await request.finish(1011)
             nursery.cancel_scope.cancel()
 
-    async def _serve_http(self, link: Link) -> None:
+    async def _serve_http(self, link: Link, parser: h11.Connection, first: h11.Request) -> None:
         watched = WatchedConnection(link=link)
         self._monitor.add(watched)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_abort_when_cancelled, link)
-                await HttpServer(self._app, link).run()
-                nursery.cancel_scope.cancel()
+            await serve_requests(self._app, link, parser, first)
         finally:
             self._monitor.discard(watched)
-
-
-async def _abort_when_cancelled(link: Link) -> None:
-    """Drop the connection when cancelled: that wakes a send that Hypercorn shields."""
-    try:
-        await trio.sleep_forever()
-    finally:
-        link.abort()
 
 
 def tasks_living() -> int:

@@ -7,22 +7,18 @@ answer (101) the connection carries the WebSocket's bytes, which nothing here re
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 import anyio
 import attrs
-import h11
-from anyio.abc import ByteStream
-
-from .http import HEAD_BYTES_MAX
+import httpcore2
 
 CONNECT_WAIT_S: Final = 3.0
 """For TCP and TLS in one network."""
 ANSWER_WAIT_S: Final = 30.0
 """For the head of an answer: a recording's page takes seconds to make."""
-READ_BYTES: Final = 65_536
-"""A WebSocket's frame of sound in two reads, little memory for each connection."""
 SWITCHING: Final = 101
 HOP_BY_HOP: Final = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -75,65 +71,40 @@ class Upstream:
     """Another server's answer to a request; `ask` makes it, and its user closes it.
 
     Attributes:
-        status: of the answer; 101: the connection is the WebSocket's.
+        status: of the answer; 101: `stream` is the WebSocket's.
         headers: but for those of the connection, names in lower case.
+        stream: the bytes after the answer's head.
     """
 
-    def __init__(self, stream: ByteStream) -> None:
-        self.stream = stream
-        self.status = 0
-        self.headers: Headers = ()
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
-        self._head: Iterable[tuple[bytes, bytes]] = ()
+    def __init__(
+        self, connection: httpcore2.AsyncHTTPConnection, answer: httpcore2.Response
+    ) -> None:
+        self._connection = connection
+        self._answer = answer
+        self.status = answer.status
+        items = (
+            (it.decode("ascii").lower(), value.decode("latin-1")) for it, value in answer.headers
+        )
+        self.headers: Headers = tuple(item for item in items if item[0] not in HOP_BY_HOP)
+        self.stream: httpcore2.AsyncNetworkStream = answer.extensions["network_stream"]
 
-    async def request(self, asked: UpstreamRequest, added: Headers) -> None:
-        """Send a request, and read the head of its answer; errors as of `ask`."""
-        try:
-            head = h11.Request(
-                method=asked.method, target=asked.target, headers=asked.to_send(added)
-            )
-            sent = [self._http.send(head), self._http.send(h11.Data(data=asked.body))]
-            sent.append(self._http.send(h11.EndOfMessage()))
-            await self.stream.send(b"".join(part or b"" for part in sent))
-            while True:
-                event = await self._next()
-                if isinstance(event, h11.Response):
-                    break
-                if isinstance(event, h11.InformationalResponse) and event.status_code == SWITCHING:
-                    break
-        except h11.LocalProtocolError as error:
-            raise UpstreamError(f"the request cannot be relayed: {error}") from error
-        self.status, self._head = event.status_code, event.headers.raw_items()
-        items = ((name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers)
-        self.headers = tuple(item for item in items if item[0] not in HOP_BY_HOP)
-
-    async def body(self) -> AsyncIterator[bytes]:
+    async def body(self) -> AsyncGenerator[bytes]:
         """Read the answer's body piece by piece; `UpstreamError` if it breaks off."""
-        while isinstance(event := await self._next(), h11.Data):
-            yield bytes(event.data)
+        try:
+            async with aclosing(self._answer.aiter_stream()) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except (httpcore2.ProtocolError, httpcore2.NetworkError) as error:
+            raise UpstreamError("it left before the end of its answer") from error
 
     def switched(self) -> bytes:
-        """The answer to a WebSocket's handshake as it came, and the bytes that came with it."""
-        lines = [b"HTTP/1.1 101 Switching Protocols", *(b": ".join(it) for it in self._head)]
-        return b"\r\n".join([*lines, b"", b""]) + self._http.trailing_data[0]
+        """The answer to a WebSocket's handshake as it came."""
+        lines = [b"HTTP/1.1 101 Switching Protocols", *map(b": ".join, self._answer.headers)]
+        return b"\r\n".join([*lines, b"", b""])
 
     async def aclose(self) -> None:
         """Drop the connection."""
-        await anyio.aclose_forcefully(self.stream)
-
-    async def _next(self) -> object:
-        try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
-                try:
-                    data = await self.stream.receive(READ_BYTES)
-                except anyio.EndOfStream:
-                    data = b""
-                self._http.receive_data(data)
-        except h11.RemoteProtocolError as error:
-            raise UpstreamError(f"it gives no whole answer: {error}") from error
-        except (OSError, anyio.BrokenResourceError) as error:
-            raise UpstreamError("it left before the end of its answer") from error
-        return event
+        await self._connection.aclose()
 
 
 async def ask(address: Address, asked: UpstreamRequest, added: Headers = ()) -> Upstream:
@@ -141,24 +112,24 @@ async def ask(address: Address, asked: UpstreamRequest, added: Headers = ()) -> 
 
     `UpstreamError`: there is none within `CONNECT_WAIT_S` and `ANSWER_WAIT_S`.
     """
-    upstream: Upstream | None = None
+    scheme = "http" if address.tls is None else "https"
+    url = httpcore2.URL(scheme=scheme, host=address.host, port=address.port, target=asked.target)
+    request = httpcore2.Request(
+        asked.method,
+        url,
+        headers=[(it.encode(), value.encode("latin-1")) for it, value in asked.to_send(added)],
+        content=asked.body,
+        extensions={"timeout": {"connect": CONNECT_WAIT_S}},
+    )
+    connection = httpcore2.AsyncHTTPConnection(url.origin, address.tls)
     try:
-        with anyio.fail_after(CONNECT_WAIT_S):
-            upstream = Upstream(await _connect(address))
-        with anyio.fail_after(ANSWER_WAIT_S):
-            await upstream.request(asked, added)
+        with anyio.fail_after(CONNECT_WAIT_S + ANSWER_WAIT_S):
+            return Upstream(connection, await connection.handle_async_request(request))
     except BaseException as error:
-        if upstream is not None:
-            await upstream.aclose()
-        if isinstance(error, (OSError, TimeoutError, anyio.BrokenResourceError, anyio.EndOfStream)):
+        with anyio.CancelScope(shield=True):
+            await connection.aclose()
+        if isinstance(error, httpcore2.ProtocolError):
+            raise UpstreamError(f"the request cannot be relayed: {error}") from error
+        if isinstance(error, (TimeoutError, httpcore2.TimeoutException, httpcore2.NetworkError)):
             raise UpstreamError(f"{address.host} port {address.port} does not answer") from error
         raise
-    return upstream
-
-
-async def _connect(address: Address) -> ByteStream:
-    if address.tls is None:
-        return await anyio.connect_tcp(address.host, address.port)
-    return await anyio.connect_tcp(
-        address.host, address.port, ssl_context=address.tls, tls_standard_compatible=False
-    )

@@ -22,7 +22,7 @@ How trio-websocket is used, and why (design.md, "Transport facts"):
   odd `Host`), and loses bytes sent before the 101.
 - It reads 256 KiB at a time, and each connection gets our own decoders (`frames.tune`).
 - It sees no message above the limit: its own limit would end the WebSocket before the client can be
-  told. Instead the channel from its reader is closed, through a private name.
+  told.
 - Its reader task lives in `TrioWebSocket.run` and cannot end a session, though it may raise.
 - It answers pings, but after a frame in flight and a full queue. Our pings bypass it: its `ping`
   waits for the pong. So do our messages: the lock of `send_message` costs a task switch for each.
@@ -34,15 +34,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Final, NoReturn, Protocol
 
 import attrs
 import trio
 import trio_websocket
-from wsproto.connection import ConnectionState
+from wsproto.connection import SERVER, Connection
 from wsproto.events import CloseConnection
-from wsproto.frame_protocol import CloseReason
 
 from protocol.values.utf8 import Frame
 
@@ -74,7 +72,8 @@ class Intake(trio.abc.Stream):
         message_bytes_max: larger messages are not passed on.
         share: of the room for large messages.
         on_too_big: called once, in the codec's task, before a message above the limit.
-        last_words: gives the bytes to send before the codec closes the connection.
+        last_words: gives the bytes to send before the codec closes the connection, without a close
+            frame of its own.
 
     Attributes:
         take: takes text messages of one frame, and returns what to wait for before the next, if
@@ -93,7 +92,7 @@ class Intake(trio.abc.Stream):
         message_bytes_max: int,
         share: Share,
         counters: Counters,
-        on_too_big: Callable[[], None],
+        on_too_big: Callable[[], object],
         last_words: Callable[[], bytes],
     ) -> None:
         self.link = link
@@ -109,12 +108,22 @@ class Intake(trio.abc.Stream):
         self.take: Callable[[Sequence[str]], Awaitable[None] | None] | None = None
         self.seen = 0
         self.is_closing = False
+        self._has_sent_close = False
         self._rate = RateLimiter(
             settings.messages_per_s_max,
             settings.bytes_per_s_max,
             message_bytes_max,
             trio.current_time(),
         )
+
+    def end(self) -> None:
+        """Let go of the WebSocket: nothing is read now.
+
+        The library refers to us. If we referred to it, by way of the WebSocket, the pieces of an
+        unfinished message would wait minutes for the garbage collector.
+        """
+        self.take = None
+        self._on_too_big = self._last_words = bytes
 
     @property
     def messages(self) -> int:
@@ -233,7 +242,8 @@ class Intake(trio.abc.Stream):
         return data[:end] if passes else b""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all bytes, or raise."""
+        """Send all bytes of one of the codec's frames, or raise."""
+        self._has_sent_close = data[:1] == CLOSE
         await self.link.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -243,7 +253,7 @@ class Intake(trio.abc.Stream):
     async def aclose(self) -> None:
         """Close the connection; a peer that does not take the last bytes is dropped."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if last_words := self._last_words():
+            if not self._has_sent_close and (last_words := self._last_words()):
                 await self.link.send_all(last_words)
         await self.link.aclose()
 
@@ -256,13 +266,13 @@ MESSAGE_QUEUE_SIZE: Final = 4
 CLOSE_WAIT_S: Final = 2.0
 """A live peer answers a close within a round trip; others are given up."""
 
-BROKEN: Final = MappingProxyType(
-    {
-        CloseReason.PROTOCOL_ERROR: "no frame of RFC 6455",
-        CloseReason.INVALID_FRAME_PAYLOAD_DATA: "invalid UTF-8",
-    }
-)
-"""The text sent for a protocol error that the codec finds, by close code."""
+BROKEN: Final = {
+    code: Connection(SERVER).send(CloseConnection(code=code, reason=text))
+    for code, text in ((1002, "no frame of RFC 6455"), (1007, "invalid UTF-8"))
+}
+"""The close frame for a protocol error that the codec finds, by its code."""
+CLOSE: Final = b"\x88"
+"""How a close frame of ours begins (RFC 6455, 5.2)."""
 ABNORMAL_CLOSURE: Final = 1006
 """The peer left without a close (RFC 6455, 7.1.5): never sent, only reported."""
 
@@ -325,17 +335,11 @@ class Handshake:
 
     def head(self) -> bytes:
         """A plain request for the library, without the client's other headers."""
-        lines = [
-            "GET / HTTP/1.1",
-            "Host: antiphon",
-            "Connection: Upgrade",
-            "Upgrade: websocket",
-            "Sec-WebSocket-Version: 13",
-            f"Sec-WebSocket-Key: {self.key}",
-        ]
-        if self.subprotocol is not None:
-            lines.append(f"Sec-WebSocket-Protocol: {self.subprotocol}")
-        return "\r\n".join([*lines, "", ""]).encode("ascii")
+        protocol = self.subprotocol and f"Sec-WebSocket-Protocol: {self.subprotocol}\r\n"
+        return (
+            "GET / HTTP/1.1\r\nHost: antiphon\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {self.key}\r\n{protocol or ''}\r\n"
+        ).encode("ascii")
 
 
 async def deliver_received(websocket: WebSocket, on_messages: OnMessages) -> NoReturn:
@@ -373,6 +377,7 @@ class TrioWebSocket:
         self._reader_ended = trio.Event()
         self._received = 0
         self._too_big_reported = False
+        self._getting = trio.CancelScope()
         self._waiting: trio.CancelScope | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -397,10 +402,7 @@ class TrioWebSocket:
             self._reader_ended.set()
             self._monitor.discard(self._watched)
             self._monitor.counters.websockets -= opened
-            if opened:
-                # We and the library refer to each other: the pieces of an unfinished message would
-                # wait minutes for the garbage collector.
-                self._connection._message_parts.clear()
+            self._intake.end()
             self._share.close()
         if not opened:
             raise WebSocketClosed(ABNORMAL_CLOSURE, "the peer left during the handshake")
@@ -424,17 +426,22 @@ class TrioWebSocket:
         if self._too_big_reported:
             await self._reader_ended.wait()
             raise self._closed()
+        message: str | bytes | None = None
         try:
-            message: str | bytes = await self._connection.get_message()
-            while self._intake.is_closing:
-                message = await self._connection.get_message()
+            with trio.CancelScope() as self._getting:
+                while not self._is_too_big_next() and (message is None or self._intake.is_closing):
+                    message = await self._connection.get_message()
         except trio_websocket.ConnectionClosed:
             if not self._intake.is_too_big:
                 raise self._closed() from None
+        if message is None:
             self._too_big_reported = True
             return None
         self._received += 1
         return message_of(message)
+
+    def _is_too_big_next(self) -> bool:
+        return self._intake.is_too_big and self._received == self._intake.messages
 
     def _saw(self) -> None:
         """Note that the session has seen all messages that it was given."""
@@ -485,22 +492,18 @@ class TrioWebSocket:
             self._waiting.cancel()
 
     def _too_big_comes(self) -> None:
-        """Let `receive` run dry while the WebSocket stays open."""
-        self._connection._send_channel.close()
+        """Let `receive` report it, after the messages before, while the WebSocket stays open."""
+        if self._is_too_big_next():
+            self._getting.cancel()
 
     def _close_frame_for_error(self) -> bytes:
         """The close frame for the rule of RFC 6455 that the peer broke (7.1.7), seen only here."""
-        codec, broken = self._connection._wsproto, self._connection.closed
-        if broken is None or codec.state is not ConnectionState.OPEN or broken.code not in BROKEN:
-            return b""
-        code = CloseReason(broken.code)
-        close: bytes = codec.send(CloseConnection(code=code, reason=BROKEN[code]))
-        return close
+        broken = self._connection.closed
+        return b"" if broken is None else BROKEN.get(broken.code, b"")
 
     async def send(self, *frames: str) -> None:
         """As `WebSocket`."""
-        is_open = self._connection._wsproto.state is ConnectionState.OPEN
-        if self._connection.closed is not None or not is_open:
+        if self._connection.closed is not None:
             raise self._closed()
         try:
             await self._link.send_all(text_frames(frames))

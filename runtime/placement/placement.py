@@ -186,7 +186,7 @@ class Isolated:
         self._folder.cleanup()
 
     def _command(self, place: int, address: UnixAddress) -> list[str]:
-        command = [*RUN, "worker", "--until-stdin-ends", "--listen", str(address)]
+        command = [*RUN, "workers", "start", "--until-stdin-ends", "--listen", str(address)]
         return command + model_options(self._settings, self.names[place])
 
     def _environment(self, place: int) -> dict[str, str]:
@@ -313,7 +313,7 @@ async def _lines(stream: ByteReceiveStream) -> AsyncIterator[str]:
 
 
 def model_options(settings: Settings, model: str) -> list[str]:
-    """The options of an `antiphon worker` that a server starts."""
+    """The options of an `antiphon workers start` of a server's own."""
     options = ["--model", model]
     for flag, value in (
         ("--slots", settings.slots),

@@ -48,7 +48,7 @@ class WorkerEndedError(Exception):
 
 
 class WorkerActor:
-    """An `antiphon worker` on the node where Ray put this actor; each ends with the other.
+    """An `antiphon workers start` on the node where Ray put this actor; each ends with the other.
 
     Args:
         command: the options of the worker's model.
@@ -64,7 +64,7 @@ class WorkerActor:
         os.close(write)
         self._process = subprocess.Popen(
             [
-                *(*RUN, "worker", "--until-stdin-ends", "--listen", str(address)),
+                *(*RUN, "workers", "start", "--until-stdin-ends", "--listen", str(address)),
                 *("--token-file", f"/dev/fd/{read}", *tls_options(os.environ), *command),
             ],
             stdin=subprocess.PIPE,

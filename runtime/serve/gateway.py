@@ -45,9 +45,9 @@ from protocol.values.utf8 import Frame
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LIVE
 from protocol.wire.dialects.shared import RESUME, SESSION_RESUME
-from recorder.keep.remote import RemoteStore
-from recorder.keep.store import LogInfo
-from recorder.read.places import next_seq
+from recorder.read.reader import next_seq
+from recorder.storage.remote import RemoteStore
+from recorder.storage.store import LogInfo
 from recorder.write.writer import Recorder
 
 from ..access.gate import Admitted, Denied, open_gate

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -213,17 +213,19 @@ class _Relayed(Response):
 
 
 async def _write(owner: Upstream, write: Write) -> None:
-    async for piece in owner.body():
-        await write(piece)
+    async with aclosing(owner.body()) as pieces:
+        async for piece in pieces:
+            await write(piece)
 
 
 async def _whole(owner: Upstream) -> bytes:
     """The body of a refusal, cut at `ANSWER_BYTES_MAX`."""
     body = b""
-    async for piece in owner.body():
-        body += piece
-        if len(body) >= ANSWER_BYTES_MAX:
-            break
+    async with aclosing(owner.body()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) >= ANSWER_BYTES_MAX:
+                break
     return body[:ANSWER_BYTES_MAX]
 
 

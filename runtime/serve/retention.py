@@ -1,15 +1,15 @@
 """Keeps recordings within the operator's bounds, counts them, and copies them to a store.
 
-Retention runs `antiphon prune` at the start and every ten minutes, in a thread; without bounds it
-only counts. A log that cannot be removed is reported, and tried again. With an object store, a log
-stays until the store has it (`is_stored`).
+Retention runs `antiphon recordings prune` at the start and every ten minutes, in a thread; without
+bounds it only counts. A log that cannot be removed is reported, and tried again. With an object
+store, a log stays until the store has it (`is_stored`).
 
 The uploader copies the oldest finished recording first. Every `UPLOAD_PERIOD_S` it looks for logs
 in the folder that the store does not have, by name and size: so the store itself says what is left
 to do, also after a crash. A log is due when it has its end; one without an end, which a killed
 server left, when it has not been written for `ABANDONED_S`. A log that changes afterwards, as by
-`antiphon compact`, replaces the stored one. After a failure the uploader waits, longer each time,
-and begins again with the logs that have not failed.
+`antiphon recordings compact`, replaces the stored one. After a failure the uploader waits, longer
+each time, and begins again with the logs that have not failed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import anyio
 import anyio.to_thread
 import attrs
 
-from recorder.keep.remote import RemoteStore
-from recorder.keep.retention import Retention, RetentionStatistics, prune
-from recorder.keep.store import LocalLog, LogInfo, Store
-from recorder.keep.summary import summarize
+from recorder.storage.remote import RemoteStore
+from recorder.storage.retention import Retention, RetentionStatistics, prune
+from recorder.storage.store import LocalLog, LogInfo, Store
+from recorder.storage.summary import summarize
 
 from ..settings.settings import Settings
 

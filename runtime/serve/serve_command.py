@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import click
 
-from recorder.keep.remote import RemoteStore, StoreError
+from recorder.storage.remote import RemoteStore, StoreError
 
 from ..access.keys import KeyFileError, read_key_file
 from ..access.origins import is_loopback, read_origins
@@ -128,7 +129,7 @@ def _workers(settings: Settings) -> Iterator[str]:
                 yield f"worker_addresses: {address} is not on this machine: give worker_token_file"
     for name in _OF_WORKERS:
         if getattr(settings, name):
-            yield f"{name}: give it to `antiphon worker`; worker_addresses has only addresses"
+            yield f"{name}: give it to `antiphon workers start`: worker_addresses are addresses"
 
 
 def _placements(settings: Settings) -> Iterator[str]:
@@ -235,6 +236,9 @@ CUT_OFF: Final = 128
 @settings_options
 @click.option("--no-record", is_flag=True, help="Record nothing, whatever --record says.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what every session does.")
+@click.option(
+    "--open", "opens", is_flag=True, help="Open the console, to talk to it, in a browser."
+)
 @click.pass_context
 def serve_command(
     ctx: click.Context,
@@ -244,6 +248,7 @@ def serve_command(
     print_config: bool,
     no_record: bool,
     verbose: bool,
+    opens: bool,
     **_settings: object,
 ) -> None:
     """Serve a model over WebSockets at /v1/realtime?mode=video|audio|chat.
@@ -266,6 +271,8 @@ def serve_command(
       2  a setting is wrong; nothing was started
       129, 130, 143  cut off by the third signal: SIGHUP, SIGINT or SIGTERM
 
+    --help shows the options that most servers need, --help-all every one.
+
     Every setting is also a key of a TOML file (--config) and a variable, ANTIPHON_ and its name in
     capitals: defaults < file < variables < flags. An address that is not loopback needs --keys or
     --insecure. docs/operations.md says more.
@@ -279,8 +286,10 @@ def serve_command(
     if print_config:
         click.echo(to_toml(effective), nl=False)
     _check(effective.settings)
+    if opens and not effective.settings.pages:
+        raise click.UsageError("--open opens a page, and --no-pages turns them off")
     if not print_config:
-        _serve(effective.settings, ctx.obj)
+        _serve(effective.settings, ctx.obj, opens=opens)
 
 
 def _read(flags: dict[str, object], config: Path | None) -> Effective:
@@ -299,7 +308,7 @@ def _check(settings: Settings) -> None:
         click.echo(f"Warning: {warning}", err=True)
 
 
-def _serve(settings: Settings, load_viewer: LoadViewer | None) -> None:
+def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -> None:
     from .serving import CannotServeError, run
 
     configure(settings.log_format, settings.log_level)
@@ -314,6 +323,8 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None) -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"
         listening = [f"listening on {_url(scheme, address)}" for address in bound]
         _print(*listening, "ready", *_whereabouts(settings, bound))
+        if opens:
+            threading.Thread(target=_open, args=(_console(settings, bound),), daemon=True).start()
 
     try:
         serve = partial(
@@ -340,16 +351,28 @@ def _exit_soon(cut_by: signal.Signals | None) -> None:
     timer.start()
 
 
-def _whereabouts(settings: Settings, bound: Sequence[Address]) -> tuple[str, ...]:
-    """The console, other pages, the status, the folder of recordings, and who can reach it."""
-    from ..api.pages import ADDRESS
+def _open(page: str) -> None:
+    if not webbrowser.open(page):
+        click.echo("there is no browser to open it in: open the address in yours", err=True)
 
+
+def _root(settings: Settings, bound: Sequence[Address]) -> str:
     scheme = "http" if settings.tls_cert is None else "https"
     own = bound[0]
     host = "localhost" if own.host in EVERY_ADDRESS else _host(own)
-    root = f"{scheme}://{host}:{own.port}"
-    address = "/" if settings.static is None else ADDRESS
-    pages = [f"talk to it at {root}{address}"] if settings.pages else []
+    return f"{scheme}://{host}:{own.port}"
+
+
+def _console(settings: Settings, bound: Sequence[Address]) -> str:
+    from ..api.pages import ADDRESS
+
+    return _root(settings, bound) + ("/" if settings.static is None else ADDRESS)
+
+
+def _whereabouts(settings: Settings, bound: Sequence[Address]) -> tuple[str, ...]:
+    """The console, other pages, the status, the folder of recordings, and who can reach it."""
+    root = _root(settings, bound)
+    pages = [f"talk to it at {_console(settings, bound)}"] if settings.pages else []
     pages += [] if settings.static is None else [f"pages at {root}/ ({settings.static})"]
     folder = settings.record_to
     recordings = "nothing is recorded" if folder is None else f"recordings in {folder.absolute()}"

@@ -30,7 +30,7 @@ import anyio.to_thread
 import attrs
 from anyio.abc import TaskGroup
 
-from recorder.keep.remote import RemoteStore
+from recorder.storage.remote import RemoteStore
 from recorder.write.writer import Recorder, RecorderPolicy
 
 from ..access.keys import KeyFileError

@@ -27,12 +27,11 @@ from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
 from recorder.format.errors import LogDamaged
-from recorder.format.mapping import EVENT_KINDS, SCHEMA, Hashes, event_of
+from recorder.format.mapping import SCHEMA, Hashes, event_of
 from recorder.format.records import Fields, Record, Value
-from recorder.format.steps import step_records
-from recorder.keep.store import Store
-from recorder.read.ending import RESTARTED, end_of
-from recorder.read.reader import read
+from recorder.format.steps import Step, step_records, steps
+from recorder.read.reader import RESTARTED, end_of, read
+from recorder.storage.store import Store
 from recorder.write.logfile import LogFile
 from recorder.write.writer import Recorder
 
@@ -225,18 +224,17 @@ class RecoveredSession:
             self.outstanding.begun(effect)
         self.rest.extend(step_records(self.session, event, effects, self._hashes))
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Record, step: Step | None) -> None:
         """Take the next record of the log; `LogDamaged` if it is not what the machine says."""
         self.at_ns, self.next_seq = record.at_ns, record.seq + 1
         if record.kind == "mark":
             self.marks += 1
         elif record.kind == "fin":
             self.is_over = True
-        elif record.kind in EVENT_KINDS:
+        elif step is not None:
             if self.rest:
                 raise LogDamaged(f"record {record.seq}: effects are missing before it")
-            event = event_of(record.fields, record.at_ns)
-            self.stepped(event, self.session.step(event))
+            self.stepped(step.event, step.effects)
         else:
             self._compare(record)
 
@@ -290,8 +288,8 @@ def read_session(
     recovered.token_hashes = [opened.resume_hash]
     recovered.next_seq = first.seq + 1
     recovered.stepped(opened, effects)
-    for record in records:
-        recovered.take(record)
+    for record, step in steps(records, session=session):
+        recovered.take(record, step)
     recovered.opened = session.opened
     is_whole = recovered.token_hashes[:1] != [NO_TOKEN]  # else a fork was not written to its end
     return recovered if session.is_resumable and is_whole else None

@@ -16,7 +16,6 @@ from typing import Final
 
 import attrs
 
-from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import ErrorCode, LocalProtocolError
@@ -27,12 +26,12 @@ from recorder.format.mapping import (
     EVENT_KINDS,
     SCHEMA,
     MappingError,
-    event_of,
     event_record,
 )
 from recorder.format.records import Fields, Record
-from recorder.mend.recover import is_lost
+from recorder.format.steps import Step, steps
 from recorder.read.reader import LogReader
+from recorder.repair import is_lost
 from recorder.write.logfile import LogFile
 
 from ..model.backends.base import BackendInfo
@@ -172,12 +171,11 @@ class _Copy:
         return self._fork
 
     def _all(self, reader: LogReader) -> Iterator[Record]:
-        for record in _records(reader):
-            if record.kind in EVENT_KINDS:
-                event = event_of(record.fields, record.at_ns)
-                if isinstance(event, ev.ConnectionOpened):
-                    yield self._first(event)
-                yield from self._step(self._own(event))
+        for record, step in steps(_records(reader), edit=self._own):
+            if step is not None:
+                if isinstance(step.event, ev.ConnectionOpened):
+                    yield self._first(record, step)
+                yield from self._take(step.event, step.effects)
                 if record.seq >= self._cut.seq:
                     break
             elif record.kind != "mark":
@@ -198,21 +196,31 @@ class _Copy:
             resume_hash=self._opened.resume_hash,
             recording_notice=self._opened.recording_notice,
         )
-        yield from self._step(forked)
+        yield from self._take(forked, fork.session.step(forked))
 
-    def _first(self, event: ev.ConnectionOpened) -> Record:
-        """Make the head, with the seed of the recording; its session must be of the same kind."""
-        opened, cut = self._opened, self._cut
-        if (event.mode, event.endpoint) != (opened.mode, opened.endpoint):
-            raise unsupported(f"its session was one of {event.endpoint}, with mode {event.mode}")
-        parent: Fields = {"recording": event.recording_id, "seq": cut.seq, "unit": cut.unit}
-        fields = {**self._head, "seed": event.seed, "parent": parent}
+    def _first(self, record: Record, step: Step) -> Record:
+        """Begin the fork; make its head, with the seed of the recording."""
+        cut, parent_id = self._cut, record.fields["recording_id"]
+        self._fork = RecoveredSession(
+            path=self._file.path,
+            opened=self._opened,
+            session=step.session,
+            owner="",
+            away_ns=0,
+            next_seq=1,
+            file=self._file,
+        )
+        parent: Fields = {"recording": parent_id, "seq": cut.seq, "unit": cut.unit}
+        fields = {**self._head, "seed": step.session.opened.seed, "parent": parent}
         return Record(kind="session", seq=0, at_ns=0, fields=fields)
 
     def _own(self, event: ev.Event) -> ev.Event:
         """Give an event the names of the fork, and none of the parent's tokens."""
         if isinstance(event, ev.ConnectionOpened):
             opened = self._opened
+            if (event.mode, event.endpoint) != (opened.mode, opened.endpoint):
+                text = f"its session was one of {event.endpoint}, with mode {event.mode}"
+                raise unsupported(text)
             event = attrs.evolve(
                 event, recording_id=opened.recording_id, created_ms=opened.created_ms
             )
@@ -220,23 +228,10 @@ class _Copy:
             event = attrs.evolve(event, resume_hash=NO_TOKEN if event.resume_hash else "")
         return event
 
-    def _step(self, event: ev.Event) -> Iterator[Record]:
+    def _take(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> Iterator[Record]:
+        """Give the records of a step."""
         fork = self._fork
-        if fork is not None:
-            effects = fork.session.step(event)
-        elif isinstance(event, ev.ConnectionOpened):
-            session, effects = Session.open(event)
-            fork = self._fork = RecoveredSession(
-                path=self._file.path,
-                opened=event,
-                session=session,
-                owner="",
-                away_ns=0,
-                next_seq=1,
-                file=self._file,
-            )
-        else:
-            raise unsupported("its first event is missing")
+        assert fork is not None
         if isinstance(event, ev.Forked):
             fork.fork = ForkStart(event, effects)
         fork.at_ns = event.at_ns

@@ -47,7 +47,7 @@ from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit
 from recorder.format.errors import RecorderError
 from recorder.read.past import Past
 
-from ..link.calls import HeldModel
+from ..link.calls import HeldModel, failure_of
 from ..model.backends.base import (
     OPEN_PAUSE_S,
     OPEN_TRIES,
@@ -357,39 +357,13 @@ class ModelCalls:
 
     def _failed(self, lease: SlotLease, effect: object, error: BackendError) -> bool:
         """Post the event of a call that failed; False for one that has none."""
-        at_ns, context_full = self._inbox.now_ns(), error.context_full
-        event: ev.Event
-        match effect:
-            case ef.StartUnit():
-                index = effect.unit.index
-                name = f"unit {index}"
-                event = ev.UnitFailed(at_ns=at_ns, index=index, context_full=context_full)
-            case ef.StartFinalize():
-                name = f"finalize of unit {effect.index}"
-                event = ev.FinalizeFailed(at_ns=at_ns, index=effect.index)
-            case ef.Rollback():
-                name = f"rollback of unit {effect.index}"
-                event = ev.RollbackFailed(at_ns=at_ns, index=effect.index)
-            case ef.StartTurn():
-                index = effect.turn.index
-                name = f"turn {index}"
-                is_refused = isinstance(error, BackendRefused) and lease.model.turn is None
-                refused = str(error) if is_refused else ""
-                event = ev.TurnFailed(
-                    at_ns=at_ns, index=index, context_full=context_full, refused=refused
-                )
-            case ef.RunChunk():
-                utterance, index = effect.chunk.utterance, effect.chunk.index
-                name = f"chunk {utterance}.{index}"
-                event = ev.ChunkFailed(
-                    at_ns=at_ns, utterance=utterance, index=index, context_full=context_full
-                )
-            case ef.Rebuild():
-                name, event = "rebuild", ev.RebuildFailed(at_ns=at_ns, lease=effect.lease)
-            case _:
-                return False
+        is_refused = isinstance(error, BackendRefused) and lease.model.turn is None
+        refused = str(error) if is_refused else ""
+        event = failure_of(effect, error, self._inbox.now_ns(), refused)
+        if event is None:
+            return False
         level = logging.INFO if lease.is_cut else logging.WARNING
-        _logger.log(level, "%s failed: %s", name, error)
+        _logger.log(level, "%s: %s", event, error)
         self._post(lease, event)
         return True
 

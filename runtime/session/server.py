@@ -25,7 +25,7 @@ from protocol.values.messages import ComeBack, EndReason
 from protocol.values.modes import MODES, Mode
 from recorder.format.errors import RecorderError
 from recorder.format.records import Fields
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 

@@ -22,7 +22,7 @@ from protocol.values.limits import (
 from protocol.values.modes import OF_MODE, Mode
 from recorder.format.mapping import SCHEMA
 from recorder.format.records import Fields
-from recorder.keep.store import LogInfo
+from recorder.storage.store import LogInfo
 
 from ..model.backends.base import BackendInfo
 from ..settings.settings import MIB, Settings

@@ -14,7 +14,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "media": ("av", "mcap"),
         "server": (
-            *("h11", "hypercorn", "prometheus_client", "safetensors", "starlette"),
+            *("h11", "httpcore2", "prometheus_client", "safetensors", "starlette"),
             *("structlog", "tokenizers", "torch", "transformers", "trio_websocket", "wsproto"),
             "yaml",
         ),

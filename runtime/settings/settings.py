@@ -402,7 +402,8 @@ class Settings:
     )
     worker_addresses: tuple[str, ...] = setting(
         (),
-        "Address of an `antiphon worker` that holds the model: unix:PATH or tcp:HOST:PORT.",
+        "Address of a worker that holds the model (`antiphon workers start`): unix:PATH or "
+        "tcp:HOST:PORT.",
         flag="--worker-address",
     )
     placement: Literal["auto", "ray"] = setting(

@@ -19,6 +19,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -221,6 +222,15 @@ def _source_of(setting: Setting, effective: Effective) -> str:
 METAVARS: Final = {"number": "NUMBER", "text": "TEXT", "path": "PATH", "texts": "TEXT"}
 OTHER_OPTIONS: Final = "Configuration and help"
 """The heading of options that are no settings."""
+COMMON: Final = frozenset(
+    {
+        *("host", "port", "model", "slots", "device", "worker_addresses", "static", "record_to"),
+        *("no_record", "record_keep_days", "keys", "tls_cert", "tls_key", "config", "opens"),
+    }
+)
+"""Options in `--help`: those that pages and most servers use. `--help-all` has the others too."""
+_ALL: Final = "antiphon.help_all"
+"""The key of a context whose help shows all options."""
 
 Command = Callable[..., Any]
 
@@ -247,8 +257,15 @@ class SettingType(click.ParamType[object]):
         return parsed
 
 
+def _help_all(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 class SettingsCommand(click.Command):
-    """A command whose help groups the settings by heading."""
+    """A command whose help groups the settings by heading, and shows those in `COMMON` only."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by group."""
@@ -256,7 +273,9 @@ class SettingsCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            is_help = any(it.startswith("--help") for it in param.opts)
+            is_shown = _ALL in ctx.meta or is_help or param.name in COMMON
+            if record is not None and is_shown:
                 heading = headings.get(param.name or "", OTHER_OPTIONS)
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
@@ -265,7 +284,10 @@ class SettingsCommand(click.Command):
 
 
 def settings_options(command: Command) -> Command:
-    """Add a flag for each setting to a command, passed by the setting's name."""
+    """Add a flag for each setting to a command, passed by the setting's name; and `--help-all`."""
+    told = "Show all options and exit."
+    everything = partial(click.option, is_flag=True, is_eager=True, expose_value=False, help=told)
+    command = everything("--help-all", callback=_help_all)(command)
     for setting in reversed(declared(Settings)):
         command = _option(setting)(command)
     return command

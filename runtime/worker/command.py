@@ -1,4 +1,4 @@
-"""`antiphon worker`: a model in a process of its own."""
+"""`antiphon workers start`: a model in a process of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ END_WAIT_S: Final = 25.0
 STDIN: Final = 0
 
 
-@click.command("worker")
+@click.command("start")
 @click.option(
     "--model",
     default="tiny",
@@ -87,7 +87,7 @@ STDIN: Final = 0
 @click.option("--no-tls", is_flag=True, hidden=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("-v", "--verbose", is_flag=True, help="Log every gateway that comes.")
-def worker_command(
+def start_command(
     *,
     model: str,
     listen: str,
@@ -113,7 +113,7 @@ def worker_command(
     It says "loading MODEL", then "listening on ADDRESS" and "ready" when gateways are taken.
 
     \b
-        antiphon worker --model tiny --listen unix:/run/antiphon/worker-1
+        antiphon workers start --model tiny --listen unix:/run/antiphon/worker-1
         antiphon serve --worker-address unix:/run/antiphon/worker-1
 
     \b

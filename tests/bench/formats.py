@@ -32,8 +32,8 @@ from protocol.values.model import (
     INPUT_RATE_HZ,
     OUTPUT_RATE_HZ,
 )
+from recorder.format.blobs import extract
 from recorder.format.records import Record, Value
-from recorder.format.spans import extract
 
 FormatName = Literal["json_lines", "mcap", "wav"]
 ZSTD_LEVEL: Final = 3

@@ -43,7 +43,7 @@ from protocol.values.model import (
 from protocol.values.requests import Append, Init
 from protocol.wire.dialects.realtime import REALTIME
 from recorder.format.records import Fields, Record
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from runtime.commands import interrupts

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import soundfile
 
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from replay.view.document import page_of
 from tests.browser.chromium import FAKE_DEVICES, Tab, chromium
 from tests.live.servers import live_server

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import zstandard
 
-from recorder.format.flac import encode_flac
+from recorder.format.blobs import encode_flac
 from recorder.format.format import (
     HEADER_BYTES_MAX,
     HEADER_VALUES_MAX,
@@ -24,9 +24,9 @@ from recorder.format.format import (
     RECORDS_MAX,
     SHARED_BYTES_MAX,
     BlockHeader,
+    BlockSizes,
     pack_header,
 )
-from recorder.format.seektable import BlockSizes
 from tests.forged.logs import Part, framed, head, record, seal, second
 
 Bomb = Callable[[int, int], list[Part]]

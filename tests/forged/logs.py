@@ -16,8 +16,14 @@ from typing import Any, Final
 import attrs
 import zstandard
 
-from recorder.format.format import CHAIN_START, BlockHeader, chain_of, frame_record, pack_header
-from recorder.format.seektable import BlockSizes
+from recorder.format.format import (
+    CHAIN_START,
+    BlockHeader,
+    BlockSizes,
+    chain_of,
+    frame_record,
+    pack_header,
+)
 from recorder.read.scan import Block, BytesSource, Scanner
 
 Json = Any

@@ -25,14 +25,13 @@ from typing import Any, Final
 import attrs
 
 from recorder.format.errors import RecorderError
-from recorder.keep.listing import Listing
-from recorder.keep.store import Store
-from recorder.keep.summary import whole_bytes
-from recorder.mend.compact import NotCompactable, compact
-from recorder.mend.recover import recover, survey
 from recorder.read.reader import LogReader
 from recorder.read.scan import FileSource, Scanner
 from recorder.read.verify import verify
+from recorder.repair import NotCompactable, compact, recover, survey
+from recorder.storage.listing import Listing
+from recorder.storage.store import Store
+from recorder.storage.summary import whole_bytes
 from replay.rerun.logic import replay
 from replay.story.inspect import inspect
 from replay.view.document import page_of

@@ -25,8 +25,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from protocol.wire.dialects import MODES_OF
-from replay.shared.commands import UnusableError, finish, print_json
-from replay.shared.tables import table
+from replay.shared.commands import UnusableError, finish, print_json, table
 from runtime.client.terminal import key_option
 from tests.fuzz.campaign import KINDS, Budget, Campaign, Target, fuzz_bytes, play_again, save
 from tests.fuzz.case import (

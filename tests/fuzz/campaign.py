@@ -33,8 +33,7 @@ from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.opening import OPENING
-from recorder.format.chain import Chain
-from recorder.format.compression import Compressor
+from recorder.format.blocks import Chain, Compressor
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Scanner

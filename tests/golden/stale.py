@@ -18,8 +18,8 @@ from protocol.values import events as ev
 from protocol.values.model import Opened
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
+from recorder.format.steps import advance
 from recorder.read.reader import LogReader
-from replay.rerun.logic import advance
 from tests.sessions.answering import remake
 
 Change = Callable[[Iterable[ev.Event]], Iterator[ev.Event]]

@@ -17,7 +17,7 @@ import anyio
 import numpy as np
 
 from recorder.format.format import SUFFIX
-from recorder.mend.compact import compact
+from recorder.repair import compact
 from runtime.media.sound import read_wav
 from tests.golden.logs import FOLDER, HASHES, frozen, hash_of, items, record, twin, twin_path
 from tests.golden.stage import Scene, part

@@ -24,8 +24,8 @@ import soundfile
 from websockets.sync.client import ClientConnection, connect
 
 from recorder.format.format import recording_id_of
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
+from recorder.storage.store import Store
 from runtime.access.keys import Key, change_key_file, hash_key
 from tests.browser.chromium import CHROMIUM, WAIT_S, Tab, chromium
 from tests.golden.logs import FOLDER

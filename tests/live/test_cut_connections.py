@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from replay.rerun.logic import replay
 from tests.live.servers import LiveServer, live_server
 from tests.network.cutting import cutting

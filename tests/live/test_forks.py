@@ -29,7 +29,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
-from recorder.write.lock import is_held
+from recorder.write.disk import is_held
 from replay.rerun.environment import Loading
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
@@ -352,7 +352,9 @@ def test_what_cannot_be_forked_is_refused_by_its_reason(tmp_path: Path) -> None:
         )
         log.write_bytes(data)
         redacted = tmp_path / "redacted.session.zst"
-        ran = CliRunner().invoke(main, ["redact", str(log), "--output", str(redacted)])
+        ran = CliRunner().invoke(
+            main, ["recordings", "redact", str(log), "--output", str(redacted)]
+        )
         assert ran.exit_code == 0, ran.output
         assert "it is redacted" in place.refused("redacted")[1]
         host, port = place.server.address
@@ -559,10 +561,10 @@ def test_a_fork_is_shown_exported_and_redacted(tmp_path: Path) -> None:
         check_log(log := place.log_of(session["id"]))
     redacted = tmp_path / "redacted.session.zst"
     for words in (
-        ("inspect", log),
-        ("view", log, "--output", tmp_path / "view.html"),
+        ("recordings", "inspect", log),
+        ("recordings", "view", log, "--output", tmp_path / "view.html"),
         ("export", log, "--output", tmp_path / "both.wav"),
-        ("redact", log, "--output", redacted),
+        ("recordings", "redact", log, "--output", redacted),
         ("fork", log, "--at", 4, "--out", tmp_path),
         ("fork", log, "--at", 1, "--out", tmp_path),
     ):

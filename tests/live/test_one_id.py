@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from websockets.sync.client import ClientConnection, connect
 
 import antiphon
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from runtime.cli import main
 from tests.live.servers import LiveServer, live_server
 
@@ -90,8 +90,8 @@ def got(server: LiveServer, path: str) -> Any:
 
 
 def found(folder: Path, session: str) -> list[str]:
-    """Name the recordings that `antiphon sessions --find` finds."""
-    run = CliRunner().invoke(main, ["sessions", str(folder), "--find", session, "--json"])
+    """Name the recordings that `antiphon recordings list --find` finds."""
+    run = CliRunner().invoke(main, ["recordings", "list", str(folder), "--find", session, "--json"])
     assert run.exit_code == 0, run.output
     return [log["recording_id"] for log in json.loads(run.output)["logs"]]
 
@@ -136,9 +136,9 @@ def test_one_id_finds_a_session_everywhere(server: LiveServer, folder: Path, dia
     log = Store(folder).path(recording_id)
     with LogReader(log) as reader:
         assert reader.head.fields["session_id"] == session_id
-    told = CliRunner().invoke(main, ["inspect", str(log), "--json"])
+    told = CliRunner().invoke(main, ["recordings", "inspect", str(log), "--json"])
     assert json.loads(told.output)["session_id"] == session_id
-    assert session_id in CliRunner().invoke(main, ["inspect", str(log)]).output
+    assert session_id in CliRunner().invoke(main, ["recordings", "inspect", str(log)]).output
     assert logged(server, session_id)
     assert {line["session"] for line in logged(server, session_id)} == {recording_id}
 

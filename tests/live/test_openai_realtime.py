@@ -140,7 +140,7 @@ def test_a_question_is_answered(
     assert 0.5 < user_s < 1.5, "a question of a second, said in pieces"
     assert model_s > 0.5
     redacted = tmp_path / "redacted.session.zst"
-    command = [*RUN, "redact", str(log), "--output", str(redacted)]
+    command = [*RUN, "recordings", "redact", str(log), "--output", str(redacted)]
     subprocess.run(command, check=True, capture_output=True)
     assert loud_s(redacted, tmp_path) == (0, 0)
     with LogReader(redacted) as items:

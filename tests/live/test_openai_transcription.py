@@ -105,7 +105,7 @@ def test_phrases_are_written_down(tmp_path: Path) -> None:
     run("export", str(logs[-1]), "--to", "srt", "--output", str(captions))
     done = [event.transcript for event in found if event.type == f"{NAME}.completed"]
     assert np.mean([text in captions.read_text() for text in done]) > 0.8
-    run("redact", str(logs[-1]), "--output", str(redacted))
+    run("recordings", "redact", str(logs[-1]), "--output", str(redacted))
     for log in (*logs, redacted):
         with LogReader(log) as items:
             assert replay(items).identical

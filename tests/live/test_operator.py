@@ -232,7 +232,9 @@ def test_a_second_signal_ends_sessions_at_once_and_cleanly(tmp_path: Path) -> No
             assert closed.value.rcvd.code == 1012
         assert server.process.wait(WAIT_S) == 0
     (log,) = tmp_path.glob("*.zst")
-    verified = subprocess.run([*RUN, "verify", str(log), "--json"], capture_output=True, check=True)
+    verified = subprocess.run(
+        [*RUN, "recordings", "verify", str(log), "--json"], capture_output=True, check=True
+    )
     assert json.loads(verified.stdout)["state"] == "finished"
 
 
@@ -244,7 +246,9 @@ def test_a_closed_terminal_ends_a_server_as_a_signal_does(tmp_path: Path) -> Non
             assert hear(websocket)["reason"] == "server_shutdown"
         assert server.process.wait(WAIT_S) == 0
     (log,) = tmp_path.glob("*.zst")
-    verified = subprocess.run([*RUN, "verify", str(log), "--json"], capture_output=True, check=True)
+    verified = subprocess.run(
+        [*RUN, "recordings", "verify", str(log), "--json"], capture_output=True, check=True
+    )
     assert json.loads(verified.stdout)["state"] == "finished"
 
 

@@ -12,9 +12,9 @@ import pytest
 from websockets.sync.client import connect
 
 from recorder.format.records import Record
-from recorder.keep.marks import add_mark, marks_path, read_marks
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
+from recorder.storage.marks import add_mark, marks_path, read_marks
+from recorder.storage.store import Store
 from replay.view.document import page_of
 from runtime.access.keys import ANYONE, Key, change_key_file, hash_key
 from runtime.api.views import marks_told

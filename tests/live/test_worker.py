@@ -1,4 +1,4 @@
-"""`antiphon worker`, a process: it serves `tiny`, and is killed, stopped and left by gateways."""
+"""`antiphon workers start`: it serves `tiny`, and is killed, stopped and left by gateways."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class LiveWorker:
 
 @contextmanager
 def live_worker(*arguments: str, model: str, listen: str) -> Iterator[LiveWorker]:
-    """Start `antiphon worker`, and kill it in the end."""
-    command = (*RUN, "worker", "--model", model, "--listen", listen, *arguments)
+    """Start `antiphon workers start`, and kill it in the end."""
+    command = (*RUN, "workers", "start", "--model", model, "--listen", listen, *arguments)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -187,7 +187,11 @@ def test_a_worker_needs_no_torch_for_its_gateways(tiny: LiveWorker) -> None:
 def refused(*arguments: str) -> tuple[int, str]:
     """The exit code and last line of a worker that does not start."""
     ran = subprocess.run(
-        [*RUN, "worker", *arguments], capture_output=True, text=True, timeout=WAIT_S, check=False
+        [*RUN, "workers", "start", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
     return ran.returncode, ran.stderr.strip().splitlines()[-1]
 
@@ -239,7 +243,16 @@ def test_a_socket_that_was_left_is_taken_over(tmp_path: Path) -> None:
 def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     """A server that was killed would leave its workers, and they its GPUs."""
     listen = f"unix:{tmp_path}/worker"
-    command = (*RUN, "worker", "--until-stdin-ends", "--model", "scripted", "--listen", listen)
+    command = (
+        *RUN,
+        "workers",
+        "start",
+        "--until-stdin-ends",
+        "--model",
+        "scripted",
+        "--listen",
+        listen,
+    )
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

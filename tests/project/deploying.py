@@ -44,7 +44,7 @@ def parse(words: list[str]) -> click.Context:
     name, *rest = words
     command = main.get_command(click.Context(main), name)
     while isinstance(command, click.Group):
-        (name, *rest), command = rest, command.commands[rest[0]]
+        (name, *rest), command = rest, command.get_command(click.Context(command), rest[0])
     assert command is not None, name
     return command.make_context(name, rest)
 
@@ -59,7 +59,7 @@ def serving(words: list[str], environ: Mapping[str, str], real: Real) -> Setting
 
 
 def working(words: list[str], real: Real) -> TcpAddress:
-    """The address of `antiphon worker` in a container, whose files must be there and be right."""
+    """The address of a worker in a container, whose files must be there and be right."""
     options = parse(words).params
     read_token(real[str(options["token_file"])])
     Certificate(real[str(options["tls_cert"])], real[str(options["tls_key"])])

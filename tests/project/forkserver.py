@@ -44,9 +44,9 @@ PRELOADED: Final = (
     "runtime.model.engine.backend",
     "replay.cli",
     "replay.assess.command",
-    "replay.export.command",
-    "replay.redact.command",
-    "replay.view.command",
+    "replay.export.formats",
+    "replay.redact.redaction",
+    "replay.view.document",
 )
 READ_AT_START: Final = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LC_", "LANG")
 """Variables of an interpreter and its libraries, but for `PYTHONPATH`."""

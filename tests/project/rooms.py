@@ -31,7 +31,7 @@ Graph = dict[str, set[str]]
 # fmt: off
 ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "protocol": ("values", "wire", "machine"),
-    "recorder": ("format", "write", "read", "keep", "mend"),
+    "recorder": ("format", "write", "read", "storage", "repair"),
     "runtime": (
         "settings", "net", "media", "measures", "client", "model", "slots", "streaming", "access",
         "telemetry", "link", "placement", "worker", "session", "api", "serve", "commands", "cli",

@@ -14,8 +14,8 @@ from protocol.values.state import State
 from recorder.format.format import SUFFIX
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
+from recorder.format.steps import advance
 from recorder.read.reader import LogReader
-from replay.rerun.logic import advance
 from tests.golden.logs import FOLDER
 
 LOGS: Final = sorted(FOLDER.glob("*" + SUFFIX))

@@ -56,7 +56,7 @@ from protocol.wire.table import (
     variants,
     walk,
 )
-from replay.redact.client_frames import held
+from replay.redact.frames import held
 from tests.fuzz.drawing import bodies_of
 from tests.strategies.messages import client_messages, mutated_bodies, server_messages
 from tests.transcripts.wire_schema import Sender, conforms, problems

@@ -28,11 +28,11 @@ from protocol.values.utf8 import Frame, Utf8Text
 from protocol.wire.dialects.shared import KNOWN_TYPES
 from recorder.format.mapping import event_of, event_record
 from recorder.format.records import size_bytes
-from recorder.keep.store import Store
 from recorder.read.reader import read
-from replay.redact.client_frames import FrameEditor
-from replay.redact.event_fields import EventEditor
-from replay.redact.policy import Policy, Tally
+from recorder.storage.store import Store
+from replay.redact.content import Policy, Tally
+from replay.redact.frames import FrameEditor
+from replay.redact.redaction import EventEditor
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.fuzz.case import fill

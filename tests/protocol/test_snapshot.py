@@ -34,8 +34,8 @@ from protocol.wire.dialects import LEGACY_CHAT
 from recorder.format.format import SUFFIX
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
+from recorder.format.steps import advance
 from recorder.read.reader import LogReader
-from replay.rerun.logic import advance
 from tests.golden.logs import FOLDER, SCENES
 
 ROOT: Final = Path(__file__).parents[2]

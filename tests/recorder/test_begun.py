@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from recorder.format.compression import Compressor
+from recorder.format.blocks import Compressor
 from recorder.read.verify import verify
 from recorder.write.writer import Recorder
 from tests.recorder.test_samples import SESSION, record

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format import blobs, spans
+from recorder.format import blobs
 from recorder.format.errors import FormatError
 from tests.recorder.test_samples import pcm
 
@@ -129,7 +129,7 @@ TEXTS = st.lists(
 @example('"' + "A" * 64 + '\n"')
 def test_spans_are_exact_for_any_text(text: str) -> None:
     """A frame that reads back with one other character breaks byte-exact replay."""
-    assert spans.restore(spans.extract(text)) == text
+    assert blobs.restore(blobs.extract(text)) == text
 
 
 @given(
@@ -141,10 +141,10 @@ def test_a_span_is_taken_only_where_it_is_written_just_so(data: bytes, at: int, 
     """The last group of base64 can be spelled in several ways, and the frame had another one."""
     span = pybase64.b64encode_as_string(data)
     text = f'"{span[:-at]}{char}{span[len(span) - at + 1 :]}"'
-    pieces = spans.extract(text)
-    assert spans.restore(pieces) == text
-    blobs = [piece for piece in pieces if isinstance(piece, bytes)]
-    assert [pybase64.b64encode_as_string(blob) for blob in blobs] in ([], [text[1:-1]])
+    pieces = blobs.extract(text)
+    assert blobs.restore(pieces) == text
+    taken = [piece for piece in pieces if isinstance(piece, bytes)]
+    assert [pybase64.b64encode_as_string(blob) for blob in taken] in ([], [text[1:-1]])
 
 
 def test_media_is_taken_out() -> None:
@@ -154,17 +154,17 @@ def test_media_is_taken_out() -> None:
         f'{{"audio":"{pybase64.b64encode_as_string(heard)}","id":"resp_1",'
         f'"image":"data:image/jpeg;base64,{pybase64.b64encode_as_string(seen)}"}}'
     )
-    taken = [piece for piece in spans.extract(text) if isinstance(piece, bytes)]
+    taken = [piece for piece in blobs.extract(text) if isinstance(piece, bytes)]
     assert taken == [heard, seen]
 
 
 @pytest.mark.parametrize("text", ["A" * 40, '"' + "A" * 40 + '"', '"' + "-_" * 40 + '"', ""])
 def test_what_is_no_span_stays_text(text: str) -> None:
     """Short ids and URL-safe base64 must not become blobs that encode to something else."""
-    assert "".join(piece for piece in spans.extract(text) if isinstance(piece, str)) == text
+    assert "".join(piece for piece in blobs.extract(text) if isinstance(piece, str)) == text
 
 
 def test_a_frame_of_quotes_is_bounded() -> None:
     """A hostile frame of nothing but quotes must not hold up the logs of all sessions."""
-    text = '"' * (spans.QUOTES_MAX + 5) + "A" * 100 + '"'
-    assert spans.extract(text) == [text]
+    text = '"' * (blobs.QUOTES_MAX + 5) + "A" * 100 + '"'
+    assert blobs.extract(text) == [text]

@@ -17,18 +17,18 @@ import soundfile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recorder.format import blobs, flac
+from recorder import repair as compacting
+from recorder.format import blobs
 from recorder.format import format as log_format
-from recorder.format.chain import FIN_FIELDS
+from recorder.format.blocks import FIN_FIELDS
 from recorder.format.errors import FormatError, LogUnsound, Unreadable
 from recorder.format.format import COMPACT_VERSION, HEADER_BYTES, split_records, unpack_header
 from recorder.format.records import Record, Value
-from recorder.mend import compact as compacting
-from recorder.mend.compact import COMPACTED, KEPT_BLOCK_BYTES, NotCompactable, compact, is_compact
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Damage, Scanner
 from recorder.read.verify import verify
-from recorder.write.lock import is_held
+from recorder.repair import COMPACTED, KEPT_BLOCK_BYTES, NotCompactable, compact, is_compact
+from recorder.write.disk import is_held
 from replay.rerun.folder import replay_log
 from tests.golden.logs import FOLDER, SAMPLE, items
 from tests.golden.versions import COMPACTED as GOLDEN
@@ -307,7 +307,7 @@ def test_good_flac_is_taken() -> None:
 
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes of silence would fill the memory of whoever reads them."""
-    monkeypatch.setattr(flac, "SAMPLES_MAX", 99)
+    monkeypatch.setattr(blobs, "SAMPLES_MAX", 99)
     with pytest.raises(FormatError):
         blobs.unpack(blobs.FLAC, GOOD, 400)
 
@@ -369,7 +369,7 @@ def test_what_came_out_otherwise_is_never_kept(
     path.write_bytes(log_of_seconds(2))
 
     def wrong(packed: bytes) -> blobs.Packed:
-        return blobs.Packed(blobs.FLAC, b"\0" + flac.encode_flac(speech(16_000, seed=77)))
+        return blobs.Packed(blobs.FLAC, b"\0" + blobs.encode_flac(speech(16_000, seed=77)))
 
     monkeypatch.setattr(compacting, "pack_flac", wrong)
     with pytest.raises(LogUnsound, match="different"):

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recorder.format.blobs import pack
-from recorder.format.compression import APART_BYTES_MIN, Compressor
+from recorder.format.blocks import APART_BYTES_MIN, Compressor
 from recorder.format.format import MARK, Piece, unstuff
 from tests.recorder.test_samples import pcm
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recorder.format.errors import LogFailed
-from recorder.write.disk import LocalDisk
+from recorder.write.disk import Disk
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from tests.recorder.test_samples import SESSION, record
@@ -84,7 +84,7 @@ async def test_another_file_of_that_name_is_left_alone(recorder: Recorder, tmp_p
     assert log.path.read_text() == "mine"
 
 
-class Watched(LocalDisk):
+class Watched(Disk):
     """A disk that tells what it was asked for, and may refuse to remove."""
 
     def __init__(self, *, refuses: bool = False) -> None:

@@ -10,8 +10,9 @@ from typing import Final, get_args
 
 import pytest
 
-from recorder.format import blobs, seektable
-from recorder.format.compression import LEVEL, LEVEL_KEPT
+from recorder.format import blobs
+from recorder.format import format as log_format
+from recorder.format.blocks import LEVEL, LEVEL_KEPT
 from recorder.format.format import (
     BLOCK_BYTES,
     COMPACT_VERSION,
@@ -33,13 +34,12 @@ from recorder.format.format import (
     pack_header,
 )
 from recorder.format.records import BLOB, FRAME_BYTES_MAX, FRAME_CUT, RECORD_VERSIONS, TEXT, WTF8
-from recorder.keep import index
-from recorder.mend.compact import COMPACTED, KEPT_BLOCK_BYTES
-from recorder.mend.recover import LOST, RECOVERED
 from recorder.read.decoding import parse
 from recorder.read.verify import Report, State
+from recorder.repair import COMPACTED, KEPT_BLOCK_BYTES, LOST, RECOVERED
+from recorder.storage import listing
 from recorder.write.files import PART_PREFIX
-from replay.library.recover import ENDING
+from replay.library.keep import ENDING
 
 DOCUMENT: Final = (Path(__file__).parents[2] / "docs" / "log-format.md").read_text()
 WORDS: Final = " ".join(DOCUMENT.split())
@@ -118,11 +118,11 @@ def test_the_seek_table() -> None:
     """A table that is written by the document would be refused."""
     said = {row[1]: row[2] for row in table("size")}
     assert int(said["magic"], 16) == SEEK_TABLE_MAGIC
-    assert int(said["footer magic"], 16) == seektable.FOOTER_MAGIC
+    assert int(said["footer magic"], 16) == log_format.FOOTER_MAGIC
     sizes = [sum(map(int, row[0].split(","))) for row in table("size")]
-    assert sizes[0] + sizes[1] == seektable.PREAMBLE_BYTES
-    assert sum(sizes[3:]) == seektable.FOOTER_BYTES
-    assert f"more than {seektable.BLOCKS_MAX} blocks has none" in WORDS
+    assert sizes[0] + sizes[1] == log_format.PREAMBLE_BYTES
+    assert sum(sizes[3:]) == log_format.FOOTER_BYTES
+    assert f"more than {log_format.BLOCKS_MAX} blocks has none" in WORDS
 
 
 def test_states_and_exit_codes() -> None:
@@ -135,9 +135,9 @@ def test_states_and_exit_codes() -> None:
 def test_the_index() -> None:
     """A table of the index that is described is not the one that is there."""
     named = [name.strip() for row in table("column of logs") for name in row[0].split(",")]
-    assert named == re.findall(r"(\w+) (?:TEXT|INTEGER|BLOB)", index._TABLE)
-    assert f"`{index.INDEX_NAME}`" in DOCUMENT
-    assert f"`user_version` {index.INDEX_VERSION}," in DOCUMENT
+    assert named == re.findall(r"(\w+) (?:TEXT|INTEGER|BLOB)", listing._TABLE)
+    assert f"`{listing.INDEX_NAME}`" in DOCUMENT
+    assert f"`user_version` {listing.INDEX_VERSION}," in DOCUMENT
 
 
 def test_the_example_is_a_record() -> None:

@@ -10,10 +10,10 @@ import attrs
 import numpy as np
 import pytest
 
+from recorder.format.blobs import decode_flac, encode_flac
 from recorder.format.encoding import FRAME_CHARS_INLINE, RecordEncoder
 from recorder.format.errors import FormatError, RecordInvalid
 from recorder.format.expansion import ALLOWANCE, RATIO_MAX, Expansion, frame_bytes_min
-from recorder.format.flac import decode_flac, encode_flac
 from recorder.format.format import (
     HEADER_BYTES,
     HEADER_BYTES_MAX,
@@ -27,15 +27,16 @@ from recorder.format.format import (
     unpack_header,
 )
 from recorder.format.records import Record
-from recorder.keep.listing import Listing
-from recorder.keep.store import Store
-from recorder.keep.summary import START_BYTES, TAIL_BYTES
-from recorder.mend.recover import NotRecoverable, recover, survey
-from recorder.read import places, scan
+from recorder.read import reader as places
+from recorder.read import scan
 from recorder.read.decoding import parse
 from recorder.read.reader import LogReader
 from recorder.read.scan import BytesSource, Damage, Scanner
 from recorder.read.verify import verify
+from recorder.repair import NotRecoverable, recover, survey
+from recorder.storage.listing import Listing
+from recorder.storage.store import Store
+from recorder.storage.summary import START_BYTES, TAIL_BYTES
 from tests.forged.bombs import BOMBS, bomb
 from tests.forged.logs import Part, framed, head, seal, second
 from tests.forged.logs import record as forged_record

@@ -25,7 +25,7 @@ from recorder.format.errors import LogFailed, Unreadable
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
-from recorder.write.disk import LocalDisk
+from recorder.write.disk import Disk
 from recorder.write.log import SessionLog
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
 from tests.recorder.test_samples import PATH, SESSION, MemoryDisk, pcm, record
@@ -212,7 +212,7 @@ def test_a_file_that_may_not_grow_holds_what_was_told(tmp_path: Path) -> None:
     assert {"unreadable", "open", "finished"} == set(ends)
 
 
-class DevFull(LocalDisk):
+class DevFull(Disk):
     """The kernel's own full device."""
 
     def create(self, path: Path) -> int:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recorder.write.files import check_new_file, new_file
-from replay.export.writing import FORMATS
+from replay.export.formats import FORMATS
 from runtime.cli import main
 from tests.golden.logs import FOLDER
 
@@ -87,12 +87,12 @@ def test_errors_name_the_file_and_not_where_it_is_written(tmp_path: Path) -> Non
 
 LOG: Final = FOLDER / "v1-realtime-spoken.session.zst"
 MADE: Final = {
-    "view": ("view", "-o", "out.html"),
+    "view": ("recordings view", "-o", "out.html"),
     **{f"export-{to}": ("export", "-o", f"out.{to}") for to in ("cast", *FORMATS)},
-    "redact": ("redact", "--output", "out.session.zst"),
-    "compact": ("compact", "--output", "out.session.zst"),
-    "recover": ("recover", "--output", "out.session.zst"),
-    "shrink": ("shrink", "--budget", "2", "--output", "out.session.zst"),
+    "redact": ("recordings redact", "--output", "out.session.zst"),
+    "compact": ("recordings compact", "--output", "out.session.zst"),
+    "recover": ("recordings recover", "--output", "out.session.zst"),
+    "shrink": ("dev shrink", "--budget", "2", "--output", "out.session.zst"),
 }
 FORCED: Final = ("view", "export-jsonl")
 
@@ -105,7 +105,7 @@ def make(folder: Path, name: str, *more: str, mode: int) -> tuple[Result, Path]:
     command, *options = MADE[name]
     path = folder / options[-1]
     rest = ("--", "false") if name == "shrink" else ()
-    run = (command, str(log), *options[:-1], str(path), *more, *rest)
+    run = (*command.split(), str(log), *options[:-1], str(path), *more, *rest)
     result = CliRunner().invoke(main, run)
     return result, path
 
@@ -149,7 +149,7 @@ def test_force_replaces_nothing_but_files(tmp_path: Path, kind: str) -> None:
         os.mkfifo(there)
     before = there.stat()
     for more in ((), ("--force",)):
-        told = CliRunner().invoke(main, ["view", str(log), "-o", str(there), *more])
+        told = CliRunner().invoke(main, ["recordings", "view", str(log), "-o", str(there), *more])
         assert told.exit_code == 2
         assert "--force replaces it" not in told.output
     assert os.path.samestat(there.stat(), before)

@@ -20,14 +20,12 @@ from hypothesis import strategies as st
 from recorder.format.errors import Unreadable
 from recorder.format.format import HEADER_BYTES
 from recorder.format.records import Fields, Record
-from recorder.keep.forgetting import INDEX_NAME, WITH_STORE_NAME
-from recorder.keep.index import DIGEST_BYTES_MAX, Entry, Index
-from recorder.keep.listing import Listing, Wanted, page_of
-from recorder.keep.store import LogInfo, Store
-from recorder.keep.summary import Summary, summarize, whole_bytes
 from recorder.read.reader import read
 from recorder.read.scan import BytesSource, Damage
-from recorder.write.lock import is_held
+from recorder.storage.listing import DIGEST_BYTES_MAX, Entry, Index, Listing, Wanted, page_of
+from recorder.storage.store import INDEX_NAME, WITH_STORE_NAME, LogInfo, Store
+from recorder.storage.summary import Summary, summarize, whole_bytes
+from recorder.write.disk import is_held
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from tests.recorder.test_samples import block_offsets
@@ -214,7 +212,7 @@ os._exit(9)
 
 
 def test_another_process_is_seen_to_write_and_to_die(tmp_path: Path) -> None:
-    """`antiphon prune` beside a server would remove what the server writes."""
+    """`antiphon recordings prune` beside a server would remove what the server writes."""
     path = Store(tmp_path).path("a")
     listing = Listing(Store(tmp_path))
     command = (sys.executable, "-c", DIES, str(path))
@@ -242,7 +240,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         read.append(info.recording_id)
         return summarize(info)
 
-    monkeypatch.setattr("recorder.keep.listing.summarize", noted)
+    monkeypatch.setattr("recorder.storage.listing.summarize", noted)
     return read
 
 
@@ -351,8 +349,8 @@ def test_the_digests_of_the_oldest_logs_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index would grow with each recording that was ever looked at."""
-    monkeypatch.setattr("recorder.keep.index.DIGESTS_BYTES_MAX", 250)
-    monkeypatch.setattr("recorder.keep.index.DROPPED_DIGESTS", 1)
+    monkeypatch.setattr("recorder.storage.listing.DIGESTS_BYTES_MAX", 250)
+    monkeypatch.setattr("recorder.storage.listing.DROPPED_DIGESTS", 1)
     for age, name in enumerate("cab"):
         os.utime(write_log(tmp_path, name), (age, age))
     Listing(Store(tmp_path)).refresh()
@@ -411,7 +409,7 @@ def test_a_folder_that_cannot_be_written_is_listed(
         raise PermissionError
 
     write_log(tmp_path)
-    monkeypatch.setattr("recorder.keep.index.os.open", refuse)
+    monkeypatch.setattr("recorder.storage.listing.os.open", refuse)
     assert [it.recording_id for it in listed(tmp_path)] == ["a"]
     assert not (tmp_path / INDEX_NAME).exists()
 
@@ -424,7 +422,7 @@ def test_two_processes_may_list_at_once(tmp_path: Path) -> None:
     try:
         other.execute("BEGIN IMMEDIATE")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("recorder.keep.index.BUSY_WAIT_S", 0)
+            patch.setattr("recorder.storage.listing.BUSY_WAIT_S", 0)
             write_log(tmp_path, "b")
             assert {it.recording_id for it in listed(tmp_path)} == {"a", "b"}
     finally:

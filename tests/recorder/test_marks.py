@@ -17,9 +17,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.keep import marks
-from recorder.keep.listing import Listing
-from recorder.keep.marks import (
+from recorder.storage import marks
+from recorder.storage.listing import Listing
+from recorder.storage.marks import (
     AT_MS_MAX,
     LINE_BYTES_MAX,
     MARKS_MAX,
@@ -31,7 +31,7 @@ from recorder.keep.marks import (
     read_marks,
     remove_mark,
 )
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from tests.recorder.test_listing import write_log
 
 TIMES = st.integers(0, AT_MS_MAX)

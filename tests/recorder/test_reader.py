@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format.compression import Compressor
+from recorder.format.blocks import Compressor
 from recorder.format.encoding import RecordEncoder
 from recorder.format.errors import LogDamaged, Unreadable
 from recorder.format.format import (

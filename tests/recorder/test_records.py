@@ -15,21 +15,20 @@ from hypothesis import strategies as st
 
 from protocol.values.events import FrameReceived
 from protocol.values.utf8 import Utf8Text
-from recorder.format.encoding import Framed, RecordEncoder
+from recorder.format.encoding import REMEMBERED_BYTES, Framed, RecordEncoder
 from recorder.format.errors import FormatError, LogMisuse, RecordInvalid
 from recorder.format.expansion import Expansion
 from recorder.format.format import frame_record, split_records
 from recorder.format.mapping import event_record
-from recorder.format.memory import REMEMBERED_BYTES
 from recorder.format.records import (
     FRAME_CUT,
     NESTING_MAX,
     RECORD_VERSIONS,
+    UPCASTS,
     Fields,
     Record,
     size_bytes,
 )
-from recorder.format.upcast import UPCASTS
 from recorder.read.decoding import StoredRecord, decode, parse
 from recorder.read.reader import no_record
 from tests.recorder.test_samples import pcm, record

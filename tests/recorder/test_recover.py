@@ -15,16 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recorder.format.chain import FIN_FIELDS
-from recorder.format.compression import Compressor
+from recorder.format.blocks import FIN_FIELDS, Compressor
 from recorder.format.encoding import RecordEncoder
 from recorder.format.errors import Unreadable
 from recorder.format.format import HEADER_BYTES
 from recorder.format.records import RECORD_VERSIONS, Record
-from recorder.mend.recover import NotRecoverable, Recovered, is_lost, recover, survey
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.read.verify import verify
+from recorder.repair import NotRecoverable, Recovered, is_lost, recover, survey
 from recorder.write.logfile import LogFile
 from replay.rerun.folder import replay_log
 from tests.golden.damage import HARMS

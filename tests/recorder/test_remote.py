@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from recorder.format.errors import RecorderError
 from recorder.format.format import SUFFIX
-from recorder.keep.forgetting import WITH_STORE_NAME
-from recorder.keep.index import Index
-from recorder.keep.listing import Listing
-from recorder.keep.remote import (
+from recorder.read.reader import LogReader
+from recorder.storage.listing import Index, Listing
+from recorder.storage.remote import (
     AWAY_S,
     PART_BYTES,
     READ_BYTES_MIN,
@@ -29,11 +28,9 @@ from recorder.keep.remote import (
     RemoteStore,
     StoredLog,
     StoreError,
-    find_by_url,
 )
-from recorder.keep.store import LocalLog, Store
-from recorder.keep.summary import Summary
-from recorder.read.reader import LogReader
+from recorder.storage.store import WITH_STORE_NAME, LocalLog, Store
+from recorder.storage.summary import Summary
 from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import write_log
 
@@ -299,17 +296,6 @@ def test_a_store_that_does_not_answer_says_so(
             with pytest.raises(StoreError, match=r"^s3://bucket/logs: \w") as raised:
                 call()
             assert "\n" not in str(raised.value)
-
-
-def test_a_log_is_found_by_its_url(tmp_path: Path) -> None:
-    """A command could not name a stored log."""
-    put_all(write_log(tmp_path).parent, store_of("file", tmp_path / "store"))
-    place = (tmp_path / "store").as_uri()
-    assert find_by_url(f"{place}/a") == find_by_url(f"{place}/a{SUFFIX}")
-    assert find_by_url(f"{place}/a").place == f"{place}/a{SUFFIX}"
-    for wrong in (f"{place}/b", f"{place}/", "s3://bucket", "file:///"):
-        with pytest.raises(StoreError):
-            find_by_url(wrong)
 
 
 # -- a folder and a store -------------------------------------------------------------------------

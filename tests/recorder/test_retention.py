@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recorder.keep.retention import FRESH_S, Pruned, Retention, prune
-from recorder.keep.store import Store
+from recorder.storage.retention import FRESH_S, Pruned, Retention, prune
+from recorder.storage.store import Store
 from recorder.write.writer import Recorder
 from runtime.serve.retention import Retainer
 

@@ -9,18 +9,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format.encoding import RecordEncoder
+from recorder.format.encoding import (
+    FRAME_CHARS_MAX,
+    RECORDS_MAX,
+    RUN_BYTES_MAX,
+    RecordEncoder,
+    runs,
+)
 from recorder.format.errors import FormatError
 from recorder.format.expansion import Expansion
 from recorder.format.format import BLOCK_BYTES, HEAD_BYTES_MAX, split_records
 from recorder.format.records import Record
-from recorder.format.runs import FRAME_CHARS_MAX, RECORDS_MAX, RUN_BYTES_MAX, runs
-from recorder.mend.compact import compact
-from recorder.mend.recover import recover, survey
 from recorder.read.decoding import PART_VALUES, LastWhole, StoredRecord, decode, parse
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Scanner
 from recorder.read.verify import verify
+from recorder.repair import compact, recover, survey
 from tests.forged.logs import record as forged
 from tests.golden.versions import IN_PIECES
 from tests.recorder.test_samples import block_offsets, make_log, pcm, record

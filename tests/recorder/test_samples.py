@@ -13,18 +13,19 @@ from pathlib import Path
 import numpy as np
 import pybase64
 
-from recorder.format.compression import Compressor
+from recorder.format.blocks import Compressor
 from recorder.format.format import HEADER_BYTES, unpack_header
 from recorder.format.records import Fields, Record
-from recorder.read.places import end_of_blocks
+from recorder.read.reader import end_of_blocks
 from recorder.read.scan import BytesSource
+from recorder.write.disk import Disk
 from recorder.write.logfile import LogFile
 
 PATH = Path("/logs/sample.session.zst")
 SESSION: Fields = {"config": {"temperature": 0.7}, "seed": 1, "voice": b"v" * 100}
 
 
-class MemoryDisk:
+class MemoryDisk(Disk):
     """Files in memory; `failing` names operations that raise, `write_max` makes writes short."""
 
     def __init__(self, *, write_max: int = 1 << 30) -> None:

@@ -18,16 +18,14 @@ import attrs
 import pytest
 import zstandard
 
-from recorder.format import seektable
-from recorder.format.encoding import RecordEncoder
-from recorder.format.format import HEADER_BYTES
-from recorder.format.memory import REMEMBERED_BYTES, BlobMemory
+from recorder.format import format as seektable
+from recorder.format.encoding import REMEMBERED_BYTES, BlobMemory, RecordEncoder
+from recorder.format.format import HEADER_BYTES, BlockSizes
 from recorder.format.records import Record
-from recorder.format.seektable import BlockSizes
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
 from recorder.read.scan import BytesSource, Damage, Scanner
 from recorder.read.verify import verify
+from recorder.storage.store import Store
 from recorder.write.writer import Recorder, RecorderPolicy
 from tests.golden.logs import record as record_scene
 from tests.golden.scenes import DUPLEX_SCENES

@@ -169,11 +169,11 @@ def test_a_log_without_a_head_is_told_of(data: bytes, tmp_path: Path) -> None:
     """A server that was killed at once, or whose disk was full, leaves what no tool takes."""
     path = tmp_path / "a.session.zst"
     path.write_bytes(data)
-    for command in ("verify", "replay", "inspect"):
-        done = CliRunner().invoke(main, [command, str(path)])
+    for command in ("recordings verify", "replay", "recordings inspect"):
+        done = CliRunner().invoke(main, [*command.split(), str(path)])
         assert done.exit_code == 2
         assert isinstance(done.exception, SystemExit)
-        if command == "verify":
+        if command == "recordings verify":
             assert done.stdout.startswith("state: unreadable\n")
         else:
             assert len(done.stderr.splitlines()) == 1

@@ -17,11 +17,10 @@ import pytest
 from recorder.format.errors import LogFailed, LogFull, LogMisuse
 from recorder.format.format import MIB, SUFFIX, recording_id_of
 from recorder.format.records import Record
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
-from recorder.write.bell import Bell
-from recorder.write.log import SessionLog
+from recorder.storage.store import Store
+from recorder.write.log import Loop, SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy
 from tests.recorder.test_samples import PATH, SESSION, MemoryDisk, block_offsets, record
 
@@ -458,13 +457,13 @@ def test_wake_ups_are_shared() -> None:
     """A wake-up for each record would keep the event loop busy with being woken."""
     scheduled: list[Callable[[], object]] = []
     ran: list[int] = []
-    bell = Bell(SimpleNamespace(run_sync_soon=scheduled.append))
+    loop = Loop(SimpleNamespace(run_sync_soon=scheduled.append))
     for number in range(3):
-        bell.ring((partial(ran.append, number),))
+        loop.call_soon((partial(ran.append, number),))
     assert len(scheduled) == 1
     scheduled[0]()
     assert ran == [0, 1, 2]
-    bell.ring((partial(ran.append, 3),))
+    loop.call_soon((partial(ran.append, 3),))
     assert len(scheduled) == 2
 
 
@@ -474,9 +473,9 @@ def test_nobody_is_there_to_wake() -> None:
     def run_sync_soon(_call: Callable[[], object]) -> None:
         raise RuntimeError("the loop is over")
 
-    bell = Bell(SimpleNamespace(run_sync_soon=run_sync_soon))
-    bell.ring((int,))
-    bell.ring((int,))
+    loop = Loop(SimpleNamespace(run_sync_soon=run_sync_soon))
+    loop.call_soon((int,))
+    loop.call_soon((int,))
 
 
 async def test_many_sessions_at_once(tmp_path: Path) -> None:
@@ -569,10 +568,10 @@ def test_a_killed_process_has_lost_nothing_it_told_of(tmp_path: Path) -> None:
 
 
 def test_recorder_needs_neither_torch_nor_trio() -> None:
-    """`antiphon verify` on a small machine must not need a model's libraries."""
+    """`antiphon recordings verify` on a small machine must not need a model's libraries."""
     code = (
         "import sys; sys.modules.update(torch=None, trio=None, transformers=None);"
         "import recorder.write.writer, recorder.read.reader;"
-        "import recorder.read.verify, recorder.keep.store"
+        "import recorder.read.verify, recorder.storage.store"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -27,9 +27,10 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
-from replay.assess.run import run_model
-from replay.assess.task import Mode, Run, Task
-from replay.shared.progress import unwatched
+from replay.assess.command import Mode
+from replay.assess.run import Run, run_model
+from replay.rerun.environment import Loading
+from replay.shared.commands import unwatched
 from runtime.model.backends.base import Backend, Forced, ForcedResult
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend, EngineSession
@@ -211,5 +212,5 @@ PLANTED: Final[dict[str, Callable[[], Backend]]] = {
 
 def run_on(logs: list[Path], mode: Mode, backend: Backend, *, jobs: int = JOBS, **how: Any) -> Run:
     """Run a model on logs, as the command does."""
-    task = Task(mode=mode, model="tiny", jobs=jobs, out=how.get("out"))
-    return anyio.run(partial(run_model, task, logs, lambda _: backend, unwatched))
+    running = partial(run_model, mode, Loading("tiny", slots=jobs), logs, lambda _: backend)
+    return anyio.run(partial(running, out=how.get("out"), watch=unwatched))

@@ -15,9 +15,7 @@ from protocol.values import events as ev
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.assess.command import eval_command
-from replay.eval.facts import Facts
-from replay.eval.gather import gather
-from replay.eval.score import conversation_scores, score
+from replay.eval.scores import Facts, conversation_scores, gather, score
 from runtime.measures.conversation import Conversation, Span, Text
 from runtime.measures.measure import Scores
 from tests.replay.exported import Talk

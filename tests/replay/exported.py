@@ -15,9 +15,8 @@ import soundfile
 from protocol.values import events as ev
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from replay.export.moments import Moment
-from replay.export.timeline import Timeline
-from replay.export.writing import Format, export
+from replay.export.formats import Format, export
+from replay.export.timeline import Moment, Timeline
 from tests.replay.test_logs import HEAD, Scene
 from tests.sessions.in_memory import base64
 

@@ -20,13 +20,11 @@ from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from recorder.write.files import PART_PREFIX
-from replay.assess.baseline import as_recorded
-from replay.assess.kept import Kept
-from replay.assess.recording import content_of
-from replay.assess.task import Mode, Run
+from replay.assess.command import Mode, as_recorded
+from replay.assess.run import Results, Run, content_of
 from replay.eval.evaluate import sum_up
-from replay.library.sessions import sessions_command
-from replay.redact.command import redact_command
+from replay.library.sessions import list_command
+from replay.redact.redaction import redact_command
 from replay.rerun import environment
 from replay.rerun.logic import replay
 from replay.shared.commands import UnusableError
@@ -255,11 +253,11 @@ def test_results_are_of_one_model_mode_and_version(
     other = attrs.evolve(info, fingerprint={"weights": "other"})
     names = []
     for mode, each in (("open", info), ("forced", info), ("open", other)):
-        with Kept(tmp_path, mode, each) as kept:
-            names.append(kept.name)
-    monkeypatch.setattr("replay.assess.kept.version", lambda _: "other")
-    with Kept(tmp_path, "open", info) as kept:
-        names.append(kept.name)
+        with Results(tmp_path, mode, each) as results:
+            names.append(results.name)
+    monkeypatch.setattr("replay.assess.run.version", lambda _: "other")
+    with Results(tmp_path, "open", info) as results:
+        names.append(results.name)
     assert len(set(names)) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
@@ -350,7 +348,7 @@ def test_options_that_do_not_go_together(flags: tuple[str, ...], complaint: str)
 def test_a_list_of_recordings_has_no_baseline(flag: str) -> None:
     """A condition would never hold, without a word."""
     value = "errors.p < 0.1" if flag == "--where" else "errors.p"
-    result = CliRunner().invoke(sessions_command, [str(GOLDEN), flag, value])
+    result = CliRunner().invoke(list_command, [str(GOLDEN), flag, value])
     assert (result.exit_code, "there is no baseline here" in result.stderr) == (2, True)
 
 
@@ -385,7 +383,7 @@ def test_a_build_fails_by_a_difference(folder: Path, tmp_path: Path) -> None:
     shown = page.read_text("utf-8")
     assert f"<h2>Compared with recorded, {COUNT} sessions in both</h2>" in shown
     assert "worst first by the difference of overlap" in shown
-    assert shown.count(f"antiphon view {tmp_path / 'runs'}") == COUNT
+    assert shown.count(f"antiphon recordings view {tmp_path / 'runs'}") == COUNT
     body = told(folder, *how, *keep, "--by", "overlap")
     apart = [row["differences"]["overlap"] for row in body["recordings"]]
     assert apart == sorted(apart, reverse=True)

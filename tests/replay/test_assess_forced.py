@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult
-from replay.eval.forced import ForcedSession
-from replay.eval.forced_table import FORCED
+from replay.eval.scores import ForcedSession
 from replay.eval.table import MEASURES
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN
 from runtime.measures.measure import KINDS, Ratio, Total
@@ -174,7 +173,7 @@ def test_each_measure_is_what_its_definition_says(units: list[Drawn]) -> None:
         "sound_otherwise": share([it.sound for it in kept if it.sound is not None]),
         "units_elsewhere": Fraction(len(units) - len(kept)),
     }
-    assert [*expected] == [it.name for it in FORCED]
+    assert [*expected] == [it.name for it in MEASURES.values() if it.modes == "forced"]
     assert {name: value(found, name) for name in expected} == expected
     assert all(KINDS[type(it)] == MEASURES[name].kind for name, it in found.items())
 
@@ -195,7 +194,7 @@ def test_a_cough_is_no_barge_in(heard_ms: int, is_counted: bool) -> None:
 
 
 def test_a_near_tie_is_that_of_replay() -> None:
-    """`replay --teacher-forced` and `eval` would disagree on a decision."""
+    """A listed unit and the measure would disagree on a decision."""
     near = [Drawn(was=False, is_near=True), Drawn(was=False)]
     assert value(measured(near), "near_tie_flips") == Fraction(1, 2)
     assert NEAR_TIE_MARGIN > 0

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from replay.assess.baseline import of_measured
-from replay.assess.task import Mode
-from replay.eval.evaluate import Evaluation, sum_up
-from replay.eval.paired import Baseline, verdict_of
+from replay.assess.command import Mode, of_measured
+from replay.eval.evaluate import Baseline, Evaluation, sum_up, verdict_of
 from replay.eval.table import MEASURES
 from runtime.model.engine.backend import EngineBackend
 from tests.project.sampling import sample

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recorder.format.format import SUFFIX
-from recorder.keep.store import Store
-from recorder.keep.summary import summarize
+from recorder.storage.store import Store
+from recorder.storage.summary import summarize
 from recorder.write.files import PART_PREFIX
-from replay.library import compact as command
+from replay.library import keep as command
 from replay.rerun.folder import replay_log
 from runtime.cli import main
 from tests.golden.logs import FOLDER, items
@@ -25,8 +25,8 @@ from tests.recorder.test_samples import block_offsets
 
 
 def call(*arguments: object) -> Result:
-    """Run `antiphon compact`; whatever happens, it must not end in a traceback."""
-    result = CliRunner().invoke(main, ["compact", *map(str, arguments)])
+    """Run `antiphon recordings compact`; whatever happens, it must not end in a traceback."""
+    result = CliRunner().invoke(main, ["recordings", "compact", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
 
@@ -166,7 +166,10 @@ def test_what_a_killed_command_left_is_no_log(folder: Path) -> None:
 def test_a_wrong_path_is_one_line(folder: Path) -> None:
     """It would end in a traceback, or seem to have worked."""
     (folder / "empty").mkdir()
-    for path, words in ((folder / "none", "no such log"), (folder / "empty", "no *.session.zst")):
+    for path, words in (
+        (folder / "none", "there is no recording none"),
+        (folder / "empty", "no *.session.zst"),
+    ):
         result = call(path)
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert words in result.stderr

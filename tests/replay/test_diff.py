@@ -21,10 +21,7 @@ from recorder.format.mapping import effect_record, event_record
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
-from replay.diff.command import diff_command
-from replay.diff.compare import FIELDS, PARTINGS_KEPT, compare
-from replay.diff.report import DiffReport
-from replay.diff.text import diff_lines
+from replay.diff import FIELDS, PARTINGS_KEPT, DiffReport, compare, diff_command, diff_lines
 from runtime.model.backends.scripted_chat import tone
 from tests.golden.logs import FOLDER
 from tests.replay.test_full import echo_records, results

@@ -21,17 +21,21 @@ from hypothesis import strategies as st
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from replay.assess.command import eval_command
-from replay.assess.task import MODES
+from replay.assess.command import MODES, eval_command
 from replay.cli import inspect_command
-from replay.eval.condition import COMPARISONS, Condition, ConditionError, parse, parse_figure
-from replay.eval.evaluate import evaluate
-from replay.eval.paired import PAIRED
-from replay.eval.summary import STATISTICS
+from replay.eval.condition import (
+    COMPARISONS,
+    PAIRED,
+    STATISTICS,
+    Condition,
+    ConditionError,
+    parse,
+    parse_figure,
+)
+from replay.eval.evaluate import measure_logs, sum_up
 from replay.eval.table import MEASURES, SETTINGS
-from replay.eval.text import definition_rows
-from replay.redact.command import redact_command
-from replay.shared.progress import unwatched
+from replay.redact.redaction import redact_command
+from replay.shared.commands import unwatched
 from runtime.commands.server_process import RUN
 from tests.project.sampling import sample
 from tests.project.terminal import on_terminal
@@ -312,7 +316,11 @@ def test_definitions_are_printed() -> None:
 def test_the_page_has_the_same_definitions() -> None:
     """A page would describe what was measured a year ago."""
     page = PAGE.read_text("utf-8")
-    rows = definition_rows()
+    rows = [
+        f"| `{it.name}` | {it.unit} | {it.better or '-'} | {it.modes} | {it.definition} | "
+        f"{it.source} |"
+        for it in MEASURES.values()
+    ]
     begin = page.index(rows[0])
     assert page[begin : page.index("\n\n", begin)].splitlines() == rows
     said = page.partition("## What holds for all of them")[2]
@@ -347,12 +355,12 @@ def test_the_page_s_commands_are_read() -> None:
 def test_memory_does_not_grow_with_the_sound(folder: Path) -> None:
     """A folder of a thousand recordings would not fit."""
     log = next(folder.glob("slow*"))
-    evaluate([log] * 3, unwatched)
+    sum_up(measure_logs([log] * 3, unwatched))
     tracemalloc.start()
     try:
         held = []
         for count in (5, 20):
-            done = evaluate([log] * count, unwatched)
+            done = sum_up(measure_logs([log] * count, unwatched))
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
             del done

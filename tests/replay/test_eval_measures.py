@@ -16,11 +16,11 @@ from protocol.wire.audio import to_pcm16
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from replay.eval.gather import gather
-from replay.eval.score import OF_WORDS, score
-from replay.eval.summary import STATISTICS, Summary, percentile
+from replay.eval.condition import STATISTICS
+from replay.eval.evaluate import Summary, percentile
+from replay.eval.scores import OF_WORDS, gather, score
 from replay.eval.table import MEASURES, OWN_VOICE
-from replay.redact.command import redact_command
+from replay.redact.redaction import redact_command
 from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, ns_of
 from runtime.measures.measure import KINDS, Ratio, Times, Total
 from runtime.measures.talk import Piece, Talk

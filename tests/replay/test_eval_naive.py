@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from replay.eval.score import score
+from replay.eval.scores import score
 from runtime.measures.conversation import Conversation, Span, Text, ns_of
 from runtime.measures.measure import Ratio, Times, Total
 from tests.golden.logs import SAMPLE

@@ -19,13 +19,11 @@ from hypothesis import strategies as st
 
 from recorder.format.format import SUFFIX
 from replay.eval.condition import parse
-from replay.eval.document import RECORDINGS_MAX, page_of
-from replay.eval.evaluate import Evaluation, Row, evaluate, row_of
-from replay.eval.junit import junit_of
-from replay.eval.naming import Name, names_of
+from replay.eval.evaluate import Evaluation, Row, measure_logs, row_of, sum_up
+from replay.eval.reports import RECORDINGS_MAX, Name, junit_of, names_of, page_of
 from replay.eval.table import MEASURES
+from replay.shared.commands import unwatched
 from replay.shared.page import printable
-from replay.shared.progress import unwatched
 from tests.browser.chromium import CHROMIUM, chromium
 from tests.browser.view_pages import policy_of
 from tests.replay.exported import GOLDEN
@@ -162,7 +160,7 @@ def test_a_recording_fails_by_its_own_values(folder: Path) -> None:
     assert {case.attrib["time"] for case in found.values()} == {"9.000"}
     details = (found["slow"][0].text or "").splitlines()
     log = folder / f"slow{SUFFIX}"
-    assert details[1:] == ["response_delay is worst at 0.8 s", f"antiphon view {log}"]
+    assert details[1:] == ["response_delay is worst at 0.8 s", f"antiphon recordings view {log}"]
     told = (ET.fromstring(xml).findtext("testsuite/system-out") or "").splitlines()
     assert told[0] == "condition holds: unanswered > 0 (it is 1)"
     assert "no recording has word_delay" in told[-1]
@@ -222,7 +220,7 @@ def test_a_page_shows_the_worst_first_and_links_to_their_pages(folder: Path) -> 
     names = re.findall(r"<h3>(\w+)\.", html)
     assert names == ["slow", "quick", "never"]
     assert [it["href"] for _, it in reader.tags if "href" in it] == ["data:,", "./slow.html"]
-    assert f"antiphon view {folder / f'never{SUFFIX}'}" in reader.texts
+    assert f"antiphon recordings view {folder / f'never{SUFFIX}'}" in reader.texts
     assert "condition holds: unanswered > 0 (it is 1)" in reader.texts
     titles = {it["title"] for tag, it in reader.tags if tag == "abbr"}
     assert MEASURES["response_delay"].definition in titles
@@ -254,7 +252,7 @@ def test_a_link_goes_from_the_page_to_the_recording_s(folder: Path, tmp_path: Pa
 
 def test_a_long_page_ends(folder: Path) -> None:
     """A browser would not open a page of a hundred thousand recordings."""
-    done = evaluate([next(folder.glob("slow*"))], unwatched)
+    done = sum_up(measure_logs([next(folder.glob("slow*"))], unwatched))
     many = attrs.evolve(done, rows=done.rows * (RECORDINGS_MAX + 7))
     html = "".join(page_of(many, names_of([folder], [Path(done.rows[0].log)]), folder / "p.html"))
     assert read(html).texts_of("article") == RECORDINGS_MAX

@@ -27,11 +27,9 @@ from recorder.format.mapping import event_record
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from replay.export import holding, writing
-from replay.export.command import export_command
-from replay.export.moments import NoDatasetError, Note, Picture, Words
-from replay.export.timeline import Timeline
-from replay.export.writing import FORMATS
+from replay.export import formats, timeline
+from replay.export.formats import FORMATS, NoDatasetError, export_command
+from replay.export.timeline import Note, Picture, Timeline, Words
 from runtime.measures.placing import HELD_UP_S_MAX, Sound
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.golden.logs import SAMPLE
@@ -238,7 +236,7 @@ def test_held_sound_is_the_same_in_memory_and_in_a_file(
     for second in range(8):
         talk.say(np.full(SECOND, second / 10, "<f4").tobytes())
         talk.reply(second, np.full(24_000, -second / 10, "<f4").tobytes(), "x", ends=second == 7)
-    monkeypatch.setattr(holding, "HELD_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(timeline, "HELD_BYTES_MAX", bytes_max)
     for one in moments(talk.records):
         if isinstance(one, Sound):
             second = one.begin // (SECOND if one.voice == "user" else 24_000)
@@ -248,9 +246,9 @@ def test_held_sound_is_the_same_in_memory_and_in_a_file(
 
 def test_what_waits_is_not_copied_for_each_record() -> None:
     """A log of many small records would take hours: each would cost as much as all that wait."""
-    held, count = holding.Holding(), 20_000
+    held, count = timeline.Holding(), 20_000
     for number in range(count):
-        held.add(Note(begin_ns=count - number, kind="listen"), count - number)
+        held.add(Note(begin_ns=count - number, kind="listen"))
     tracemalloc.start()
     assert list(held.ready(0)) == []
     peak = tracemalloc.get_traced_memory()[1]
@@ -264,12 +262,12 @@ def test_what_is_moved_back_is_not_gone_through_for_each_sound(
 ) -> None:
     """A log of many small sounds that came at once would take hours."""
     moved: list[object] = []
-    move_back = holding._move_back
-    monkeypatch.setattr(holding, "_move_back", lambda one: (moved.append(one), move_back(one)))
-    held, count, at_ns = holding.Holding(), 1_000, 20 * 10**9
+    move_back = timeline._move_back
+    monkeypatch.setattr(timeline, "_move_back", lambda one: (moved.append(one), move_back(one)))
+    held, count, at_ns = timeline.Holding(), 1_000, 20 * 10**9
     for _ in range(count):
         held.sound("user", at_ns, impulses(1), is_captured=True)
-        assert list(held.ready(held.settled_ns("user", at_ns))) == []
+        assert list(held.ready(held.lines["user"].settled_ns(at_ns))) == []
     found = [one.begin for one in held.ready(None) if isinstance(one, Sound)]
     held.close()
     assert found == list(range(20 * SECOND - count, 20 * SECOND))
@@ -474,7 +472,7 @@ def test_what_fails_leaves_nothing_and_the_old_file(
         next(iter(timeline))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing, "_writer", lambda _: broken)
+    monkeypatch.setattr(formats, "_WRITERS", dict.fromkeys(FORMATS, broken))
     result = call(VIDEO, "-o", out, "--force")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "No space left" in result.stderr

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import tarfile
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import attrs
 import av
@@ -16,13 +18,16 @@ import numpy as np
 import pybase64
 import pytest
 import simplejpeg
+import soundfile
+from click.testing import CliRunner
 from mcap.reader import NonSeekingReader, make_reader
 
-from replay.export import jsonl
-from replay.export.captions import captions
-from replay.export.mcap_file import write_mcap
-from replay.export.moments import Words
-from replay.export.timeline import Timeline
+from recorder.read.reader import LogReader
+from replay.export import formats
+from replay.export.formats import captions, export_command, write_mcap
+from replay.export.timeline import Timeline, Words
+from replay.redact.redaction import redact_command
+from replay.story.reading import SessionStory
 from runtime.measures.placing import Sound
 from tests.golden.logs import SAMPLE
 from tests.replay.exported import (
@@ -119,7 +124,7 @@ def test_an_asciicast_plays() -> None:
 
 def test_the_lines_say_what_they_promise() -> None:
     """A script would have to read the source for what a line holds."""
-    documented = jsonl.__doc__ or ""
+    documented = formats.__doc__ or ""
     for log in SAMPLE:
         lines = [json.loads(line) for line in exported(log, "jsonl").splitlines()]
         assert (lines[0]["kind"], lines[-1]["kind"]) == ("session", "end")
@@ -276,3 +281,90 @@ def test_an_mcap_of_a_time_that_it_cannot_hold(wall_ms: int) -> None:
     assert times == sorted(times)
     assert times[0] in {0, wall_ms * MS}
     assert times[-1] - times[0] >= 1 << 62
+
+
+# -- a data set ------------------------------------------------------------------------------------
+
+
+ANSWERED = ("listen", "speech", "withheld")
+
+
+def samples_in(data: bytes) -> dict[str, dict[str, bytes]]:
+    """Read a shard as WebDataset does: files that follow one another and share a name."""
+    found: dict[str, dict[str, bytes]] = {}
+    last = ""
+    with tarfile.open(fileobj=io.BytesIO(data)) as shard:
+        for info in shard:
+            key, _, ending = info.name.partition(".")
+            assert key == last or key not in found
+            file = shard.extractfile(info)
+            assert file is not None
+            found.setdefault(key, {})[ending] = file.read()
+            last = key
+    return found
+
+
+def body_of(sample: dict[str, bytes]) -> Any:
+    return json.loads(sample["json"])
+
+
+def read_wav(data: bytes) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
+    samples, rate_hz = soundfile.read(io.BytesIO(data), dtype="float32")
+    return samples, rate_hz
+
+
+def test_each_answered_second_is_a_sample() -> None:
+    """A trainer would learn other decisions than those of the session."""
+    samples = samples_in(exported(VIDEO, "dataset"))
+    with LogReader(VIDEO) as reader:
+        units = [it for it in SessionStory().read(reader) if it.outcome in ANSWERED]
+    assert [body_of(it)["unit"] for it in samples.values()] == [it.index for it in units]
+    for sample, unit in zip(samples.values(), units, strict=True):
+        heard, rate_hz = read_wav(sample["user.wav"])
+        assert (len(heard), rate_hz) == (16_000, 16_000)
+        assert sum(name.endswith(".jpg") for name in sample) == unit.frames
+        assert body_of(sample)["codec_ids"] == list(unit.codec_ids)
+        if unit.outcome != "withheld":
+            assert body_of(sample)["is_listen"] == (unit.outcome == "listen")
+        assert ("model.wav" in sample) == (unit.outcome == "speech")
+        if unit.outcome == "speech":
+            spoken, rate_hz = read_wav(sample["model.wav"])
+            assert (spoken.tobytes(), rate_hz) == (unit.pcm, 24_000)
+            assert body_of(sample)["text"] == unit.text
+    assert any(unit.pcm for unit in units)
+    assert any(unit.frames for unit in units)
+
+
+def test_the_same_log_gives_the_same_bytes() -> None:
+    """A data set could not be told from another by its hash."""
+    assert exported(AUDIO, "dataset") == exported(AUDIO, "dataset")
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        (["--kind", "audio"], {"user.wav", "model.wav", "codec_ids"}),
+        (["--kind", "text"], {"text", "decided_ids"}),
+        (["--kind", "video"], {"0.jpg"}),
+    ],
+)
+def test_what_a_redaction_took_out_is_left_out(
+    options: list[str], missing: set[str], tmp_path: Path
+) -> None:
+    """Silence would be a sample of speech, and tokens would say what was taken out."""
+    log = tmp_path / "redacted.session.zst"
+    CliRunner().invoke(redact_command, [str(VIDEO), "--output", str(log), *options])
+    samples = samples_in(exported(log, "dataset"))
+    assert samples
+    for sample in samples.values():
+        assert missing.isdisjoint(sample.keys() | body_of(sample).keys())
+        assert body_of(sample)["lost"]
+
+
+def test_a_chat_has_no_seconds(tmp_path: Path) -> None:
+    """A shard without samples would be taken for one of a silent session."""
+    target = tmp_path / "chat.tar"
+    result = CliRunner().invoke(export_command, [str(CHAT), "--output", str(target)])
+    assert result.exit_code == 2
+    assert "only duplex sessions have units" in result.output
+    assert not target.exists()

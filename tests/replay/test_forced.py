@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import attrs
@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from protocol.values.model import Unit
-from recorder.read.reader import LogReader
-from replay import cli
+from replay.assess.command import eval_command
+from replay.assess.run import look_at, run_forced
+from replay.eval.evaluate import Row
 from replay.rerun import environment
-from replay.rerun.full import replay_fully
+from replay.rerun.environment import ModelUnavailableError
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN, is_near_tie
-from replay.rerun.report import FullReport
-from replay.rerun.verdicts import ModelUnavailableError
+from replay.shared.commands import unwatched
+from runtime.measures.measure import Ratio
 from runtime.model.backends.base import Backend, Choice
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
@@ -29,6 +30,7 @@ from runtime.model.models import tiny_path
 from tests.generated.clients import DirectBackend, append_pcm
 from tests.project.sampling import sample
 from tests.replay.test_cli import call
+from tests.replay.test_fork import full_replay
 from tests.replay.test_full import Echo, quick, record_session
 from tests.sessions.in_memory import base64, close_frame, on_virtual_time, world
 
@@ -36,17 +38,22 @@ VOICES = sample((1, 2, 3), (1, 2))
 UNITS = 10
 
 
-def run(log: Path, backend: Backend, *, anyway: bool = False, forced: bool = True) -> FullReport:
-    """Replay a log fully, forced."""
-    reports = []
+def run(log: Path, backend: Backend) -> Row:
+    """Force a log on a model."""
+    rows = []
 
     async def body() -> None:
-        with LogReader(log) as reader:
-            replaying = partial(replay_fully, anyway=anyway, teacher_forced=forced)
-            reports.append(await replaying(reader.head.fields, reader, lambda _: backend))
+        rows.append(await run_forced(look_at(log), backend, unwatched))
 
     on_virtual_time(body)
-    return reports[0]
+    return rows[0]
+
+
+def changed(row: Row) -> list[Any]:
+    """The units that came out otherwise."""
+    found = row.body["changed"]
+    assert isinstance(found, list)
+    return found
 
 
 def otherwise(unit: Unit, seed: int) -> Step:
@@ -60,27 +67,18 @@ def otherwise(unit: Unit, seed: int) -> Step:
 def test_one_other_unit_spoils_no_other(tmp_path: Path) -> None:
     """After a difference each unit would differ, and only the first could be judged."""
     log = record_session(tmp_path)
-    free = run(log, ScriptedBackend(otherwise), forced=False)
-    assert free.units_changed > 5
-    report = run(log, ScriptedBackend(otherwise))
-    assert (report.units, report.units_changed) == (13, 1)
-    assert [unit.unit for unit in report.changed] == [3]
-    assert report.divergence is not None
-    assert (report.divergence.unit, report.divergence.field) == (3, "decided_ids[1]")
-    assert (report.divergence.near_tie, report.decisions_changed > 0) == (None, True)
-    assert run(log, ScriptedBackend(quick)).identical
+    assert full_replay(log, ScriptedBackend(otherwise)).units_changed > 5
+    (found,) = changed(run(log, ScriptedBackend(otherwise)))
+    assert (found["unit"], found["field"], found["near_tie"]) == (3, "decided_ids[1]", None)
+    assert changed(run(log, ScriptedBackend(quick))) == []
 
 
 def test_a_model_that_cannot_be_forced_says_so(tmp_path: Path) -> None:
     """It would be replayed as it likes, and judged as if it had been forced."""
     echo = Echo()
-    with (
-        LogReader(record_session(tmp_path)) as reader,
-        pytest.raises(ModelUnavailableError, match="cannot be forced"),
-    ):
-        anyio.run(
-            partial(replay_fully, reader.head.fields, reader, lambda _: echo, teacher_forced=True)
-        )
+    log = record_session(tmp_path)
+    with pytest.raises(ModelUnavailableError, match="cannot be forced"):
+        anyio.run(run_forced, look_at(log), echo, unwatched)
     assert echo.released == 1
 
 
@@ -144,46 +142,36 @@ def spoilt(spoil: Callable[[torch.Tensor], None]) -> DuplexModel:
     return model
 
 
-def judged(logs: list[Path], model: DuplexModel) -> list[FullReport]:
-    """Replay all logs with a model, whatever it is."""
-    made = []
+def judged(logs: list[Path], model: DuplexModel) -> list[Row]:
+    """Force all logs on a model, whatever it is."""
 
-    async def body() -> None:
-        for log in logs:
-            with LogReader(log) as reader:
-                made.append(
-                    await replay_fully(
-                        reader.head.fields,
-                        reader,
-                        lambda _: EngineBackend(model),
-                        model="tiny",
-                        anyway=True,
-                        teacher_forced=True,
-                    )
-                )
+    async def body() -> list[Row]:
+        backend = EngineBackend(model)
+        return [await run_forced(look_at(log), backend, unwatched) for log in logs]
 
-    anyio.run(body)
-    return made
+    return anyio.run(body)
 
 
 def test_the_same_model_decides_the_same(logs: list[Path]) -> None:
     """A model would be found to differ from itself."""
-    reports = judged(logs, DuplexModel.load(tiny_path(), slots=1))
-    assert all(report.identical for report in reports)
-    assert sum(report.decisions for report in reports) > 50
-    assert not any(report.decisions_changed for report in reports)
+    rows = judged(logs, DuplexModel.load(tiny_path(), slots=1))
+    assert not any(map(changed, rows))
+    decisions = [row.scores["tokens_otherwise"] for row in rows]
+    assert all(isinstance(it, Ratio) and it.part == 0 for it in decisions)
+    assert sum(it.whole for it in decisions if isinstance(it, Ratio)) > 50
 
 
 def test_rounding_is_told_from_a_regression(logs: list[Path], half: DuplexModel) -> None:
     """A model engineer could not tell a port to half precision from a broken one."""
     numbers = torch.Generator().manual_seed(0)
     broken = spoilt(lambda weights: weights.mul_(1 + torch.randn(weights.shape, generator=numbers)))
-    found = {"half": Counter[str](), "broken": Counter[str]()}
+    found = {"half": Counter[bool | None](), "broken": Counter[bool | None]()}
     for name, model in (("half", half), ("broken", broken)):
-        for report in judged(logs, model):
-            found[name].update(otherwise=report.decisions_changed, near=report.near_ties)
-    assert 0 < 0.9 * found["half"]["otherwise"] <= found["half"]["near"]
-    assert found["broken"]["otherwise"] > 4 * found["broken"]["near"]
+        for row in judged(logs, model):
+            found[name].update(it["near_tie"] for it in changed(row))
+    assert found["half"][True] > 0
+    assert 9 * found["half"][False] <= found["half"][True]
+    assert found["broken"][False] > 3 * found["broken"][True]
 
 
 def test_the_command_tells_it(
@@ -191,14 +179,12 @@ def test_the_command_tells_it(
 ) -> None:
     """A script or a reader could not see how near a decision was."""
     monkeypatch.setattr(environment, "load_backend", lambda *_, **__: EngineBackend(half))
-    flags = ("--full", "--teacher-forced", "--model", "tiny")
-    assert call(cli.replay_command, *logs, *flags).exit_code == 3
-    result = call(cli.replay_command, *logs, *flags, "--anyway", "--json")
-    bodies = json.loads(result.stdout)
-    assert (result.exit_code, all(body["teacher_forced"] for body in bodies)) == (1, True)
-    differing = next(body for body in bodies if body["decisions_changed"])
-    assert differing["changed"][0]["near_tie"] is True
-    text = call(cli.replay_command, differing["log"], *flags, "--anyway").stdout
-    assert "dtype: recorded float32, here bfloat16" in text
+    flags = ("--mode", "forced", "--jobs", "1", "--model", "tiny")
+    result = call(eval_command, *logs, *flags, "--json")
+    body = json.loads(result.stdout)
+    assert (result.exit_code, body["model"]) == (0, "tiny")
+    differing = next(it for it in body["recordings"] if it["changed"])
+    assert any(it["near_tie"] for it in differing["changed"])
+    text = call(eval_command, differing["log"], *flags).stdout
+    assert "units that came out otherwise:" in text
     assert ": a near-tie" in text
-    assert f"forced: {differing['decisions_changed']} of {differing['decisions']}" in text

@@ -20,12 +20,17 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.rerun import environment
-from replay.rerun.environment import Loading, loading_of, mismatches, model_of
+from replay.rerun.environment import (
+    Loading,
+    ModelUnavailableError,
+    loading_of,
+    mismatches,
+    model_of,
+)
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
 from replay.rerun.outputs import compare_outputs, snr_db
 from replay.rerun.report import FullReport, Mismatch
-from replay.rerun.verdicts import ModelUnavailableError
 from runtime.model.backends.base import BackendError, BackendInfo
 from runtime.model.backends.scripted import Script, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone

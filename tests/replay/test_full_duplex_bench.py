@@ -12,9 +12,9 @@ import soundfile
 from click.testing import CliRunner
 
 from protocol.values.model import INPUT_RATE_HZ
-from replay.assess.full_duplex_bench import chunks_of
-from replay.export.command import export_command
-from replay.export.moments import Words
+from replay.assess.suite import chunks_of
+from replay.export.formats import export_command
+from replay.export.timeline import Words
 from tests.replay.evaluated import Duplex, call, loud, scores_in
 from tests.replay.test_logs import write_log
 

@@ -22,7 +22,7 @@ from hypothesis import given
 
 from protocol.values.effects import DropUnit, Interrupt, StartUnit
 from protocol.values.events import UnitDone, UnitFailed
-from recorder.format.chain import FIN_FIELDS
+from recorder.format.blocks import FIN_FIELDS
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify

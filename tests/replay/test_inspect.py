@@ -9,8 +9,8 @@ from protocol.values.errors import ErrorCode
 from protocol.values.limits import NS_PER_S
 from recorder.format.mapping import EVENT_KINDS
 from recorder.read.scan import Damage
-from replay.story.inspect import inspect
-from replay.story.inspection import Drop, ErrorSent, Inspection, to_json
+from replay.story.inspect import Inspection, inspect, to_json
+from replay.story.reading import Drop, ErrorSent
 from tests.replay.test_logs import APPENDS, HEAD, ODD_FRAMES, RECORDING_ID, Scene, scenes
 
 

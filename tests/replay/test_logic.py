@@ -22,7 +22,7 @@ from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from replay.rerun.logic import HERE, replay
+from replay.rerun.logic import HERE, Replayer, replay
 from replay.rerun.report import Divergence, Maker, ReplayReport
 from tests.replay.test_logs import APPENDS, Scene, busy_scene, renumbered, scenes, write_log
 
@@ -90,6 +90,17 @@ def test_a_file_replays_and_counts(tmp_path: Path) -> None:
         damage_count=0,
     )
     assert report.states == 3
+
+
+def test_its_steps_end_where_it_stops() -> None:
+    """A model would be run on the effects of a session that already went another way."""
+    records, events = busy(), places(EVENT_KINDS)
+    assert [step.record.seq for step in Replayer().steps(records)] == events
+    seq = next(seq for seq in places(EFFECT_KINDS) if seq > events[9])
+    replayer = Replayer()
+    stepped = replayer.steps(renumbered(records[:seq] + records[seq + 1 :]))
+    assert [step.record.seq for step in stepped] == [event for event in events if event < seq]
+    assert replayer.is_stopped
 
 
 @settings(max_examples=40)

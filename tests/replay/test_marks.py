@@ -13,20 +13,20 @@ import pytest
 from click.testing import CliRunner
 from mcap.reader import make_reader
 
-from recorder.format.chain import FIN_FIELDS
+from recorder.format.blocks import FIN_FIELDS
 from recorder.format.records import Record
-from recorder.keep.marks import add_mark, marks_path
-from recorder.mend.compact import compact
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
+from recorder.repair import compact
+from recorder.storage.marks import add_mark, marks_path
 from replay.cli import inspect_command, replay_command
-from replay.fork.values import Change
-from replay.redact.command import redact_command
-from replay.redact.policy import Policy
-from replay.redact.redaction import Redaction
+from replay.fork.change import Change
+from replay.library.marks import marks_command
+from replay.redact.content import Policy
+from replay.redact.redaction import Redaction, redact_command
 from replay.rerun.logic import replay
 from replay.shrink.candidate import build
-from replay.view.command import view_command
+from replay.view.document import view_command
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.browser.view_pages import narrate
 from tests.replay.exported import exported
@@ -188,3 +188,16 @@ def test_marks_next_to_the_log_are_shown(log: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(view_command, [str(log), "-o", str(page)]).exit_code == 0
     assert '"text":"--\\u003e\\n\\u001b[31m\\u003cscript\\u003e","by":"bert"' in page.read_text()
     assert "connect-src" not in page.read_text().partition("<body>")[0]
+
+
+def test_marks_are_kept_by_a_command(log: Path) -> None:
+    """A remark could only be written while a server runs."""
+    added = call(marks_command, log, "--add", "too late", "--at", "1.5", "--to", "2")
+    assert added == "  1  1.500 s  too late\n"
+    assert "1.500 s 'too late' (next to the log)" in call(inspect_command, log)
+    (mark,) = json.loads(call(marks_command, log, "--json"))["marks"]
+    assert (mark["at_ms"], mark["end_ms"], mark["by"]) == (1500, 2000, "")
+    assert marks_path(log).stat().st_mode == log.stat().st_mode
+    assert call(marks_command, log, "--remove", "1") == "no marks\n"
+    for wrong in (("--remove", "1"), ("--add", "x"), ("--add", "x", "--at", "2", "--to", "1")):
+        assert CliRunner().invoke(marks_command, [str(log), *wrong]).exit_code == 2

@@ -22,6 +22,7 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from recorder.format import steps
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS
 from recorder.format.records import Record
 from recorder.read.reader import read
@@ -151,7 +152,7 @@ def play(
     """Record a session with a double, and replay it with the same double."""
     monkeypatch.setattr(double, "strikes_at", strikes_at)
     monkeypatch.setattr(test_replay_logs, "Session", double)
-    monkeypatch.setattr(logic, "Session", double)
+    monkeypatch.setattr(steps, "Session", double)
     records = busy_scene().records
     return records, logic.replay(records).divergence
 
@@ -229,7 +230,7 @@ def record_by_a_set(path: str, strikes_at: int) -> None:
 def replay_by_a_set(path: str, strikes_at: int) -> None:
     """Replay the double, and print where it parts; called in a process of its own."""
     GoesByASet.strikes_at = strikes_at
-    logic.Session = GoesByASet
+    steps.Session = GoesByASet
     divergence = logic.replay(read(next(Path(path).iterdir()))).divergence
     print(None if divergence is None else divergence.seq)
 

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from protocol.values.model import Chunk
-from replay.assess.own_voice import measure_with, own_voice, stretches, word_errors, words_of
-from replay.export.moments import Words
-from replay.redact.command import redact_command
+from replay.assess.run import measure_with, own_voice, stretches, word_errors, words_of
+from replay.export.timeline import Words
+from replay.redact.redaction import redact_command
 from replay.rerun.environment import Loading
-from replay.shared.progress import unwatched
+from replay.shared.commands import unwatched
 from runtime.measures.measure import Ratio
 from runtime.measures.placing import Sound
 from runtime.model.backends.scripted import ScriptedBackend

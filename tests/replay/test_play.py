@@ -1,4 +1,4 @@
-"""`antiphon play`: clients get what the recorded one got, when it got it."""
+"""`antiphon dev play`: clients get what the recorded one got, when it got it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,21 @@ from websockets.typing import Origin
 
 from protocol.values.limits import NS_PER_S
 from recorder.read.reader import LogReader, read
-from replay.play.command import play_command
-from replay.play.player import Outcome, Player
-from replay.play.script import Ended, Heard, Said, Step, address_of, read_opening, steps
-from replay.play.server import PlayServer, Stage, serve
+from replay.play import (
+    Ended,
+    Player,
+    PlayOptions,
+    PlayResult,
+    PlayServer,
+    Received,
+    ScriptStep,
+    Sent,
+    address_of,
+    play_command,
+    read_opening,
+    serve,
+    steps,
+)
 from replay.story.wire import Wire
 from runtime.access.gate import open_gate
 from runtime.net.listener import Address
@@ -88,7 +99,7 @@ def talk(url: str, says: Iterable[str | bytes]) -> Got:
 
 
 def played(
-    stage: Stage, client: Callable[[str], Any], clients: int = 1
+    options: PlayOptions, client: Callable[[str], Any], clients: int = 1
 ) -> tuple[list[Any], list[Any]]:
     """Play to clients at once, until all are done or, where nobody is counted, have left.
 
@@ -104,7 +115,7 @@ def played(
         def tell(event: str, **fields: object) -> None:
             told.append({"type": event, **fields})
 
-        server = PlayServer(stage, open_gate(here), tell)
+        server = PlayServer(options, open_gate(here), tell)
         bound = anyio.Event()
         addresses: list[Address] = []
 
@@ -113,7 +124,7 @@ def played(
             bound.set()
 
         async def one() -> None:
-            url = f"ws://127.0.0.1:{addresses[0].port}{address_of(stage.opened)}"
+            url = f"ws://127.0.0.1:{addresses[0].port}{address_of(options.opened)}"
             found.append(await anyio.to_thread.run_sync(client, url))
 
         async with anyio.create_task_group() as tasks:
@@ -123,17 +134,17 @@ def played(
                 async with anyio.create_task_group() as callers:
                     for _ in range(clients):
                         callers.start_soon(one)
-            if stage.clients_max is None:
+            if options.clients_max is None:
                 tasks.cancel_scope.cancel()
 
     anyio.run(run, backend="trio")
     return found, told
 
 
-def stage_of(log: Path, **fields: Any) -> Stage:
+def options_of(log: Path, **fields: Any) -> PlayOptions:
     """Play a log as fast as its clients are, unless told otherwise."""
     opened = read_opening(log)
-    return Stage(log=log, opened=opened, **{"speed": 0.0, "clients_max": 1, **fields})
+    return PlayOptions(log=log, opened=opened, **{"speed": 0.0, "clients_max": 1, **fields})
 
 
 # -- over sockets ---------------------------------------------------------------------------------
@@ -143,7 +154,7 @@ def stage_of(log: Path, **fields: Any) -> Stage:
 def test_a_client_that_says_the_same_gets_the_same(name: str) -> None:
     """A client would be tested against a server that nobody ever met."""
     log = GOLDEN / f"v1-{name}.session.zst"
-    [heard], told = played(stage_of(log, strict=True), partial(talk, says=frames(log, "rx")))
+    [heard], told = played(options_of(log, strict=True), partial(talk, says=frames(log, "rx")))
     assert heard.frames == frames(log, "tx")
     closes = [record.fields for record in read(log) if record.fields.get("type") == "Close"]
     assert heard.close == (closes[0]["code"], closes[0]["reason"])
@@ -159,8 +170,8 @@ def test_a_client_that_says_the_same_gets_the_same(name: str) -> None:
 
 def test_several_clients_are_served_at_once() -> None:
     """A second client would wait for the first, or get the rest of its session."""
-    stage = stage_of(VIDEO, clients_max=3)
-    found, told = played(stage, partial(talk, says=frames(VIDEO, "rx")), clients=3)
+    options = options_of(VIDEO, clients_max=3)
+    found, told = played(options, partial(talk, says=frames(VIDEO, "rx")), clients=3)
     assert [heard.frames == frames(VIDEO, "tx") for heard in found] == [True] * 3
     assert sorted(one["client"] for one in told if one["type"] == "ended") == [1, 2, 3]
 
@@ -176,7 +187,7 @@ def test_it_answers_where_the_recorded_server_did() -> None:
             statuses.append(error.value.response.status_code)
         return statuses
 
-    [statuses], told = played(stage_of(VIDEO, clients_max=None), wrong)
+    [statuses], told = played(options_of(VIDEO, clients_max=None), wrong)
     assert statuses == [400, 404, 404]
     assert [one["type"] for one in told] == ["rejected"] * 3
 
@@ -189,14 +200,14 @@ def test_pages_of_other_origins_are_refused() -> None:
             connect(url, origin=Origin("https://elsewhere.example")).__enter__()
         return int(error.value.response.status_code)
 
-    [status], told = played(stage_of(VIDEO, clients_max=None), page)
+    [status], told = played(options_of(VIDEO, clients_max=None), page)
     assert (status, told[0]["type"]) == (403, "rejected")
 
 
 def test_a_client_that_does_otherwise_is_told_of() -> None:
     """A client under test that says the wrong thing would pass."""
     says = [init_frame(), append_frame(), close_frame()]
-    [heard], told = played(stage_of(VIDEO, strict=True), partial(talk, says=says))
+    [heard], told = played(options_of(VIDEO, strict=True), partial(talk, says=says))
     assert heard.close == (1008, "frame 2 is close, recorded was append")
     assert told[-1]["how"] == "differed"
     assert told[-1]["differences"] == [{"index": 2, "expected": "append", "got": "close"}]
@@ -206,7 +217,7 @@ def test_a_client_that_does_otherwise_is_answered_all_the_same() -> None:
     """A client of another make could not be played to at all."""
     says = frames(VIDEO, "rx")
     says[7] = append_frame()  # in place of an event that does not exist
-    [heard], told = played(stage_of(VIDEO), partial(talk, says=says))
+    [heard], told = played(options_of(VIDEO), partial(talk, says=says))
     assert heard.frames == frames(VIDEO, "tx")
     assert told[-1]["differences"] == [{"index": 7, "expected": "unknown", "got": "append"}]
 
@@ -217,7 +228,7 @@ def test_a_log_without_end_ends_as_the_server_did(tmp_path: Path) -> None:
     scene.activate()
     scene.unit(1)
     log = write_log(tmp_path, scene.records)
-    [heard], told = played(stage_of(log), partial(talk, says=frames(log, "rx")))
+    [heard], told = played(options_of(log), partial(talk, says=frames(log, "rx")))
     assert heard.frames == frames(log, "tx")
     assert heard.close == (1006, "")
     assert told[-1]["how"] == "broken"
@@ -227,9 +238,9 @@ def test_a_log_that_is_gone_is_no_end_in_order(tmp_path: Path) -> None:
     """A client would take a server that has lost its recording for one that had said it all."""
     log = tmp_path / VIDEO.name
     log.write_bytes(VIDEO.read_bytes())
-    stage = stage_of(log)
+    options = options_of(log)
     log.unlink()
-    [heard], told = played(stage, partial(talk, says=[]))
+    [heard], told = played(options, partial(talk, says=[]))
     assert (heard.frames, heard.close) == ([], (1011, ""))
     assert [one["type"] for one in told] == ["connected", "failed", "ended"]
 
@@ -251,7 +262,7 @@ def test_where_the_recorded_client_left_this_one_may(tmp_path: Path) -> None:
                 websocket.send(frame)
             return sum(1 for _ in zip(frames(log, "tx"), websocket, strict=False))
 
-    [count], told = played(stage_of(log), leaves)
+    [count], told = played(options_of(log), leaves)
     assert count == len(frames(log, "tx"))
     assert (told[-1]["how"], told[-1]["differences"]) == ("left", [])
 
@@ -286,23 +297,23 @@ class Peer:
 
 INIT = init_frame()
 APPEND = append_frame()
-SCRIPT: tuple[Step, ...] = (
-    Said(at_ns=100 * MS, frame="queue_done"),
-    Heard(at_ns=200 * MS, kind="init"),
-    Said(at_ns=300 * MS, frame="created"),
-    Heard(at_ns=1_000 * MS, kind="append"),
-    Said(at_ns=1_500 * MS, frame="listen"),
-    Said(at_ns=9_000 * MS, frame="closed"),
+SCRIPT: tuple[ScriptStep, ...] = (
+    Sent(at_ns=100 * MS, frame="queue_done"),
+    Received(at_ns=200 * MS, kind="init"),
+    Sent(at_ns=300 * MS, frame="created"),
+    Received(at_ns=1_000 * MS, kind="append"),
+    Sent(at_ns=1_500 * MS, frame="listen"),
+    Sent(at_ns=9_000 * MS, frame="closed"),
     Ended(at_ns=9_100 * MS, how="closed", code=1000),
 )
 
 
 def clocked(
-    says: Iterable[tuple[float, str]], script: Iterable[Step] = SCRIPT, **fields: Any
-) -> tuple[Peer, Outcome]:
+    says: Iterable[tuple[float, str]], script: Iterable[ScriptStep] = SCRIPT, **fields: Any
+) -> tuple[Peer, PlayResult]:
     """Play a script to a client in memory, on virtual time that begins at 0."""
     peer = Peer(says)
-    outcomes: list[Outcome] = []
+    outcomes: list[PlayResult] = []
 
     async def body() -> None:
         outcomes.append(await Player(peer, iter(script), Wire(OPENED), **fields).run())
@@ -347,17 +358,17 @@ def test_no_frame_is_early(
     moves: list[tuple[str, int]], pauses_ms: list[int], speed: float
 ) -> None:
     """A client would hear the answer to what it has not said, or sooner than was possible."""
-    at_ns, script = 0, list[Step]()
+    at_ns, script = 0, list[ScriptStep]()
     for kind, gap_ms in moves:
         at_ns += gap_ms * MS
         script.append(
-            Said(at_ns=at_ns, frame=str(len(script)))
+            Sent(at_ns=at_ns, frame=str(len(script)))
             if kind == "said"
-            else Heard(at_ns=at_ns, kind=kind)
+            else Received(at_ns=at_ns, kind=kind)
         )
     says, now_s = [], 0.0
     for step, pause_ms in zip(
-        [it for it in script if isinstance(it, Heard)], pauses_ms, strict=False
+        [it for it in script if isinstance(it, Received)], pauses_ms, strict=False
     ):
         now_s += pause_ms / 1000
         says.append((now_s, KINDS[step.kind]))
@@ -366,7 +377,7 @@ def test_no_frame_is_early(
     got = {frame: at_s for at_s, frame in peer.got}
     said_by_client = 0
     for number, step in enumerate(script):
-        if isinstance(step, Heard):
+        if isinstance(step, Received):
             said_by_client += 1
             continue
         at_s = got[str(number)]
@@ -394,7 +405,7 @@ def test_a_client_that_leaves_early_is_told_of() -> None:
             return await super().receive()
 
     peer = Leaves([(0.2, INIT)])
-    outcomes: list[Outcome] = []
+    outcomes: list[PlayResult] = []
 
     async def body() -> None:
         outcomes.append(await Player(peer, iter(SCRIPT), Wire(OPENED), strict=True).run())
@@ -412,10 +423,10 @@ def test_steps_are_those_of_the_log() -> None:
     with LogReader(VIDEO) as reader:
         opened = read_opening(VIDEO)
         found = list(steps(reader, Wire(opened)))
-    assert [one.kind for one in found if isinstance(one, Heard)] == [
+    assert [one.kind for one in found if isinstance(one, Received)] == [
         *("init", *("append",) * 6, "unknown", *("append",) * 4, "close"),
     ]
-    assert sum(isinstance(one, Said) for one in found) == 20
+    assert sum(isinstance(one, Sent) for one in found) == 20
     assert found[-1] == Ended(at_ns=10_300 * MS, how="closed", code=1000, reason="stopped")
 
 

@@ -27,8 +27,8 @@ GOLDEN = FOLDER / f"v1-realtime-many-units{SUFFIX}"
 
 
 def call(*arguments: object) -> Result:
-    """Run `antiphon recover`; whatever happens, it must not end in a traceback."""
-    result = CliRunner().invoke(main, ["recover", *map(str, arguments)])
+    """Run `antiphon recordings recover`; whatever happens, it must not end in a traceback."""
+    result = CliRunner().invoke(main, ["recordings", "recover", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
 
@@ -194,10 +194,10 @@ def test_what_is_killed_amid_it_leaves_no_half_log(folder: Path) -> None:
     """A half log would lie there under the name of a whole one."""
     code = (
         "import os, signal\n"
-        "from recorder.mend.rewrite import Rewriter\n"
+        "from recorder.repair import Rewriter\n"
         "Rewriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "from runtime.cli import main\n"
-        f"main(['recover', {str(log(folder, 'torn'))!r}])"
+        f"main(['recordings', 'recover', {str(log(folder, 'torn'))!r}])"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)

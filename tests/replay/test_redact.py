@@ -30,10 +30,8 @@ from protocol.values.utf8 import Utf8Text
 from recorder.format.records import Record
 from recorder.read.reader import read
 from recorder.read.verify import verify
-from replay.redact.command import redact_command
-from replay.redact.event_fields import FIELDS, Apart
-from replay.redact.policy import KINDS, Policy
-from replay.redact.redaction import RedactError, Redaction
+from replay.redact.content import KINDS, Policy
+from replay.redact.redaction import FIELDS, Apart, RedactError, Redaction, redact_command
 from replay.rerun.logic import replay
 from runtime.media.image import decode_jpeg
 from tests.golden.logs import FOLDER
@@ -539,7 +537,7 @@ def test_what_cannot_be_redacted_is_one_line(tmp_path: Path) -> None:
     broken.write_bytes(data)
     chat, _ = marked_log(tmp_path_of(tmp_path, "chat"), "chat", 3)
     for path, options, words in (
-        (tmp_path / "none", (), "No such file"),
+        (tmp_path / "none", (), "there is no recording none"),
         (broken, (), "damaged"),
         (chat, ("--to", "3"), "a chat says again"),
     ):

@@ -27,12 +27,23 @@ from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from protocol.wire.kinds import IMAGE_URL_HEADS
 from protocol.wire.media import ImageKind, check_image, container_of, kind_of, read_wav
 from protocol.wire.schema import describe
-from replay.redact import client_frames
-from replay.redact.client_frames import HOLDS, WORDS, FrameEditor
-from replay.redact.media import header_only, hide_picture, hide_video, is_whole, mute, mute_file
-from replay.redact.policy import KINDS, Policy, Tally
-from replay.redact.spans import replaced, spans, unescaped
-from replay.redact.words import Pseudonyms, fill, fill_json, fill_number
+from replay.redact import frames as client_frames
+from replay.redact.content import (
+    KINDS,
+    Policy,
+    Pseudonyms,
+    Tally,
+    fill,
+    fill_json,
+    fill_number,
+    header_only,
+    hide_picture,
+    hide_video,
+    is_whole,
+    mute,
+    mute_file,
+)
+from replay.redact.frames import HOLDS, WORDS, FrameEditor, replaced, spans, unescaped
 from runtime.media.image import decode_image
 from tests.media import webps
 from tests.sessions.in_memory import base64

@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from recorder.write.writer import Recorder
-from replay.library.prune import prune_command
-from replay.library.sessions import ROWS_MAX, sessions_command
-from replay.shared.recordings import SizeType, SpanType, show_bytes, show_moment
+from replay.library.keep import prune_command
+from replay.library.sessions import ROWS_MAX, list_command
+from replay.shared.recordings import read_size, read_span, show_bytes, show_moment
 from runtime.commands.server_process import RUN
 from tests.golden.logs import FOLDER
 from tests.project.terminal import on_terminal
@@ -41,7 +41,7 @@ def told(command: click.Command, *arguments: object) -> Any:
 
 
 def ids(folder: Path, *arguments: str) -> list[str]:
-    return [log["recording_id"] for log in told(sessions_command, folder, *arguments)["logs"]]
+    return [log["recording_id"] for log in told(list_command, folder, *arguments)["logs"]]
 
 
 def head(owner: str = "", mode: str = "audio", ago_s: float = 0) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_sessions_are_listed_newest_first(folder: Path) -> None:
     """An operator could not find what was recorded last."""
-    shown = call(sessions_command, folder)
+    shown = call(list_command, folder)
     assert shown.exit_code == 0
     rows = shown.stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["recording", "new", "killed", "old", "3"]
@@ -80,7 +80,7 @@ def test_a_long_word_of_one_log_hides_no_other(
     monkeypatch.setenv("COLUMNS", "80")
     name = "20261122T083715-a1f4f2df53d5"
     write_log(folder, name, head("o" * 100, "m" * 100), fin={"reason": "r" * 100})
-    rows = call(sessions_command, folder).stdout.splitlines()
+    rows = call(list_command, folder).stdout.splitlines()
     assert {row.split()[0] for row in rows[1:5]} == {name, "new", "killed", "old"}
     assert [row.split()[-1] for row in rows if row.startswith("new ")] == ["client"]
 
@@ -99,19 +99,19 @@ def test_a_long_word_of_one_log_hides_no_other(
 def test_a_row_counts_what_its_mode_has(tmp_path: Path, counts: dict[str, int], shown: str) -> None:
     """A transcription of ten minutes would be listed as one in which nothing was said."""
     write_log(tmp_path, "a", head(ago_s=60), fin={"reason": "client", **counts})
-    row = call(sessions_command, tmp_path).stdout.splitlines()[1]
+    row = call(list_command, tmp_path).stdout.splitlines()[1]
     assert f"  {shown}  " in row
-    (log,) = told(sessions_command, tmp_path)["logs"]
+    (log,) = told(list_command, tmp_path)["logs"]
     assert log["chunks"] == counts.get("chunks")
 
 
 def test_json_has_all_of_them(folder: Path) -> None:
     """A script would have to read a table."""
-    body = told(sessions_command, folder)
+    body = told(list_command, folder)
     assert (body["found_logs"], len(body["logs"])) == (3, 3)
     assert body["found_bytes"] == sum(it.file_bytes for it in Store(folder).logs())
     assert body["logs"][1].keys() >= {"recording_id", "state", "began_ms", "owner", "units"}
-    assert told(sessions_command, folder, "--limit", "1")["found_logs"] == 3
+    assert told(list_command, folder, "--limit", "1")["found_logs"] == 3
 
 
 @pytest.mark.parametrize(
@@ -141,34 +141,34 @@ def test_a_date_is_in_utc(tmp_path: Path) -> None:
     assert ids(tmp_path, "--since", "2023-11-14T22:13:20") == ["a"]
     assert ids(tmp_path, "--since", "2023-11-14T22:13:20+01:00") == ["a"]
     assert ids(tmp_path, "--since", "2023-11-14T22:13:21") == []
-    assert "2023-11-14 22:13:20" in call(sessions_command, tmp_path).stdout
+    assert "2023-11-14 22:13:20" in call(list_command, tmp_path).stdout
 
 
 def test_a_session_that_runs_is_open(tmp_path: Path) -> None:
     """An operator could not tell what runs from what was killed."""
     with Recorder(clock=lambda: 0.0, inline=True) as recorder:
         recorder.open(Store(tmp_path).path("a"), HEAD, at_ns=0)
-        assert [log["state"] for log in told(sessions_command, tmp_path)["logs"]] == ["open"]
-    assert [log["state"] for log in told(sessions_command, tmp_path)["logs"]] == ["crashed"]
+        assert [log["state"] for log in told(list_command, tmp_path)["logs"]] == ["open"]
+    assert [log["state"] for log in told(list_command, tmp_path)["logs"]] == ["crashed"]
 
 
 def test_a_long_list_is_cut_and_says_so(tmp_path: Path) -> None:
     """A screen would be full of old sessions, or nobody know that there are more."""
     for number in range(ROWS_MAX + 2):
         Store(tmp_path).path(f"l{number}").write_bytes(b"")
-    shown = call(sessions_command, tmp_path).stdout
+    shown = call(list_command, tmp_path).stdout
     assert len(shown.splitlines()) == ROWS_MAX + 2
     assert "2 of them not shown" in shown
-    assert len(call(sessions_command, tmp_path, "--limit", 99).stdout.splitlines()) == ROWS_MAX + 4
+    assert len(call(list_command, tmp_path, "--limit", 99).stdout.splitlines()) == ROWS_MAX + 4
 
 
 def test_an_empty_folder_is_no_error(tmp_path: Path) -> None:
     """A script would fail on the first day."""
-    shown = call(sessions_command, tmp_path)
+    shown = call(list_command, tmp_path)
     assert (shown.exit_code, shown.stdout) == (0, "0 sessions, 0 B\n")
 
 
-@pytest.mark.parametrize("command", [sessions_command, prune_command])
+@pytest.mark.parametrize("command", [list_command, prune_command])
 def test_a_folder_that_is_not_there_is_one_line(command: click.Command, tmp_path: Path) -> None:
     """A wrong path would end in a traceback, or look like a folder without recordings."""
     (tmp_path / "file").write_bytes(b"")
@@ -181,7 +181,7 @@ def test_a_folder_that_is_not_there_is_one_line(command: click.Command, tmp_path
 @pytest.mark.parametrize("since", ["yesterday", "7", "-1d", "1e3d", "2023-13-01", "", "\u0663d"])
 def test_a_wrong_moment_is_refused(tmp_path: Path, since: str) -> None:
     """A list would begin somewhere that nobody meant."""
-    result = call(sessions_command, tmp_path, "--since", since)
+    result = call(list_command, tmp_path, "--since", since)
     assert (result.exit_code, "Traceback" in result.output) == (2, False)
 
 
@@ -259,7 +259,7 @@ def test_what_cannot_be_removed_is_an_exit_code(
 )
 def test_a_span_has_its_unit(text: str, seconds: float) -> None:
     """Logs of the wrong age would be removed."""
-    assert SpanType().convert(text, None, None) == seconds
+    assert read_span(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -268,15 +268,15 @@ def test_a_span_has_its_unit(text: str, seconds: float) -> None:
 )
 def test_a_size_has_its_unit(text: str, size: int) -> None:
     """More or less would be kept than was said."""
-    assert SizeType().convert(text, None, None) == size
+    assert read_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["30", "d", "-1d", "1e9d", "30D", "nan d", "", "1,5h", "1y"])
 def test_an_amount_without_a_unit_of_ours_is_refused(text: str) -> None:
     """A slip would remove what nobody meant to lose."""
-    for kind in (SpanType(), SizeType()):
+    for read in (read_span, read_size):
         with pytest.raises(click.BadParameter):
-            kind.convert(text, None, None)
+            read(text)
 
 
 @given(count=st.integers(0, 1 << 50))
@@ -284,7 +284,7 @@ def test_a_shown_size_is_near_the_real_one(count: int) -> None:
     """A table would say something else than the disk."""
     text = show_bytes(count)
     assert len(text) <= 9
-    assert SizeType().convert(text, None, None) == pytest.approx(count, rel=0.06)
+    assert read_size(text) == pytest.approx(count, rel=0.06)
 
 
 @given(unix_ms=st.integers(0, 253_402_300_799_999))
@@ -298,7 +298,7 @@ def test_the_table_fits_the_terminal(columns: int, tmp_path: Path) -> None:
     """Rows would be folded in the middle of words, and columns stand under others."""
     for log in FOLDER.glob("v1-realtime-*.session.zst"):
         shutil.copy(log, tmp_path)
-    command = (*RUN, "sessions", str(tmp_path), "--limit", "5")
+    command = (*RUN, "recordings", "list", str(tmp_path), "--limit", "5")
     lines = on_terminal(command, columns=columns, has_bars=False).splitlines()
     assert max(map(len, lines)) <= columns
     assert lines[0].split()[0] == "recording"

@@ -1,4 +1,4 @@
-"""The measures of `antiphon sessions`: columns, order, conditions, and what is read for them."""
+"""The measures of `antiphon recordings list`: columns, order, conditions, and what is read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recorder.format.format import SUFFIX
-from recorder.keep.remote import RemoteStore
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
-from replay.eval.evaluate import evaluate
+from recorder.storage.remote import RemoteStore
+from recorder.storage.store import Store
+from replay.eval.evaluate import measure_logs, sum_up
 from replay.eval.table import MEASURES
-from replay.library.sessions import sessions_command
-from replay.shared.progress import unwatched
+from replay.library.sessions import list_command
+from replay.shared.commands import unwatched
 from runtime.commands.server_process import RUN
 from tests.project.terminal import on_terminal
 from tests.replay.exported import GOLDEN
@@ -30,7 +30,7 @@ __all__ = ("folder",)
 
 
 def names(folder: Path, *options: str) -> list[str]:
-    return [log["recording_id"] for log in told(sessions_command, folder, *options)["logs"]]
+    return [log["recording_id"] for log in told(list_command, folder, *options)["logs"]]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 def test_a_measure_is_a_column(folder: Path) -> None:
     """An operator would have to look up each recording in the output of another command."""
-    shown = call(sessions_command, folder, "--measure", "response_delay", "--measure", "unanswered")
+    shown = call(list_command, folder, "--measure", "response_delay", "--measure", "unanswered")
     assert (shown.exit_code, shown.stderr) == (0, "")
     head, *rows, _ = (line.split() for line in shown.stdout.splitlines())
     assert head[:3] == ["recording", "response_delay", "unanswered"]
@@ -66,7 +66,7 @@ def test_the_worst_are_listed_first(folder: Path) -> None:
     assert names(folder, "--sort", "take_over_rate")[0] == "never"  # more is better
     by_none = names(folder, "--sort", "word_delay")
     assert by_none == names(folder)
-    shown = call(sessions_command, folder, "--sort", "response_delay_worst").stdout
+    shown = call(list_command, folder, "--sort", "response_delay_worst").stdout
     assert shown.split()[:2] == ["recording", "response_delay_worst"]
 
 
@@ -85,17 +85,17 @@ def test_the_worst_are_listed_first(folder: Path) -> None:
 def test_all_conditions_must_hold(folder: Path, conditions: list[str], found: set[str]) -> None:
     """A recording without the measure would pass for a good or a bad one."""
     options = [option for condition in conditions for option in ("--where", condition)]
-    body = told(sessions_command, folder, *options)
+    body = told(list_command, folder, *options)
     assert {log["recording_id"] for log in body["logs"]} == found
     assert body["found_logs"] == len(found)
-    assert f"{len(found)} sessions" in call(sessions_command, folder, *options).stdout
+    assert f"{len(found)} sessions" in call(list_command, folder, *options).stdout
 
 
 def test_json_has_the_named_measures_as_eval_does(folder: Path) -> None:
     """A script would have to know two forms of one number."""
     options = ("--measure", "response_delay_p90", "--where", "errors == 0", "--sort", "overlap")
     of_eval = {Path(it["log"]).name: it["measures"] for it in evaluated(folder)["recordings"]}
-    logs = told(sessions_command, folder, *options)["logs"]
+    logs = told(list_command, folder, *options)["logs"]
     assert len(logs) == 3
     for log in logs:
         measures = of_eval[log["recording_id"] + SUFFIX]
@@ -105,9 +105,9 @@ def test_json_has_the_named_measures_as_eval_does(folder: Path) -> None:
 
 def test_nothing_is_measured_unless_asked(folder: Path, opened: Callable[[], int]) -> None:
     """A list of ten thousand recordings would take minutes."""
-    body = told(sessions_command, folder)
+    body = told(list_command, folder)
     assert all("measures" not in log for log in body["logs"])
-    call(sessions_command, folder)
+    call(list_command, folder)
     assert opened() == 0
 
 
@@ -125,7 +125,7 @@ def test_only_what_is_needed_is_read(
     folder: Path, opened: Callable[[], int], options: tuple[str, ...], count: int
 ) -> None:
     """The measures of recordings that are not shown would be computed for nothing."""
-    call(sessions_command, folder, *options)
+    call(list_command, folder, *options)
     assert opened() == count
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_log_is_named_and_stops_no_other(folder: Path) -> None:
     """One bad block, and there is no list; or its gaps count as silence."""
     shutil.copy(GOLDEN / f"v1-damaged-twice{SUFFIX}", folder)
     (folder / f"empty{SUFFIX}").touch()
-    result = call(sessions_command, folder, "--measure", "response_delay")
+    result = call(list_command, folder, "--measure", "response_delay")
     assert result.exit_code == 0
     assert "5 sessions" in result.stdout
     complaints = dict(sorted(line.split(": ", 1) for line in result.stderr.splitlines()))
@@ -159,7 +159,7 @@ def test_a_log_that_goes_meanwhile_stops_no_other(
         return info
 
     monkeypatch.setattr(Store, "find", find_late)
-    result = call(sessions_command, folder, "--sort", "unanswered")
+    result = call(list_command, folder, "--sort", "unanswered")
     assert result.exit_code == 0
     assert "slow: it was removed meanwhile" in result.stderr
     assert f"quick{SUFFIX}: No such file or directory" in result.stderr
@@ -180,7 +180,7 @@ def test_a_log_that_goes_meanwhile_stops_no_other(
 )
 def test_a_wrong_name_is_explained(folder: Path, options: tuple[str, str], complaint: str) -> None:
     """A misspelt condition would find nothing, and look like good news."""
-    result = call(sessions_command, folder, *options)
+    result = call(list_command, folder, *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert complaint in " ".join(result.stderr.split())
     assert len(result.stderr) < 1_000
@@ -202,14 +202,14 @@ def test_stored_logs_are_measured(folder: Path, tmp_path: Path) -> None:
 
 def told_logs(place: object, *options: str) -> list[dict[str, Any]]:
     """List a place, and return the logs."""
-    logs: list[dict[str, Any]] = told(sessions_command, place, *options)["logs"]  # type: ignore[arg-type]
+    logs: list[dict[str, Any]] = told(list_command, place, *options)["logs"]  # type: ignore[arg-type]
     return logs
 
 
 def test_a_narrow_terminal_keeps_the_measure(folder: Path) -> None:
     """The column that was asked for would be the one that has no room."""
     options = ("--measure", "fdb_v1_5_response_latency", "--measure", "barge_in_stop_latency")
-    command = (*RUN, "sessions", str(folder), *options)
+    command = (*RUN, "recordings", "list", str(folder), *options)
     lines = on_terminal(command, columns=48, has_bars=False).splitlines()
     assert lines[0].split() == ["recording", "fdb_v1_5_response_latency"]
     assert "barge_in_stop_latency" in " ".join(lines)
@@ -227,7 +227,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def values(golden: Path) -> dict[str, dict[str, float]]:
     """Their measures as `antiphon eval` has them."""
-    done = evaluate(sorted(golden.glob(f"*{SUFFIX}")), unwatched)
+    done = sum_up(measure_logs(sorted(golden.glob(f"*{SUFFIX}")), unwatched))
     return {
         Path(row.log).name.removesuffix(SUFFIX): {name: it.value for name, it in row.own.items()}
         for row in done.rows

@@ -63,8 +63,8 @@ def said(*arguments: str, exit_code: int = 0) -> str:
 
 def test_it_is_told_by_inspect(log: Path) -> None:
     """A message of 2 MB would pass for one of 40 bytes."""
-    assert KEPT in said("inspect", str(log))
-    (told,) = json.loads(said("inspect", str(log), "--json"))["shortened"]
+    assert KEPT in said("recordings", "inspect", str(log))
+    (told,) = json.loads(said("recordings", "inspect", str(log), "--json"))["shortened"]
     assert (told["size_bytes"], told["blake2b"]) == (len(REFUSED), WHOLE)
 
 
@@ -91,7 +91,7 @@ def test_it_is_told_by_export(log: Path, tmp_path: Path, form: str) -> None:
 def test_it_is_told_by_the_page(log: Path, tmp_path: Path) -> None:
     """The list of records would show an outline as what the client sent."""
     page = tmp_path / "page.html"
-    said("view", str(log), "-o", str(page))
+    said("recordings", "view", str(log), "-o", str(page))
     told = read_page(page.read_text())
     (story,) = told["story"]
     assert story["shortened"][0]["size_bytes"] == len(REFUSED)

@@ -14,15 +14,14 @@ import click
 import pytest
 
 from recorder.format.format import SUFFIX
-from recorder.keep.remote import RemoteStore
-from recorder.keep.store import Store
+from recorder.storage.remote import RemoteStore
+from recorder.storage.store import Store
 from replay.cli import inspect_command, replay_command
-from replay.diff.command import diff_command
-from replay.export.command import export_command
-from replay.library.prune import prune_command
-from replay.library.sessions import sessions_command
-from replay.library.verify import verify_command
-from replay.view.command import view_command
+from replay.diff import diff_command
+from replay.export.formats import export_command
+from replay.library.keep import prune_command, verify_command
+from replay.library.sessions import list_command
+from replay.view.document import view_command
 from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import write_log
 from tests.replay.test_sessions import call, told
@@ -89,10 +88,10 @@ def test_what_is_made_of_a_stored_log_is_written_here(url: str) -> None:
 @pytest.mark.parametrize(
     "wrong", ["{url}/missing", "{url}/", "file:///no/such/folder/log", "ftp://host/log", "s3://b"]
 )
-@pytest.mark.parametrize("command", [verify_command, view_command, sessions_command])
+@pytest.mark.parametrize("command", [verify_command, view_command, list_command])
 def test_what_is_no_stored_log_is_one_line(command: click.Command, wrong: str, url: str) -> None:
     """A script would get a traceback, or take the failure for a result."""
-    if command is sessions_command:
+    if command is list_command:
         wrong = wrong.replace("{url}", "file:///no/such").replace("s3://b", "s3://")
     result = call(command, wrong.format(url=url))
     assert result.exit_code == 2
@@ -115,14 +114,14 @@ class Free:
 
 def test_stored_logs_are_listed(url: str, tmp_path: Path) -> None:
     """An operator could not see what is in the store."""
-    (there,) = told(sessions_command, url)["logs"]
+    (there,) = told(list_command, url)["logs"]
     folder = tmp_path / "listed"  # the list leaves an index in it
     folder.mkdir()
     shutil.copy(FOLDER / f"{NAME}{SUFFIX}", folder)
-    (here,) = told(sessions_command, folder)["logs"]
+    (here,) = told(list_command, folder)["logs"]
     assert there | {"modified_ms": 0} == here | {"modified_ms": 0}
-    assert told(sessions_command, url, "--mode", "chat")["logs"] == []
-    assert NAME in call(sessions_command, url).stdout
+    assert told(list_command, url, "--mode", "chat")["logs"] == []
+    assert NAME in call(list_command, url).stdout
 
 
 def age(path: Path, days: float) -> None:
@@ -137,7 +136,7 @@ def test_a_store_is_pruned(url: str, tmp_path: Path) -> None:
     dry = told(prune_command, url, "--older-than", "30d", "--dry-run")
     assert [it["recording_id"] for it in dry["removed"]] == [NAME]
     assert told(prune_command, url, "--older-than", "30d")["removed"] == dry["removed"]
-    assert [it["recording_id"] for it in told(sessions_command, url)["logs"]] == ["young"]
+    assert [it["recording_id"] for it in told(list_command, url)["logs"]] == ["young"]
 
 
 def test_a_folder_is_pruned_with_its_store(url: str, tmp_path: Path) -> None:

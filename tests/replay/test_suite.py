@@ -11,8 +11,8 @@ import pytest
 import soundfile
 from click.testing import CliRunner
 
-from replay.export.moments import Words
-from replay.redact.command import redact_command
+from replay.export.timeline import Words
+from replay.redact.redaction import redact_command
 from tests.replay.evaluated import call, loud
 from tests.replay.exported import AUDIO, CHAT, told
 

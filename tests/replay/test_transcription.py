@@ -16,8 +16,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from replay.rerun.folder import replay_log
-from replay.shrink.asked import Asked
-from replay.shrink.simpler import STEPS
+from replay.shrink.candidate import SIMPLIFICATIONS, Asked
 from runtime.cli import main
 from tests.sessions.answering import remake
 
@@ -49,7 +48,7 @@ def texts_of(log: Path) -> list[str]:
 @every_log
 def test_a_session_is_inspected(name: str) -> None:
     """Whoever gets a log could not see what was heard, or why not."""
-    told = json.loads(antiphon("inspect", LOGS / name, "--json"))
+    told = json.loads(antiphon("recordings", "inspect", LOGS / name, "--json"))
     assert told["mode"] == "transcription"
     heard = [it["text"] for it in told["utterances"]]
     answered = [text for text in texts_of(LOGS / name) if text]
@@ -70,7 +69,7 @@ def test_a_session_is_shown_and_exported(name: str, tmp_path: Path) -> None:
     """A page or a file cannot be made of such a log, or has no words."""
     words = {word for text in texts_of(LOGS / name) for word in WORDS.findall(text)}
     page = tmp_path / "page.html"
-    antiphon("view", LOGS / name, "-o", page)
+    antiphon("recordings", "view", LOGS / name, "-o", page)
     assert page.stat().st_size > 10_000
     for suffix in ("srt", "vtt", "wav", "jsonl", "mcap", "cast"):
         out = tmp_path / f"out.{suffix}"
@@ -107,7 +106,7 @@ def test_a_fork_is_refused_clearly() -> None:
 def test_redacted_nothing_is_left_of_what_was_said(name: str, tmp_path: Path) -> None:
     """A log that is handed on gives away what somebody said."""
     out = tmp_path / "out.session.zst"
-    antiphon("redact", LOGS / name, "--output", out)
+    antiphon("recordings", "redact", LOGS / name, "--output", out)
     assert replay_log(out).result == "identical"
     for record in read(out):
         plain = json.dumps(_plain(record.fields))
@@ -140,7 +139,7 @@ def _json(frame: object) -> Any:
 def test_sound_alone_can_be_taken_out(tmp_path: Path) -> None:
     """Who may not keep voices has to throw the texts away too."""
     out = tmp_path / "out.session.zst"
-    antiphon("redact", LOG, "--output", out, "--kind", "audio")
+    antiphon("recordings", "redact", LOG, "--output", out, "--kind", "audio")
     assert texts_of(out) == texts_of(LOG)
     assert replay_log(out).result == "identical"
 
@@ -148,7 +147,7 @@ def test_sound_alone_can_be_taken_out(tmp_path: Path) -> None:
 def test_a_part_of_a_transcription_cannot_be_taken_out(tmp_path: Path) -> None:
     """The words that were said in the part stand behind its end."""
     out = tmp_path / "out.session.zst"
-    said = antiphon("redact", LOG, "--output", out, "--to", "0.1", exit_code=2)
+    said = antiphon("recordings", "redact", LOG, "--output", out, "--to", "0.1", exit_code=2)
     assert "redacted to its end" in said
     assert not out.exists()
 
@@ -159,7 +158,7 @@ def test_simpler_events_make_a_log_that_replays(name: str, tmp_path: Path) -> No
     """A log of a transcription cannot be made smaller, or is another session's then."""
     with LogReader(LOGS / name) as reader:
         head = reader.head.fields
-    for number, simplify in enumerate(STEPS):
+    for number, simplify in enumerate(SIMPLIFICATIONS):
         out = tmp_path / f"{number}.session.zst"
         events = [simplify(event) for event in events_of(LOGS / name)]
         remake(out, head, events)

@@ -25,24 +25,28 @@ from hypothesis import strategies as st
 
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
+from protocol.wire.audio import Heard
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
+from replay.export.timeline import Timeline
 from replay.story.inspect import inspect
 from replay.view import parts as view_parts
-from replay.view.command import view_command
-from replay.view.document import PAGE_CSP, SCRIPTS, page_of
-from replay.view.findings import Comparison, Finding
-from replay.view.parts import Part, plain
-from replay.view.pictures import SIDE_MAX, Pictures, shrink
-from replay.view.sound import (
+from replay.view.document import PAGE_CSP, SCRIPTS, page_of, view_command
+from replay.view.parts import (
     PEAKS_A_SECOND,
     PIECE_S,
+    SIDE_MAX,
     VOICE_S_MAX,
+    Part,
+    Pictures,
     Track,
     encode,
     peaks,
+    plain,
+    shrink,
 )
+from replay.view.story import Comparison, Finding
 from tests.browser.view_pages import narrate, page_text, policy_of, read_page
 from tests.generated.clients import tape
 from tests.golden.logs import LOGS, SAMPLE
@@ -357,6 +361,25 @@ def test_tells_the_pictures_of_items() -> None:
     assert round(again["at_ns"] / NS_PER_S) == 1
     assert (again["bytes"], again["same_as"]) == (second["bytes"], 1)
     assert told["story"][0]["pictures_left_out"] == 0
+
+
+def test_pieces_of_sound_are_resampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user of OpenAI's APIs said would be distorted: a resampler keeps what went before."""
+    pieces = list[bytes]()
+    take = Heard.take
+
+    def taken(heard: Heard, data: bytes) -> bytes:
+        pieces.append(data)
+        return take(heard, data)
+
+    monkeypatch.setattr(Heard, "take", taken)
+    with LogReader(GOLDEN["v1-openai-pictures"]) as reader:
+        items = list(reader)
+        list(Timeline(reader.head.fields, items))
+        heard_once, pieces[:] = list(pieces), []
+        narrate(reader.head.fields, items)
+    assert heard_once
+    assert pieces == heard_once
 
 
 @settings(max_examples=25)

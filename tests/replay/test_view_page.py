@@ -16,7 +16,7 @@ import pytest
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.view.document import page_of
-from replay.view.findings import Comparison, Finding
+from replay.view.story import Comparison, Finding
 from tests.browser.chromium import CHROMIUM, Tab, chromium
 from tests.browser.view_pages import record_long
 from tests.golden.logs import FOLDER

@@ -18,6 +18,7 @@ from typing import Final
 import anyio
 import attrs
 
+from recorder.write.disk import Disk
 from recorder.write.writer import Recorder, RecorderPolicy
 
 TICK_S: Final = 0.25
@@ -45,8 +46,8 @@ class DiskPlan:
     slow: tuple[tuple[float, float], ...] = ()
 
 
-class FaultyDisk:
-    """A `recorder.write.disk.Disk` in memory.
+class FaultyDisk(Disk):
+    """A disk in memory.
 
     Attributes:
         files: what was written, by the log's name.

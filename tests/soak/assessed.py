@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -36,14 +37,12 @@ import torch
 
 from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
-from replay.assess.baseline import of_measured
+from replay.assess.command import MODES, Mode, of_measured
 from replay.assess.run import run_model
-from replay.assess.task import MODES, Mode, Task
-from replay.eval.evaluate import sum_up
-from replay.eval.paired import verdict_of
+from replay.eval.evaluate import sum_up, verdict_of
 from replay.eval.table import MEASURES
 from replay.rerun.environment import Loading
-from replay.shared.progress import unwatched
+from replay.shared.commands import unwatched
 from runtime.commands.server_process import RUN
 from runtime.model.backends.base import Backend
 from runtime.model.engine.backend import EngineBackend
@@ -71,8 +70,8 @@ def cost_of(mode: Mode, logs: list[Path], jobs: int) -> dict[str, Any]:
         began.extend((time.perf_counter(), time.process_time(), time.thread_time()))
         return backend
 
-    task = Task(mode=mode, model="tiny", jobs=jobs, out=None)
-    done = anyio.run(run_model, task, logs, load, unwatched)
+    running = partial(run_model, mode, Loading("tiny", slots=jobs), logs, load)
+    done = anyio.run(partial(running, out=None, watch=unwatched))
     wall_s, cpu_s = time.perf_counter() - began[0], time.process_time() - began[1]
     parts["event loop"] = time.thread_time() - began[2]
     parts["rules of units, and threads"] = cpu_s - sum(parts.values())

@@ -32,8 +32,8 @@ import numpy as np
 import soxr
 import trustme
 
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from replay.rerun.logic import replay
 from tests.live.servers import live_server
 from tests.project.evidence import add_out

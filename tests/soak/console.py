@@ -41,8 +41,8 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.values.requests import Append
 from recorder.format.records import Record
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from replay.eval.evaluate import measure_log
 from replay.story.reading import SessionStory
 from tests.browser.chromium import CHROMIUM, Tab, chromium

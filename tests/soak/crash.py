@@ -46,7 +46,7 @@ from recorder.format.format import recording_id_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
-from recorder.write.lock import is_held
+from recorder.write.disk import is_held
 from replay.rerun.logic import replay
 from runtime.commands.server_process import RUN
 from tests.live.servers import LiveServer, live_server

@@ -31,7 +31,7 @@ from typing import Final
 import anyio
 import attrs
 
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from tests.live.servers import LiveServer, live_server
 from tests.network.cutting import cutting
 from tests.project.evidence import add_out

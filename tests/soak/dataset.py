@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.replay.exported import AUDIO, VIDEO, exported
-from tests.replay.test_dataset import samples_in
+from tests.replay.test_export_formats import samples_in
 
 SCRIPT: Final = Path(__file__).parents[1] / "unmodified" / "webdataset_shard.py"
 PACKAGES: Final = ("webdataset==1.0.2", "soundfile", "numpy")

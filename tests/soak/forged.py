@@ -26,7 +26,7 @@ from typing import Final
 
 import attrs
 
-from recorder.keep.forgetting import INDEX_NAME
+from recorder.storage.store import INDEX_NAME
 from tests.forged.bombs import BOMBS, bomb
 from tests.forged.drawn import draw
 from tests.forged.meter import BUDGETS, Cost, Meter, metering

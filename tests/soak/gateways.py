@@ -35,7 +35,7 @@ import numpy as np
 
 from protocol.values.messages import Created, Listen, QueueDone, Speech
 from protocol.values.requests import Append, Init
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from runtime.client.session import ClientSession, FrameSocket, connect
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_worker import live_worker

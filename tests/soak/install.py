@@ -33,18 +33,18 @@ BASE_BYTES_MAX: Final = 150_000_000
 INSTALL_S: Final = 1_800
 REPEATS: Final = 7
 TOOLS: Final = (
-    ("verify", LOG),
-    ("inspect", LOG),
+    ("recordings", "verify", LOG),
+    ("recordings", "inspect", LOG),
     ("replay", LOG),
-    ("view", LOG, "--output", "view.html"),
+    ("recordings", "view", LOG, "--output", "view.html"),
     ("export", LOG, "--output", "call.wav"),
     ("diff", LOG, LOG),
-    ("redact", LOG, "--output", "less.session.zst"),
+    ("recordings", "redact", LOG, "--output", "less.session.zst"),
     ("eval", LOG),
 )
 STARTS: Final = {
     "antiphon --help": ("antiphon", "--help"),
-    "antiphon verify LOG": ("antiphon", "verify", LOG),
+    "antiphon recordings verify LOG": ("antiphon", "recordings", "verify", LOG),
     "python -c 'import antiphon'": ("python", "-c", "import antiphon"),
     "python -c pass": ("python", "-c", "pass"),
 }

@@ -31,10 +31,10 @@ from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.events import Endpoint
 from protocol.values.modes import Mode
 from protocol.wire.dialects.shared import SESSION_RESUMABLE
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource, Scanner
 from recorder.read.verify import verify
+from recorder.storage.store import Store
 from replay.rerun.logic import replay
 from tests.golden.stage import picture
 from tests.project.evidence import add_out

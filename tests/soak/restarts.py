@@ -30,10 +30,9 @@ from typing import Final
 
 import anyio
 
-from recorder.keep.store import Store
-from recorder.read.ending import RESTARTED
-from recorder.read.reader import read
+from recorder.read.reader import RESTARTED, read
 from recorder.read.verify import verify
+from recorder.storage.store import Store
 from tests.live.servers import live_server
 from tests.live.test_worker import live_worker
 from tests.project.evidence import add_out

@@ -43,8 +43,8 @@ from websockets.asyncio.client import connect
 from protocol.values import events as ev
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
 from tests.live.servers import live_server

@@ -11,7 +11,8 @@ opened in a headless Chromium. What was found goes to `view.json`:
   scripts, layout and painting of one take, how much of that the browser's thread computed (which a
   busy machine does not make longer), and the time from one to the next. An empty page in the same
   browser, before and after, says what the machine itself takes;
-- words of `antiphon inspect` that the page lacks, in its data and in the words that it shows.
+- words of `antiphon recordings inspect` that the page lacks, in its data and in the words that it
+  shows.
 
 It exits with 1 if a word is missing, or if a frame of anything needs more of the processor, on
 average, than a display of 60 Hz gives it.
@@ -30,8 +31,7 @@ import numpy as np
 import simplejpeg
 
 from recorder.read.reader import LogReader
-from replay.story.inspect import inspect
-from replay.story.inspection import Inspection, to_json
+from replay.story.inspect import Inspection, inspect, to_json
 from replay.view.document import page_of
 from tests.browser.chromium import CHROMIUM, Tab, chromium
 from tests.browser.view_pages import read_page, record_long, texts_of

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.trio.client import ClientConnection, connect
 
 from protocol.values import events as ev
-from recorder.write.disk import LocalDisk
+from recorder.write.disk import Disk
 from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
 from runtime.media.voices import VoiceLibrary
@@ -42,7 +42,7 @@ AT_ONCE: Final = 24
 """Transcripts that are played at the same time: with more, a small machine would be late."""
 
 
-class BreakingDisk(LocalDisk):
+class BreakingDisk(Disk):
     """A disk that can be told to fail."""
 
     is_broken = False

@@ -1,7 +1,6 @@
 """The connections to a remote backend: HTTP requests, its WebSocket, and a session over both.
 
-- A request has its own connection, is bounded in time and bytes, and is not retried (h11 on AnyIO's
-  streams).
+- A request has its own connection, is bounded in time and bytes, and is not retried.
 - One task uses the WebSocket (wsproto on AnyIO's streams, for both event loops). Nothing reads
   between its calls, so data waits in TCP, and pings are answered with the next call. `receive`
   may be cancelled and called again; a cancelled send may leave half a frame, so only `close` may
@@ -23,13 +22,13 @@ import os
 import ssl
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 import anyio
 import attrs
-import h11
+import httpcore2
 import wsproto
 from anyio.abc import ByteStream
 from wsproto import events as ws
@@ -95,50 +94,34 @@ async def request(address: Address, method: str, path: str, *, wait_s: float) ->
     `BackendGone`: there is no answer in time; `BackendError`: the peer does not speak HTTP, or
     sends too much.
     """
-    what = f"{method} {path.partition('?')[0]}"
-    stream: ByteStream | None = None
-    try:
-        with anyio.fail_after(wait_s):
-            stream = await address.dial()
-            return await _exchange(stream, address, method, path)
-    except TimeoutError:
-        raise BackendGone(f"expected an answer in {wait_s:g} s, got none") from None
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        raise BackendGone("the connection was lost before its answer") from None
-    except h11.RemoteProtocolError:
-        raise BackendError(f"expected HTTP to {what}, got something else") from None
-    finally:
-        if stream is not None:
-            with anyio.CancelScope(shield=True):
-                await anyio.aclose_forcefully(stream)
-
-
-async def _exchange(
-    stream: ByteStream, address: Address, method: str, path: str
-) -> tuple[int, bytes]:
-    connection = h11.Connection(h11.CLIENT)
+    scheme, target = "https" if address.is_tls else "http", address.base + path
+    url = httpcore2.URL(scheme=scheme, host=address.host, port=address.port, target=target)
     body = b"{}" if method == "POST" else b""
     headers = [("Host", address.netloc), ("Connection", "close")]
-    headers += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-    head = h11.Request(method=method, target=address.base + path, headers=headers)
-    parts = [head, h11.Data(data=body), h11.EndOfMessage()]
-    await stream.send(b"".join(connection.send(part) or b"" for part in parts))
-    status, received = 0, bytearray()
-    while True:
-        event = connection.next_event()
-        if event is h11.NEED_DATA:
-            try:
-                connection.receive_data(await stream.receive(READ_BYTES))
-            except anyio.EndOfStream:
-                connection.receive_data(b"")
-        elif isinstance(event, h11.Response):
-            status = event.status_code
-        elif isinstance(event, h11.Data):
-            received += event.data
-            if len(received) > BODY_BYTES_MAX:
-                raise BackendError(f"expected at most {BODY_BYTES_MAX} bytes, got more")
-        elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-            return status, bytes(received)
+    headers.append(("Content-Type", "application/json"))
+    tls = ssl.create_default_context() if address.is_tls else None
+    received = bytearray()
+    try:
+        with anyio.fail_after(wait_s):
+            async with (
+                httpcore2.AsyncConnectionPool(tls) as pool,
+                pool.stream(method, url, headers=headers, content=body) as answer,
+                aclosing(answer.aiter_stream()) as parts,
+            ):
+                async for part in parts:
+                    received += part
+                    if len(received) > BODY_BYTES_MAX:
+                        raise BackendError(f"expected at most {BODY_BYTES_MAX} bytes, got more")
+                return answer.status, bytes(received)
+    except TimeoutError:
+        raise BackendGone(f"expected an answer in {wait_s:g} s, got none") from None
+    except httpcore2.ConnectError as error:
+        raise BackendGone(f"cannot connect to {address.netloc}: {_reason_of(error)}") from None
+    except httpcore2.NetworkError:
+        raise BackendGone("the connection was lost before its answer") from None
+    except httpcore2.RemoteProtocolError:
+        what = f"{method} {path.partition('?')[0]}"
+        raise BackendError(f"expected HTTP to {what}, got something else") from None
 
 
 def _is_ipv6(host: str) -> bool:
@@ -150,9 +133,11 @@ def _is_ipv6(host: str) -> bool:
 
 def _reason_of(error: Exception) -> str:
     """Describe an error in the system's words, unwrapping AnyIO's."""
-    cause: BaseException | None = error.__cause__ or error
-    while isinstance(cause, BaseExceptionGroup):
-        cause = cause.exceptions[0]
+    cause: BaseException = error
+    inner: BaseException | None = error
+    while inner is not None:  # httpcore's pool raises without a cause
+        cause = inner.exceptions[0] if isinstance(inner, BaseExceptionGroup) else inner
+        inner = cause.__cause__ or cause.__context__
     if isinstance(cause, ssl.SSLError):  # its errno is not the system's
         return (cause.reason or "no TLS there").replace("_", " ").lower()
     number = cause.errno if isinstance(cause, OSError) else None

@@ -3,7 +3,7 @@
 import { save } from "./api.js";
 import { check, dialog, h, notice } from "./dom.js";
 
-/** What can be taken out, by the names of `antiphon redact --kind`. @type {[string, string][]} */
+/** What can be taken out, by the names of `antiphon recordings redact --kind`. @type {[string, string][]} */
 const KINDS = [
   ["audio", "Sound"],
   ["video,image", "Pictures"],

@@ -18,8 +18,8 @@ from starlette.routing import Route
 from websockets.sync.client import connect
 
 from recorder.format.format import SUFFIX, recording_id_of
-from recorder.keep.marks import MARKS_MAX, Mark, add_mark, marks_path
-from recorder.keep.store import Store
+from recorder.storage.marks import MARKS_MAX, Mark, add_mark, marks_path
+from recorder.storage.store import Store
 from runtime.access.keys import ANYONE, Key, change_key_file, hash_key
 from runtime.access.middleware import PRINCIPAL
 from runtime.api.marks import BODY_BYTES_MAX, WRITING_MAX, Marks

@@ -23,10 +23,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from protocol.values.digest import session_id_of
 from recorder.format.format import SUFFIX
-from recorder.keep.forgetting import INDEX_NAME
-from recorder.keep.store import Store
 from recorder.read.reader import read
 from recorder.read.verify import verify
+from recorder.storage.store import INDEX_NAME, Store
 from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.api.recordings import TAILS_PER_KEY_MAX, Recordings
 from runtime.api.requests import part_of
@@ -542,7 +541,9 @@ def test_a_redacted_copy_is_that_of_the_command(shop: Shop, tmp_path: Path) -> N
     before, there = log.read_bytes(), "/api/recordings/talked/redacted"
     copy = tmp_path / "copy.session.zst"
     for query, options in (("", ()), ("?kinds=audio,text", ("--kind", "audio", "--kind", "text"))):
-        CliRunner().invoke(main, ["redact", str(log), "--output", str(copy), *options])
+        CliRunner().invoke(
+            main, ["recordings", "redact", str(log), "--output", str(copy), *options]
+        )
         answer = shop.ask(there + query)
         assert (answer.status, answer.body) == (200, copy.read_bytes())
         assert "talked.redacted.session.zst" in answer.headers["content-disposition"]

@@ -13,10 +13,10 @@ import pytest
 from websockets.sync.client import connect
 
 from protocol.values.digest import session_id_of
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
-from replay.export.mixer import STEREO_HZ
-from replay.export.writing import export
+from recorder.storage.store import Store
+from replay.export.formats import export
+from replay.export.sound import STEREO_HZ
 from runtime.access.keys import Key, change_key_file, hash_key
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import WAIT_S, Answer, request

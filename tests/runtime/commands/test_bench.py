@@ -1,4 +1,4 @@
-"""`antiphon bench`: it runs, and says what it promises to say. No time is judged here."""
+"""`antiphon dev bench`: it runs, and says what it promises to say. No time is judged here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from runtime.commands.bench_engine import (
 from tests.sessions.in_memory import numbers
 
 ROOT: Final = Path(__file__).parents[3]
-COMMAND: Final = [sys.executable, "-P", "-c", "from runtime.cli import main; main()", "bench"]
+COMMAND: Final = [
+    sys.executable,
+    "-P",
+    "-c",
+    "from runtime.cli import main; main()",
+    "dev",
+    "bench",
+]
 SECONDS: Final = 2
 TIMES: Final = {"count", "p50_ms", "p99_ms", "max_ms"}
 UNITS: Final = {

@@ -1,4 +1,4 @@
-"""`antiphon bench engine`: it measures both ways, searches soundly, and says what it found."""
+"""`antiphon dev bench engine`: it measures both ways, searches soundly, and says what it found."""
 
 from __future__ import annotations
 
@@ -123,7 +123,17 @@ def told_and_shown(words: list[str]) -> tuple[dict[str, Any], str]:
 
 def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     """A script could not read the figures, or a person not the table."""
-    words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
+    words = [
+        "dev",
+        "bench",
+        "engine",
+        "--model",
+        str(checkpoint),
+        "--seconds",
+        "1",
+        "--sessions",
+        "1",
+    ]
     words += ["--device", "cpu"]
     body, shown = told_and_shown(words)
     assert set(body) == {field.name for field in attrs.fields(EngineBenchResult)}
@@ -137,7 +147,17 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
 
 def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
     """Half of the short time on a GPU would go into other runs."""
-    words = ["bench", "engine", "--model", str(checkpoint), "--seconds", "1", "--sessions", "1"]
+    words = [
+        "dev",
+        "bench",
+        "engine",
+        "--model",
+        str(checkpoint),
+        "--seconds",
+        "1",
+        "--sessions",
+        "1",
+    ]
     words += ["--device", "cpu", "--batched-only", "--due", "spread", "--pictures"]
     body, shown = told_and_shown(words)
     assert body["pictures"] == 1
@@ -152,7 +172,9 @@ def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_full_shape_says_that_it_needs_a_gpu() -> None:
     """A machine would run out of memory after minutes of making weights."""
-    done = CliRunner().invoke(main, ["bench", "engine", "--shape", "full", "--random-weights"])
+    done = CliRunner().invoke(
+        main, ["dev", "bench", "engine", "--shape", "full", "--random-weights"]
+    )
     assert done.exit_code == 1
     assert "needs a GPU with about 24 GiB" in done.output
     assert done.output.count("\n") == 1
@@ -161,20 +183,20 @@ def test_the_full_shape_says_that_it_needs_a_gpu() -> None:
 @pytest.mark.parametrize("words", [["--shape", "full"], ["--random-weights"]])
 def test_random_weights_are_never_measured_by_mistake(words: list[str]) -> None:
     """Somebody would take what noise does for what the model does."""
-    assert CliRunner().invoke(main, ["bench", "engine", *words]).exit_code == 2
+    assert CliRunner().invoke(main, ["dev", "bench", "engine", *words]).exit_code == 2
 
 
 @pytest.mark.parametrize("counts", ["", "1,x", "0", "1000"])
 def test_counts_that_are_none_are_refused(counts: str) -> None:
     """A typing error would end in a traceback after the model was loaded."""
-    done = CliRunner().invoke(main, ["bench", "engine", "--sessions", counts])
+    done = CliRunner().invoke(main, ["dev", "bench", "engine", "--sessions", counts])
     assert done.exit_code == 2
     assert "numbers from 1 to 64" in done.output
 
 
 def test_the_plain_bench_is_still_there() -> None:
     """`make bench` would print a help text."""
-    shown = CliRunner().invoke(main, ["bench", "--help"])
+    shown = CliRunner().invoke(main, ["dev", "bench", "--help"])
     assert "--seconds" in shown.output
     assert "engine" in shown.output
 

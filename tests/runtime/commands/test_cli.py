@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Final
 from urllib.request import urlopen
 
 import pytest
@@ -14,10 +17,12 @@ from click.testing import CliRunner, Result
 
 from protocol.values.modes import MODES
 from protocol.values.state import Course, diagram
-from runtime.cli import COMMANDS, GROUPS, MOVED, main
-from runtime.settings.settings import Settings
+from runtime.cli import GROUPS, MOVED, main
+from runtime.commands.server_process import RUN
+from runtime.settings.settings import Settings, declared
 from tests.golden.logs import FOLDER
 from tests.live.servers import live_server
+from tests.project.commands import all_commands
 
 LOG = str(FOLDER / "v1-realtime-video.session.zst")
 
@@ -33,13 +38,17 @@ def antiphon(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
+COMMANDS: Final = [name for name, _ in all_commands()]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_exists_and_explains_itself(command: str) -> None:
     """A command that the help lists cannot be loaded, or says nothing of its flags."""
-    shown = antiphon(command, "--help")
+    shown = antiphon(*command.split(), "--help")
     assert shown.exit_code == 0, shown.output
     assert shown.output.startswith(f"Usage: main {command}")
-    assert command in antiphon("--help").output
+    *group, name = command.split()
+    assert f"  {name} " in antiphon(*group, "--help").output
 
 
 def test_a_command_that_is_not_there_is_said_to_be() -> None:
@@ -57,8 +66,8 @@ def test_a_command_that_is_not_there_is_said_to_be() -> None:
         ("serve --default-mode vdeo", "did you mean video?"),
         ("serve --model tinny --port 0 --no-record", "did you mean tiny?"),
         ("talk a.wav --mode vidio", "did you mean video?"),
-        ("schema --format jason", "did you mean json?"),
-        (f"redact {LOG} --kind adio", "did you mean audio?"),
+        ("dev schema --format jason", "did you mean json?"),
+        (f"recordings redact {LOG} --kind adio", "did you mean audio?"),
         (f"fork {LOG} --at 1 --set temprature=1", "did you mean temperature?"),
     ],
 )
@@ -80,16 +89,21 @@ def test_an_old_name_is_answered_with_the_new_one(old: str, more: str) -> None:
 
 
 def test_the_help_has_its_commands_under_headings() -> None:
-    """A list of 25 commands is read by nobody."""
+    """A long list of commands is read by nobody."""
     shown = antiphon("--help").output
     for heading, group in GROUPS.items():
         section = shown.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
         assert [line.split()[0] for line in section.splitlines()] == list(group)
+    assert len(main.named) <= 15
 
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("antiphon re", "replay recover redact"), ("antiphon talk --mode v", "video")],
+    [
+        ("antiphon re", "recordings replay"),
+        ("antiphon recordings re", "recover redact"),
+        ("antiphon talk --mode v", "video"),
+    ],
 )
 def test_a_shell_completes_commands_and_values(words: str, completed: str) -> None:
     """The way that the README shows gives nothing."""
@@ -162,7 +176,7 @@ def test_a_server_listens_when_its_model_is_loaded(tmp_path: Path) -> None:
 def test_the_diagram_is_that_of_the_table() -> None:
     """The architecture page shows states that the machine does not have."""
     shown = [f"%% {course}\n{diagram(course)}" for course in Course]
-    assert antiphon("states").output == "".join(shown)
+    assert antiphon("dev", "states").output == "".join(shown)
 
 
 def test_the_limits_of_a_mode_are_those_of_the_sources() -> None:
@@ -219,3 +233,28 @@ def test_a_server_says_where_it_is_and_who_can_reach_it(
     *shown, kept, who, last = said
     assert shown == [line.replace("PORT", port) for line in pages]
     assert [kept, who, last] == [recordings.replace("FOLDER", str(folder)), open_to, "stopped"]
+
+
+def test_a_server_opens_the_console(tmp_path: Path) -> None:
+    """A newcomer would look for the address."""
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.part && mv {opened}.part {opened}\n')
+    browser.chmod(0o700)
+    run = ("env", f"BROWSER={browser}", *RUN)
+    with live_server("--no-record", "--open", run=run) as server:
+        assert server.process.stdout is not None
+        assert server.process.stdout.readline().startswith("talk to it at ")
+        deadline_s = time.monotonic() + 20
+        while not opened.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+    host, port = server.address
+    assert opened.read_text() == f"http://{host}:{port}/\n"
+    assert "--no-pages turns them off" in antiphon("serve", "--open", "--no-pages").stderr
+
+
+def test_the_help_of_a_server_is_short() -> None:
+    """Eighty options hide the few that a user needs."""
+    options = re.findall(r"^  (-.*?)(?:  |$)", antiphon("serve", "--help").output, re.MULTILINE)
+    assert len([it for it in options if "--help" not in it]) == 15
+    shown = antiphon("serve", "--help-all").output
+    assert all(setting.flag in shown for setting in declared(Settings))

@@ -25,13 +25,13 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "chat": ("hello", "--url", "URL"),
     "eval": (LOG,),
     "export": (LOG, "--output", "out"),
-    "redact": (LOG, "--output", "out.session.zst"),
-    "sessions": (".",),
+    "recordings redact": (LOG, "--output", "out.session.zst"),
+    "recordings list": (".",),
     "doctor": (),
-    "schema": (),
+    "dev schema": (),
 }
 """What each command is given beside the choice; URL is the address of a server."""
-LONG: Final = frozenset({"bench", "bench engine", "console", "demo", "worker"})
+LONG: Final = frozenset({"dev bench", "dev bench engine", "demo", "workers start"})
 """Their choices measure or talk for long, or serve for ever; they have tests of their own."""
 DENIED: Final = {
     ("doctor", "--device", "cuda"): 1,

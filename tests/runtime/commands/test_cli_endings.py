@@ -99,9 +99,9 @@ def test_tests_need_no_terminal() -> None:
 
 
 ARGUMENTS = [
-    ("inspect", LOG),
+    ("recordings", "inspect", LOG),
     ("replay", LOG, "--json"),
-    ("view", LOG, "--output", "-"),
+    ("recordings", "view", LOG, "--output", "-"),
     ("export", LOG, "--to", "jsonl", "--output", "-"),
     ("--help",),
 ]

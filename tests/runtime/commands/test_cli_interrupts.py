@@ -107,18 +107,18 @@ def _opens_a_pipe(folder: Path) -> bool:
 
 
 READERS: Final = (
-    "verify FILE",
-    "inspect FILE",
+    "recordings verify FILE",
+    "recordings inspect FILE",
     "replay FILE",
     f"replay --jobs 2 FILE {LOG}",
     "replay --full FILE",
-    "view FILE",
+    "recordings view FILE",
     f"diff {LOG} FILE",
     "fork FILE --at 1",
     "export FILE --to wav --output kept",
-    "play FILE --port 0",
-    "redact FILE --output new.session.zst",
-    "shrink FILE --output new.session.zst -- false",
+    "dev play FILE --port 0",
+    "recordings redact FILE --output new.session.zst",
+    "dev shrink FILE --output new.session.zst -- false",
     "talk FILE",
     "chat hello --image FILE",
     "transcribe FILE",
@@ -197,7 +197,7 @@ def test_a_server_that_answers_no_goodbye(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [f"replay --full {LOG}", f"replay --full --teacher-forced {LOG}", f"fork {LOG} --at 3"]
+    "line", [f"replay --full {LOG}", f"eval --mode forced --model x {LOG}", f"fork {LOG} --at 3"]
 )
 def test_a_model_that_loads(line: str, tmp_path: Path) -> None:
     """Gigabytes of weights would be read first, for nothing."""
@@ -212,7 +212,7 @@ def test_a_model_that_loads(line: str, tmp_path: Path) -> None:
 
 def test_an_engine_that_loads(tmp_path: Path) -> None:
     """The same of what computes: torch itself takes seconds."""
-    words = ("bench", "engine", "--sessions", "1")
+    words = ("dev", "bench", "engine", "--sessions", "1")
     with command(*words, folder=tmp_path) as process:
         until("warming up", process.stderr)
         ends(process)
@@ -238,7 +238,7 @@ def test_a_demo_that_still_loads(tmp_path: Path) -> None:
 
 def test_a_bench(tmp_path: Path) -> None:
     """The prompt would come back minutes later, or with the exit code of a failure."""
-    with command("bench", "--model", "scripted", folder=tmp_path) as process:
+    with command("dev", "bench", "--model", "scripted", folder=tmp_path) as process:
         until("1 sessions", process.stderr)
         ends(process)
 

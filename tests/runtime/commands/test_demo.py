@@ -42,7 +42,7 @@ def test_a_session_is_served_recorded_and_replayed(speech: Path, tmp_path: Path)
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     checks = {line["command"]: line for line in lines if line["type"] == "check"}
-    assert list(checks) == ["verify", "replay", "replay --full"]
+    assert list(checks) == ["recordings verify", "replay", "replay --full"]
     assert all(check["exit_code"] == 0 for check in checks.values())
     assert "identical" in checks["replay"]["output"]
     assert "identical" in checks["replay --full"]["output"]
@@ -103,7 +103,7 @@ def test_a_log_that_does_not_replay_fails_the_demo(tmp_path: Path) -> None:
     log = tmp_path / "missing.session.zst"
     checks = anyio.run(demo._check, shown, log, backend="trio")
     assert [check.exit_code for check in checks] == [2, 2, 2]
-    with pytest.raises(demo.DemoError, match=r"failed: antiphon verify, .* replay --full"):
+    with pytest.raises(demo.DemoError, match=r"antiphon recordings verify, .* replay --full"):
         demo._conclude(shown, Tally(last_speech=0), log, checks)
     with pytest.raises(demo.DemoError, match="failed: the model did not answer"):
         demo._conclude(shown, Tally(), log, [])

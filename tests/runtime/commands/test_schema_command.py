@@ -1,4 +1,4 @@
-"""`antiphon schema`: the document is valid AsyncAPI, and what it says is what the server does."""
+"""`antiphon dev schema`: the document is valid AsyncAPI, and says what the server does."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def antiphon(*arguments: str) -> Result:
 
 @cache
 def schema(form: str) -> str:
-    """What `antiphon schema` prints."""
-    shown = antiphon("schema", "--format", form)
+    """What `antiphon dev schema` prints."""
+    shown = antiphon("dev", "schema", "--format", form)
     assert shown.exit_code == 0, shown.output
     return shown.stdout
 
@@ -148,7 +148,7 @@ def test_yaml_has_no_anchors() -> None:
 @pytest.mark.parametrize("form", ["json", "markdown"])
 def test_the_document_is_the_same_in_every_process(form: str) -> None:
     """The reference would change from one run to the next, and its test fail by chance."""
-    code = f"from runtime.cli import main; main(['schema', '--format', '{form}'])"
+    code = f"from runtime.cli import main; main(['dev', 'schema', '--format', '{form}'])"
     command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     made = subprocess.run(
@@ -160,21 +160,21 @@ def test_the_document_is_the_same_in_every_process(form: str) -> None:
 def test_the_reference_in_docs_is_up_to_date() -> None:
     """A client's author would read of fields as they were some versions ago."""
     path = ROOT / "docs" / "protocol.md"
-    hint = "run: antiphon schema --format markdown --output docs/protocol.md"
+    hint = "run: antiphon dev schema --format markdown --output docs/protocol.md"
     assert path.read_text("utf-8") == reference(), hint
 
 
 def test_the_document_is_written_to_a_file(tmp_path: Path) -> None:
     """`--output` would leave nothing behind."""
     path = tmp_path / "antiphon.json"
-    shown = antiphon("schema", "--output", str(path))
+    shown = antiphon("dev", "schema", "--output", str(path))
     assert (shown.exit_code, shown.output) == (0, "")
     assert json.loads(path.read_text("utf-8")) == json.loads(schema("json"))
 
 
 def test_a_file_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     """A typing error in a path would give a traceback."""
-    shown = antiphon("schema", "--output", str(tmp_path / "none" / "a.json"))
+    shown = antiphon("dev", "schema", "--output", str(tmp_path / "none" / "a.json"))
     assert shown.exit_code == 1
     assert shown.output.count("\n") == 1
     assert "No such file or directory" in shown.output

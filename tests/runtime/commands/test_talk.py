@@ -25,7 +25,7 @@ from runtime.cli import main
 from runtime.client.errors import SessionClosedError
 from runtime.client.resuming import Reconnected, Reconnecting
 from runtime.client.session import ClientSession
-from runtime.commands.talk import LiveView, printable
+from runtime.commands.talk import LineView, StatePanel, printable
 from runtime.commands.talk_session import (
     ANSWER_WAIT_S,
     CLOSED_WAIT_S,
@@ -304,9 +304,10 @@ def test_the_panel_shows_how_it_stands() -> None:
         async with world() as place:
             socket: Any = PeerSocket(place.connect("audio"))
             session = ClientSession(socket, mode="audio", dialect="realtime")
-            view = LiveView(console, tally, "a.wav to b", 5)
+            panel = StatePanel(tally, "a.wav to b", 5)
+            view = LineView(console, listens=False)
             await converse(session, Plan(units=(pcm(),) * 5), view, tally=tally, started_s=0.0)
-        console.print(view._panel())
+        console.print(panel)
         shown = console.export_text()
         assert "a.wav to b" in shown
         assert "ms round trip" in shown

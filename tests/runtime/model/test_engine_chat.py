@@ -12,9 +12,9 @@ import pytest
 
 from protocol.values.effects import StartTurn
 from protocol.values.errors import LocalProtocolError
-from protocol.values.events import Event, TurnDone, TurnPrefilled, TurnProgress
+from protocol.values.events import Event, SlotLeased, TurnDone, TurnPrefilled, TurnProgress
 from protocol.values.model import Message, Picture, Sound, Text, Turn, TurnChunk, TurnResult
-from replay.rerun.full_turns import TurnReplay
+from replay.rerun.full import ModelRerun
 from runtime.model.backends.base import BackendError, Chats, ContextFull
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -275,8 +275,8 @@ async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(  # noqa
     assert chunks[: len(first)] == first
     assert not any(chunk.text for chunk in chunks[len(first) :])
 
-    replay = TurnReplay(backend)
-    replay.note(StartTurn(lease=1, turn=turn))
+    replay = ModelRerun(backend=backend)
+    await replay.renew(SlotLeased(at_ns=0, lease=1, slot=0), [StartTurn(lease=1, turn=turn)])
     events: list[Event] = [
         TurnPrefilled(at_ns=0, prefill=prefill),
         *(TurnProgress(at_ns=0, chunk=chunk) for chunk in chunks),

@@ -83,7 +83,8 @@ async def test_bytes_after_a_handshake_are_the_websockets() -> None:
     async with answering(said + b"\x81\x02hi", heard=heard) as address:
         answer = await ask(address, SWITCH)
         assert answer.status == 101
-        assert answer.switched() == said + b"\x81\x02hi"
+        assert answer.switched() == said
+        assert await answer.stream.read(99) == b"\x81\x02hi"
         await answer.aclose()
     assert b"connection: upgrade" in heard[0].lower()
 

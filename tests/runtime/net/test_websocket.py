@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 import tracemalloc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.metadata import version
@@ -478,3 +480,24 @@ async def test_a_cancelled_send_aborts() -> None:
         await cancelled.wait()
         with pytest.raises((trio.BrokenResourceError, EOFError)):
             await raw.read(30_000_000)
+
+
+async def test_an_unfinished_message_goes_with_its_connection() -> None:
+    """The pieces of messages that broke off would wait in memory for the garbage collector."""
+    kept: list[weakref.ref[object]] = []
+
+    async def look(websocket: WebSocket) -> None:
+        kept.append(weakref.ref(websocket._connection))  # type: ignore[attr-defined]
+        with suppress(WebSocketClosed):
+            await websocket.receive()
+
+    gc.disable()
+    try:
+        async with playing(look) as address:
+            async with raw_client(address) as raw:
+                await raw.send(TEXT, b"half", fin=False)
+                await wait_all_tasks_blocked(SETTLE_S)
+            await wait_all_tasks_blocked(SETTLE_S)
+            assert [it() for it in kept] == [None]
+    finally:
+        gc.enable()

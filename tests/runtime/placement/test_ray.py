@@ -50,7 +50,7 @@ def test_each_placement_is_a_value_of_the_setting() -> None:
 
 @attrs.define(eq=False)
 class FakeCluster:
-    """A cluster with so many GPUs, each for one `antiphon worker`; one that dies comes again.
+    """A cluster with so many GPUs, each for one worker; one that dies comes again.
 
     `models`: of workers that are not `scripted`. `wanted`, `ended`: what was asked for.
     """
@@ -85,7 +85,7 @@ class FakeCluster:
         listen = ("--listen", "tcp:127.0.0.1:0", "--token-file", str(file))
         model = ("--model", self.models.get(worker, "scripted"))
         self.processes[worker] = subprocess.Popen(
-            (*RUN, "worker", *listen, *model), stdout=subprocess.PIPE, text=True
+            (*RUN, "workers", "start", *listen, *model), stdout=subprocess.PIPE, text=True
         )
 
     async def end(self, worker: int, *, again: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recorder.keep.store import Store
+from recorder.storage.store import Store
 from runtime.commands.server_process import RUN
 from runtime.net.limits import ConnectionLimiter, Counters
 from runtime.serve.serving import LOGS_ENDING_MAX, OTHER_FILES, allow

@@ -83,7 +83,7 @@ def test_a_command_ends_without_a_search_for_garbage() -> None:
         "import atexit, gc; from runtime.cli import main;"
         "gc.collect(); before = len(gc.get_objects());"
         "atexit.register(lambda: print(before > 5000, len(gc.get_objects()) < 500));"
-        "main(['states'])"
+        "main(['dev', 'states'])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert ran.stdout.splitlines()[-1] == "True True"

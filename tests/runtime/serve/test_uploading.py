@@ -12,11 +12,11 @@ import attrs
 import pytest
 
 from recorder.format.format import SUFFIX
-from recorder.keep.marks import marks_path
-from recorder.keep.remote import RemoteStore, StoreError
-from recorder.keep.retention import Retention
-from recorder.keep.store import LocalLog, Store
-from recorder.mend.compact import compact
+from recorder.repair import compact
+from recorder.storage.marks import marks_path
+from recorder.storage.remote import RemoteStore, StoreError
+from recorder.storage.retention import Retention
+from recorder.storage.store import LocalLog, Store
 from recorder.write.writer import Recorder
 from runtime.serve.retention import (
     ABANDONED_S,

@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 
 from protocol.values.errors import CLOSE_RESTART
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
+from recorder.storage.store import Store
 from recorder.write.writer import Recorder
 from replay.story.inspect import inspect
 from runtime.model.backends.scripted import ScriptedBackend

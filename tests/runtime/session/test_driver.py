@@ -15,7 +15,7 @@ from protocol.values.model import Unit
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
-from recorder.write.disk import LocalDisk
+from recorder.write.disk import Disk
 from recorder.write.log import SessionLog
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
@@ -54,7 +54,7 @@ def quick(unit: Unit, seed: int) -> Step:
     return Step(speech=speech, prefill_s=0, generate_s=0, finalize=done)
 
 
-class FullDisk(LocalDisk):
+class FullDisk(Disk):
     """A disk that is full after a number of bytes."""
 
     def __init__(self, room_bytes: int) -> None:

@@ -17,7 +17,7 @@ import anyio.to_thread
 import pytest
 
 from recorder.read.verify import verify
-from recorder.write.disk import LocalDisk
+from recorder.write.disk import Disk
 from recorder.write.writer import Recorder
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session import journal
@@ -40,7 +40,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-class HangingDisk(LocalDisk):
+class HangingDisk(Disk):
     """The operating system's files, of which the first hangs once, at one operation.
 
     Attributes:

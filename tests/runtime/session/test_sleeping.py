@@ -9,8 +9,8 @@ from random import Random
 
 import anyio
 
-from recorder.keep.store import Store
 from recorder.read.reader import LogReader
+from recorder.storage.store import Store
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.sessions.in_memory import Peer, World, append_frame, close_frame, on_virtual_time, world

@@ -461,7 +461,7 @@ def test_workers_elsewhere_are_checked(tmp_path: Path) -> None:
 def test_what_workers_elsewhere_decide_is_not_set_here(given: dict[str, Any]) -> None:
     """An operator would believe in slots that no worker has."""
     (told,) = together(worker_addresses=("unix:/run/w",), **given)
-    assert told.startswith(f"{next(iter(given))}: give it to `antiphon worker`")
+    assert told.startswith(f"{next(iter(given))}: give it to `antiphon workers start`")
 
 
 def test_workers_on_ray_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,6 +600,6 @@ def test_a_configuration_that_is_wrong_starts_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda it: it.name)
 def test_the_help_tells_every_setting(setting: Setting) -> None:
     """An operator would not learn of it."""
-    shown = " ".join(serve("--help").output.split())
+    shown = " ".join(serve("--help-all").output.split())
     assert f" {setting.flag}" in shown
     assert setting.help[:40] in shown

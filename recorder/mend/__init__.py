@@ -1,1 +1,0 @@
-"""Making logs sound or smaller: recover, compact, rewrite."""

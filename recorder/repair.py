@@ -1,0 +1,634 @@
+"""Logs written again from the stored records of others: damaged ones recovered, finished compacted.
+
+    damaged log -> survey: which records are good -> their blocks, copied -> fin -> verified
+    finished log -> its records as they are stored -> FLAC, larger blocks, zstd 19 -> compared
+
+Rules:
+- Records keep their content, versions and numbers. Blocks are copied whole where possible, and
+  rechained; otherwise their records go into new blocks. The session record, its copy, `fin` and the
+  seek table are as in any log. The file is new; syncing its directory is left to the caller that
+  renames it. Memory holds one block of each log, and two numbers per damage.
+- Recovery: nothing is invented. A block with a bad record is rewritten without it. The new log ends
+  where records are lost, or, when salvaging, a `mark` (`is_lost`) replaces each lost one, so that
+  others keep their numbers and a replay knows where to stop. A block that does not chain ends the
+  log too. `fin` has the reason `recovered` if records are missing, else its own; its field
+  `recovered` holds the details.
+- Compaction: only a finished and sound log is compacted. The packing of blobs and the records per
+  block change, and `fin` gets the field `compacted` on the old log. 16-bit samples become FLAC if
+  the bytes come back equal and fewer. All records are compared; the caller puts the new log in
+  place. One damaged bit costs up to 1 MiB, some seconds, against 256 KiB before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Final, Self, TypeAlias
+
+import attrs
+import zstandard
+
+from .format.blobs import EXACT_16, RAW, cut_of, pack_flac
+from .format.blocks import FIN_FIELDS, LEVEL, Batch, Chain, Compressor, Frame
+from .format.encoding import Framed, RecordEncoder, to_json
+from .format.errors import LogUnsound, RecorderError
+from .format.expansion import Expansion, header_cost
+from .format.format import (
+    BLOCK_BYTES,
+    COMPACT_VERSION,
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    MIB,
+    BlockHeader,
+    Piece,
+    frame_record,
+    split_records,
+    unpack_header,
+)
+from .format.records import Fields, Record, Value
+from .read.decoding import PART_VALUES, StoredRecord, decode, parse
+from .read.reader import LogReader, no_record, unit_index
+from .read.scan import Block, Damage, FileSource, Scanner
+from .read.verify import verify
+from .write.disk import Disk, is_held
+
+Watch = Callable[[int], None]
+"""Takes the number of bytes of the log processed since the last call; recovery reads it twice."""
+
+# -- rewriting -------------------------------------------------------------------------------------
+
+
+_ROOM: Final = bytes(HEADER_BYTES)
+_LENGTH_AT: Final = {3: 1, PART_VALUES: 3}
+"""Where an entry of a blob table says the length, by its number of values."""
+LENGTHS_MAX: Final = 1 << 16
+"""Number of blob lengths remembered to cost references, which come soon."""
+
+
+class StoredCosts:
+    """Costs of reading the stored records of a log in sequence."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[tuple[int, ...], int] = {}
+
+    def of(self, stored: StoredRecord, header: bytes) -> int:
+        """Return the cost of the next record without its bytes; `header` is its new JSON."""
+        if len(self._lengths) > LENGTHS_MAX:
+            self._lengths.clear()
+        cost = header_cost(header)
+        for index, entry in enumerate(stored.table):
+            at = _LENGTH_AT.get(len(entry))
+            length = self._lengths.get(entry, 0) if at is None else entry[at]
+            self._lengths[stored.record.seq, index] = length
+            cost += length
+        return cost
+
+
+class Rewriter:
+    """A log being rewritten; use it as a context manager.
+
+    `next_seq`: `seq` that the next record must have. `at_ns`: of the last record. `version`: format
+    version of blocks not copied; at least that of copied blocks.
+
+    `OSError`: the file exists, or the disk refused; also from each writing method.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        compressor: Compressor,
+        block_bytes: int,
+        version: int = FORMAT_VERSION,
+    ) -> None:
+        self.version = version
+        self.next_seq = 0
+        self.at_ns = 0
+        self._compressor: Final = compressor
+        self._block_bytes: Final = block_bytes
+        self._disk: Final = Disk()
+        self._chain: Final = Chain()
+        self._batch: Batch | None = None
+        self._descriptor: Final = self._disk.create(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._disk.close(self._descriptor)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks written."""
+        return self._chain.blocks
+
+    @property
+    def wants_head_copy(self) -> bool:
+        """Whether the next block is the second, which must repeat the session record."""
+        return self._chain.blocks + (self._batch is not None) == 1
+
+    def put(self, record: Record, framed: Framed | None = None) -> None:
+        """Write a record, with others in a block; `RecordInvalid` if it cannot be stored.
+
+        `framed`: its bytes, if it is encoded already.
+        """
+        assert record.seq == self.next_seq, "records come in order"
+        framed = RecordEncoder().encode(record) if framed is None else framed
+        self.make_room(framed.framed_bytes)
+        self._batch = self._batch or Batch(first=record)
+        self._batch.add(record, framed)
+        self.next_seq, self.at_ns = record.seq + 1, record.at_ns
+        if record.kind == "session":
+            self._flush()
+
+    def make_room(self, size_bytes: int) -> None:
+        """Begin a block for records that name each other's blobs, if this one has no room."""
+        batch = self._batch
+        if batch is not None and batch.payload_bytes + size_bytes > self._block_bytes:
+            self._flush()
+
+    def copy(
+        self, header: BlockHeader, compressed: bytes, kinds: Sequence[str], last_ns: int
+    ) -> None:
+        """Copy a block of records of `kinds`; it has a head copy exactly if `wants_head_copy`.
+
+        `last_ns` is `at_ns` of its last record.
+        """
+        self._flush()
+        self.version = max(self.version, header.version)
+        assert header.first_seq == self.next_seq, "records come in order"
+        assert header.has_head_copy is (self._chain.blocks == 1), "the head has its place"
+        block = bytearray(_ROOM) + compressed
+        frame = Frame(block, header.uncompressed_len, header.is_stuffed)
+        self._write_bytes(self._chain.link(header, frame))
+        self._chain.counts.update(kinds)
+        self.next_seq, self.at_ns = header.next_seq, last_ns
+
+    def finish(self, fields: Fields, at_ns: int) -> None:
+        """Write `fin`, with the recorder's fields, and the seek table; sync all to the device."""
+        self._flush()
+        said = {**fields, **self._chain.fin_fields()}
+        self.put(Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=said))
+        self._flush()
+        self._write_bytes(self._chain.table())
+        self._disk.sync(self._descriptor)
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        self._chain.begin(batch)
+        frame = self._compressor.compress(
+            batch.pieces, has_samples=batch.has_samples, cost=batch.cost
+        )
+        self._write_bytes(self._chain.block(batch, frame, self.version))
+
+    def _write_bytes(self, data: bytes | bytearray) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._disk.write(self._descriptor, rest) :]
+
+
+# -- recovery --------------------------------------------------------------------------------------
+
+
+RECOVERED: Final = "recovered"
+"""The reason in `fin` of a log with missing records, and the field with the details."""
+LOST: Final[Fields] = {"by": "recover", "what": "lost"}
+"""The fields of a mark that replaces a lost record."""
+LOST_MAX: Final = 1 << 20
+"""Limit on marks, as is one per byte of the file: a header can claim any number."""
+
+Parts: TypeAlias = tuple[bytes, memoryview]
+"""A record's JSON header and its blobs."""
+
+
+class NotRecoverable(RecorderError):  # noqa: N818
+    """The log cannot be recovered, or needs no recovery now."""
+
+
+@attrs.frozen(kw_only=True)
+class Survey:
+    """The intact records of a log.
+
+    Attributes:
+        kept: `seq` ranges of the records to keep, in order, start and stop; without `fin`.
+        records_lost: known to be lost, or after the end that is kept.
+        tail_bytes: of an incomplete block at its end.
+        units: last kept unit's index plus one; 0 if there is none.
+        fin: the caller's fields of `fin`; None if it is lost or left out.
+        fin_ns: `at_ns` of `fin`.
+        is_sound: no damage, nothing missing.
+    """
+
+    kept: tuple[tuple[int, int], ...]
+    records: int
+    records_lost: int
+    damage_count: int
+    tail_bytes: int
+    units: int
+    fin: Fields | None
+    fin_ns: int | None
+    is_sound: bool
+
+
+@attrs.frozen(kw_only=True)
+class Recovered:
+    """A recovered log: the survey of its source, its size, and the reason in its `fin`."""
+
+    survey: Survey
+    file_bytes: int
+    reason: Value
+
+
+def is_lost(record: Record) -> bool:
+    """Whether a record is a mark that replaces a lost record."""
+    return record.kind == "mark" and record.fields == LOST
+
+
+def survey(path: Path, *, salvage: bool = False, watch: Watch = lambda _: None) -> Survey:
+    """Find the intact records of a log; with `salvage`, also those after lost records.
+
+    Raises:
+        NotRecoverable: it is being written, or a newer version wrote it.
+        Unreadable: no session record is left.
+        OSError: it cannot be read.
+    """
+    if is_held(path):
+        raise NotRecoverable("it is being written: its server is at work")
+    tally = _Tally(salvage=salvage)
+    with LogReader(path) as reader:
+        left_bytes = reader.tail_bytes
+        for item in reader:
+            tally.note(item)
+            watch(left_bytes - reader.tail_bytes)
+            left_bytes = reader.tail_bytes
+        tail_bytes = reader.tail_bytes
+    is_whole = tally.damage_count == 0 and tail_bytes == 0 and tally.fin is not None
+    is_sound = is_whole and verify(path).state == "finished"
+    return tally.survey(tail_bytes=tail_bytes, is_sound=is_sound)
+
+
+def recover(
+    source: Path, target: Path, found: Survey, *, watch: Watch = lambda _: None
+) -> Recovered:
+    """Write the intact records that `survey` found as a new file `target`, and verify it.
+
+    Raises:
+        NotRecoverable: too many consecutive records are lost to be marked.
+        LogUnsound: the new log is invalid: the source changed meanwhile.
+        OSError: the disk refused, or `target` exists.
+    """
+    file = FileSource(source)
+    try:
+        fin = _fin_fields(found, file.size())
+        compressor = Compressor()
+        with Rewriter(target, compressor=compressor, block_bytes=BLOCK_BYTES) as writer:
+            copier = _Copier(source=file, found=found, writer=writer)
+            end = 0
+            for item in Scanner(file):
+                if isinstance(item, Block):
+                    copier.take(item)
+                    watch(item.end - end)
+                    end = item.end
+            watch(file.size() - end)
+            writer.finish(fin, writer.at_ns if found.fin_ns is None else found.fin_ns)
+    finally:
+        file.close()
+    report = verify(target)
+    if report.state != "finished" or report.records != found.records + copier.marks + 1:
+        raise LogUnsound(f"{source.name} changed while it was recovered")
+    return Recovered(survey=found, file_bytes=target.stat().st_size, reason=fin["reason"])
+
+
+def _fin_fields(found: Survey, file_bytes: int) -> Fields:
+    told: dict[str, Value] = {
+        "file_bytes": file_bytes,
+        "tail_bytes": found.tail_bytes,
+        "damage": found.damage_count,
+        "records_lost": found.records_lost,
+    }
+    if found.fin is None:
+        return {"reason": RECOVERED, "units": found.units, RECOVERED: told}
+    if found.records_lost:
+        told["reason"] = found.fin.get("reason")
+        return {**found.fin, "reason": RECOVERED, RECOVERED: told}
+    return {**found.fin, RECOVERED: told}
+
+
+@attrs.define(kw_only=True)
+class _Tally:
+    salvage: bool
+    kept: list[tuple[int, int]] = attrs.field(factory=list)
+    records: int = 0
+    reach: int = 0
+    damage_count: int = 0
+    units: int = 0
+    fin: Fields | None = None
+    fin_ns: int | None = None
+    breaks_chain: bool = False
+    is_over: bool = False
+
+    def note(self, item: Record | Damage) -> None:
+        if isinstance(item, Damage):
+            self._note_damage(item)
+            return
+        self._judge(item)
+        self.breaks_chain = False
+        if item.kind == "fin":
+            self.reach = max(self.reach, item.seq)
+            if not self.is_over:
+                self.fin = {k: v for k, v in item.fields.items() if k not in FIN_FIELDS}
+                self.fin_ns = item.at_ns
+            return
+        self.reach = max(self.reach, item.seq + 1)
+        if not self.is_over:
+            self._keep(item)
+
+    def survey(self, *, tail_bytes: int, is_sound: bool) -> Survey:
+        return Survey(
+            kept=tuple(self.kept),
+            records=self.records,
+            records_lost=self.reach - self.records,
+            damage_count=self.damage_count,
+            tail_bytes=tail_bytes,
+            units=self.units,
+            fin=self.fin,
+            fin_ns=self.fin_ns,
+            is_sound=is_sound,
+        )
+
+    @property
+    def next_seq(self) -> int:
+        return self.kept[-1][1] if self.kept else 0
+
+    def _note_damage(self, damage: Damage) -> None:
+        if damage.reason == "version":
+            raise NotRecoverable(f"a newer version wrote it: {damage.detail}")
+        self.damage_count += 1
+        self.breaks_chain |= damage.reason == "chain"
+        if damage.first_seq is not None:
+            self.reach = max(self.reach, damage.first_seq + damage.records)
+
+    def _judge(self, record: Record) -> None:
+        """End the log where records are lost, and before a block that does not chain."""
+        if record.seq == self.next_seq:
+            # The head comes from either block that still has it.
+            self.is_over |= self.breaks_chain and record.seq > 0
+        else:
+            self.is_over |= not self.salvage
+
+    def _keep(self, record: Record) -> None:
+        if self.kept and self.kept[-1][1] == record.seq:
+            self.kept[-1] = (self.kept[-1][0], record.seq + 1)
+        else:
+            self.kept.append((record.seq, record.seq + 1))
+        self.records += 1
+        unit = unit_index(record)
+        self.units = self.units if unit is None else unit + 1
+
+
+@attrs.define(kw_only=True)
+class _Copier:
+    source: FileSource
+    found: Survey
+    writer: Rewriter
+    marks: int = 0
+    _head: bytes | None = None
+    _costs: StoredCosts = attrs.field(factory=StoredCosts, init=False)
+
+    def take(self, block: Block) -> None:
+        """Write the kept records of a block."""
+        header = block.header
+        self.writer.version = max(self.writer.version, header.version)
+        wanted = [seq for seq in range(header.first_seq, header.next_seq) if self._is_kept(seq)]
+        if not wanted:
+            return
+        framed = list(split_records(block.payload, header.n_records))
+        copy = framed.pop(0) if header.has_head_copy else None
+        if copy is not None and self.writer.next_seq == 0:
+            self._put(copy)
+        if header.first_seq == 0:
+            self._head = framed[0][0] + bytes(framed[0][1])
+        self._fill(wanted[0])
+        is_whole = len(wanted) == len(framed) and wanted[0] > 0  # the writer needs the head itself
+        is_head = copy is None or copy[0] + bytes(copy[1]) == self._head
+        has_place = header.has_head_copy is self.writer.wants_head_copy
+        if is_whole and is_head and has_place:
+            self._copy(block, framed)
+            return
+        for seq in wanted:
+            self._fill(seq)
+            self._put(framed[seq - header.first_seq])
+
+    def _is_kept(self, seq: int) -> bool:
+        at = bisect_right(self.found.kept, seq, key=lambda kept: kept[0]) - 1
+        return at >= 0 and seq < self.found.kept[at][1]
+
+    def _copy(self, block: Block, framed: Sequence[Parts]) -> None:
+        records = [parse(*parts).record for parts in framed]
+        compressed = self.source.read(block.offset + HEADER_BYTES, block.header.compressed_len)
+        kinds = [record.kind for record in records]
+        self.writer.copy(block.header, compressed, kinds, records[-1].at_ns)
+
+    def _put(self, parts: Parts) -> None:
+        header, area = parts
+        if self._head is None:
+            self._head = header + bytes(area)
+        stored = parse(header, area)
+        start = frame_record(header, len(area))
+        framed = Framed(
+            pieces=[start, area],
+            framed_bytes=len(start) + len(area),
+            cost=self._costs.of(stored, header),
+            has_samples=any(len(entry) == 3 and entry[0] != RAW for entry in stored.table),
+        )
+        self.writer.put(stored.record, framed)
+
+    def _fill(self, next_seq: int) -> None:
+        lost = next_seq - self.writer.next_seq
+        if lost > min(LOST_MAX, self.source.size()):
+            raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged")
+        for seq in range(self.writer.next_seq, next_seq):
+            self.writer.put(Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST))
+            self.marks += 1
+
+
+# -- compaction ------------------------------------------------------------------------------------
+
+
+KEPT_BLOCK_BYTES: Final = MIB
+"""Block size. Four times as much saves 0.3 %, but one bad bit would cost half a minute."""
+COMPACTED: Final = "compacted"
+"""The field of `fin` that describes the log before compaction."""
+
+
+class NotCompactable(RecorderError):  # noqa: N818
+    """The log cannot be compacted now."""
+
+
+@attrs.frozen(kw_only=True)
+class Compacted:
+    """The result of compacting a log; `flac_blobs` is the number of blobs repacked as FLAC."""
+
+    before_bytes: int
+    after_bytes: int
+    blocks: int
+    records: int
+    flac_blobs: int
+
+
+def is_compact(path: Path) -> bool:
+    """Whether the log is already compacted; `FormatError` if it is no log, or `OSError`."""
+    with path.open("rb") as file:
+        return unpack_header(file.read(HEADER_BYTES)).version >= COMPACT_VERSION
+
+
+def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Compacted:
+    """Rewrite `source` as the new file `target` in fewer bytes, and compare the two.
+
+    Raises:
+        NotCompactable: the log is being written, has no end, or is damaged.
+        LogUnsound: the new log differs: the source changed meanwhile.
+        OSError: a file cannot be read or written, or `target` exists.
+    """
+    _check(source)
+    file = FileSource(source)
+    try:
+        before_bytes = file.size()
+        compressor = Compressor(is_live=False)
+        with Rewriter(
+            target, compressor=compressor, block_bytes=KEPT_BLOCK_BYTES, version=COMPACT_VERSION
+        ) as writer:
+            packer = _Packer()
+            end = 0
+            expansion = Expansion(file.size)
+            for block in _blocks(file, expansion):
+                found = _records(block)
+                packed = [(it.record, packer.repack(it)) for it in found if it.record.kind != "fin"]
+                writer.make_room(sum(framed.framed_bytes for _, framed in packed))
+                for record, framed in packed:
+                    writer.put(record, framed)
+                if found[-1].record.kind == "fin":
+                    fin = _compacted_fin(found[-1], before_bytes, expansion)
+                    writer.finish(fin, found[-1].record.at_ns)
+                watch(block.end - end)
+                end = block.end
+            watch(before_bytes - end)
+            blocks, records = writer.blocks, writer.next_seq
+    finally:
+        file.close()
+    _compare(source, target)
+    return Compacted(
+        before_bytes=before_bytes,
+        after_bytes=target.stat().st_size,
+        blocks=blocks,
+        records=records,
+        flac_blobs=packer.flac_blobs,
+    )
+
+
+def _check(source: Path) -> None:
+    if is_held(source):
+        raise NotCompactable("it is being written: its server is at work")
+    report = verify(source)
+    if report.state == "open":
+        raise NotCompactable("it has no end: `antiphon recordings recover` gives it one")
+    if report.state == "damaged":
+        raise NotCompactable("it is damaged: `antiphon recordings recover` keeps what is good")
+    if report.state == "unreadable":
+        raise NotCompactable(str(report.detail))
+
+
+def _blocks(file: FileSource, expansion: Expansion) -> Iterator[Block]:
+    for item in Scanner(file, expansion):
+        if not isinstance(item, Block):
+            raise LogUnsound("the log changed while it was compacted")
+        yield item
+
+
+def _records(block: Block) -> list[StoredRecord]:
+    framed = list(split_records(block.payload, block.header.n_records))
+    return [parse(*parts) for parts in framed[block.header.has_head_copy :]]
+
+
+def _compacted_fin(stored: StoredRecord, file_bytes: int, expansion: Expansion) -> Fields:
+    said = decode(stored, no_record, expansion).fields
+    before = {name: said[name] for name in sorted(FIN_FIELDS - {"counts"})}
+    kept = {name: value for name, value in said.items() if name not in FIN_FIELDS}
+    return {**kept, COMPACTED: {"file_bytes": file_bytes, **before}}
+
+
+class _Packer:
+    """Repacks the blobs of records, and counts those that became FLAC."""
+
+    def __init__(self) -> None:
+        self.flac_blobs = 0
+        self._costs: Final = StoredCosts()
+        self._estimate: Final = zstandard.ZstdCompressor(level=LEVEL)
+
+    def repack(self, stored: StoredRecord) -> Framed:
+        table, blobs = list[list[int]](), list[tuple[int, Piece]]()
+        for entry, start in zip(stored.table, stored.starts, strict=True):
+            if len(entry) != 3:
+                table.append(list(entry))
+                continue
+            codec, length, stored_len = entry
+            codec, blob = self._pack(codec, stored.area[start : start + stored_len])
+            table.append([codec, length, len(blob)])
+            blobs.append((codec, blob))
+        record = stored.record
+        header = {
+            "at_ns": record.at_ns,
+            "blobs": table,
+            "fields": record.fields,  # still encoded
+            "kind": record.kind,
+            "seq": record.seq,
+            "version": stored.version,
+        }
+        area_bytes = sum(len(blob) for _, blob in blobs)
+        json_header = to_json(header)
+        head = frame_record(json_header, area_bytes)
+        return Framed(
+            pieces=[head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))],
+            framed_bytes=len(head) + area_bytes,
+            cost=self._costs.of(stored, json_header),
+            has_samples=any(codec != RAW for codec, _ in blobs),
+        )
+
+    def _pack(self, codec: int, stored: memoryview) -> tuple[int, Piece]:
+        if codec != EXACT_16:
+            return codec, stored
+        packed = pack_flac(stored)
+        if packed is None or len(packed.stored) >= len(self._estimate.compress(stored)):
+            return codec, stored
+        self.flac_blobs += 1
+        return packed.codec, packed.stored
+
+
+def _pieces(codec: int, blob: Piece) -> Iterator[Piece]:
+    """Split a blob where its bytes start to compress differently."""
+    cut = cut_of(codec, len(blob))
+    if cut:
+        yield blob[:cut]
+    yield blob[cut:]
+
+
+def _compare(source: Path, target: Path) -> None:
+    """Check that both logs hold the same, except for `fin`'s file fields; else `LogUnsound`."""
+    if verify(target).state != "finished":
+        raise LogUnsound("the compacted log came out unsound")
+    with LogReader(source) as before, LogReader(target) as after:
+        for old, new in zip_longest(before, after):
+            if _said(old) != _said(new):
+                raise LogUnsound("the compacted log came out different")
+
+
+def _said(item: Record | Damage | None) -> object:
+    if not isinstance(item, Record) or item.kind != "fin":
+        return item
+    of_file = FIN_FIELDS | {COMPACTED}
+    fields = {name: value for name, value in item.fields.items() if name not in of_file}
+    return attrs.evolve(item, fields=fields)

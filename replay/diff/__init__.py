@@ -1,1 +1,0 @@
-"""Two sessions side by side, unit by unit: `antiphon diff`."""

@@ -1,0 +1,493 @@
+"""The commands `antiphon recordings verify`, `recover`, `compact` and `prune`.
+
+The results are on stdout, as text or as one JSON object; a log that is refused is one line on
+stderr, and does not stop the others. `recover` only reads its logs. `compact` replaces a log
+atomically, by one that was read back, and keeps its owner, mode and times, so that retention counts
+its days as before. `prune` removes logs as a server does by `record_keep_days`.
+
+None imports a model, and `verify` not even the session machine, so that it starts quickly.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import attrs
+import click
+from rich.console import Console, RenderableType
+
+from recorder.format.errors import LogMisuse, RecorderError
+from recorder.format.format import recording_id_of
+from recorder.read.scan import Damage
+from recorder.read.verify import Report, verify
+from recorder.repair import Compacted, compact, is_compact, recover, survey
+from recorder.storage.remote import RemoteStore, logs_of
+from recorder.storage.retention import FRESH_S, Pruned, Retention, prune
+from recorder.storage.store import Logs, Store
+from recorder.write.disk import Disk, is_held
+from recorder.write.files import PART_PREFIX, new_file, own_as
+
+from ..rerun.difference import label
+from ..shared import commands, recordings
+from ..shared.commands import Watch, progress, reason, size_of
+from ..shared.recordings import RecordingType, read_size, read_span, show_bytes
+
+ROWS_MAX: Final = 20
+"""Logs that are named; JSON names all."""
+SHOWN_MAX: Final = 5
+"""Damages printed one by one; JSON has more of them."""
+ENDING: Final = "-recovered"
+"""Of the recording id of a recovered log, if no name is given."""
+
+_PATH: Final = click.Path(path_type=Path)
+_LOGS: Final = click.argument(
+    "logs",
+    metavar="LOG|DIR...",
+    nargs=-1,
+    required=True,
+    type=RecordingType(many=True, is_local=True),
+)
+_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def _logs_to_rewrite(logs: tuple[Path, ...], output: Path | None) -> list[Path]:
+    from ..rerun.folder import logs_to_rewrite  # with the session machine
+
+    return logs_to_rewrite(logs, output)
+
+
+def _more(count: int) -> list[str]:
+    return [f"and {count - ROWS_MAX} more, see --json"] if count > ROWS_MAX else []
+
+
+def _counted(results: Counter[str]) -> str:
+    return ", ".join(f"{count} {result}" for result, count in results.items())
+
+
+# -- verify ----------------------------------------------------------------------------------------
+
+
+@click.command("verify")
+@click.argument("log", type=RecordingType())
+@_JSON
+def verify_command(log: Path, as_json: bool) -> None:
+    """Check that LOG is as written: every checksum, the chain, its end and seek table.
+
+    \b
+    Exit codes:
+      0  intact; `state: open` means that its end is still missing: it is being written, or its
+         server was killed, and nothing that a client saw is lost
+      1  damaged
+      2  no session record is left, or there is no such file
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    with commands.reading(log):
+        report = verify(log)
+    body = {"log": str(log), "exit_code": report.exit_code, **attrs.asdict(report)}
+    commands.finish(body, verify_lines(report), as_json=as_json, exit_code=report.exit_code)
+
+
+def verify_lines(report: Report) -> list[RenderableType]:
+    """Describe the state of a log."""
+    lines: list[RenderableType] = [f"state: {report.state}"]
+    if report.state == "unreadable":
+        return [*lines, report.detail or "no session record is left"]
+    lines.append(
+        f"{report.blocks} blocks, {report.records} records ({report.first_seq} to"
+        f" {report.last_seq}), {report.units} units, last frame sent {report.last_tx_ordinal}"
+    )
+    if report.tail_bytes:
+        lines.append(f"{report.tail_bytes} bytes of an incomplete block at the end are left out")
+    if report.fin_ok is False:
+        lines.append("fin names another chain or other counts")
+    return lines + damage_lines(report.damage, report.damage_count)
+
+
+def damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
+    """Describe the first damages of a log."""
+    lines: list[RenderableType] = []
+    for item in damage[:SHOWN_MAX]:
+        lost = f", {item.records} records lost from {item.first_seq}" if item.records else ""
+        lines.append(f"  damage at byte {item.offset}: {item.reason}, {label(item.detail)}{lost}")
+    more = count - SHOWN_MAX
+    return [*lines, f"  and {more} more damages"] if more > 0 else lines
+
+
+# -- recover ---------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Recovered:
+    """The result for one log.
+
+    Attributes:
+        result: `recovered`; `sound`: it has its end, and needs nothing; `recovered before`; `being
+            written`; `refused`: no log can be made from it.
+        output: the new log; None if none was written now.
+        records: good ones.
+        units: the last good unit's index and one.
+        records_lost: missing in the new log.
+        damage: the number of damaged places.
+        tail_bytes: of an incomplete block at the end, left out.
+        reason, file_bytes: of the new log.
+        error: why there is no new log.
+    """
+
+    log: str
+    result: str
+    output: str | None = None
+    records: int = 0
+    units: int = 0
+    records_lost: int = 0
+    damage: int = 0
+    tail_bytes: int = 0
+    reason: str | None = None
+    file_bytes: int | None = None
+    error: str | None = None
+
+
+@click.command("recover")
+@_LOGS
+@click.option(
+    "--output",
+    type=_PATH,
+    help=f"The new log, only for one LOG  [default: next to LOG, with {ENDING} in its name].",
+)
+@click.option("--salvage", is_flag=True, help="Keep the records after lost ones too, with marks.")
+@_JSON
+def recover_command(
+    *, logs: tuple[Path, ...], output: Path | None, salvage: bool, as_json: bool
+) -> None:
+    """Make valid logs from a LOG that a crash or a bad disk has damaged; LOG does not change.
+
+    A killed server leaves a log without an end, and perhaps half a block: that is cut off, and an
+    end written. Where a disk lost records in the middle, the new log ends before the first of them,
+    so that it replays to its end. With --salvage it continues after them: a mark stands for each
+    lost record, all others keep their numbers, and a replay stops at the marks unless --go-on. The
+    new log's `fin` names the losses.
+
+    A folder stands for all logs in it, except those that are valid, being written, or recovered
+    before.
+
+    \b
+    Exit codes:
+      0  each log is valid, or recovered with no record missing
+      1  recovered, but records are missing
+      2  a log was not recovered: it is being written, a newer version wrote it, no session record
+         is left, there is a file of that name, or there is no such log
+
+    \b
+    Examples:
+      antiphon recordings recover recordings/rec-1.session.zst
+      antiphon recordings recover --salvage --output whole.session.zst rec-1.session.zst
+      antiphon recordings recover --json recordings | jq '.logs[] | select(.records_lost > 0)'
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    found, named = _logs_to_rewrite(logs, output), set(logs)
+    with progress(2 * sum(map(size_of, found)), "recover") as watch:
+        done = [
+            _recovered(log, output, watch, salvage=salvage, is_named=log in named) for log in found
+        ]
+    for it in done:
+        if it.error is not None:
+            click.echo(f"{it.log}: {it.error}", err=True)
+    is_short = any(it.records_lost for it in done)
+    exit_code = 2 if any(it.result == "refused" for it in done) else int(is_short)
+    lines = [line for it in done[:ROWS_MAX] for line in _recovered_lines(it)] + _more(len(done))
+    lines += [_counted(Counter(it.result for it in done))] if len(done) > 1 else []
+    body = {"exit_code": exit_code, "logs": [attrs.asdict(it) for it in done]}
+    commands.finish(body, lines, as_json=as_json, exit_code=exit_code)
+
+
+def _recovered(
+    log: Path, output: Path | None, watch: Watch, *, salvage: bool, is_named: bool
+) -> Recovered:
+    try:
+        target = _default_of(log) if output is None else output
+        if not is_named and is_held(log):
+            return Recovered(log=str(log), result="being written")
+        if not is_named and target.exists():
+            return Recovered(log=str(log), result="recovered before")
+        return _recover(log, target, watch, salvage=salvage)
+    except (OSError, RecorderError) as error:
+        is_other = getattr(error, "filename", None) not in (None, log, str(log))
+        why = commands.complaint(error, log) if is_other else reason(error)
+        return Recovered(log=str(log), result="refused", error=why)
+
+
+def _default_of(log: Path) -> Path:
+    try:
+        return Store(log.parent).path(recording_id_of(log) + ENDING)
+    except LogMisuse as error:
+        raise LogMisuse("no name can be made of this one, so --output is needed") from error
+
+
+def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recovered:
+    found = survey(log, salvage=salvage, watch=watch)
+    result = Recovered(
+        log=str(log),
+        result="sound",
+        records=found.records,
+        units=found.units,
+        damage=found.damage_count,
+        tail_bytes=found.tail_bytes,
+    )
+    if found.is_sound:
+        return result
+    with new_file(target) as part:
+        made = recover(log, part, found, watch=watch)
+        own_as(part, log)  # root may recover it, and a server with a user of its own serves it
+    Disk().sync_directory(target.parent)
+    return attrs.evolve(
+        result,
+        result="recovered",
+        output=str(target),
+        records_lost=found.records_lost,
+        reason=str(made.reason),
+        file_bytes=made.file_bytes,
+    )
+
+
+def _recovered_lines(it: Recovered) -> list[str]:
+    lines = [f"{it.log}: {it.result}"]
+    if it.output is None:
+        return lines
+    lines.append(f"  {it.output}: {it.records} records, {it.units} units")
+    if it.tail_bytes:
+        lines.append(f"  {it.tail_bytes} bytes of an incomplete block at the end were left out")
+    if it.records_lost:
+        lines.append(f"  {it.records_lost} records are missing; damaged places: {it.damage}")
+    elif it.damage:
+        lines.append(f"  damaged places, by which no record is lost: {it.damage}")
+    return [*lines, f"  reason in its fin: {it.reason}; {show_bytes(it.file_bytes or 0)}"]
+
+
+# -- compact ---------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Compaction:
+    """The result for one log: its size now, or the new log's, FLAC pieces, or the error.
+
+    `result` is `compacted`; `kept`: it is compact, or would not become smaller; `being written`; or
+    `refused`: it was not changed.
+    """
+
+    log: str
+    result: str
+    before_bytes: int
+    after_bytes: int
+    flac_blobs: int = 0
+    error: str | None = None
+
+
+@click.command("compact")
+@_LOGS
+@click.option("--output", type=_PATH, help="The new log; only for one LOG.")
+@_JSON
+def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+    """Make finished logs smaller, with nothing lost: the same records, byte for byte.
+
+    Sound that is exactly of 16 bits becomes FLAC, and all else is compressed as well as zstd can.
+    A sixth or so is saved where duplex clients send 16-bit sound as floating point, less than a
+    tenth of transcriptions, and a few hundredths where all sound is floating point. Each new log is
+    read back and compared with the old one before it takes its place; with --output the old one
+    stays. Versions of Antiphon that know no compacted logs refuse them.
+
+    Logs that are being written, or compact, do not change. A log without an end, or with damage, is
+    refused: `antiphon recordings recover` comes first.
+
+    \b
+    Exit codes:
+      0  done; in a folder, logs that are being written do not count
+      1  some logs were refused, and are as they were
+      2  there is no such log, no log in the folder, or --output cannot be written
+
+    \b
+    Examples:
+      antiphon recordings compact recordings
+      antiphon recordings compact recordings/rec-1.session.zst --output archive/rec-1.session.zst
+      antiphon recordings compact --json recordings | jq .saved_bytes
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    found = _logs_to_rewrite(logs, output)
+    with progress(sum(map(size_of, found)), "compact") as watch:
+        done = [_compacted(log, output, watch) for log in found]
+    for it in done:
+        if it.error is not None:
+            click.echo(f"{it.log}: {it.error}", err=True)
+    named = {str(log) for log in logs}
+    exit_code = int(any(it.result == "refused" or (it.error and it.log in named) for it in done))
+    before_bytes = sum(it.before_bytes for it in done)
+    saved_bytes = before_bytes - sum(it.after_bytes for it in done)
+    body = {
+        "exit_code": exit_code,
+        "before_bytes": before_bytes,
+        "saved_bytes": saved_bytes,
+        "logs": [attrs.asdict(it) for it in done],
+    }
+    lines = [_compaction_line(it) for it in done[:ROWS_MAX]] + _more(len(done))
+    share = saved_bytes / before_bytes if before_bytes else 0.0
+    saved = f"{show_bytes(saved_bytes)} of {show_bytes(before_bytes)} saved ({share:.1%})"
+    lines.append(f"{_counted(Counter(it.result for it in done))}; {saved}")
+    commands.finish(body, lines, as_json=as_json, exit_code=exit_code)
+
+
+def _compacted(log: Path, output: Path | None, watch: Watch) -> Compaction:
+    size = size_of(log)
+    left = Compaction(log=str(log), result="kept", before_bytes=size, after_bytes=size)
+    try:
+        if is_held(log):
+            return attrs.evolve(left, result="being written", error="it is being written")
+        if is_compact(log):
+            return left
+        made = _replace(log, watch) if output is None else _write(log, output, watch)
+    except (OSError, RecorderError) as error:
+        if output is not None and getattr(error, "filename", None) == str(output):
+            raise commands.UnusableError(commands.complaint(error, output)) from error
+        return attrs.evolve(left, result="refused", error=reason(error))
+    if made is None:
+        return left
+    after = attrs.evolve(left, after_bytes=made.after_bytes, flac_blobs=made.flac_blobs)
+    return attrs.evolve(after, result="compacted")
+
+
+def _write(log: Path, output: Path, watch: Watch) -> Compacted:
+    with new_file(output, like=log) as part:
+        made = compact(log, part, watch=watch)
+    Disk().sync_directory(output.parent)
+    return made
+
+
+def _replace(log: Path, watch: Watch) -> Compacted | None:
+    """Replace a log by its compacted one; None if it would not be smaller."""
+    with TemporaryDirectory(prefix=PART_PREFIX, dir=log.parent) as folder:
+        part = Path(folder) / log.name
+        made = compact(log, part, watch=watch)
+        if made.after_bytes >= made.before_bytes:
+            return None
+        own_as(part, log)
+        shutil.copystat(log, part)
+        part.replace(log)
+    Disk().sync_directory(log.parent)
+    return made
+
+
+def _compaction_line(it: Compaction) -> str:
+    sizes = f"  {show_bytes(it.before_bytes)} -> {show_bytes(it.after_bytes)}"
+    return f"{it.log}: {it.result}{sizes if it.result == 'compacted' else ''}"
+
+
+# -- prune -----------------------------------------------------------------------------------------
+
+
+@click.command("prune")
+@click.argument("place", metavar="DIR|URL")
+@click.option("--store", metavar="URL", help="Of a DIR: the object store, where they go too.")
+@click.option(
+    "--older-than", type=read_span, metavar="SPAN", help="Logs that last changed so long ago: 30d."
+)
+@click.option(
+    "--larger-than", type=read_size, metavar="SIZE", help="The oldest, while all take more: 50GB."
+)
+@click.option("--dry-run", is_flag=True, help="Remove nothing, and list the logs that would go.")
+@_JSON
+def prune_command(
+    *,
+    place: str,
+    store: str | None,
+    older_than: float | None,
+    larger_than: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove recorded sessions, the oldest first: by age, by total size, or both.
+
+    They are removed from a folder, or under a URL of an object store; with --store from both, each
+    recording counted once. In a store, age counts from the upload.
+
+    A log that is being written is never removed, nor is one that changed within the last minute.
+    Only session logs of the folder or prefix itself are touched, and the annotations next to them.
+    A removed log is gone.
+
+    \b
+    Examples:
+      antiphon recordings prune recordings --older-than 30d --dry-run
+      antiphon recordings prune recordings --older-than 30d --larger-than 50GB
+      antiphon recordings prune recordings --store s3://bucket/prefix --older-than 90d
+
+    \b
+    Exit codes:
+      0  done, even if no log was removed
+      1  some logs could not be removed
+      2  the folder or the store cannot be read, or neither an age nor a size is given
+    """  # noqa: D301 - click takes a backspace to keep the lines
+    if older_than is None and larger_than is None:
+        raise click.UsageError("say what may go: --older-than SPAN, --larger-than SIZE, or both")
+    logs = recordings.logs_at(place)
+    if store is not None:
+        logs = _both(logs, store)
+    with recordings.reading_place(place):
+        retention = Retention(age_s_max=older_than, bytes_max=larger_than)
+        done = prune(logs, retention, now_s=time.time(), dry_run=dry_run)
+    if as_json:
+        commands.print_json(_pruned_json(place, done, dry_run))
+    else:
+        _print_pruned(done, dry_run=dry_run)
+    for failure in done.failed:
+        click.echo(f"{failure.info.place}: {failure.reason}", err=True)
+    sys.exit(1 if done.failed else 0)
+
+
+def _both(local: Logs, url: str) -> Logs:
+    if not isinstance(local, Store):
+        raise click.UsageError("--store is for a folder; or prune the URL itself")
+    remote = recordings.logs_at(url)
+    if not isinstance(remote, RemoteStore):
+        raise click.UsageError(f"--store {url}: no URL of a store")
+    with recordings.reading_place(url):
+        remote.check()
+    return logs_of(local, remote)
+
+
+def _pruned_json(place: str, done: Pruned, dry_run: bool) -> dict[str, object]:
+    removed = [
+        {
+            "recording_id": it.info.recording_id,
+            "cause": it.cause,
+            "file_bytes": it.info.file_bytes,
+            "modified_ms": it.info.modified_ns // 1_000_000,
+        }
+        for it in done.removed
+    ]
+    failed = [{"recording_id": it.info.recording_id, "reason": it.reason} for it in done.failed]
+    return {
+        "directory": place,
+        "dry_run": dry_run,
+        "removed": removed,
+        "freed_bytes": done.freed_bytes,
+        "failed": failed,
+        "held_logs": done.held_logs,
+        "kept_logs": done.kept_logs,
+        "kept_bytes": done.kept_bytes,
+    }
+
+
+def _print_pruned(done: Pruned, *, dry_run: bool) -> None:
+    console = Console(highlight=False)
+    for it in done.removed[:ROWS_MAX]:
+        moment = recordings.show_moment(it.info.modified_ns // 1_000_000)
+        size = show_bytes(it.info.file_bytes)
+        console.print(f"{it.info.recording_id}  {moment}  {size}  {it.cause}", soft_wrap=True)
+    for line in _more(len(done.removed)):
+        console.print(line)
+    verb = "would remove" if dry_run else "removed"
+    freed, kept = show_bytes(done.freed_bytes), show_bytes(done.kept_bytes)
+    console.print(f"{verb} {len(done.removed)} logs, {freed}; {done.kept_logs} left, {kept}")
+    if done.held_logs:
+        why = f"being written, or changed within the last {FRESH_S:g} s"
+        console.print(f"kept though due: {done.held_logs} ({why})", soft_wrap=True)

@@ -1,1 +1,0 @@
-"""A server that answers as one did in a recording, for authors of clients."""

@@ -1,0 +1,396 @@
+"""The content to take out of a log (`Policy`), what was taken out (`Tally`), and what replaces it.
+
+Sound and pictures become files of the same length that a session treats alike:
+
+- The length in bytes and the header's values stay: a session reads nothing else. An invalid file is
+  replaced by an invalid one.
+- Sound becomes silence; the first sample that is not finite stays, because it is checked.
+- A picture becomes grey, or a few blocks of colour, of the same size, padded with zeros. If no such
+  file is short enough, only its header is left: a session takes it, a decoder does not.
+- A video becomes an empty container.
+
+Words become as many characters and UTF-8 bytes, without content:
+
+- The fillers are ordered by width, so that the place of an accent is not visible.
+- In JSON an escape becomes one of the same length, for a character of the same width.
+- A name becomes another name, the same one everywhere: answers that belong together stay
+  recognisable.
+- Numbers stay numbers of as many digits.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections import Counter
+from fractions import Fraction
+from typing import Final, Literal
+
+import attrs
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from protocol.values.errors import FieldError
+from protocol.values.model import SAMPLE_BYTES
+from protocol.wire.media import PNG_SIGNATURE, check_image, container_of, is_webp, read_wav
+from runtime.media.image import decode_image
+from runtime.media.values import MediaError
+
+Kind = Literal["audio", "video", "image", "text", "prompt", "voice", "name"]
+Side = Literal["user", "model", "both"]
+PictureStyle = Literal["blur", "remove"]
+
+KINDS: Final[dict[Kind, str]] = {
+    "audio": "what was said, as sound, and the speech codes that spell it",
+    "video": "what a camera saw: frames, and files of videos with their sound",
+    "image": "pictures in a conversation",
+    "text": "words of a conversation, tokens that spell them, and whatever else a client wrote",
+    "prompt": "the system prompt, and its tokens",
+    "voice": "reference audio, and names of voices",
+    "name": "names that clients and operators gave: of sessions, inputs, owners, models",
+}
+"""The kinds of content. Settings, times, counts and the server's ids are not content."""
+TRACES: Final = "trace"
+"""Always taken out: hashes and margins, from which content could be guessed."""
+
+
+@attrs.frozen(kw_only=True)
+class Policy:
+    """The content to take out, from `from_ns` to `to_ns` (exclusive; None: the end).
+
+    Times are on the session's clock; names are taken out everywhere.
+    """
+
+    side: Side = "both"
+    kinds: frozenset[Kind] = frozenset(KINDS)
+    from_ns: int = 0
+    to_ns: int | None = None
+    pictures: PictureStyle = "remove"
+
+    def covers(self, kind: Kind, side: Side, at_ns: int) -> bool:
+        """Whether content of a time is taken out; a side of `both` goes with either."""
+        if kind not in self.kinds or (side != self.side and "both" not in {side, self.side}):
+            return False
+        is_late = self.to_ns is not None and at_ns >= self.to_ns
+        return kind == "name" or (at_ns >= self.from_ns and not is_late)
+
+
+@attrs.define
+class Tally:
+    """The pieces and bytes taken out, and the pictures of which only the header is left."""
+
+    pieces: Counter[tuple[str, Side]] = attrs.Factory(Counter)
+    bytes: Counter[tuple[str, Side]] = attrs.Factory(Counter)
+    headers_only: int = 0
+
+    def count(self, kind: str, side: Side, size_bytes: int) -> None:
+        """Count a piece."""
+        self.pieces[kind, side] += 1
+        self.bytes[kind, side] += size_bytes
+
+    def to_json(self) -> list[dict[str, str | int]]:
+        """The counts, in the order of the kinds."""
+        order = [*KINDS, TRACES]
+        return [
+            {"kind": kind, "side": side, "pieces": count, "bytes": self.bytes[kind, side]}
+            for (kind, side), count in sorted(
+                self.pieces.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+            )
+        ]
+
+
+# -- sound -----------------------------------------------------------------------------------------
+
+
+BLOCKS: Final = 8
+"""Along a blurred picture's longer side: only brightness is left, no face, letter or thing."""
+QUALITIES: Final = (60, 20, 1)
+"""Tried in turn, until the file is short enough: flat blocks look the same in all."""
+GREY: Final = 128
+
+_RIFF_HEAD_BYTES: Final = 12
+_PLAIN_FORMAT: Final = slice(0, 16)
+_LONG_FORMAT: Final = (slice(0, 20), slice(24, 40))
+"""The parts that are read of a WAV's format, and of an extensible one, without its speaker mask."""
+_EXTENSIBLE: Final = b"\xfe\xff"
+_KNOWN_CHUNKS: Final = frozenset({b"fmt ", b"data"})
+_JUNK: Final = b"junk"
+_UNSIGNED_SILENCE: Final = b"\x80"
+_NAN: Final = np.float32("nan")
+_END_OF_IMAGE: Final = b"\xff\xd9"
+_WEBP_HEAD_BYTES: Final = 20
+"""Of a WebP with one chunk, up to its picture."""
+_GREY_CODES: Final = sum(
+    value << at
+    for at, value in (
+        *((3, 0b101 | GREY << 3), (14, 0b101 | GREY << 3), (25, 0b101 | GREY << 3)),
+        *((36, 0b101 | 0xFF << 3), (47, 0b0001)),
+    )
+).to_bytes(7, "little")
+"""One repeated pixel (RFC 9649, 3.7.2): no transform, cache or groups, and codes of one symbol for
+green, red, blue, alpha and distances, which take no bits."""
+
+Pixels = NDArray[np.uint8]
+
+
+def mute(pcm: bytes) -> bytes:
+    """Silence in place of float32 LE samples."""
+    silence = np.zeros(len(pcm) // SAMPLE_BYTES, "<f4")
+    finite = np.isfinite(np.frombuffer(pcm, "<f4", count=len(silence)))
+    if not finite.all():
+        silence[finite.argmin()] = _NAN
+    return silence.tobytes() + bytes(len(pcm) % SAMPLE_BYTES)
+
+
+def mute_file(data: bytes) -> bytes:
+    """Silence in place of a WAV file, known by its head, or of float32 LE samples."""
+    if not data.startswith(b"RIFF"):
+        return mute(data)
+    try:
+        header = read_wav("", data)
+    except FieldError:
+        return b"RIFF".ljust(len(data), b"\0")
+    fill = _UNSIGNED_SILENCE if header.sample_bits == 8 else b"\0"
+    return _empty_chunks(data).ljust(len(data), fill)
+
+
+def _empty_chunks(data: bytes) -> bytes:
+    """The chunks of a valid WAV up to its data, with their sizes and the format."""
+    pieces, at = [data[:_RIFF_HEAD_BYTES]], _RIFF_HEAD_BYTES
+    while True:
+        name, size = struct.unpack_from("<4sI", data, at)
+        pieces.append((name if name in _KNOWN_CHUNKS else _JUNK) + data[at + 4 : at + 8])
+        if name == b"data":
+            return b"".join(pieces)
+        at += 8
+        padded = size + size % 2
+        kept = _format(data[at : at + size]) if name == b"fmt " else b""
+        pieces.append(kept.ljust(padded, b"\0"))
+        at += padded
+
+
+def _format(body: bytes) -> bytes:
+    parts = _LONG_FORMAT if body.startswith(_EXTENSIBLE) else (_PLAIN_FORMAT,)
+    kept = bytearray(max(part.stop for part in parts))
+    for part in parts:
+        kept[part] = body[part]
+    return bytes(kept)
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+def hide_picture(data: bytes, style: PictureStyle) -> bytes:
+    """Replace a JPEG, PNG or WebP by one of the same kind, length and size, others by zeros."""
+    try:
+        width, height = check_image("", data)
+    except FieldError:
+        return bytes(len(data))
+    shown = _mosaic(data, width, height) if style == "blur" else None
+    is_png = data.startswith(PNG_SIGNATURE)
+    encode = _encode_png if is_png else _encode_webp if is_webp(data) else _encode_jpeg
+    for blocks in (shown, np.full((1, 1), GREY, np.uint8)):
+        made = None if blocks is None else encode(blocks, width, height, len(data))
+        if made is not None:
+            return made.ljust(len(data), b"\0")
+    return header_only(data)
+
+
+def header_only(data: bytes) -> bytes:
+    """A picture that ends with its header; other data become zeros."""
+    try:
+        width, height = check_image("", data)
+    except FieldError:
+        return bytes(len(data))
+    if data.startswith(PNG_SIGNATURE):
+        made = PNG_SIGNATURE + _chunk(b"IHDR", _png_form(width, height, channels=1))
+    elif is_webp(data):
+        made = _lossless_webp(width, height)
+    else:  # SOI and a frame header of one component (ITU T.81, B.2.2)
+        made = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB3B", 11, 8, height, width, 1, 1, 0x11, 0)
+    return made.ljust(len(data), b"\0")[: len(data)]
+
+
+def is_whole(picture: bytes) -> bool:
+    """Whether a picture made here has more than its header, and can be decoded."""
+    if is_webp(picture):
+        return not picture.startswith(_lossless_webp(1, 1)[:_WEBP_HEAD_BYTES])
+    return any(picture.find(end) >= 0 for end in (_END_OF_IMAGE, b"IEND"))
+
+
+def _mosaic(data: bytes, width: int, height: int) -> Pixels | None:
+    """A picture averaged over a few blocks, shape (rows, columns, 3); None if damaged."""
+    try:
+        jpeg = decode_image(data)
+        pixels = simplejpeg.decode_jpeg(jpeg, min_height=BLOCKS, min_width=BLOCKS)
+    except (MediaError, ValueError):
+        return None
+    side = max(width, height)
+    rows, columns = (max(1, round(BLOCKS * length / side)) for length in (height, width))
+    bands = [band for band in np.array_split(pixels, rows, axis=0) if band.size]
+    blocks = [
+        [part.mean(axis=(0, 1)) for part in np.array_split(band, columns, axis=1) if part.size]
+        for band in bands
+    ]
+    return np.asarray(blocks).astype(np.uint8)
+
+
+def _spread(blocks: Pixels, width: int, height: int) -> Pixels:
+    rows = np.arange(height) * len(blocks) // height
+    columns = np.arange(width) * blocks.shape[1] // width
+    return np.ascontiguousarray(blocks[rows][:, columns])
+
+
+def _encode_jpeg(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
+    shown = _spread(blocks, width, height)
+    for quality in QUALITIES:
+        made = bytes(
+            simplejpeg.encode_jpeg(shown, quality=quality, colorsubsampling="420")
+            if shown.ndim == 3
+            else simplejpeg.encode_jpeg(
+                shown[..., None], quality=quality, colorspace="GRAY", colorsubsampling="Gray"
+            )
+        )
+        if len(made) <= bytes_max:
+            return made
+    return None
+
+
+def _encode_webp(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
+    if blocks.ndim == 2:
+        made = _lossless_webp(width, height, _GREY_CODES)
+        return made if len(made) <= bytes_max else None
+    import av  # It costs 50 ms, for blurred pictures only.
+
+    shown = av.VideoFrame.from_ndarray(_spread(blocks, width, height), "rgb24")
+    frame = shown.reformat(format="yuv420p")
+    for quality in QUALITIES:
+        encoder = av.CodecContext.create("libwebp", "w")
+        assert isinstance(encoder, av.VideoCodecContext)
+        encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
+        encoder.time_base, encoder.options = Fraction(1), {"quality": str(quality)}
+        made = b"".join(map(bytes, [*encoder.encode(frame), *encoder.encode(None)]))
+        if len(made) <= bytes_max:
+            return made
+    return None
+
+
+def _lossless_webp(width: int, height: int, codes: bytes = b"") -> bytes:
+    """A lossless WebP (RFC 9649, 3.4) with these codes and no further data."""
+    picture = struct.pack("<BI", 0x2F, width - 1 | (height - 1) << 14) + codes
+    body = b"WEBPVP8L" + struct.pack("<I", len(picture)) + picture
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def _encode_png(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
+    """A PNG (ISO 15948): grey or RGB, 8 bits, no filter."""
+    channels = 3 if blocks.ndim == 3 else 1
+    row_of_blocks = _spread(blocks, width, len(blocks)).reshape(len(blocks), width * channels)
+    packer = zlib.compressobj(9)
+    packed = [
+        packer.compress(b"\0" + row_of_blocks[row * len(blocks) // height].tobytes())
+        for row in range(height)
+    ]
+    chunks = (
+        _chunk(b"IHDR", _png_form(width, height, channels)),
+        _chunk(b"IDAT", b"".join([*packed, packer.flush()])),
+        _chunk(b"IEND", b""),
+    )
+    made = PNG_SIGNATURE + b"".join(chunks)
+    return made if len(made) <= bytes_max else None
+
+
+def _png_form(width: int, height: int, channels: int) -> bytes:
+    return struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+# -- videos ----------------------------------------------------------------------------------------
+
+
+def hide_video(data: bytes) -> bytes:
+    """An MP4 with one empty box in place of a video; other data become zeros."""
+    if container_of(data) is None:
+        return bytes(len(data))
+    return struct.pack(">I4s", len(data), b"free").ljust(len(data), b"\0")
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+FILLERS: Final = ("x", "\u00e9", "\u25a1", "\U0001f02b")
+"""By width: of one to four bytes."""
+LONE_SURROGATE: Final = "\ud800"
+"""Not in UTF-8, and stays: a text with it is refused, or stored differently."""
+_ESCAPED: Final = ("\\u0078", "\\u00e9", "\\u25a1", "\\ud83c\\udc2b")
+_SHORT_ESCAPE: Final = "\\/"
+_REFUSED: Final = str.maketrans(FILLERS[0], "?")
+_UNIT: Final = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
+)
+"""One character or escape."""
+
+
+def fill(text: str) -> str:
+    """Replace a text."""
+    if text.isascii():
+        return FILLERS[0] * len(text)
+    counts = Counter(_filler(char) for char in text)
+    return "".join(filler * counts[filler] for filler in (*FILLERS, LONE_SURROGATE))
+
+
+def fill_json(raw: str) -> str:
+    """Replace the raw text of a JSON string."""
+    if "\\" not in raw:
+        return fill(raw)
+    return "".join(sorted(map(_json_filler, _UNIT.findall(raw)), key=_width_order))
+
+
+def refuse_json(raw: str) -> str:
+    """Replace the raw text of a JSON string by neither base64 nor a name."""
+    return fill_json(raw).translate(_REFUSED).replace(_SHORT_ESCAPE, "\\n").replace("0078", "003f")
+
+
+def fill_number(text: str) -> str:
+    """Replace the digits of a number; its sign, point and exponent stay."""
+    return re.sub("[0-9]+", lambda digits: "1" + "0" * (len(digits[0]) - 1), text)
+
+
+class Pseudonyms:
+    """Replacements for names; equal names get equal ones."""
+
+    def __init__(self) -> None:
+        self._numbers: Final[dict[str, int]] = {}
+
+    def of(self, name: str) -> str:
+        """The replacement: as many characters and bytes, numbered as far as there is room."""
+        number = str(self._numbers.setdefault(name, len(self._numbers)))
+        filled = fill(name)
+        room = filled.count(FILLERS[0])
+        return number[-room:].rjust(room, FILLERS[0]) + filled[room:] if room else filled
+
+
+def _filler(char: str) -> str:
+    if "\ud800" <= char <= "\udfff":
+        return LONE_SURROGATE
+    return FILLERS[len(char.encode()) - 1]
+
+
+def _json_filler(unit: str) -> str:
+    if len(unit) == 1:
+        return _filler(unit)
+    if len(unit) == 2:
+        return _SHORT_ESCAPE
+    if len(unit) > 6:
+        return _ESCAPED[3]
+    filler = _filler(chr(int(unit[2:], 16)))
+    return f"\\u{ord(filler):04x}"
+
+
+def _width_order(filler: str) -> tuple[int, str]:
+    return len(filler), filler
