@@ -42,6 +42,7 @@ SAMPLED := \
 	tests/runtime/model/test_rebuild.py \
 	tests/runtime/model/test_rebuild_engine.py \
 	tests/runtime/model/test_tiny_scores.py \
+	tests/runtime/model/voice/test_sessions.py \
 	tests/runtime/telemetry/test_talk_meter.py
 
 .DEFAULT_GOAL := help

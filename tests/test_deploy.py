@@ -293,7 +293,7 @@ def test_the_page_has_no_other_setting() -> None:
 
 def test_the_page_s_commands_and_variables_exist() -> None:
     """An operator would type what there is not."""
-    known = {it.variable for it in SETTINGS} | OTHERS | {"ANTIPHON_TOKEN2WAV_"}
+    known = {it.variable for it in SETTINGS} | OTHERS
     assert set(re.findall(r"\bANTIPHON_[A-Z0-9_]+", PAGE)) <= known | {PREFIX + "QUEUE_MAX"}
     flags = {opt for param in serve_command.params for opt in (*param.opts, *param.secondary_opts)}
     lines = re.findall(r"^\$ (antiphon .*)$", PAGE, re.MULTILINE)

@@ -6,6 +6,7 @@ the lines; in a log, a missing `numerics` stands for version 1 of a backend's ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
@@ -15,6 +16,7 @@ import attrs
 from recorder.format.records import Fields
 from runtime.model.backends.base import Backend, BackendInfo
 from runtime.model.models import load_backend
+from runtime.settings.settings import VOICE_STEPS
 
 from ..shared.fields import below, typed
 from .report import Mismatch
@@ -50,6 +52,7 @@ class Loading:
     dtype: str | None = None
     deterministic: bool = False
     slots: int = 1
+    voice_steps: int = VOICE_STEPS
 
     def load(self) -> Backend:
         """Load it, with one slot for replay; `ValueError` if it is not available here."""
@@ -60,6 +63,7 @@ class Loading:
             dtype=self.dtype,
             deterministic=self.deterministic,
             is_live=self.slots == 1,
+            voice_steps=self.voice_steps,
         )
 
 
@@ -71,8 +75,13 @@ def loading_of(head: Fields, name: str) -> Loading:
         return Loading(name)  # A model that has neither: a script.
     is_exact = below(head, "config").get("deterministic") is True
     where = "cpu" if device == "cpu" else _gpu()
+    steps = typed(fingerprint, "voice_steps", str) or ""
     return Loading(
-        name, device=where, dtype=DTYPES.get(dtype), deterministic=is_exact and where == "cuda"
+        name,
+        device=where,
+        dtype=DTYPES.get(dtype),
+        deterministic=is_exact and where == "cuda",
+        voice_steps=int(steps) if re.fullmatch("[1-9][0-9]?", steps) else VOICE_STEPS,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
 from ..net.memory import importing
-from ..settings.settings import DEVICES, DTYPES
+from ..settings.settings import DEVICES, DTYPES, VOICE_STEPS, VOICE_STEPS_MAX
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +103,7 @@ class Question:
     dtype: str | None = None
     slots: int | None = None
     deterministic: bool = False
+    voice_steps: int = VOICE_STEPS
 
 
 def examine(question: Question) -> Diagnosis:
@@ -213,17 +215,21 @@ class _Visit:
 
     def _vocoder(self) -> Iterator[Finding]:
         from ..model.backends.minicpmo.model import VOCODER
-        from ..model.backends.minicpmo.voices import PIECES, lacking, load_vocoder
+        from ..model.backends.minicpmo.voices import has_default, has_published, lacking, survey
 
         assets = self._folder / VOCODER
-        missing, is_in_pieces = lacking(assets), (assets / PIECES).exists()
-        if is_in_pieces:
-            load_vocoder(assets, slots=1)
-        if missing:
+        if missing := lacking(assets):
             do = "; ".join(missing)
             yield Finding(check="vocoder", state="note", says="no vocoder: text only", do=do)
             return
-        says = "pieces of sound" if is_in_pieces else "token2wav, in its own process"
+        codes = survey(assets)
+        if self._config is not None and codes < self._config.tts.eos:
+            says = f"the vocoder has {codes} codes, the model {self._config.tts.eos}"
+            yield Finding(check="vocoder", state="problem", says=says, do=LAYOUT)
+        says = "pieces of sound"
+        if has_published(assets):
+            says = f"token2wav, {self.question.voice_steps} steps"
+            says += "" if has_default(assets) else "; sessions without reference audio get text"
         yield Finding(check="vocoder", state="ok", says=says)
 
     def _where(self) -> Finding:
@@ -245,10 +251,13 @@ class _Visit:
         return Finding(check="device", state="ok", says=says)
 
     def _plan(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
-        from ..model.backends.minicpmo.device import free_bytes, plan, vocoder_bytes
+        from ..model.backends.minicpmo.device import free_bytes, plan
         from ..model.backends.minicpmo.model import VOCODER
+        from ..model.backends.minicpmo.voices import planned
 
-        needs = plan(config, dtype, vocoder_bytes=vocoder_bytes(self._folder / VOCODER))
+        needs = plan(config, dtype)
+        with suppress(ModelUnusableError), explained(self._folder):  # Its own finding says it.
+            needs = planned(needs, self._folder / VOCODER, dtype, self.question.voice_steps)
         self.parts = [
             Part(name=name, parameters=count, weight_bytes=needs.weight_bytes[name])
             for name, count in needs.parameters.items()
@@ -268,14 +277,8 @@ class _Visit:
 
     def _replay(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
         """Whether a session's bytes depend on the other sessions."""
-        from ..model.backends.minicpmo.model import VOCODER
-        from ..model.backends.minicpmo.voices import PIECES, lacking
-
-        check, assets, varies = "full replay", self._folder / VOCODER, ""
-        do = "serve it without --deterministic"
-        if not (assets / PIECES).exists() and not lacking(assets):
-            varies = "it is not proven that its vocoder gives the same sound again"
-        elif device.type == "cpu":
+        check, varies, do = "full replay", "", "serve it without --deterministic"
+        if device.type == "cpu":
             if self.memory is None or self.memory.weight_bytes > PROBE_BYTES_MAX:
                 says = "not tried, the model is too large for it; serving it tries"
                 return Finding(check=check, state="note", says=says)
@@ -332,6 +335,12 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 @click.option("--dtype", type=click.Choice(DTYPES), help="As of `antiphon serve`.")
 @click.option("--slots", type=click.IntRange(1, 1024), help="Sessions that must fit at once.")
 @click.option("--deterministic", is_flag=True, help="As of `antiphon serve`.")
+@click.option(
+    "--voice-steps",
+    type=click.IntRange(1, VOICE_STEPS_MAX),
+    default=VOICE_STEPS,
+    help="As of `antiphon serve`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor_command(
     *,
@@ -340,6 +349,7 @@ def doctor_command(
     dtype: str | None,
     slots: int | None,
     deterministic: bool,
+    voice_steps: int,
     as_json: bool,
 ) -> None:
     """Say what would happen if a model were served here, without loading it.
@@ -353,7 +363,12 @@ def doctor_command(
       1  it would not; each problem says what to do
     """  # noqa: D301 - click takes a backspace to keep the lines
     question = Question(
-        model=model, device=device, dtype=dtype, slots=slots, deterministic=deterministic
+        model=model,
+        device=device,
+        dtype=dtype,
+        slots=slots,
+        deterministic=deterministic,
+        voice_steps=voice_steps,
     )
     found = examine(question)
     if as_json:

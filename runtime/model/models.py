@@ -22,7 +22,7 @@ from anyio import to_thread
 from .. import SOURCE_TREE
 from ..net.memory import importing
 from ..settings.extras import what_is_missing
-from ..settings.settings import nearest
+from ..settings.settings import VOICE_STEPS, nearest
 from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
 
@@ -111,6 +111,7 @@ def load_backend(
     dtype: str | None = None,
     deterministic: bool = False,
     is_live: bool = True,
+    voice_steps: int = VOICE_STEPS,
 ) -> Backend:
     """Load a model.
 
@@ -125,6 +126,7 @@ def load_backend(
         deterministic: a session's bytes must not depend on the other sessions; the backend's `info`
             says whether they do (`require_deterministic`).
         is_live: False: an engine may hold sessions back, so that they are computed together.
+        voice_steps: of the flow of a folder's published voice.
 
     Raises:
         ModelUnknownError: there is no model of that name.
@@ -151,7 +153,13 @@ def load_backend(
     if slots is None and name == "tiny":
         slots = SLOTS
     model = load_checkpoint(
-        name, slots, slots_max=SLOTS_MAX, device=device, dtype=dtype, exact=deterministic
+        name,
+        slots,
+        slots_max=SLOTS_MAX,
+        device=device,
+        dtype=dtype,
+        exact=deterministic,
+        voice_steps=voice_steps,
     )
     return EngineBackend(model, is_live=is_live)
 
@@ -175,9 +183,16 @@ async def load_backend_async(
     device: str | None = None,
     dtype: str | None = None,
     deterministic: bool = False,
+    voice_steps: int = VOICE_STEPS,
 ) -> Backend:
     """As `load_backend`, in a thread; cancelled, it returns at once and drops the model."""
-    load = partial(load_backend, device=device, dtype=dtype, deterministic=deterministic)
+    load = partial(
+        load_backend,
+        device=device,
+        dtype=dtype,
+        deterministic=deterministic,
+        voice_steps=voice_steps,
+    )
     return await to_thread.run_sync(load, name, slots, abandon_on_cancel=True)
 
 
@@ -214,6 +229,7 @@ def load_checkpoint(
     device: str | None,
     dtype: str | None,
     exact: bool = False,
+    voice_steps: int = VOICE_STEPS,
 ) -> DuplexModel:
     """Load the model of a checkpoint; arguments and errors as of `load_backend`.
 
@@ -226,9 +242,9 @@ def load_checkpoint(
             pick_dtype,
             plan,
             raising_device_lost,
-            vocoder_bytes,
         )
         from .backends.minicpmo.model import VOCODER, DuplexModel
+        from .backends.minicpmo.voices import planned
 
     folder = model_folder(name)
     where = pick_device(device, prefer_cuda=name != "tiny")
@@ -236,9 +252,11 @@ def load_checkpoint(
     with explained(folder), raising_device_lost():
         if slots is None:
             config = load_config(folder / "config.json")
-            needs = plan(config, what, vocoder_bytes=vocoder_bytes(folder / VOCODER))
+            needs = planned(plan(config, what), folder / VOCODER, what, voice_steps)
             slots = min(slots_max, slots_that_fit(needs, where))
-        return DuplexModel.load(folder, slots=slots, device=where, dtype=what, exact=exact)
+        return DuplexModel.load(
+            folder, slots=slots, device=where, dtype=what, exact=exact, voice_steps=voice_steps
+        )
 
 
 def slots_that_fit(needs: MemoryPlan, device: torch.device) -> int:

@@ -321,6 +321,7 @@ def model_options(settings: Settings, model: str) -> list[str]:
         ("--dtype", settings.dtype),
     ):
         options += [] if value is None else [flag, str(value)]
+    options += ["--voice-steps", str(settings.voice_steps)]
     options += ["--deterministic"] if settings.deterministic else []
     return options + (["--verbose"] if settings.log_level in {"info", "debug"} else [])
 
@@ -428,6 +429,7 @@ class Embedded:
             device=settings.device,
             dtype=settings.dtype,
             deterministic=settings.deterministic,
+            voice_steps=settings.voice_steps,
         )
 
     async def load(self, place: int) -> Backend:

@@ -343,6 +343,10 @@ DAYS_MAX: Final = 36_500
 MEGABYTES_MAX: Final = 1_000_000_000
 """A petabyte: more than one folder should hold."""
 MIB: Final = 1 << 20
+VOICE_STEPS: Final = 10
+"""Of the published voice's flow, as it was published."""
+VOICE_STEPS_MAX: Final = 16
+"""More were never measured to sound better."""
 BUFFER_MB_MAX: Final = 1_024
 """Nine hours of sound for each session, against typing errors."""
 BYTES_PER_S_LIMIT: Final = 1 << 40
@@ -453,6 +457,13 @@ class Settings:
         False,
         "Give a session the same bytes whatever other sessions run, or do not start: then its log "
         "can be replayed with the model. On cpu this always holds; on cuda fewer sessions fit.",
+    )
+    voice_steps: int = setting(
+        VOICE_STEPS,
+        "Steps of the flow that makes a published checkpoint's voice; fewer are faster, and "
+        "rougher. A recording is replayed with its own.",
+        low=1,
+        high=VOICE_STEPS_MAX,
     )
     served_model_names: tuple[str, ...] = setting(
         (),

@@ -45,16 +45,8 @@ Source = Literal["default", "file", "variable", "flag"]
 
 CONFIG_VARIABLE: Final = "ANTIPHON_CONFIG"
 """The file where no flag names one."""
-OTHERS: Final = frozenset(
-    {
-        CONFIG_VARIABLE,
-        "ANTIPHON_KEY",
-        "ANTIPHON_TOKEN2WAV_PYTHON",
-        "ANTIPHON_TOKEN2WAV_STEPS",
-        "ANTIPHON_TOKEN2WAV_FLOAT16",
-    }
-)
-"""Our variables that are no settings: of the file, of clients, and of the vocoder."""
+OTHERS: Final = frozenset({CONFIG_VARIABLE, "ANTIPHON_KEY"})
+"""Our variables that are no settings: of the file, and of clients."""
 FILE_BYTES_MAX: Final = 1 << 20
 """A file with every setting has a few kilobytes."""
 PROBLEMS_MAX: Final = 20

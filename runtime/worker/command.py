@@ -25,7 +25,7 @@ from ..model.models import (
     require_deterministic,
 )
 from ..net.tls import Certificate, CertificateError
-from ..settings.settings import DEVICES, DTYPES
+from ..settings.settings import DEVICES, DTYPES, VOICE_STEPS, VOICE_STEPS_MAX
 from ..telemetry.logs import configure
 from .worker import Worker
 
@@ -61,6 +61,13 @@ STDIN: Final = 0
     "--deterministic", is_flag=True, help="Give a session the same bytes always, or do not start."
 )
 @click.option(
+    "--voice-steps",
+    type=click.IntRange(1, VOICE_STEPS_MAX),
+    default=VOICE_STEPS,
+    show_default=True,
+    help="As of `antiphon serve`.",
+)
+@click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -88,6 +95,7 @@ def start_command(
     device: str | None,
     dtype: str | None,
     deterministic: bool,
+    voice_steps: int,
     token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -135,6 +143,7 @@ def start_command(
         device=device,
         dtype=dtype,
         deterministic=deterministic,
+        voice_steps=voice_steps,
     )
     serve = partial(_serve, address, token, certificate, load, model, deterministic=deterministic)
     try:

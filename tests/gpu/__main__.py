@@ -22,9 +22,11 @@ from runtime.model.models import tiny_path
 from tests.gpu import engine
 from tests.gpu.agreement import agreement
 from tests.gpu.steps import measure
+from tests.gpu.voice import drawn
+from tests.gpu.voice import measure as measure_voice
 from tests.project.evidence import made
 
-STAGES: Final = ("agreement", "steps", "staged", "served", "rebuilt", "profiled")
+STAGES: Final = ("agreement", "voice", "steps", "staged", "served", "rebuilt", "profiled")
 COUNTS: Final = "1,4,16,32,48,64"
 
 
@@ -105,7 +107,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--deterministic", action="store_true", help="as of `antiphon serve`")
     parser.add_argument("--only", default=",".join(STAGES), help="stages, with commas between them")
-    parser.add_argument("--sessions", default=COUNTS, help="of stage `served`")
+    parser.add_argument("--sessions", default=COUNTS, help="of the stages `served` and `voice`")
     parser.add_argument("--seconds", type=int, default=5, help="units a session, in `served`")
     parser.add_argument("--load", help=f"some of {', '.join(engine.LOADS)}, in `served`")
     parser.add_argument("--due", choices=["both", *ARRIVALS], default="both", help="in `served`")
@@ -127,7 +129,15 @@ def main() -> None:
             found.say(
                 f"off the CPU in {dtype}", {kind: f"{far:.1e}" for kind, far in kinds.items()}
             )
-    rest = [name for name in STAGES[1:] if name in chosen]
+    if "voice" in chosen:
+        dtype = torch.bfloat16 if is_cuda else torch.float32
+        counts = [int(count) for count in options.sessions.split(",")]
+        voice = drawn(
+            torch.device(options.device), dtype, slots=max(counts), exact=options.deterministic
+        )
+        found.keep("voice", measure_voice(voice, counts, found.say))
+        del voice
+    rest = [name for name in STAGES[2:] if name in chosen]
     if rest:
         model = _load(options, found)
         for name in rest:

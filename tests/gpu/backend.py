@@ -15,6 +15,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel, full_config, rand
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
+from tests.gpu.voice import drawn
 from tests.models.random_model import write_vocoder
 
 ENTRY: Final = "[antiphon.backends]\nfull = tests.gpu.backend:make\n"
@@ -33,17 +34,20 @@ def install(folder: Path) -> Path:
 def make(
     argument: str, slots: int | None, *, device: str | None, dtype: str | None, deterministic: bool
 ) -> EngineBackend:
-    """Make the model: the shape of `argument`, `tiny`, or the published one."""
+    """Make the model: of `tiny`'s shape, the published one, or with the `-voice` of either."""
     where = pick_device(device, prefer_cuda=True)
-    config = load_config(tiny_path() / "config.json") if argument == "tiny" else full_config()
+    config = load_config(tiny_path() / "config.json") if "tiny" in argument else full_config()
     what = torch.bfloat16 if where.type == "cuda" else torch.float32
     model = random_model(
         config, tiny_path(), slots=slots or 1, device=where, dtype=what, exact=deterministic
     )
     machine = model.machine
-    with tempfile.TemporaryDirectory() as name:
-        write_vocoder(Path(name) / "vocoder", config.tts.num_audio_tokens)
-        machine.vocoder = PieceVocoder.load(Path(name) / "vocoder")
+    if "voice" in argument:
+        machine.vocoder = drawn(where, what, slots=slots or 1, exact=deterministic)
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            write_vocoder(Path(name) / "vocoder", config.tts.num_audio_tokens)
+            machine.vocoder = PieceVocoder.load(Path(name) / "vocoder")
     facts = {
         "model": f"random {argument or 'full'}",
         "torch": torch.__version__,
@@ -51,6 +55,7 @@ def make(
         "dtype": str(dtype or what),
         "attention": machine.attention,
         "batch": machine.batch,
+        **machine.vocoder.fingerprint,
         "config": json.dumps(config.llm.to_diff_dict(), sort_keys=True, default=str),
     }
     return EngineBackend(DuplexModel.of(machine, model.tokens, facts))

@@ -7,15 +7,19 @@ the published ones; their sizes are not.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import soundfile
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.model.backends.minicpmo.model import VOCODER
+from runtime.model.backends.minicpmo.voices import DEFAULT_VOICES
 from runtime.model.voice.checkpoint import FLOW, FLOW_YAML, HIFT, UNNORMED, fill_flow, fill_hift
 from runtime.model.voice.config import (
     PUBLISHED,
@@ -27,8 +31,9 @@ from runtime.model.voice.config import (
 )
 from runtime.model.voice.flow import Flow
 from runtime.model.voice.hift import Hift
-from runtime.model.voice.reference import Reference
+from runtime.model.voice.reference import CODES_FILE, RATE_HZ, SPEAKER_FILE, Reference
 from runtime.model.voice.vocoder import Vocoder
+from tests.models import random_model
 
 CONFIG: Final = FlowConfig(
     codes=4224,
@@ -37,6 +42,8 @@ CONFIG: Final = FlowConfig(
 )
 HIFT_CONFIG: Final = HiftConfig(width=16, pitch_width=8)
 STEPS: Final = 2
+NETWORKS: Final = Path(__file__).parents[2] / "fixtures" / "voice"
+"""The networks that read reference audio, as small as they can be."""
 
 
 def generator(name: str) -> np.random.Generator:
@@ -146,11 +153,32 @@ def flow_yaml(config: FlowConfig = CONFIG, changes: Mapping[str, object] | None 
 
 
 def write_folder(folder: Path) -> Path:
-    """Write a folder of the published layout."""
+    """Write a folder of the published layout, and a default voice beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FLOW_YAML).write_text(flow_yaml())
     torch.save(flow_weights(), folder / FLOW)
     torch.save(hift_weights(), folder / HIFT)
+    for name in (CODES_FILE, SPEAKER_FILE):
+        shutil.copy(NETWORKS / name, folder)
+    path = folder.parent / DEFAULT_VOICES[0]
+    soundfile.write(path, reference_pcm(0), RATE_HZ, subtype="PCM_16", format="WAV")
+    return folder
+
+
+def reference_pcm(number: int, seconds: float = 1.0) -> NDArray[np.float32]:
+    """Reference audio, 16 kHz, another one for each number."""
+    chance = generator(f"reference {number}")
+    at = np.arange(int(seconds * RATE_HZ)) / RATE_HZ
+    tone = np.sin(2 * np.pi * (100 + 50 * (number % 40)) * at)
+    sound = 0.2 * tone + 0.05 * chance.standard_normal(len(at))
+    return sound.astype(np.float32)
+
+
+def write_checkpoint(folder: Path, *changes: Mapping[str, Any]) -> Path:
+    """Write a checkpoint as `random_model.write_checkpoint`, with this voice."""
+    random_model.write_checkpoint(folder, *changes)
+    shutil.rmtree(folder / VOCODER)
+    write_folder(folder / VOCODER)
     return folder
 
 

@@ -340,12 +340,17 @@ def test_a_model_is_loaded_as_it_was_recorded(
     )
     loose = made_by(device="NVIDIA H200", dtype="float8", deterministic=False)
     assert loading_of(loose, "tiny") == Loading("tiny", device=gpu)
+    spoken = made_by(device="cpu", dtype="float32", deterministic=True)
+    for steps, taken in (("6", 6), ("06", 10), ("x", 10), (6, 10)):
+        head = {**spoken, "fingerprint": {**spoken["fingerprint"], "voice_steps": steps}}
+        assert loading_of(head, "tiny").voice_steps == taken
     for head in ({}, HEAD, {"config": {"model": "tiny"}, "fingerprint": {"device": 1}}):
         assert loading_of(head, "tiny") == Loading("tiny")
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(environment, "load_backend", lambda *args, **how: asked.append((args, how)))
-    Loading("tiny", device="cuda", dtype="fp16", deterministic=True).load()
+    Loading("tiny", device="cuda", dtype="fp16", deterministic=True, voice_steps=6).load()
     how = {"device": "cuda", "dtype": "fp16", "deterministic": True, "is_live": True}
+    how |= {"voice_steps": 6}
     assert asked == [(("tiny", 1), how)]
 
 

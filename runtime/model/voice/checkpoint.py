@@ -17,11 +17,12 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from ...settings.settings import VOICE_STEPS
 from ..backends.minicpmo.checkpoint import CheckpointError, Survey
 from .config import SIZE_MAX, FlowConfig, HiftConfig, read_flow_config
 from .flow import Flow
 from .hift import Hift
-from .vocoder import Vocoder
+from .vocoder import VOICES, Vocoder
 
 FLOW_YAML: Final = "flow.yaml"
 FLOW: Final = "flow.pt"
@@ -112,16 +113,27 @@ def fill_flow(
     device: torch.device | str = "cpu",
 ) -> Flow:
     """Make the flow of the tensors of `flow.pt`; `CheckpointError` if they do not fit."""
-    with torch.device("meta"):
-        flow = Flow(config).to(dtype)
-    _check(FLOW, _shapes(flow), found)
-    flow = flow.to_empty(device=device)
+    flow = _empty_flow(config, found).to(dtype).to_empty(device=device)
     _fill(FLOW, flow, found)
+    return flow
+
+
+def _empty_flow(config: FlowConfig, found: Tensors) -> Flow:
+    with torch.device("meta"):
+        flow = Flow(config)
+    _check(FLOW, _shapes(flow), found)
     return flow
 
 
 def fill_hift(read: Tensors, device: torch.device | str = "cpu") -> Hift:
     """Make HiFT, with the widths of `hift.pt`'s tensors; `CheckpointError` if they do not fit."""
+    hift, found = _empty_hift(read)
+    names, hift = hift.state_dict().keys(), hift.to_empty(device=device)
+    _fill(HIFT, hift, {name: _folded(name, found) for name in names})
+    return hift
+
+
+def _empty_hift(read: Tensors) -> tuple[Hift, dict[str, Tensor]]:
     found = {_spelled(name): tensor for name, tensor in read.items()}
     if len(found) < len(read):
         raise CheckpointError(f"{HIFT} has a weight in both spellings of weight norm")
@@ -136,9 +148,7 @@ def fill_hift(read: Tensors, device: torch.device | str = "cpu") -> Hift:
             base = name.removesuffix(".weight")
             wanted[base + LENGTH], wanted[base + DIRECTION] = (shape[0], 1, 1), shape
     _check(HIFT, wanted, found)
-    hift = hift.to_empty(device=device)
-    _fill(HIFT, hift, {name: _folded(name, found) for name in plain})
-    return hift
+    return hift, found
 
 
 def _spelled(name: str) -> str:
@@ -177,10 +187,25 @@ def digest(folder: Path) -> str:
     return total.hexdigest()
 
 
+def read_config(folder: Path) -> FlowConfig:
+    """Read `flow.yaml`; `OSError`: it is missing; `CheckpointError`: it is not supported."""
+    try:
+        return read_flow_config(folder / FLOW_YAML)
+    except ValueError as error:
+        raise CheckpointError(f"{FLOW_YAML}: {error}") from error
+
+
+def survey(folder: Path) -> tuple[Flow, Hift]:
+    """The modules without weights, after a check of names and shapes; errors as `load_vocoder`."""
+    flow = _empty_flow(read_config(folder), read_tensors(folder / FLOW))
+    return flow, _empty_hift(read_tensors(folder / HIFT))[0]
+
+
 def load_vocoder(
     folder: Path,
     *,
-    steps: int = 10,
+    steps: int = VOICE_STEPS,
+    voices: int = VOICES,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Vocoder:
@@ -188,10 +213,6 @@ def load_vocoder(
 
     `OSError`: a file is missing; `CheckpointError`: a file is damaged, or does not fit the others.
     """
-    try:
-        config = read_flow_config(folder / FLOW_YAML)
-    except ValueError as error:
-        raise CheckpointError(f"{FLOW_YAML}: {error}") from error
-    flow = fill_flow(config, read_tensors(folder / FLOW), dtype, device)
+    flow = fill_flow(read_config(folder), read_tensors(folder / FLOW), dtype, device)
     hift = fill_hift(read_tensors(folder / HIFT), device)
-    return Vocoder(flow, hift, seed=digest(folder), steps=steps)
+    return Vocoder(flow, hift, seed=digest(folder), steps=steps, voices=voices)

@@ -31,8 +31,8 @@ TIME_SCALE: Final = 1000.0
 PARTS: Final = 3
 """Of a block: attention, MLP, convolution; each is shifted, scaled and gated."""
 
-PastOf = Callable[[int, int], Tensor]
-"""The cache at a step and block, (2 B, H, P, 2 D), the guided half first."""
+PastOf = Callable[[int], Tensor]
+"""The cache at a step, (depth, 2 B, H, P, 2 D), the guided half first."""
 
 
 class Attention(nn.Module):
@@ -251,11 +251,12 @@ class Flow(nn.Module):
             y = dit.in_proj(
                 torch.cat((torch.cat((x, x)).to(like), conditions), dim=-1)
             )  # (2 B, T, C)
+            caches = past.rows(step)
             for index, block in enumerate(dit.blocks):
                 y, kept[step, index], before[step, index] = block(
                     y,
                     self._blocks[step, index],
-                    past.rows(step, index),
+                    caches[index],
                     past.before[step, index],
                     past.mask,
                 )

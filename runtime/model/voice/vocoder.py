@@ -7,12 +7,12 @@ and computed again, to the same bits, when a turn needs it. What a chunk draws i
 vocoder's seed, the session's key and the place in the turn.
 
 On a CPU each chunk is computed by itself, so its bits do not depend on others. `together` computes
-chunks of one length as a batch, padded to the longest cache, which gives the same up to rounding.
+chunks of one length as a batch, in the flow padded to the longest cache, which gives the same up to
+rounding.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -26,13 +26,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from ...settings.settings import VOICE_STEPS
+from ..backends.minicpmo.sampling import keyed
 from . import encoder, flow
-from .cache import Piece, Pieces, count, cut, cut_halved, joined
-from .config import MEL, SILENT_CODE
+from .cache import KEPT, Piece, Pieces, count, cut, cut_halved, joined
+from .config import MEL, SILENT_CODE, SPEAKER, FlowConfig
 from .encoder import LOOKAHEAD, UP
 from .flow import Flow
 from .hift import FRAME, Hift
-from .reference import Reference
+from .reference import CODES_A_SECOND, SECONDS_MAX, Reference
 
 TABLE_FRAMES: Final = 1000
 """Columns of the flow's noise. A chunk starts at the length of its cache, so few are used."""
@@ -46,17 +48,15 @@ CODES_MAX: Final = 25 + LOOKAHEAD
 """Codes of a chunk."""
 PROMPT_MAX: Final = encoder.AHEAD_MAX // UP
 """Codes of a prompt."""
-
-
 VOICES: Final = 4
 """Voices that are kept; of a prompt of 6 s, each has 0.4 GB."""
+PROBES: Final = 3
+"""Times that a turn is spoken, to see whether it has the same bits."""
 
 
 def normal(key: str, count: int) -> NDArray[np.float32]:
-    """Normal numbers for one purpose, from the generator and keying of the model's other draws."""
-    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
-    philox = np.random.Philox(key=np.frombuffer(digest, dtype="<u8").astype(np.uint64))
-    return np.random.Generator(philox).standard_normal(count, dtype=np.float32)
+    """Normal numbers for one purpose."""
+    return keyed(key).standard_normal(count, dtype=np.float32)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -151,7 +151,7 @@ class Vocoder:
         hift: Hift,
         *,
         seed: str,
-        steps: int = 10,
+        steps: int = VOICE_STEPS,
         voices: int = VOICES,
         table: Tensor | None = None,
         draw: Callable[[str, int], NDArray[np.float32]] = normal,
@@ -216,6 +216,20 @@ class Vocoder:
             sound=torch.zeros(0, device=speaker.device),
         )
 
+    def repeats(self) -> bool:
+        """Try whether chunks have the same bits again."""
+        codes = (SILENT_CODE,) * CODES_MAX
+        mel, speaker = np.zeros((UP, MEL), np.float32), np.ones(SPEAKER, np.float32)
+        voice = Reference(codes=codes, mel=mel, speaker=speaker)
+        chunk = Chunk(reference=voice, turn=None, codes=codes, last=False)
+        turns = list[list[bytes]]()
+        for _ in range(PROBES):
+            first = self.speak([chunk])[0]
+            second = self.speak([attrs.evolve(chunk, turn=first.turn)])[0]
+            turns.append([first.pcm.tobytes(), second.pcm.tobytes()])
+            del self._voices[voice.digest]
+        return all(turn == turns[0] for turn in turns)
+
     # -- chunks ------------------------------------------------------------------------------------
 
     def speak(self, chunks: Sequence[Chunk], *, together: bool = False) -> list[Spoken]:
@@ -238,10 +252,7 @@ class Vocoder:
     def _speak(self, chunks: Sequence[Chunk]) -> list[Spoken]:
         turns = [chunk.turn or self.voice(chunk.reference) for chunk in chunks]
         flowed = self._flowed(chunks, turns, self._table.new_zeros(1, MEL))
-        return [
-            self._sounded(chunk, turn, mel, after)
-            for chunk, turn, (mel, after) in zip(chunks, turns, flowed, strict=True)
-        ]
+        return self._sounded(chunks, turns, flowed)
 
     def _flowed(
         self, chunks: Sequence[Chunk], turns: Sequence[Turn], prompt: Tensor
@@ -267,30 +278,71 @@ class Vocoder:
 
     # -- sound -------------------------------------------------------------------------------------
 
-    def _sounded(self, chunk: Chunk, before: Turn, mel: Tensor, after: Turn) -> Spoken:
-        """Turn a chunk's mel frames into sound, with those kept before them."""
-        frames = torch.cat((before.mel, mel))[None]  # (1, F, 80)
+    def _sounded(
+        self,
+        chunks: Sequence[Chunk],
+        turns: Sequence[Turn],
+        flowed: Sequence[tuple[Tensor, Turn]],
+    ) -> list[Spoken]:
+        """Turn the mel frames of chunks of one length into sound, with those kept before them."""
+        found = dict[int, Spoken]()
+        for kept in (0, MEL_KEPT):  # A turn's first chunk has no frames before it.
+            group = [index for index, turn in enumerate(turns) if len(turn.mel) == kept]
+            if not group:
+                continue
+            frames = torch.stack(
+                [torch.cat((turns[index].mel, flowed[index][0])) for index in group]
+            )  # (B, F, 80)
+            noise = torch.stack([self._noise(chunks[index], turns[index]) for index in group])
+            source = self.hift.source(frames, F.pad(noise.to(frames.device), (kept * FRAME, 0)))
+            for row, index in zip(source, group, strict=True):
+                row[: kept * FRAME] = turns[index].source
+            raw = self.hift(frames, source)  # (B, 480 F)
+            for at, index in enumerate(group):
+                mel, after = flowed[index]
+                after = attrs.evolve(
+                    after,
+                    mel=frames[at, -MEL_KEPT:].clone(),
+                    source=source[at, -HELD:].clone(),
+                    sound=raw[at, -HELD:].clone(),
+                )
+                found[index] = Spoken(
+                    pcm=self._pcm(chunks[index], turns[index], raw[at]),
+                    turn=None if chunks[index].last else after,
+                    mel=mel,
+                    source=source[at],
+                    raw=raw[at],
+                )
+        return [found[index] for index in range(len(chunks))]
+
+    def _noise(self, chunk: Chunk, before: Turn) -> Tensor:
+        """The source's noise of a chunk's new samples."""
+        rows = len(chunk.codes) - (0 if chunk.last else LOOKAHEAD)
         key = f"{self._seed}/{chunk.key}/source {before.frames}"
-        new = torch.from_numpy(self._draw(key, len(mel) * FRAME)).to(frames.device)
-        noise = F.pad(new, (len(before.source), 0))[None]  # Kept samples have theirs.
-        source = self.hift.source(frames, noise)
-        source[0, : len(before.source)] = before.source
-        raw = self.hift(frames, source)[0]  # (480 F,)
+        return torch.from_numpy(self._draw(key, UP * rows * FRAME))
+
+    def _pcm(self, chunk: Chunk, before: Turn, raw: Tensor) -> NDArray[np.float32]:
+        """A chunk's sound after what was held back, without its end, which is held back."""
         sound = raw.clone()
         if len(before.sound):
             sound[:HELD] = sound[:HELD] * self._rise + before.sound * self._fall
         pcm = sound if chunk.last else sound[:-HELD]
         if not before.frames:
             pcm = F.pad(pcm, (HELD, 0))
-        kept = attrs.evolve(
-            after,
-            mel=frames[0, -MEL_KEPT:].clone(),
-            source=source[0, -HELD:].clone(),
-            sound=sound[-HELD:].clone(),
-        )
-        turn = None if chunk.last else kept
         pcm = pcm.clamp(-1, 1)  # Where it fades, the two windows add up to 1.08.
-        return Spoken(pcm=pcm.cpu().numpy(), turn=turn, mel=mel, source=source, raw=raw)
+        found: NDArray[np.float32] = pcm.cpu().numpy()
+        return found
+
+
+def session_bytes(config: FlowConfig, steps: int, itemsize: int) -> int:
+    """The most memory of a session: its voice, and a turn's state with that of a rollback."""
+    dit, width = config.dit, config.encoder.width
+    flow_row = steps * dit.depth * 2 * dit.heads * 2 * dit.head_width
+    encoder_row = 2 * width * config.encoder.up_blocks + width * config.encoder.blocks
+    before = steps * dit.depth * 2 * 2 * flow.BEFORE * dit.width
+    prompt = UP * int(SECONDS_MAX * CODES_A_SECOND)
+    own = max(prompt, KEPT) + UP * CODES_MAX  # A state shares its rows with the one before it.
+    return itemsize * ((prompt + own) * (flow_row + encoder_row) + 3 * before)
 
 
 def fitted(mel: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
@@ -339,13 +391,17 @@ def flow_past(turns: Sequence[Turn], rows: int) -> flow.Past:
     """What chunks of so many frames see in the flow; shorter caches are padded behind."""
     counts = [count(turn.flow_rows) for turn in turns]
     before = torch.stack([turn.before for turn in turns], dim=3).flatten(2, 3)
+    _, depth, _, heads, _, width = turns[0].flow_rows[0].rows.shape
 
-    def rows_of(step: int, block: int) -> Tensor:
-        parts = [
-            F.pad(joined(turn.flow_rows, step, block), (0, 0, 0, max(counts) - held))
-            for turn, held in zip(turns, counts, strict=True)
-        ]  # (2, H, P, 2 D) each
-        return torch.stack(parts, dim=1).flatten(0, 1)  # (2 B, H, P, 2 D)
+    def rows_of(step: int) -> Tensor:
+        """Gather all blocks' rows in one go: a copy for each block would be a launch for each."""
+        gathered = before.new_zeros(depth, 2, len(turns), heads, max(counts), width)
+        for turn, into in zip(turns, gathered.unbind(2), strict=True):
+            at = 0
+            for piece in turn.flow_rows:
+                into[:, :, :, at : at + piece.count] = piece.rows[step]
+                at += piece.count
+        return gathered.flatten(1, 2)  # (depth, 2 B, H, P, 2 D)
 
     mask = _mask(counts, rows, before, is_past_first=False)
     mask = None if mask is None else mask.repeat(2, 1, 1, 1)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.cli import main
 from runtime.commands.doctor import Diagnosis, Finding, Question, examine
-from runtime.model.backends.minicpmo import device, machine, voices
+from runtime.model.backends.minicpmo import device, machine
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
 
@@ -141,10 +141,6 @@ def test_what_cannot_be_replayed_is_told(checkpoint: Path, monkeypatch: pytest.M
     monkeypatch.setattr(machine, "rows_are_independent", lambda _: False)
     assert "depend on the batch; logic replay" in replayed(checkpoint).says
     assert "depend on the batch" in problem(checkpoint, "full replay", deterministic=True)
-    monkeypatch.setattr(voices, "lacking", lambda _: ())
-    monkeypatch.setattr(voices, "PIECES", "none.safetensors")
-    assert "vocoder" in replayed(checkpoint).says
-    assert "vocoder" in problem(checkpoint, "full replay", deterministic=True)
 
 
 def test_what_a_gpu_may_replay_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,15 @@ def test_all_stages_but_the_longest_run(
     """The first minutes with a GPU would go into mending the script that is to use them."""
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # Threads that wait for each other cost most.
     monkeypatch.setattr("tests.gpu.agreement.UNITS", 3)
+    monkeypatch.setattr("tests.gpu.voice.PROMPT", 10)
     words = ["--device", "cpu", "--slots", "2", "--sessions", "1", "--seconds", "1"]
-    words += ["--only", "agreement,served", "--load", "listening omni", "--due", "together"]
+    words += ["--only", "agreement,voice,served", "--load", "listening omni", "--due", "together"]
     monkeypatch.setattr(sys, "argv", ["gpu", *words, "--out", str(tmp_path)])
     script.main()
     found: dict[str, Any] = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
     assert set(found["off the CPU in float32, own"]) >= {"Feed", "Speak", "See", "Hearing"}
+    assert found["chunks have the same bits again"] is True
+    assert found["voice"]["1"]["ms"] > 0
     (load,) = found["served"]
     assert load["load"] == "listening omni"
     assert load["runs"][0]["sessions"] == 1

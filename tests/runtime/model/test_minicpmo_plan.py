@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig, read_config
-from runtime.model.backends.minicpmo.device import TOKEN2WAV_BYTES, plan, stores, vocoder_bytes
+from runtime.model.backends.minicpmo.device import plan, stores
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import FULL, full_config
+from runtime.model.backends.minicpmo.voices import planned
+from runtime.model.voice.vocoder import CODES_MAX, Chunk
 from tests.models.random_model import CONFIG, SLIDING, SMALL, changed
+from tests.models.random_voice import STEPS, codes, reference, vocoder, write_folder
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -48,7 +52,8 @@ def test_half_the_precision_takes_half_the_memory() -> None:
 
 def test_slots_fill_the_memory_and_no_more() -> None:
     """Slots would be left unused, or the last one run out of memory."""
-    needs = plan(config_of(CONFIG), torch.float32, vocoder_bytes=1000)
+    needs = plan(config_of(CONFIG), torch.float32)
+    needs = attrs.evolve(needs, session_bytes={**needs.session_bytes, "vocoder": 1000})
     each = needs.each_bytes(CPU)
     assert each == needs.slot_bytes + 1000 + needs.host_bytes
     assert needs.each_bytes(CUDA) == needs.slot_bytes + 1000
@@ -71,8 +76,28 @@ def test_the_full_shape_is_the_published_one() -> None:
     assert full_config(0.5).llm.num_hidden_layers == FULL["num_hidden_layers"] / 2
 
 
-def test_only_the_published_vocoder_is_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_published_voice_is_counted(tmp_path: Path, dtype: torch.dtype) -> None:
     """A GPU would be filled up to where the voice of the last session does not fit."""
-    assert vocoder_bytes(tmp_path) == 0
-    (tmp_path / "flow.pt").touch()
-    assert vocoder_bytes(tmp_path) == TOKEN2WAV_BYTES
+    needs = plan(config_of(CONFIG), dtype)
+    assert planned(needs, tmp_path, dtype, STEPS) == needs
+    folder = write_folder(tmp_path / "assets" / "token2wav")
+    voiced = planned(needs, folder, dtype, STEPS)
+    speaker = vocoder(dtype)
+    for name, module in (("flow", speaker.flow), ("hift", speaker.hift)):
+        weights = module.state_dict().values()
+        assert voiced.parameters[name] == sum(weight.numel() for weight in weights)
+        sizes = [weight.numel() * weight.element_size() for weight in weights]
+        assert voiced.weight_bytes[name] == sum(sizes)
+    turn, taken = None, list[int]()
+    for index in range(12):  # Until the caches are full.
+        said = codes(f"{index}", CODES_MAX)
+        chunk = Chunk(reference=reference("a", 150), turn=turn, codes=said, last=False)
+        before, turn = turn, speaker.speak([chunk])[0].turn
+        assert turn is not None
+        rows = [turn.flow_rows, *([] if before is None else [before.flow_rows])]
+        own = {id(piece): piece for pieces in rows for piece in pieces if not piece.is_shared}
+        taken.append(sum(each.rows.numel() for each in own.values()) * dtype.itemsize)
+    voice = speaker.voice(reference("a", 150)).bytes_of(shared=True)
+    assert voice + max(taken) < voiced.session_bytes["vocoder"] < 1.2 * (voice + max(taken))
+    assert planned(needs, folder, dtype, 2 * STEPS).each_bytes(CPU) > voiced.each_bytes(CPU)

@@ -51,6 +51,7 @@ from .sound import samples_of
 from .state import EMBEDDED, feed_blocks
 from .tokens import TextStream, Tokens
 from .vision import Slicing, read_jpeg
+from .vocoder import Prepare
 from .work import Fed, Feed, Recall, See, Steps
 
 
@@ -98,6 +99,7 @@ class ChatTurn(InSlot):
         self._prompt: Prompt
         self._seen: dict[tuple[int, int], Tensor] = {}
         self._first: Fed
+        self._voice: object = None
         self._length = 0
         self._began_ns = 0
 
@@ -105,7 +107,7 @@ class ChatTurn(InSlot):
         """Lay the conversation out without computing, and count its pictures; safe from any thread.
 
         `ContextFull`: it does not fit, with room for one token; `BackendError`: a picture is no
-        JPEG file, or the call is out of order.
+        JPEG file, the voice's sound is malformed, or the call is out of order.
         """
         self._require("new")
         self._began_ns = time.perf_counter_ns()
@@ -116,6 +118,10 @@ class ChatTurn(InSlot):
                 f"{self._name} has {self._prompt.length} tokens, "
                 f"more than {config.context_limit - 1}"
             )
+        speech, vocoder = self._turn.speech, self._machine.vocoder
+        if speech is not None and vocoder is not None:
+            self._require_uncut()
+            self._voice = vocoder.open(_samples(speech.voice_pcm).numpy())
         self._phase = "measured"
         return len(self._prompt.pictures)
 
@@ -150,6 +156,9 @@ class ChatTurn(InSlot):
 
     def _prefill(self) -> Steps[Prefill]:
         embed, rows, fed = self._machine.parts.embed, [], list[int]()
+        if self._voice is not None:
+            self._require_uncut()
+            yield Prepare(voice=self._voice)
         for piece in self._prompt.pieces:
             match piece:
                 case Words(ids=ids):
@@ -204,16 +213,13 @@ class ChatTurn(InSlot):
 
     def _mouth(self, is_cut: Callable[[], bool]) -> Mouth | None:
         """Return the answer's speaker; None if speech is not requested or not available."""
-        speech, vocoder = self._turn.speech, self._machine.vocoder
-        if speech is None or vocoder is None or not vocoder.is_ready:
-            return None
-        voice = vocoder.open(_samples(speech.voice_pcm).numpy())
-        if voice is None:
+        vocoder = self._machine.vocoder
+        if vocoder is None or self._voice is None:
             return None
         return Mouth(
             parts=self._machine.parts,
             vocoder=vocoder,
-            voice=voice,
+            voice=self._voice,
             slot=self._slot,
             capacity=self._machine.tts.capacity,
             is_cut=is_cut,
@@ -224,6 +230,7 @@ class ChatTurn(InSlot):
         """Wipe the slot; idempotent, and any other call fails afterwards."""
         super().release()
         self._seen.clear()
+        self._voice = None
         for name in ("_prompt", "_first"):
             self.__dict__.pop(name, None)
 

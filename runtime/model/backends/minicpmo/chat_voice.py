@@ -2,8 +2,9 @@
 
 Ten text tokens are spoken at a time: their conditions, `text_eos` after the answer's last,
 `audio_bos`, then codes until speech ends or `CODES_MAX` are drawn. When the speech decoder's slot
-would overflow, it restarts. Each 25 codes give a second of sound (`Voicing`); the rest is flushed
-after the last text. A cut, checked before each code and vocoder portion, ends it.
+would overflow, it restarts. Each 25 codes give a second of sound (`Voicing`), the first ones as
+many as the vocoder says; the rest is flushed after the last text. A cut, checked before each code
+and vocoder portion, ends it.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Mouth:
                 break
             self.codes.append(code)
             rows = self.parts.tts.code(code)
-            if len(self.codes) - self.sounded == CODES_A_UNIT:
+            most_waiting = CODES_A_UNIT if self.sounded else self.vocoder.first_codes
+            if len(self.codes) - self.sounded == most_waiting:
                 is_said = yield from self._sound(tell, last=False)
                 if not is_said:
                     return False
@@ -113,7 +115,10 @@ class Mouth:
     def _sound(self, tell: Tell, *, last: bool) -> Steps[bool]:
         began = time.perf_counter_ns()
         codes, self.sounded = tuple(self.codes[self.sounded :]), len(self.codes)
-        spoken = yield from self.voicing.sound(codes, self.voice, last=last, is_cut=self.is_cut)
+        seed, turn = self.key
+        spoken = yield from self.voicing.sound(
+            codes, self.voice, f"{seed}/chat {turn}", last=last, is_cut=self.is_cut
+        )
         if spoken is None:
             return False
         sound, self.voicing = spoken

@@ -23,7 +23,6 @@ from ..base import DeviceLost
 from .audio import BUFFER_MAX
 from .checkpoint import shapes
 from .config import HOP, UNIT_FRAMES, ModelConfig
-from .token2wav import FILES
 
 # -- the device, and copies to it and from it ---------------------------------------------------
 
@@ -154,9 +153,6 @@ WORKSPACE_SHARE: Final = 0.1
 """Share of the memory for activations, the GPU's context and allocator losses."""
 SLOTS_MAX: Final = 64
 """Maximum recommended slots, however much memory there is: a full batch of the engine."""
-TOKEN2WAV_BYTES: Final = 1_450_000_000
-"""Estimate for the published vocoder per session: 1.3 MB a frame (10 steps, float32) for a voice of
-6 s and two states of a turn, in GPU memory if it runs there. That of `tiny` needs almost none."""
 SAMPLE_BYTES: Final = 4
 COPIES: Final = 2
 """Of the mel front end's buffer: the session's, and the one for a rollback."""
@@ -244,13 +240,8 @@ class MemoryPlan:
         return max(0, room // self.each_bytes(device))
 
 
-def vocoder_bytes(folder: Path) -> int:
-    """Bytes per session of the vocoder whose files are in `folder`."""
-    return TOKEN2WAV_BYTES if any((folder / name).is_file() for name in FILES) else 0
-
-
-def plan(config: ModelConfig, dtype: torch.dtype, *, vocoder_bytes: int = 0) -> MemoryPlan:
-    """Plan the memory of a model; `vocoder_bytes` is per session."""
+def plan(config: ModelConfig, dtype: torch.dtype) -> MemoryPlan:
+    """Plan the memory of a model; `voices.planned` adds that of a published voice."""
     parameters: dict[str, int] = {}
     for key, shape in shapes(config).items():
         part = key.partition(".")[0]
@@ -259,6 +250,6 @@ def plan(config: ModelConfig, dtype: torch.dtype, *, vocoder_bytes: int = 0) -> 
     return MemoryPlan(
         parameters=parameters,
         weight_bytes={name: count * dtype.itemsize for name, count in parameters.items()},
-        session_bytes={**sessions, "vocoder": vocoder_bytes},
+        session_bytes={**sessions, "vocoder": 0},
         host_bytes=COPIES * SAMPLE_BYTES * (BUFFER_MAX + BUFFER_MAX // HOP),
     )

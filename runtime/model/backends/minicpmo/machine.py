@@ -27,7 +27,7 @@ from .device import StoreShape, raising_device_lost, send, stores
 from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
 from .tokens import Tokens
 from .vision import FusedVision
-from .vocoder import Pcm, Sounding, Vocoder
+from .vocoder import Pcm, Prepare, Sounding, Vocoder
 from .work import Fed, Feed, InTurn, Recall, See, Speak, Work
 
 PICTURE_MARKS: Final = 2
@@ -173,6 +173,7 @@ class Machine:
             Feed: self._feed,
             Speak: self._speak,
             InTurn: self._in_turn,
+            Prepare: self._prepare,
             Sounding: self._sound,
         }
         return answers[type(works[0])](works)
@@ -214,6 +215,12 @@ class Machine:
         parts = (works[at : at + TURN_ROWS] for at in range(0, len(works), TURN_ROWS))
         answers = iter([answer for part in parts for answer in self._answer(part)])
         return [[next(answers) for _ in turn.works] for turn in turns]
+
+    def _prepare(self, works: Sequence[Prepare]) -> list[None]:
+        assert self.vocoder is not None
+        for work in works:
+            self.vocoder.prepare(work.voice)
+        return [None] * len(works)
 
     def _sound(self, works: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         assert self.vocoder is not None

@@ -20,15 +20,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
-import attrs
 import numpy as np
 import torch
 from torch import nn
 
 from protocol.values.model import Opening, Turn
 
+from ....settings.settings import VOICE_STEPS
 from ..base import BackendInfo
 from ..streams import Anchoring
 from .anchor import Anchor, Transcript
@@ -41,7 +42,7 @@ from .logits import shortlists_on
 from .machine import Machine
 from .session import SteppedSession
 from .tokens import TEMPLATE_FILE, Tokens
-from .vocoder import Pcm, PieceVocoder, Sounding
+from .vocoder import CODES_A_CHUNK, Pcm, Sounding
 from .voices import load_vocoder
 from .work import Work
 
@@ -79,7 +80,7 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
         "model": machine.config.name,
         **hashes,
         "numerics": NUMERICS,
-        "voice": "none" if vocoder is None else vocoder.fingerprint,
+        **({"voice": "none"} if vocoder is None else vocoder.fingerprint),
         **{name: _version(name) for name in LIBRARIES},
         "device": device_name(keys.device),
         "dtype": str(keys.dtype).removeprefix("torch."),
@@ -113,9 +114,8 @@ class DuplexModel:
 
     @property
     def info(self) -> BackendInfo:
-        """The model's metadata; `speaks` follows the vocoder, the rest is constant."""
-        vocoder = self.machine.vocoder
-        return attrs.evolve(self._info, speaks=vocoder is not None and vocoder.is_ready)
+        """The model's metadata."""
+        return self._info
 
     @classmethod
     def load(
@@ -126,6 +126,7 @@ class DuplexModel:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         exact: bool = False,
+        voice_steps: int = VOICE_STEPS,
     ) -> DuplexModel:
         """Load a model.
 
@@ -135,6 +136,7 @@ class DuplexModel:
             device: where it computes.
             dtype: of weights, keys and values.
             exact: make results bitwise independent of the batch, if possible; see `info`.
+            voice_steps: of the published voice's flow.
 
         `OSError`: a file is missing; `ValueError`: the config, the tokenizer or the weights do not
         fit each other.
@@ -145,8 +147,15 @@ class DuplexModel:
         config = load_config(folder / "config.json")
         tokens = load_tokens(folder, config)
         parts = load_parts(config, folder, dtype, device)
-        vocoder = load_vocoder(folder / VOCODER, slots=slots)
-        if isinstance(vocoder, PieceVocoder) and vocoder.codes < config.tts.eos:
+        vocoder = load_vocoder(
+            folder / VOCODER,
+            slots=slots,
+            dtype=dtype,
+            device=device,
+            exact=exact,
+            steps=voice_steps,
+        )
+        if vocoder is not None and vocoder.codes < config.tts.eos:
             raise ValueError(f"the vocoder has {vocoder.codes} codes, the model {config.tts.eos}")
         where = parts.llm.lm_head.weight.device
         means = means_on(where, slots, exact=exact)
@@ -170,6 +179,7 @@ class DuplexModel:
             can_rollback=True,
             can_rebuild=True,
             can_speak=True,
+            speaks=vocoder is not None,
             deterministic=not varies,
             fingerprint=facts,
             varies=varies,
@@ -272,14 +282,17 @@ underlying models, which the public code leaves to the checkpoint's own file."""
 class Mute:
     """A vocoder without sound: codes are still generated."""
 
-    silent_code = 0
-    is_ready = True
+    silent_code = codes = 0
+    first_codes = CODES_A_CHUNK
     is_exact = True
-    fingerprint = "mute"
+    fingerprint: Final = MappingProxyType({"voice": "mute"})
 
     def open(self, reference: Pcm) -> object:  # noqa: ARG002
         """Return a voice, so that codes are requested."""
         return "mute"
+
+    def prepare(self, voice: object) -> None:
+        """Do nothing."""
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         """Return no samples."""

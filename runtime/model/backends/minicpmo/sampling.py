@@ -45,11 +45,16 @@ from .tokens import Tokens
 # -- draws, and one id of all logits ------------------------------------------------------------
 
 
+def keyed(key: str) -> np.random.Generator:
+    """The random numbers of one purpose; the same on every machine."""
+    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    words = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+    return np.random.Generator(np.random.Philox(key=words))
+
+
 def draws(seed: int, unit: int, stage: str, count: int) -> NDArray[np.float64]:
-    """`count` uniform numbers for one stage of one unit or chat turn; the same on every machine."""
-    digest = hashlib.blake2b(f"{seed}/{unit}/{stage}".encode(), digest_size=16).digest()
-    key = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-    return np.random.Generator(np.random.Philox(key=key)).random(count)
+    """`count` uniform numbers for one stage of one unit or chat turn."""
+    return keyed(f"{seed}/{unit}/{stage}").random(count)
 
 
 def _inverse(probabilities: NDArray[np.float64], draw: float) -> int:

@@ -58,6 +58,7 @@ from .state import (
 from .tokens import Tokens
 from .unit import Pictures, Setting, UnitRun, input_hash
 from .vision import Slicing, read_jpeg
+from .vocoder import Prepare
 from .work import Fed, Feed, Steps
 
 FINALIZE_TOKENS: Final = 2
@@ -91,28 +92,35 @@ class SteppedSession:
         self.opened: Opened
 
     def open(self) -> Steps[Opened]:
-        """Prefill the prompt; on failure, the slot is left empty.
+        """Read the reference audio; then prefill the prompt. On failure, the slot is left empty.
 
         `ContextFull`: the prompt does not fit; `BackendError`: the reference audio is malformed.
         """
+        vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
+        reference = samples_of(self._opening.voice.tts_pcm, MALFORMED).numpy()
+        return self._opening_steps(
+            vocoder.open(reference) if vocoder is not None and is_spoken else None
+        )
+
+    def _opening_steps(self, voice: object) -> Steps[Opened]:
         self._require("new")
         try:
-            return (yield from self._open())
+            return (yield from self._open(voice))
         except BaseException:
             self.release()
             raise
 
-    def _open(self) -> Steps[Opened]:
-        reference = samples_of(self._opening.voice.tts_pcm, MALFORMED).numpy()
-        vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
+    def _open(self, voice: object) -> Steps[Opened]:
         self._setting = Setting(
             parts=self._machine.parts,
             tokens=self._tokens,
-            vocoder=vocoder,
+            vocoder=self._machine.vocoder,
             opening=self._opening,
             slot=self._slot,
-            voice=vocoder.open(reference) if vocoder is not None and is_spoken else None,
+            voice=voice,
         )
+        if voice is not None:
+            yield Prepare(voice=voice)
         filled: Prefilled = yield from prefill(
             self._machine.parts, self._tokens, self._opening, self._slot
         )

@@ -50,7 +50,7 @@ Pictures = Sequence[Sequence[Tensor]]
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """The settings of one session's units; without a vocoder or an open voice, text only."""
+    """The settings of one session's units; without an open voice, text only."""
 
     parts: Parts
     tokens: Tokens
@@ -66,9 +66,8 @@ class Setting:
 
     @property
     def speaks(self) -> bool:
-        """Whether units are to be spoken, and can be now."""
-        is_wanted = self.opening.config.generate_audio and self.voice is not None
-        return is_wanted and self.vocoder is not None and self.vocoder.is_ready
+        """Whether units are spoken."""
+        return self.voice is not None
 
 
 def input_hash(unit: Unit) -> str:
@@ -361,7 +360,8 @@ class UnitRun:
         assert setting.vocoder is not None
         silence = (setting.vocoder.silent_code,) * LOOKAHEAD
         voicing = speech.voicing or Voicing(buffer=silence)
-        spoken = yield from voicing.sound(self.codes, setting.voice, last=last)
+        key = f"{setting.opening.seed}/{self.unit.index}"
+        spoken = yield from voicing.sound(self.codes, setting.voice, key, last=last)
         assert spoken is not None  # A unit is not cut between portions.
         self.sound, voicing = spoken
         self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))

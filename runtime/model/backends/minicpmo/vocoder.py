@@ -2,14 +2,16 @@
 
 `Voicing` buffers codes for the vocoder: a turn starts with three silent codes, each portion has 28
 codes and advances by 25, so the vocoder sees three codes ahead, and the turn's end flushes
-(model.md, "token2wav"). `PieceVocoder` is the small vocoder of `tiny`.
+(model.md, "token2wav"). `PieceVocoder` is the small vocoder of `tiny`; that of the published model
+is in `runtime/model/voice`, behind `voices.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Final, Protocol
 
 import attrs
@@ -38,15 +40,31 @@ class Sounding:
         state: the turn's vocoder state; None at its start.
         last: the turn ends with these codes.
         voice: from `Vocoder.open`.
+        key: the session's seed and the unit or turn, by which the vocoder's draws are keyed.
     """
 
     codes: tuple[int, ...]
     state: object
     last: bool
     voice: object
+    key: str = ""
 
     stage: ClassVar[int] = 6
     bucket: ClassVar[str] = "sound"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prepare:
+    """Compute what all turns of a `voice` start from, before the first one."""
+
+    voice: object
+
+    stage: ClassVar[int] = 0
+
+    @property
+    def bucket(self) -> Hashable:
+        """Never batched: lengths differ."""
+        return ("voice", id(self))
 
 
 class Vocoder(Protocol):
@@ -58,22 +76,34 @@ class Vocoder(Protocol):
         ...
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it can give sound now; otherwise units give only text."""
+    def codes(self) -> int:
+        """Number of codes that it knows."""
+        ...
+
+    @property
+    def first_codes(self) -> int:
+        """Codes of an answer's first piece of sound; later ones have `CODES_A_CHUNK`."""
         ...
 
     @property
     def is_exact(self) -> bool:
-        """Whether equal codes are proven to give equal bytes in the same environment."""
+        """Whether equal codes give equal bytes, whatever is computed with them."""
         ...
 
     @property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> Mapping[str, str]:
         """Its identity besides its files, which a full replay must find equal."""
         ...
 
     def open(self, reference: Pcm) -> object:
-        """Prepare a voice from reference audio (16 kHz, may be empty); None: text only."""
+        """Read reference audio (16 kHz, may be empty), in any thread; None: text only.
+
+        `BackendRefused`: it gives no voice.
+        """
+        ...
+
+    def prepare(self, voice: object) -> None:
+        """Compute what all turns of a voice start from, and keep it as long as there is room."""
         ...
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
@@ -114,6 +144,7 @@ class Voicing:
         self,
         codes: Sequence[int],
         voice: object,
+        key: str,
         *,
         last: bool,
         is_cut: Callable[[], bool] = bool,
@@ -121,7 +152,7 @@ class Voicing:
         """Turn the buffer and new codes into sound, a request for each of their `portions`.
 
         Returns:
-            The sound of each, and what follows; None if `is_cut` before one of them.
+            The sound of each, and what follows; None if `is_cut` before a portion.
         """
         portions, waiting = self.portions(codes, last=last)
         state, sound = self.state, list[Pcm]()
@@ -129,7 +160,9 @@ class Voicing:
             if is_cut():
                 return None
             flush = last and index == len(portions) - 1
-            pcm, state = yield Sounding(codes=portion, state=state, last=flush, voice=voice)
+            pcm, state = yield Sounding(
+                codes=portion, state=state, last=flush, voice=voice, key=key
+            )
             sound.append(pcm)
         return sound, Voicing(buffer=waiting, state=state)
 
@@ -149,9 +182,9 @@ class PieceVocoder:
         pieces: int16, (codes, search + frame + overlap).
     """
 
-    is_ready = True
+    first_codes = CODES_A_CHUNK
     is_exact = True
-    fingerprint = "pieces"
+    fingerprint: Final = MappingProxyType({"voice": "pieces"})
 
     def __init__(
         self, *, frame: int, overlap: int, search: int, silent_code: int, pieces: NDArray[np.int16]
@@ -186,6 +219,9 @@ class PieceVocoder:
     def open(self, reference: Pcm) -> object:  # noqa: ARG002
         """Return the only voice, whatever the reference."""
         return "the only one"
+
+    def prepare(self, voice: object) -> None:
+        """Do nothing: a turn starts from silence."""
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         """Join the pieces of each sounding."""

@@ -1,62 +1,268 @@
 """Selects the vocoder for a checkpoint's `assets/token2wav`, and reports missing parts.
 
-Pieces of sound are `tiny`'s; the published files need the public package, in a process of its own
-(`token2wav.py`). Without either, or without the package, a model gives only text, and logs why.
+Pieces of sound are `tiny`'s; the published files are run by `runtime/model/voice`. Without either,
+or without onnxruntime, a model gives only text, and logs why. Files that are there but do not fit
+are an error.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from .token2wav import FILES, PYTHON, Options, Token2Wav
-from .token2wav_link import VoiceUnavailable, check
-from .token2wav_worker import INSTALL
-from .vocoder import PieceVocoder, Vocoder
+import attrs
+import numpy as np
+import torch
+
+from ....media.sound import AudioFileError, read_wav
+from ....settings.extras import install
+from ....settings.settings import VOICE_STEPS
+from ...voice import checkpoint as published
+from ...voice.config import SILENT_CODE
+from ...voice.reference import (
+    CODES_FILE,
+    RATE_HZ,
+    SECONDS_MAX,
+    SECONDS_MIN,
+    SPEAKER_FILE,
+    Network,
+    Reference,
+    References,
+    open_network,
+)
+from ...voice.vocoder import VOICES, Chunk, Turn, session_bytes
+from ...voice.vocoder import Vocoder as PublishedVocoder
+from .checkpoint import CheckpointError
+from .device import MemoryPlan
+from .vocoder import Pcm, PieceVocoder, Sounding, Vocoder
 
 PIECES: Final = "pieces.safetensors"
+FILES: Final = (
+    *(published.FLOW_YAML, published.FLOW, published.HIFT),
+    *(SPEAKER_FILE, CODES_FILE),
+)
+"""The published files."""
+DEFAULT_VOICES: Final = ("HT_ref_audio.wav", "system_ref_audio.wav")
+"""The voice of sessions without reference audio, in that folder's parent; the first that exists."""
+REFERENCES_MAX: Final = 256
+"""Reference sounds whose codes are kept, 0.2 MB each."""
+
+FIRST_CODES: Final = 15
+"""Others measured the first sound 18% sooner with these, and no loss of quality."""
 
 _log = logging.getLogger("antiphon.model")
 
 
-def lacking(folder: Path, options: Options | None = None) -> tuple[str, ...]:
-    """List what a voice lacks, a line each, as `antiphon doctor` shows it; loads nothing.
-
-    Only loading can tell whether the files are whole, and whether a GPU has room.
-    """
+def lacking(folder: Path) -> tuple[str, ...]:
+    """List what a voice lacks, a line each, as `antiphon doctor` shows it; loads nothing."""
     if (folder / PIECES).exists():
         return ()
     absent = [name for name in FILES if not (folder / name).is_file()]
     if len(absent) == len(FILES):
         return (f"no vocoder in {folder}: neither {PIECES} nor {', '.join(FILES)}",)
     lines = [f"{folder / name} is missing" for name in absent]
-    try:
-        python = (options or Options.from_environment()).python
-        missing = check(python)["missing"]
-    except ValueError as error:
-        return (*lines, str(error))
-    if missing:
-        lines.append(
-            f"{python} lacks {', '.join(missing)}: make a virtual environment for the vocoder, "
-            f"{INSTALL} in it, and set {PYTHON} to its python"
-        )
+    if find_spec("onnxruntime") is None:
+        lines.append(f"the voice needs onnxruntime: {install('voice')}")
     return tuple(lines)
 
 
-def load_vocoder(folder: Path, *, slots: int) -> Vocoder | None:
+def has_published(folder: Path) -> bool:
+    """Whether the folder's voice is the published one, with nothing missing."""
+    return not ((folder / PIECES).exists() or lacking(folder))
+
+
+def survey(folder: Path) -> int:
+    """Check a folder in which nothing is missing, without loading it; its number of codes.
+
+    Pieces are loaded: they are small. Errors are those of `load_vocoder`.
+    """
+    if not has_published(folder):
+        return PieceVocoder.load(folder).codes
+    for name in (CODES_FILE, SPEAKER_FILE):
+        _network(folder / name)
+    _default(folder)
+    return published.survey(folder)[0].config.codes
+
+
+def has_default(folder: Path) -> bool:
+    """Whether sessions without reference audio have a voice."""
+    return _default(folder) is not None
+
+
+def planned(needs: MemoryPlan, folder: Path, dtype: torch.dtype, steps: int) -> MemoryPlan:
+    """Add a folder's published voice to a plan; `CheckpointError` if its files do not fit."""
+    if not has_published(folder):
+        return needs
+    flow, hift = published.survey(folder)
+    counts = {
+        name: sum(weight.numel() for weight in module.state_dict().values())
+        for name, module in (("flow", flow), ("hift", hift))
+    }
+    weights = {
+        "flow": counts["flow"] * dtype.itemsize,
+        "hift": counts["hift"] * torch.float32.itemsize,
+    }
+    each = session_bytes(flow.config, steps, dtype.itemsize)
+    return attrs.evolve(
+        needs,
+        parameters={**needs.parameters, **counts},
+        weight_bytes={**needs.weight_bytes, **weights},
+        session_bytes={**needs.session_bytes, "vocoder": each},
+    )
+
+
+def load_vocoder(
+    folder: Path,
+    *,
+    slots: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    exact: bool = False,
+    steps: int = VOICE_STEPS,
+) -> Vocoder | None:
     """Load the vocoder for the folder's files; None if there is none, with the reason logged.
 
-    `OSError`: a file of `tiny`'s cannot be read; `ValueError`: its files do not fit each other.
+    `OSError`: a file cannot be read; `ValueError`: the files do not fit each other.
     """
     if (folder / PIECES).exists():
         return PieceVocoder.load(folder)
     reasons = lacking(folder)
     if not reasons:
-        try:
-            return Token2Wav(folder, Options.from_environment(), slots=slots)
-        except VoiceUnavailable as error:
-            reasons = (str(error),)
+        networks = [_network(folder / name) for name in (CODES_FILE, SPEAKER_FILE)]
+        vocoder = published.load_vocoder(
+            folder, steps=steps, voices=max(VOICES, slots), dtype=dtype, device=device
+        )
+        references = References(*networks, vocabulary=vocoder.flow.config.codes)
+        together = torch.device(device).type != "cpu" and not exact
+        return PublishedVoice(vocoder, references, _default(folder), together=together)
     for reason in reasons:
         _log.warning("text alone, without speech: %s", reason)
     return None
+
+
+def _network(path: Path) -> Network:
+    inputs = 2 if path.name == CODES_FILE else 1
+    try:
+        network = open_network(path)
+        found = len(network.get_inputs())
+    except Exception as error:  # Of onnxruntime, of any type.
+        text = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path.name} cannot be loaded: {text}") from error
+    if found != inputs:
+        raise CheckpointError(f"{path.name} has {found} inputs, not {inputs}")
+    return network
+
+
+def _default(folder: Path) -> Pcm | None:
+    """The reference audio of sessions that bring none."""
+    for path in (folder.resolve().parent / name for name in DEFAULT_VOICES):
+        if path.is_file():
+            try:
+                sound = np.frombuffer(read_wav(path), "<f4")
+            except AudioFileError as error:
+                raise CheckpointError(str(error)) from error
+            if len(sound) < SECONDS_MIN * RATE_HZ:
+                raise CheckpointError(f"{path} is shorter than {SECONDS_MIN} s")
+            return sound[: int(SECONDS_MAX * RATE_HZ)]
+    return None
+
+
+def digest_of(sound: Pcm) -> bytes:
+    """A hash of samples."""
+    return hashlib.blake2b(sound.tobytes(), digest_size=16).digest()
+
+
+class PublishedVoice:
+    """The published voice as a `Vocoder`: a voice is a `Reference`, a state a `Turn`.
+
+    Args:
+        references: reads reference audio.
+        default: that of sessions which bring none.
+        together: computes the chunks of a batch together.
+    """
+
+    silent_code = SILENT_CODE
+    first_codes = FIRST_CODES
+
+    def __init__(
+        self,
+        vocoder: PublishedVocoder,
+        references: References,
+        default: Pcm | None,
+        *,
+        together: bool = False,
+    ) -> None:
+        self._vocoder, self._references, self._default = vocoder, references, default
+        self._together = together
+        self._read: OrderedDict[bytes, Reference] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def codes(self) -> int:
+        """The size of the flow's vocabulary."""
+        return self._vocoder.flow.config.codes
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each chunk is computed by itself, and has the same bits again."""
+        if self._together:
+            return False
+        is_on_cpu = self._vocoder.flow.encoder_proj.weight.device.type == "cpu"
+        return is_on_cpu or self._vocoder.repeats()
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        """The voice's arithmetic, and the libraries that read reference audio."""
+        return {
+            "voice": "token2wav, together" if self._together else "token2wav",
+            "voice_steps": str(self._vocoder.flow.steps),
+            "default_voice": "none" if self._default is None else digest_of(self._default).hex(),
+            **{name: version(name) for name in ("onnxruntime", "soxr")},
+        }
+
+    def open(self, reference: Pcm) -> Reference | None:
+        """Read reference audio, or recall what it gave."""
+        if not len(reference):
+            if self._default is None:
+                _log.warning("a session without reference audio: the model has no voice of its own")
+                return None
+            reference = self._default
+        digest = digest_of(reference)
+        with self._lock:
+            found = self._read.pop(digest, None)
+        if found is None:
+            found = self._references.read(reference)
+        with self._lock:
+            self._read[digest] = found
+            while len(self._read) > REFERENCES_MAX:
+                self._read.popitem(last=False)
+        return found
+
+    def prepare(self, voice: object) -> None:
+        """Compute what the voice's turns start from."""
+        assert isinstance(voice, Reference), voice
+        self._vocoder.voice(voice)
+
+    def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
+        """Speak a chunk of each turn."""
+        chunks = list[Chunk]()
+        for each in soundings:
+            assert isinstance(each.voice, Reference), each.voice
+            assert each.state is None or isinstance(each.state, Turn), each.state
+            chunks.append(
+                Chunk(
+                    reference=each.voice,
+                    turn=each.state,
+                    codes=each.codes,
+                    last=each.last,
+                    key=each.key,
+                )
+            )
+        return [(one.pcm, one.turn) for one in self._vocoder.speak(chunks, together=self._together)]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .audio import Hearing
 from .logits import CodeChoice, TokenLogits
-from .vocoder import Sounding
+from .vocoder import Prepare, Sounding
 
 Result = TypeVar("Result")
 
@@ -125,7 +125,7 @@ class InTurn:
         return ("in turn", type(self.works[0]))
 
 
-Work = See | Hearing | Recall | Feed | Speak | InTurn | Sounding
+Work = See | Hearing | Recall | Feed | Speak | InTurn | Prepare | Sounding
 Steps = Generator[Work, Any, Result]
 Compute = Callable[[Sequence[Work]], list[Any]]
 """Answers requests of one bucket, in their order."""

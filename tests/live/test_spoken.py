@@ -1,0 +1,128 @@
+"""The published voice, at a small size, in sessions of every kind: served, recorded, run again."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Final
+
+import anyio
+import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from protocol.values.messages import Created, QueueDone, Response
+from protocol.values.model import ChatConfig
+from protocol.values.requests import Ask, ChatMessage, Init, SpeechRequest, TextPart
+from recorder.read.reader import read
+from runtime.client.session import ClientSession
+from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
+from runtime.model.backends.minicpmo.tokens import Tokens
+from runtime.model.voice.vocoder import Chunk, Turn
+from runtime.model.voice.vocoder import Vocoder as PublishedVocoder
+from tests.live.servers import LiveServer, live_server
+from tests.models.random_voice import STEPS, write_checkpoint
+from tests.runtime.model.voice.test_sessions import ROOM
+from tests.sessions import resumed
+from tests.sessions.outliving import Load, differences
+from tests.sessions.resumed import KINDS, Told, converse, until
+
+LONG: Final = {
+    "max_position_embeddings": 8192,
+    "tts_config": {"max_position_embeddings": 8192},
+}
+"""Room for a turn that a model which never listens does not end."""
+SPOKEN: Final = tuple(kind for kind in KINDS if "transcription" not in kind)
+
+
+def question() -> Ask:
+    """A question that is answered in speech."""
+    message = ChatMessage(role="user", content=(TextPart(text="the lazy dog"),))
+    config = ChatConfig(max_new_tokens=6)
+    return Ask(messages=(message,), config=config, speech=SpeechRequest())
+
+
+async def chat(session: ClientSession, rng: random.Random, model: str) -> None:
+    """Ask twice."""
+    await until(session, QueueDone)
+    await session.init(Init(instructions=""))
+    await until(session, Created)
+    for _ in range(2):
+        await session.ask(question())
+        await until(session, Response)
+    await session.close("enough")
+    await resumed._hear(session)
+
+
+async def request(session: ClientSession, rng: random.Random, model: str) -> None:
+    """Ask once."""
+    await session.ask(question())
+    await resumed._hear(session)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that never listens by itself, and ends its speech soon."""
+    made = write_checkpoint(tmp_path_factory.mktemp("spoken"), ROOM, LONG)
+    weights, listen = load_file(made / WEIGHTS), Tokens(made).ids.listen
+    weights["llm.lm_head.weight"][listen] = 0
+    weights["tts.head_code.0.parametrizations.weight.original0"][-1] *= 1.5
+    save_file(weights, made / WEIGHTS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def logs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A session of each kind, all at once."""
+    records = tmp_path_factory.mktemp("recordings")
+    told = {kind: Told() for kind in SPOKEN}
+
+    async def clients(server: LiveServer) -> None:
+        url = server.url.removesuffix("/v1/realtime")
+        async with anyio.create_task_group() as tasks:
+            for number, (kind, each) in enumerate(told.items()):
+                tasks.start_soon(converse, kind, url, each, random.Random(number), "random")
+
+    options = ("--record", str(records), "--slots", "4", "--voice-steps", str(STEPS))
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, course in (("realtime, chat", chat), ("legacy-chat", request)):
+            patch.setitem(KINDS, kind, (*KINDS[kind][:2], course))
+        with live_server(*options, model=str(folder)) as server:
+            anyio.run(clients, server)
+            assert server.stop() == 0
+    return {
+        kind: next(records.rglob(f"*{each.recording_id}*.session.zst"))
+        for kind, each in told.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def load() -> Load:
+    return Load()
+
+
+@pytest.mark.parametrize("kind", SPOKEN)
+def test_a_session_speaks_and_its_sound_is_replayed(
+    logs: dict[str, Path], load: Load, kind: str
+) -> None:
+    """A caller would get text alone, or a replay another sound than the caller heard."""
+    parts = [record.fields.get(name) for record in read(logs[kind]) for name in ("result", "chunk")]
+    assert any(isinstance(part, dict) and part.get("codec_ids") for part in parts)
+    assert not differences(logs[kind], load)
+
+
+@pytest.mark.parametrize("kind", ["realtime, audio", "realtime, chat"])
+def test_another_sound_is_found(
+    logs: dict[str, Path], load: Load, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay would call identical what it does not compare."""
+    monkeypatch.setattr(PublishedVocoder, "_noise", quieter)
+    assert "pcm" in differences(logs[kind], load)
+
+
+def quieter(self: PublishedVocoder, chunk: Chunk, before: Turn) -> Tensor:
+    """The source's noise, hardly another one."""
+    return 0.999 * noise(self, chunk, before)
+
+
+noise: Final = PublishedVocoder._noise
