@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
 from protocol.values.limits import APPEND_BYTES_MAX, BACKLOG_S_MAX, NS_PER_S, UNITS_PENDING_MAX
 from protocol.values.messages import QueuePlace
 from tests.protocol import test_dictation as dictation
@@ -243,6 +244,17 @@ def test_only_sound_in_no_item_is_cleared() -> None:
     client.is_slow = False
     client.answer()
     assert len(client.units) == 8
+
+
+@pytest.mark.parametrize(("behaviour", "units"), [(0, 0), (NEWEST, 1)])
+def test_an_old_session_clears_what_is_committed(behaviour: int, units: int) -> None:
+    """Its recording no longer replays."""
+    client = Client(behaviour=behaviour)
+    append(client, QUIET[:24_000])
+    client.say("input_audio_buffer.commit")
+    client.say("input_audio_buffer.clear")
+    append(client, QUIET[24_000:])
+    assert len(client.units) == units
 
 
 # -- who stops sending -----------------------------------------------------------------------------
