@@ -9,11 +9,11 @@ import attrs
 
 from ..values import events as ev
 from ..values import openai as oa
-from ..values.behaviour import RESPONSE_OPTIONS
+from ..values.behaviour import CUTS_WORDS, RESPONSE_OPTIONS
 from ..values.errors import ErrorCode
-from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX
+from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX, MS_PER_S
 from ..values.messages import Speech
-from ..values.model import rate_of
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, rate_of
 from ..values.openai import Item, Part, as_prompt
 from ..values.requests import ClientMessage
 from ..wire.audio import HISTORY_BYTES
@@ -138,8 +138,13 @@ class Conversation:
             self.peer.send(oa.ItemStep(kind="retrieved", item=self.items[message.item_id]))
 
     def truncate_item(self, message: oa.TruncateItem) -> None:
-        """Note how much of an item was played: the message in the log has it."""
-        if self._knows(message.item_id):
+        """Note how much of an item was played, and forget the words of the rest."""
+        if not self._knows(message.item_id):
+            return
+        wrong = self._cut(message) if self.step.behaves(CUTS_WORDS) else ""
+        if wrong:
+            self.peer.send_error(ErrorCode.INVALID_PAYLOAD, wrong)
+        else:
             self.peer.send(
                 oa.ItemTruncated(
                     item_id=message.item_id,
@@ -147,6 +152,28 @@ class Conversation:
                     audio_end_ms=message.audio_end_ms,
                 )
             )
+
+    def _cut(self, message: oa.TruncateItem) -> str:
+        """Cut an item of the model's; returns why it cannot be, or nothing."""
+        item, index = self.items[message.item_id], message.content_index
+        if item.role != "assistant":
+            return f"$.item_id: only what the model said can be cut, this is of the {item.role}"
+        if self.reply is not None and item.id == oa.item_of(self.reply.id):
+            return "$.item_id: the response is in progress, cancel it first"
+        if index >= len(item.parts) or item.parts[index].kind != "output_audio":
+            return f"$.content_index: part {index} has no sound"
+        part = item.parts[index]
+        samples = message.audio_end_ms * OUTPUT_RATE_HZ // MS_PER_S
+        length = part.ends[-1][0] if part.ends else 0
+        if samples > length:
+            length_ms = length * MS_PER_S // OUTPUT_RATE_HZ
+            return f"$.audio_end_ms: {message.audio_end_ms}, the sound has only {length_ms} ms"
+        ends = tuple(end for end in part.ends if end[0] <= samples)
+        text = part.text[: ends[-1][1] if ends else 0]
+        cut = attrs.evolve(part, text=text, ends=(*ends, (samples, len(text))))
+        parts = (*item.parts[:index], cut, *item.parts[index + 1 :])
+        self.items[item.id] = attrs.evolve(item, parts=parts)
+        return ""
 
     def _knows(self, item_id: str) -> bool:
         if item_id not in self.items:
@@ -167,6 +194,9 @@ class Conversation:
             self.reply = attrs.evolve(self.reply, input_tokens=max(held - made, 0))
         self.reply = attrs.evolve(self.reply, output_tokens=tokens)
         self.words += speech.text
+        before = self.reply.ends[-1][0] if self.reply.ends else 0
+        end = before + len(speech.pcm) // SAMPLE_BYTES, len(self.words)
+        self.reply = attrs.evolve(self.reply, ends=(*self.reply.ends, end))
         if self.reply.modality == "audio" and (speech.text or speech.pcm):
             coding = self.settings.spoken
             pcm = self.sound.to_rate(speech.pcm, rate_of(coding))
@@ -233,7 +263,8 @@ class Conversation:
             kind="part_done", response_id=name, modality=reply.modality, text=self.words
         )
         self.peer.send(part)
-        content = Part(kind="output_audio" if is_sound else "output_text", text=self.words)
+        kind: oa.PartKind = "output_audio" if is_sound else "output_text"
+        content = Part(kind=kind, text=self.words, ends=reply.ends)
         item = Item(
             id=oa.item_of(name),
             role="assistant",

@@ -182,17 +182,15 @@ class Dictation(Kind):
 
     def finish(self, reason: EndReason) -> None:
         """Tell why the session ends, and which items stay without their text."""
-        if self.has_own_time and reason in ("timeout", "idle") and self.peer.is_active:
-            text = "the session is over"
-            for spoken in self.unanswered:
-                self.peer.send(
-                    oa.InputStep(
-                        kind="transcript_failed",
-                        item_id=spoken.item_id,
-                        fault=ErrorCode.SESSION_EXPIRED,
-                        text=text,
-                    )
-                )
+        is_due = self.has_own_time and reason in ("timeout", "idle") and self.peer.is_active
+        for spoken in self.unanswered if is_due else ():
+            failed = oa.InputStep(
+                kind="transcript_failed",
+                item_id=spoken.item_id,
+                fault=ErrorCode.SESSION_EXPIRED,
+                text="the session is over",
+            )
+            self.peer.send(failed)
         expired(self, reason)
 
     def refusal(self, message: ClientMessage) -> Refused | None:

@@ -239,7 +239,8 @@ class OpenAI(Kind):
         if not speech.samples or (is_late_too and other_formats(message, now)):
             heard, spoken = message.heard or now.heard, message.spoken or now.spoken
             now = attrs.evolve(now, heard=heard, spoken=spoken)
-            self._forget_sound()
+            if speech.samples:
+                self._forget_sound()
         self.conversation.settings = now
         self._wait_on()
         if self.peer.is_active:
@@ -352,10 +353,8 @@ class OpenAI(Kind):
         """Bring each second that is full to the model; more than may wait for it is kept."""
         sound, is_kept = self.sound, self.step.behaves(KEEPS_SOUND)
         while len(sound.rest) >= sound.second_bytes and not self.peer.is_closed:
-            if (
-                is_kept
-                and len(self.loop.input.waiting) + len(sound.resampling) >= UNITS_PENDING_MAX
-            ):
+            waiting = len(self.loop.input.waiting) + len(sound.resampling)
+            if is_kept and waiting >= UNITS_PENDING_MAX:
                 return
             self._convert(sound.next_second())
 
@@ -442,7 +441,8 @@ class OpenAI(Kind):
 
     def clear_sound(self, _message: oa.ClearSound) -> None:
         """Forget the sound that the model has not received yet; what is committed stays."""
-        kept = max(len(self.sound.rest) - self.uncommitted_bytes, 0)
+        is_kept = self.step.behaves(KEEPS_SOUND)
+        kept = max(len(self.sound.rest) - self.uncommitted_bytes, 0) if is_kept else 0
         self.skipped += (len(self.sound.rest) - kept) // SAMPLE16_BYTES
         del self.sound.rest[kept:]
         self.uncommitted_bytes = 0

@@ -41,6 +41,8 @@ OWN_TIME: Final = 1
 which it is told; an end by time is told."""
 RESPONSE_OPTIONS: Final = 1
 """`openai`: options of one response are honoured or refused, and its input tokens are counted."""
+CUTS_WORDS: Final = 1
+"""`openai`: a truncated item loses the words that were not played; a wrong request is refused."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

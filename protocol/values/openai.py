@@ -29,12 +29,14 @@ class Part:
         text: the text, or the transcript of sound; may be empty.
         picture: the file of a picture, as it comes; an item that is kept has it no more.
         is_whole: its text is sent also where it is empty, as strict clients need it.
+        ends: samples of its sound and characters of its text after each second; of a response.
     """
 
     kind: PartKind
     text: str = ""
     picture: bytes = attrs.field(default=b"", repr=False)
     is_whole: bool = attrs.field(default=False, eq=False)
+    ends: tuple[tuple[int, int], ...] = attrs.field(default=(), eq=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -161,6 +163,7 @@ class Reply:
         output_tokens: tokens that the model generated.
         input_tokens: tokens that it held before.
         max_tokens: it ends with the second in which it has so many; 0: it has no bound.
+        ends: as of its part.
     """
 
     id: str
@@ -174,6 +177,7 @@ class Reply:
     output_tokens: int = 0
     input_tokens: int = 0
     max_tokens: int = 0
+    ends: tuple[tuple[int, int], ...] = attrs.field(default=(), eq=False)
 
 
 # -- what the client asks for ----------------------------------------------------------------------

@@ -107,6 +107,30 @@ async def responds(server: World) -> None:
     await server.quiet()
 
 
+async def pushes_to_talk(server: World) -> None:
+    """A telephone whose client speaks faster than its user, asks, and stops sending."""
+    peer = server.connect("audio", endpoint="openai", label="scripted")
+    await peer.heard("session.created")
+    piece = bytes(range(250)) * 32
+    say(peer, "input_audio_buffer.append", audio=base64(piece[:160]))
+    phone = {"format": {"type": "audio/pcmu", "rate": 8000}}
+    audio = {"input": {**phone, "turn_detection": None}, "output": phone}
+    session = {"type": "realtime", "audio": audio, "max_output_tokens": 4096}
+    say(peer, "session.update", session=session)
+    say(peer, "input_audio_buffer.append", audio=base64(piece * 8 + piece[:3000]))
+    say(peer, "input_audio_buffer.commit")
+    say(peer, "response.create")
+    await peer.heard("response.done")
+    say(peer, "session.update", session={"type": "realtime", "audio": {"output": {"format": {}}}})
+    peer.send("{")
+    settings = {"turn_detection": {"type": "server_vad"}, "format": {"type": "audio/pcmu"}}
+    say(peer, "session.update", session={"type": "realtime", "audio": {"input": settings}})
+    await speak(peer, "input_audio_buffer.append", bytes(8000), piece, piece)
+    await peer.heard("response.done", 2)
+    peer.leave(1000)
+    await server.quiet()
+
+
 async def responds_after_a_loss(server: World) -> None:
     """A client of the Realtime API speaks, loses its connection amid a response and is back."""
     peer = server.connect("audio", endpoint="openai", label="scripted", resumable=True)
@@ -140,6 +164,12 @@ async def shows_pictures(server: World) -> None:
     await anyio.sleep(2)
     peer.leave(1000)
     await server.quiet()
+
+
+def asked(unit: Unit, seed: int) -> Step:
+    """Speak where it may: a tenth of a second, which ends the turn."""
+    speech = Speaks(text="word ", pcm=tone(unit.index, seed, samples=2_400), end_of_turn=True)
+    return Step(speech=None if unit.force_listen else speech, generate_s=0.2, steps=4)
 
 
 def talks_on(unit: Unit, seed: int) -> Step:
@@ -191,6 +221,7 @@ OPENAI_SCENES: dict[str, Scene] = {
     "live-g711": Scene(play=lives_on_the_phone, backend={"script": brief}),
     "openai": Scene(play=responds, backend={"script": brief}, settings=TRANSCRIBED),
     "openai-pictures": Scene(play=shows_pictures, backend={"script": brief}),
+    "openai-push-to-talk": Scene(play=pushes_to_talk, backend={"script": asked}),
     "openai-resumed": Scene(play=responds_after_a_loss, backend={"script": brief}),
     "openai-transcription": Scene(play=dictates),
     "barge-in": Scene(

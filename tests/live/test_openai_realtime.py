@@ -112,6 +112,12 @@ def test_a_question_is_answered(
             detection: Any = None if kind is None else {"type": kind}
             audio: Any = {"input": {"turn_detection": detection}, "output": {"voice": "marin"}}
             await connection.session.update(session={"type": "realtime", "audio": audio})
+            if kind is None:  # it asks itself, in less than a second
+                sound = question()[: -SILENCE_S * 2 * RATE_HZ]
+                await connection.input_audio_buffer.append(audio=base64.b64encode(sound).decode())
+                await connection.input_audio_buffer.commit()
+                await connection.response.create()
+                return await until(connection, "response.done")
             saying = asyncio.create_task(say(connection, question()))
             found = await until(connection, "response.done")
             saying.cancel()
@@ -122,7 +128,8 @@ def test_a_question_is_answered(
     assert kinds[:2] == ["session.created", "session.updated"]
     voice = [name for name in kinds if name.startswith("input_audio_buffer")]
     steps = ["speech_started", "speech_stopped", "committed"]
-    assert voice == ([] if kind is None else [f"input_audio_buffer.{step}" for step in steps])
+    steps = steps[-1:] if kind is None else steps
+    assert voice == [f"input_audio_buffer.{step}" for step in steps]
     reply = [event for event in found if event.type in REPLY and event.type in kinds]
     order = list(dict.fromkeys(event.type for event in reply[-12:]))
     assert set(order) <= set(REPLY)

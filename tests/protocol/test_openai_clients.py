@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
 from protocol.values.limits import APPEND_BYTES_MAX, BACKLOG_S_MAX, NS_PER_S, UNITS_PENDING_MAX
 from protocol.values.messages import QueuePlace
 from tests.protocol import test_dictation as dictation
@@ -245,6 +246,17 @@ def test_only_sound_in_no_item_is_cleared() -> None:
     assert len(client.units) == 8
 
 
+@pytest.mark.parametrize(("behaviour", "units"), [(0, 0), (NEWEST, 1)])
+def test_an_old_session_clears_what_is_committed(behaviour: int, units: int) -> None:
+    """Its recording no longer replays."""
+    client = Client(behaviour=behaviour)
+    append(client, QUIET[:24_000])
+    client.say("input_audio_buffer.commit")
+    client.say("input_audio_buffer.clear")
+    append(client, QUIET[24_000:])
+    assert len(client.units) == units
+
+
 # -- who stops sending -----------------------------------------------------------------------------
 
 
@@ -366,3 +378,66 @@ def test_a_choice_of_tools_is_refused_by_name(choice: object) -> None:
     [told] = client.say("response.create", response={"tool_choice": choice})
     assert told["error"]["param"] == "response.tool_choice"
     assert client.say("response.create", response={"tool_choice": "none"})
+
+
+# -- what was played of a response -----------------------------------------------------------------
+
+
+def spoken() -> tuple[Client, str]:
+    """A client that was answered for three seconds; and the item of the answer."""
+    client = Client(speaks=True, sound=bytes(4 * 24_000))
+    client.update(audio=MANUAL)
+    client.say("response.create")
+    client.wait(2.5)
+    client.say("response.cancel")
+    return client, done(client)["output"][0]["id"]
+
+
+def transcript(client: Client, item_id: str) -> str:
+    """The words of an item's sound."""
+    [told] = client.say("conversation.item.retrieve", item_id=item_id)
+    found: str = told["item"]["content"][0]["transcript"]
+    return found
+
+
+def test_words_that_were_not_played_are_forgotten() -> None:
+    """A client shows its user words that nobody has heard."""
+    client, item_id = spoken()
+    assert transcript(client, item_id) == "word word word "
+    [told] = client.say("conversation.item.truncate", item_id=item_id, audio_end_ms=2500)
+    assert told["type"] == "conversation.item.truncated"
+    assert transcript(client, item_id) == "word word "
+    [told] = client.say("conversation.item.truncate", item_id=item_id, audio_end_ms=2600)
+    assert told["error"]["param"] == "audio_end_ms"
+    client.say("conversation.item.truncate", item_id=item_id, audio_end_ms=0)
+    assert transcript(client, item_id) == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"audio_end_ms": 3001}, "audio_end_ms"),
+        ({"audio_end_ms": 1, "content_index": 1}, "content_index"),
+        ({"audio_end_ms": 1, "item_id": "item_user"}, "item_id"),
+        ({"audio_end_ms": 1, "item_id": "item_text"}, "content_index"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_truncated_is_an_error(wrong: dict[str, Any], param: str) -> None:
+    """A client that counts wrong is told that all is well."""
+    client, item_id = spoken()
+    client.item("hello", id="item_user")
+    content = [{"type": "output_text", "text": "hello"}]
+    client.item("", id="item_text", role="assistant", content=content)
+    [told] = client.say("conversation.item.truncate", **{"item_id": item_id, **wrong})
+    assert (told["error"]["code"], told["error"]["param"]) == ("invalid_payload", param)
+
+
+def test_a_response_in_progress_is_cancelled_before_it_is_truncated() -> None:
+    """Its words go on after the cut."""
+    client = Client(speaks=True)
+    client.update(audio=MANUAL)
+    told = client.say("response.create")
+    item_id = told[1]["item"]["id"]
+    [error] = client.say("conversation.item.truncate", item_id=item_id, audio_end_ms=0)
+    assert error["error"]["param"] == "item_id"

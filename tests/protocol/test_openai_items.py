@@ -56,6 +56,7 @@ class Client:
     speaks: bool = False
     has_slot: bool = True
     tokens: int = 0
+    sound: bytes = b""
     is_slow: bool = False
     session: Session = attrs.field(init=False)
     now_ns: int = 0
@@ -181,9 +182,10 @@ class Client:
                     self.frames = unit.frames
                     listens = unit.force_listen or not self.speaks
                     text = "" if listens else "word "
-                    made: dict[str, Any] = {
+                    made: dict[str, Any] = {} if listens else {"pcm": self.sound}
+                    made |= {
                         "decided_ids": (1,) * self.tokens,
-                        "kv_length": 100 * bool(self.tokens),
+                        "kv_length": 100 * self.tokens // 10,
                     }
                     result = UnitResult(index=unit.index, is_listen=listens, text=text, **made)
                     self.done = ev.UnitDone(at_ns=0, result=result)

@@ -43,6 +43,8 @@ LEFT_OUT: Final = {
     "Step.opened": "it is the first event, which the log holds",
     "Respond.instructions": "they are in the prompt, which the log has",
     "Respond.ignored": "it stands in the log",
+    "Part.ends": "it follows from the units, which the log has",
+    "Reply.ends": "likewise",
     "Part.is_whole": "it is of the session's behaviour",
     "Step.effects": "they are handed over after each step",
     "Peer.course": "it is of the kind, as the first event says",

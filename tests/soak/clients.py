@@ -3,13 +3,13 @@
     python -m tests.soak.clients [--out FOLDER] [--environments FOLDER] [--only NAME]
 
 LiveKit Agents (its Live and its Realtime model, with default arguments, and its `STT`), Pipecat
-(both services, and its transcription), the OpenAI Agents SDK and the npm package `openai` (over
-`ws` and as in a browser) are installed, each in an environment of its own. Each asks `tiny` a
-recorded question and hears the answer, or has it write the question down, and interrupts the
-scripted model while it speaks. That its own playback stops is its package's matter, and needs the
-event that is waited for here; in the Live API, which has no such event, the silence of the model.
-What was found goes to `clients.json`, without a date; it exits with 1 where a client got no answer,
-an error, or no word of its interruption.
+(both services, and its transcription), the OpenAI Agents SDK, of Python and of npm, and the npm
+package `openai` (over `ws` and as in a browser) are installed, each in an environment of its own.
+Each asks `tiny` a recorded question and hears the answer, or has it write the question down, and
+interrupts the scripted model while it speaks. That its own playback stops is its package's matter,
+and needs the event that is waited for here; in the Live API, which has no such event, the silence
+of the model. What was found goes to `clients.json`, without a date; it exits with 1 where a client
+got no answer, an error, or no word of its interruption.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ CLIENTS: Final[Mapping[str, Client]] = MappingProxyType(
         ),
         "agents": Client("agents_realtime.py", ("openai-agents==0.24.0", "numpy")),
         "node": Client("node.mjs", (), ("answer", "answer-browser", "interrupt")),
+        "node-agents": Client("node_agents.mjs", ()),
     }
 )
 
