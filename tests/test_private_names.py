@@ -78,6 +78,10 @@ USED: Final[Mapping[tuple[str, str], Private]] = MappingProxyType(
             "the codec of a connection, to give it our decoders; trio-websocket makes it itself",
             lambda: _is_a(_websocket()._wsproto, "wsproto", "WSConnection"),
         ),
+        ("runtime/net/websocket.py", "_message_parts"): Private(
+            "the pieces of an unfinished message, of which 96 MiB would stay for minutes",
+            lambda: isinstance(_websocket()._message_parts, list),
+        ),
         ("runtime/net/frames.py", "_proto"): Private(
             "wsproto takes no decoders of a user's; this is where a connection has its two",
             lambda: _is_a(_protocol(), "wsproto.frame_protocol", "FrameProtocol"),

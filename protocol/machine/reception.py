@@ -24,12 +24,13 @@ from ..values.events import PIECES, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
-from ..wire.codec import dump_frame, not_json, parse_frame
+from ..wire.codec import dump_frame, parse_frame
 from ..wire.dialects import LEGACY_CHAT, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
 from ..wire.dialects.opening import OPENING, choose
 from ..wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
+from ..wire.strict import not_json
 from ..wire.template import EVENT_ID, Alike, Template
 from .kind import Kind
 

@@ -14,9 +14,8 @@ from typing import Final
 import attrs
 
 from recorder.format.records import Fields
-from runtime.model.backends.base import Backend, BackendInfo
+from runtime.model.backends.base import VOICE_STEPS, Backend, BackendInfo
 from runtime.model.models import load_backend
-from runtime.settings.settings import VOICE_STEPS
 
 from ..shared.fields import below, typed
 from .report import Mismatch

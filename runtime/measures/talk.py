@@ -405,9 +405,7 @@ class Piece:
 class ClientSound:
     """Knows how a client writes its sound; each message is to be read once."""
 
-    def __init__(
-        self, mode: Mode, endpoint: ev.Endpoint, *, behaviour: int = NEWEST
-    ) -> None:
+    def __init__(self, mode: Mode, endpoint: ev.Endpoint, *, behaviour: int = NEWEST) -> None:
         self.mode: Final[Mode] = mode
         self.endpoint: Final[ev.Endpoint] = endpoint
         self._coding: Coding = "audio/pcm"

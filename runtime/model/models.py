@@ -22,8 +22,8 @@ from anyio import to_thread
 from .. import SOURCE_TREE
 from ..net.memory import importing
 from ..settings.extras import what_is_missing
-from ..settings.settings import VOICE_STEPS, nearest
-from .backends.base import Backend, BackendError, BackendInfo
+from ..settings.settings import nearest
+from .backends.base import VOICE_STEPS, Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
 
 if TYPE_CHECKING:

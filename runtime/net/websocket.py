@@ -401,6 +401,10 @@ class TrioWebSocket:
             self._monitor.discard(self._watched)
             self._monitor.counters.websockets -= opened
             self._intake.end()
+            if opened:
+                # The library's tasks refer to it a while longer: the pieces of an unfinished
+                # message would wait minutes for the garbage collector.
+                self._connection._message_parts.clear()
             self._share.close()
         if not opened:
             raise WebSocketClosed(ABNORMAL_CLOSURE, "the peer left during the handshake")

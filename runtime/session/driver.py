@@ -159,7 +159,8 @@ class Driver:
         session = self.session
         if session is None or not session.frames_received:
             return False
-        return session.state is State.ACTIVE or bool(session.early_bytes)
+        is_asked = self._opened.endpoint == "chat"  # by its only message
+        return is_asked or session.state is State.ACTIVE or bool(session.early_bytes)
 
     @property
     def keeps_slot(self) -> bool:

@@ -43,6 +43,8 @@ from protocol.values.limits import (
 from protocol.values.modes import OF_MODE, Mode
 from recorder.write.writer import Durability
 
+from ..model.backends.base import VOICE_STEPS, VOICE_STEPS_MAX
+
 SECONDS_MAX: Final = 31_536_000
 """A year, against typing errors; its nanoseconds fit into 64 bits."""
 COUNT_MAX: Final = 1_000_000
@@ -343,10 +345,6 @@ DAYS_MAX: Final = 36_500
 MEGABYTES_MAX: Final = 1_000_000_000
 """A petabyte: more than one folder should hold."""
 MIB: Final = 1 << 20
-VOICE_STEPS: Final = 10
-"""Of the published voice's flow, as it was published."""
-VOICE_STEPS_MAX: Final = 16
-"""More were never measured to sound better."""
 BUFFER_MB_MAX: Final = 1_024
 """Nine hours of sound for each session, against typing errors."""
 BYTES_PER_S_LIMIT: Final = 1 << 40

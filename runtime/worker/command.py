@@ -17,7 +17,7 @@ from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 
 from ..link.address import TcpAddress, UnixAddress, WorkerAddress, read_address
 from ..link.hello import read_token
-from ..model.backends.base import Backend, BackendError, Closes
+from ..model.backends.base import VOICE_STEPS, VOICE_STEPS_MAX, Backend, BackendError, Closes
 from ..model.models import (
     ModelUnknownError,
     check_model,
@@ -25,7 +25,7 @@ from ..model.models import (
     require_deterministic,
 )
 from ..net.tls import Certificate, CertificateError
-from ..settings.settings import DEVICES, DTYPES, VOICE_STEPS, VOICE_STEPS_MAX
+from ..settings.settings import DEVICES, DTYPES
 from ..telemetry.logs import configure
 from .worker import Worker
 

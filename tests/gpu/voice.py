@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from runtime.model.backends.base import VOICE_STEPS
 from runtime.model.backends.minicpmo.vocoder import Sounding
 from runtime.model.backends.minicpmo.voices import PublishedVoice
 from runtime.model.voice.checkpoint import fill_flow, fill_hift
@@ -21,7 +22,6 @@ from runtime.model.voice.reference import (
     open_network,
 )
 from runtime.model.voice.vocoder import CODES_MAX, Vocoder, session_bytes
-from runtime.settings.settings import VOICE_STEPS
 from tests.models import random_voice
 from tests.models.random_voice import NETWORKS, reference_pcm
 

@@ -57,6 +57,7 @@ def test_one_byte_keeps_a_worker_out(unequal: str, tmp_path: Path) -> None:
         assert "worker 1 cannot stand in for worker 0: fingerprint weights is" in refused.stderr
         assert ";" not in refused.stderr  # nothing else differs
         options = ("--worker-address", address, "--record", str(logs), "--rebuild", "exact")
+        options += ("--resume-s", "10")  # for which it waits for another worker
         with (
             live_server(*options) as server,
             connect(f"{server.url}?mode=audio", compression=None) as socket,

@@ -55,7 +55,7 @@ from ...values.requests import (
     VideoPart,
     Voice,
 )
-from ..codec import Nested, Reading, Value, as_object, encode_base64, invalid, nested_in
+from ..codec import Reading, Value, as_object, encode_base64, invalid
 from ..dialects import shared
 from ..kinds import (
     FLAG,
@@ -81,6 +81,7 @@ from ..kinds import (
     text,
 )
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
+from ..strict import Nested, nested_in
 from ..table import DROPPED, Field, Object, Row, Rule, Table, Variants, either, items, one, variants
 from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
 

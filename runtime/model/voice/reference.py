@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 
 import attrs
 import numpy as np
-import soxr
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -161,6 +160,8 @@ class References:
 
         `BackendRefused`: there is too little of it, or a network finds no voice in it.
         """
+        import soxr  # a server's, which the engine alone does without
+
         seconds = len(pcm) / RATE_HZ
         if seconds < SECONDS_MIN:
             raise BackendRefused(f"reference audio of {seconds:.2f} s is below {SECONDS_MIN} s")

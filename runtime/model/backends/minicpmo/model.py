@@ -29,8 +29,7 @@ from torch import nn
 
 from protocol.values.model import Opening, Turn
 
-from ....settings.settings import VOICE_STEPS
-from ..base import BackendInfo
+from ..base import VOICE_STEPS, BackendInfo
 from ..streams import Anchoring
 from .anchor import Anchor, Transcript
 from .batched import means_on

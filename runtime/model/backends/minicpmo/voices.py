@@ -21,9 +21,7 @@ import attrs
 import numpy as np
 import torch
 
-from ....media.sound import AudioFileError, read_wav
 from ....settings.extras import install
-from ....settings.settings import VOICE_STEPS
 from ...voice import checkpoint as published
 from ...voice.config import SILENT_CODE
 from ...voice.reference import (
@@ -39,6 +37,7 @@ from ...voice.reference import (
 )
 from ...voice.vocoder import VOICES, Chunk, Turn, session_bytes
 from ...voice.vocoder import Vocoder as PublishedVocoder
+from ..base import VOICE_STEPS
 from .checkpoint import CheckpointError
 from .device import MemoryPlan
 from .vocoder import Pcm, PieceVocoder, Sounding, Vocoder
@@ -164,6 +163,8 @@ def _default(folder: Path) -> Pcm | None:
     """The reference audio of sessions that bring none."""
     for path in (folder.resolve().parent / name for name in DEFAULT_VOICES):
         if path.is_file():
+            from ....media.sound import AudioFileError, read_wav  # with what decodes sound
+
             try:
                 sound = np.frombuffer(read_wav(path), "<f4")
             except AudioFileError as error:
