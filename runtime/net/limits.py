@@ -106,8 +106,10 @@ class AddressRateLimiter:
 
 BURST_S: Final = 3.0
 """A mobile network holds so much back in a tunnel and then delivers it at once."""
-PARTY_WEBSOCKETS: Final = 20
-"""Eighty sessions that send sound in pieces of 20 ms; it takes half of a core."""
+PARTY_SHARE: Final = 25
+"""One in so many of an address's connections may use its whole rate: 20 by default, as much as 80
+sessions that send sound in pieces of 20 ms, and half of a core. Behind a proxy, where all clients
+have one address, an operator raises the number of its connections."""
 FRAGMENT_BYTES_MIN: Final = 1024
 """A smaller fragment costs as much as a message: no client has a reason to send many of them."""
 FRAGMENT_COST: Final = 0.125
@@ -168,12 +170,13 @@ class RateLimiter:
 class PartyRates:
     """The buckets of each party (a key, or an address) with an open WebSocket.
 
-    All WebSockets of a party have the rate of `PARTY_WEBSOCKETS` of them: a few dozen could stop
-    the event loop, each within its own rate.
+    All WebSockets of a party have the rate of one in `PARTY_SHARE` of those that an address may
+    have: a few dozen could stop the event loop, each within its own rate.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._websockets = max(1, settings.connections_per_address_max // PARTY_SHARE)
         self._shared = WeakValueDictionary[str, RateLimiter]()
 
     def of(self, party: str, message_bytes_max: int, now_s: float) -> RateLimiter:
@@ -182,7 +185,7 @@ class PartyRates:
         shared = self._shared.get(party)
         if shared is None:
             shared = self._shared[party] = RateLimiter(
-                PARTY_WEBSOCKETS * messages, PARTY_WEBSOCKETS * size_bytes, message_bytes_max, now_s
+                self._websockets * messages, self._websockets * size_bytes, message_bytes_max, now_s
             )
         return RateLimiter(messages, size_bytes, message_bytes_max, now_s, shared)
 

@@ -664,7 +664,8 @@ class Settings:
     )
     messages_per_s_max: int = count(
         MESSAGES_PER_S_MAX,
-        "Messages a second that are read from one connection, on average; more wait.",
+        "Messages a second that are read from one connection, on average; more wait. All of a key, "
+        "or of an address, have as many as one in 25 of connections_per_address_max.",
     )
     bytes_per_s_max: int = setting(
         BYTES_PER_S_MAX,
