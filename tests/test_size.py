@@ -20,11 +20,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
-    "protocol": (12_179, 59),
+    "protocol": (12_182, 59),
     "recorder": (4_549, 31),
-    "runtime": (22_311, 124),
+    "runtime": (22_322, 124),
     "runtime/model": (9_224, 49),
-    "replay": (11_416, 57),
+    "replay": (11_417, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -98,6 +98,8 @@ SLICES_MAX: Final = 9
 
 UNITS_PENDING_MAX: Final = 5
 """Units that wait; beyond it the oldest is dropped, for the newest matters most (B7)."""
+TURN_REBUILD_WAIT_S: Final = 10
+"""As below, of a chat or a transcription: its client waits for an answer in silence."""
 REBUILD_WAIT_S: Final = 75
 """For another slot after the loss of a worker: one that dies again and again is started after a
 pause of up to a minute (`RETRY_S_MAX`), and then loads its model."""
@@ -178,3 +180,10 @@ VOICE_NAME_CHARS_MAX: Final = 64
 """The name of a voice in the server's library."""
 LABEL_CHARS_MAX: Final = 64
 """A client's own name for its session is sent back to it, and is bounded for that."""
+
+# -- the published voice ------------------------------------------------------------------------
+
+VOICE_STEPS: Final = 10
+"""Of the published voice's flow, as it was published."""
+VOICE_STEPS_MAX: Final = 16
+"""More were never measured to sound better."""

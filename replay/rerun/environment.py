@@ -13,8 +13,9 @@ from typing import Final
 
 import attrs
 
+from protocol.values.limits import VOICE_STEPS
 from recorder.format.records import Fields
-from runtime.model.backends.base import VOICE_STEPS, Backend, BackendInfo
+from runtime.model.backends.base import Backend, BackendInfo
 from runtime.model.models import load_backend
 
 from ..shared.fields import below, typed

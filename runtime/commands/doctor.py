@@ -22,7 +22,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ..model.backends.base import VOICE_STEPS, VOICE_STEPS_MAX
+from protocol.values.limits import VOICE_STEPS, VOICE_STEPS_MAX
+
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
 from ..net.memory import importing
 from ..settings.settings import DEVICES, DTYPES

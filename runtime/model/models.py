@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
+from protocol.values.limits import VOICE_STEPS
+
 from .. import SOURCE_TREE
 from ..net.memory import importing
 from ..settings.extras import what_is_missing
 from ..settings.settings import nearest
-from .backends.base import VOICE_STEPS, Backend, BackendError, BackendInfo
+from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
 
 if TYPE_CHECKING:

@@ -163,6 +163,11 @@ class Driver:
         return is_asked or session.state is State.ACTIVE or bool(session.early_bytes)
 
     @property
+    def away_s(self) -> float:
+        """For how long it has had no connection; 0 with one."""
+        return 0.0 if self.away_ns is None else (self.now_ns() - self.away_ns) / NS_PER_S
+
+    @property
     def keeps_slot(self) -> bool:
         """Whether it has no client, and keeps its slot for the client's return."""
         session = self.session
@@ -263,18 +268,12 @@ class Driver:
             self.away_ns = self.now_ns()
             told = code if self._opened.resume_hash else 0
             self.post(ev.PeerGone(at_ns=self.now_ns(), code=told))
-            self._end_unless_begun()
 
     def send_failed(self, number: int) -> None:
         """Note that a connection takes no more, as in `peer_gone`."""
         if number == self.peer.number:
             self.away_ns = self.now_ns()
             self.post(ev.SendFailed(at_ns=self.now_ns()))
-            self._end_unless_begun()
-
-    def _end_unless_begun(self) -> None:
-        if self.is_resumable and not self.has_begun:
-            self.wait_no_longer()
 
     def give_up_slot(self) -> None:
         """Wait for the client without the slot, before the time for that is over."""

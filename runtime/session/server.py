@@ -60,6 +60,8 @@ EARLY_BYTES_UNCOUNTED: Final = 64 * 1024
 """An opening message without voices is always kept: a queue of a thousand takes 64 MB."""
 RECOVER_S: Final = 5.0
 """A recovered session that cannot ask for a slot by then keeps the others from theirs no longer."""
+UNBEGUN_S: Final = 10.0
+"""A client whose first message was lost with its connection comes back sooner."""
 LOOK_S: Final = 0.01
 """Between two looks at whether they have asked."""
 
@@ -383,9 +385,15 @@ class Server:
         """Keep no more sessions without a connection than may be kept, and fewer with a slot.
 
         Those of the party that has most go first, the longest away of them: one client's absences
-        do not end another's. While clients wait for a slot, a party keeps one.
+        do not end another's. While clients wait for a slot, a party keeps one. Of those that were
+        never set up it keeps the last, while no one waits, for its first message may be lost.
         """
         away = self._without_client()
+        unbegun = sorted((it for it in away if not it.has_begun), key=lambda it: -it.away_s)
+        last = {} if self.admission.queue_length else {it.party: it for it in unbegun}
+        for driver in unbegun:
+            if last.get(driver.party) is not driver or driver.away_s > UNBEGUN_S:
+                driver.wait_no_longer()
         for driver in _heaviest(away, len(away) - self._settings.detached_max):
             driver.wait_no_longer()
         keeping = [driver for driver in away if driver.keeps_slot]
@@ -479,7 +487,7 @@ def _heaviest(away: list[Driver], count: int, *, left_min: int = 0) -> Iterator[
     A party keeps `left_min` of them.
     """
     of_party = dict[str, list[Driver]]()
-    for driver in sorted(away, key=lambda it: it.now_ns() - (it.away_ns or 0)):
+    for driver in sorted(away, key=lambda it: it.away_s):
         of_party.setdefault(driver.party, []).append(driver)
     for _ in range(min(count, len(away))):
         most = max(of_party.values(), key=len)

@@ -17,6 +17,7 @@ from protocol.values.limits import (
     CALL_WAIT_S,
     REBUILD_UNITS_MAX,
     REBUILD_WAIT_S,
+    TURN_REBUILD_WAIT_S,
     TURN_WAIT_S,
 )
 from protocol.values.modes import OF_MODE, Mode
@@ -123,7 +124,9 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
     if settings.on_worker_loss == "close" or (is_unit and not info.can_rebuild):
         return {}
     return {
-        "rebuild_wait_s": min(REBUILD_WAIT_S, settings.resume_s),
+        "rebuild_wait_s": min(
+            REBUILD_WAIT_S if is_unit else TURN_REBUILD_WAIT_S, settings.resume_s
+        ),
         "rebuild_units": REBUILD_UNITS_MAX,
         "can_repeat": info.deterministic,
     }

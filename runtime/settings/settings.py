@@ -39,11 +39,11 @@ from protocol.values.limits import (
     PAUSE_S,
     RESUME_S,
     SOUND_BYTES_MAX,
+    VOICE_STEPS,
+    VOICE_STEPS_MAX,
 )
 from protocol.values.modes import OF_MODE, Mode
 from recorder.write.writer import Durability
-
-from ..model.backends.base import VOICE_STEPS, VOICE_STEPS_MAX
 
 SECONDS_MAX: Final = 31_536_000
 """A year, against typing errors; its nanoseconds fit into 64 bits."""

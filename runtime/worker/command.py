@@ -15,9 +15,11 @@ import anyio
 import click
 from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 
+from protocol.values.limits import VOICE_STEPS, VOICE_STEPS_MAX
+
 from ..link.address import TcpAddress, UnixAddress, WorkerAddress, read_address
 from ..link.hello import read_token
-from ..model.backends.base import VOICE_STEPS, VOICE_STEPS_MAX, Backend, BackendError, Closes
+from ..model.backends.base import Backend, BackendError, Closes
 from ..model.models import (
     ModelUnknownError,
     check_model,

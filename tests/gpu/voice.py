@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from runtime.model.backends.base import VOICE_STEPS
+from protocol.values.limits import VOICE_STEPS
 from runtime.model.backends.minicpmo.vocoder import Sounding
 from runtime.model.backends.minicpmo.voices import PublishedVoice
 from runtime.model.voice.checkpoint import fill_flow, fill_hift

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
@@ -73,7 +72,7 @@ def test_a_file_replays_and_counts(tmp_path: Path) -> None:
     assert report.identical
     assert report.finished
     assert report == ReplayReport(
-        recorded_by=Maker(behaviour=NEWEST),
+        recorded_by=Maker(behaviour=0),
         replayed_by=HERE,
         records=len(records),
         events=len(places(EVENT_KINDS)),

@@ -35,11 +35,6 @@ from protocol.values.model import (
     UnitResult,
 )
 
-VOICE_STEPS: Final = 10
-"""Of the published voice's flow, as it was published."""
-VOICE_STEPS_MAX: Final = 16
-"""More were never measured to sound better."""
-
 OPEN_TRIES: Final = 3
 """A remote that restarts, or still frees its last session, accepts at the second or third try."""
 OPEN_PAUSE_S: Final = 0.25

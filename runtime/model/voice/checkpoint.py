@@ -17,7 +17,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from ..backends.base import VOICE_STEPS
+from protocol.values.limits import VOICE_STEPS
+
 from ..backends.minicpmo.checkpoint import CheckpointError, Survey
 from .config import SIZE_MAX, FlowConfig, HiftConfig, read_flow_config
 from .flow import Flow

@@ -160,7 +160,7 @@ class References:
 
         `BackendRefused`: there is too little of it, or a network finds no voice in it.
         """
-        import soxr  # a server's, which the engine alone does without
+        import soxr  # of the extra `server`; the engine is imported without it
 
         seconds = len(pcm) / RATE_HZ
         if seconds < SECONDS_MIN:

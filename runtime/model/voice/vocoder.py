@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from ..backends.base import VOICE_STEPS
+from protocol.values.limits import VOICE_STEPS
+
 from ..backends.minicpmo.sampling import keyed
 from . import encoder, flow
 from .cache import KEPT, Piece, Pieces, count, cut, cut_halved, joined

@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from protocol.values.limits import VOICE_STEPS
 from protocol.values.model import Opening, Turn
 
-from ..base import VOICE_STEPS, BackendInfo
+from ..base import BackendInfo
 from ..streams import Anchoring
 from .anchor import Anchor, Transcript
 from .batched import means_on

@@ -21,6 +21,8 @@ import attrs
 import numpy as np
 import torch
 
+from protocol.values.limits import VOICE_STEPS
+
 from ....settings.extras import install
 from ...voice import checkpoint as published
 from ...voice.config import SILENT_CODE
@@ -37,7 +39,6 @@ from ...voice.reference import (
 )
 from ...voice.vocoder import VOICES, Chunk, Turn, session_bytes
 from ...voice.vocoder import Vocoder as PublishedVocoder
-from ..base import VOICE_STEPS
 from .checkpoint import CheckpointError
 from .device import MemoryPlan
 from .vocoder import Pcm, PieceVocoder, Sounding, Vocoder
