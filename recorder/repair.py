@@ -217,7 +217,7 @@ class Survey:
         kept: `seq` ranges of the records to keep, in order, start and stop; without `fin`.
         records_lost: known to be lost, or after the end that is kept.
         tail_bytes: of an incomplete block at its end.
-        units: last kept unit's index plus one; 0 if there is none.
+        units: last kept unit's index plus one; 0 without units.
         fin: the caller's fields of `fin`; None if it is lost or left out.
         fin_ns: `at_ns` of `fin`.
         is_sound: no damage, nothing missing.

@@ -599,7 +599,7 @@ class OpenAI(Kind):
         """Go on after a waiting unit was dropped: only its sound is lost."""
 
     def unit_undone(self) -> None:
-        """End the response: a unit of it failed."""
+        """End the response, of which a unit failed."""
         self.conversation.finish("failed", fault="inference_error")
         self._cut()
 

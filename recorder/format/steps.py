@@ -1,8 +1,8 @@
 """The steps of a session, and the records that a step adds to its log.
 
-A log is stepped again by whatever needs more of a session than its records: a server that goes on
-with it, rebuilds a model or forks it, and replay. The records of a step are written while a session
-runs; a replay, a redaction and a shrunk log make them again.
+A server steps a log again to go on with it, to rebuild a model or to fork it, and so does a replay.
+The records of a step are written while a session runs; a replay, a redaction and a shrunk log make
+them again.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Index:
             self._use(lambda database: _keep(database, info, kept))
 
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Run `work` on the database; None if that fails, or there is none."""
+        """Run `work` on the database; None if that fails, or without a database."""
         if not self._path.is_file():
             return None
         try:

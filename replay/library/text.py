@@ -35,8 +35,6 @@ from .keep import SHOWN_MAX, damage_lines
 
 ROWS_MAX: Final = 40
 """Rows of the table of units; the rest is counted, and in JSON."""
-SHOWN_UNITS_MAX: Final = 12
-"""Units that differ, listed one by one."""
 HASH_CHARS_MIN: Final = 32
 """Shorter texts of hexadecimal digits may be words or versions."""
 HASH_CHARS_SHOWN: Final = 12

@@ -143,9 +143,8 @@ class RateLimiter:
     @property
     def messages_left(self) -> float:
         """Messages that may be read now."""
-        if self._shared is None:
-            return self.messages
-        return min(self.messages, self._shared.messages)
+        shared = self._shared or self
+        return min(self.messages, shared.messages)
 
     def wait_s(self, now_s: float) -> float:
         """The wait until one more message, of any size, may be read; 0.0 for none."""

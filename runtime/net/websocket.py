@@ -349,8 +349,8 @@ class TrioWebSocket:
     """A server's WebSocket on trio-websocket; the monitor watches it while it is open.
 
     `link`: the connection, with the bytes after the request's head put back; `party`: to whom its
-    messages count. The task that awaits
-    `run` reads; cancelling it ends the WebSocket. The caller closes or aborts it.
+    messages count. The task that awaits `run` reads; cancelling it ends the WebSocket. The caller
+    closes or aborts it.
     """
 
     def __init__(

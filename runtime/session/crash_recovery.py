@@ -186,8 +186,10 @@ class RecoveredSession:
         return Ended.of(
             self.session,
             owner=self.owner,
+            party=self.owner,
             tokens=Tokens(self.token_hashes),
             path=self.path,
+            frame_index=self.frame_index,
             first_frame=self.first_frame,
             close=self.outstanding.close,
             resume_s=resume_s,

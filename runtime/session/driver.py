@@ -170,10 +170,9 @@ class Driver:
     @property
     def keeps_slot(self) -> bool:
         """Whether it has no client, and keeps its slot for the client's return."""
-        session = self.session
-        if session is None or self.mode == "chat" or session.state is not State.ACTIVE:
+        if self.session is None or self.mode == "chat":
             return False
-        return session.connection == "detached"
+        return self.session.state is State.ACTIVE and self.session.connection == "detached"
 
     @property
     def frame_index(self) -> FrameIndex:

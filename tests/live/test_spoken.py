@@ -105,7 +105,7 @@ def load() -> Load:
 def test_a_session_speaks_and_its_sound_is_replayed(
     logs: dict[str, Path], load: Load, kind: str
 ) -> None:
-    """A caller would get text alone, or a replay another sound than the caller heard."""
+    """A caller would get only text, or a replay another sound than the caller heard."""
     parts = [record.fields.get(name) for record in read(logs[kind]) for name in ("result", "chunk")]
     assert any(isinstance(part, dict) and part.get("codec_ids") for part in parts)
     assert not differences(logs[kind], load)

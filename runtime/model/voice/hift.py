@@ -5,8 +5,8 @@ mel is upsampled by 8, 5 and 3, joined at each rate by the source's spectrum, an
 of 9 bands, whose inverse is the sound. Both transforms are convolutions with a table of waves.
 
 The published code draws a first phase for each overtone, which its interpolation to the frames'
-rate leaves out again; so none is drawn here. It draws noise for each harmonic, and weighs all of it
-by one linear layer; the weighted sum is drawn here, which has the same distribution.
+rate leaves out again; here no phase is drawn. It draws noise for each harmonic, and weighs all of
+it by one linear layer; the weighted sum is drawn here, which has the same distribution.
 """
 
 from __future__ import annotations

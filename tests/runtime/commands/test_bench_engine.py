@@ -110,8 +110,10 @@ def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> N
     assert all(share > 0 for share in facts.of_floor.values())
 
 
-def told_and_shown(words: list[str]) -> tuple[dict[str, Any], str]:
-    """Run the command for one session at most; its JSON, and what a person reads."""
+def told_and_shown(checkpoint: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Run the command for one session of a second; its JSON, and what a person reads."""
+    words = ["dev", "bench", "engine", "--model", str(checkpoint), "--device", "cpu"]
+    words += ["--seconds", "1", "--sessions", "1", *options]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "SESSIONS_MAX", 1)
         told = CliRunner().invoke(main, [*words, "--json"])
@@ -123,19 +125,7 @@ def told_and_shown(words: list[str]) -> tuple[dict[str, Any], str]:
 
 def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     """A script could not read the figures, or a person not the table."""
-    words = [
-        "dev",
-        "bench",
-        "engine",
-        "--model",
-        str(checkpoint),
-        "--seconds",
-        "1",
-        "--sessions",
-        "1",
-    ]
-    words += ["--device", "cpu"]
-    body, shown = told_and_shown(words)
+    body, shown = told_and_shown(checkpoint)
     assert set(body) == {field.name for field in attrs.fields(EngineBenchResult)}
     assert (body["device"], body["dtype"], body["full"]) == ("cpu", "float32", None)
     assert body["attention"] == "sdpa, row by row"
@@ -147,19 +137,8 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
 
 def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
     """Half of the short time on a GPU would go into other runs."""
-    words = [
-        "dev",
-        "bench",
-        "engine",
-        "--model",
-        str(checkpoint),
-        "--seconds",
-        "1",
-        "--sessions",
-        "1",
-    ]
-    words += ["--device", "cpu", "--batched-only", "--due", "spread", "--pictures"]
-    body, shown = told_and_shown(words)
+    options = ("--batched-only", "--due", "spread", "--pictures")
+    body, shown = told_and_shown(checkpoint, *options)
     assert body["pictures"] == 1
     assert [(run["arrival"], run["mode"]) for run in body["runs"]] == [("spread", "batched")]
     (served,) = body["served"]

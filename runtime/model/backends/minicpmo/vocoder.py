@@ -87,7 +87,7 @@ class Vocoder(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether equal codes give equal bytes, whatever is computed with them."""
+        """Whether equal codes give equal bytes in any batch."""
         ...
 
     @property
