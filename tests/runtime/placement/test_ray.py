@@ -80,7 +80,7 @@ class FakeCluster:
         return self.addresses[worker]
 
     def start(self, worker: int) -> None:
-        file = self.folder / "token"
+        file = self.folder / f"token-{worker}"  # its own: another worker may be reading
         file.write_text(TOKEN)
         listen = ("--listen", "tcp:127.0.0.1:0", "--token-file", str(file))
         model = ("--model", self.models.get(worker, "scripted"))
