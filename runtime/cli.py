@@ -455,8 +455,8 @@ def load_viewer(name: ViewName) -> Viewer:
 
 @click.command("states")
 def states_command() -> None:
-    """Draw the state diagrams (Mermaid), one for each course, from the transition table."""
-    from protocol.values.state import Course, diagram
+    """Draw the state diagrams (Mermaid), one for each session kind, from the transition table."""
+    from protocol.values.state import SessionKind, diagram
 
-    for course in Course:
-        click.echo(f"%% {course}\n{diagram(course)}", nl=False)
+    for session_kind in SessionKind:
+        click.echo(f"%% {session_kind}\n{diagram(session_kind)}", nl=False)

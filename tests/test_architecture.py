@@ -21,7 +21,7 @@ from typing import Final
 import attrs
 import pytest
 
-from protocol.values.state import Course, diagram
+from protocol.values.state import SessionKind, diagram
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -521,7 +521,7 @@ def test_the_state_diagram_is_the_table_s() -> None:
     text = (ROOT / "docs" / "states.md").read_text("utf-8")
     blocks = re.findall(r"^```mermaid\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     drawn = [block for block in blocks if block.startswith("stateDiagram")]
-    assert drawn == [diagram(course) for course in Course]
+    assert drawn == [diagram(session_kind) for session_kind in SessionKind]
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:

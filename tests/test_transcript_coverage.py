@@ -23,7 +23,7 @@ from protocol.values import state
 from protocol.values.errors import CLOSE_MEANINGS
 from protocol.values.messages import EndReason
 from protocol.values.requests import Request
-from protocol.values.state import RECEPTION, TRANSITIONS, Course, Gate
+from protocol.values.state import RECEPTION, TRANSITIONS, Gate, SessionKind
 from protocol.wire.dialects import MODES_OF
 from protocol.wire.schema import Message, Schema, describe
 from runtime.serve import routing
@@ -203,9 +203,9 @@ def described(dialect: str) -> tuple[tuple[Message, Draft7Validator], ...]:
 
 
 def name_of(message: Message) -> str:
-    """Name a message, by the first of the courses that it is the same in."""
+    """Name a message, by the first of the session kinds that it is the same in."""
     kind = message.kind or "request"
-    return f"{message.dialect} {message.sender} {kind} {message.courses[0]}"
+    return f"{message.dialect} {message.sender} {kind} {message.session_kinds[0]}"
 
 
 def all_traits() -> set[str]:
@@ -256,7 +256,7 @@ ROLE = "role"
 
 def shown_traits(transcript: Transcript) -> Iterator[str]:
     """Name what a transcript shows; a frame that is refused for what is in it shows nothing."""
-    course = course_of_transcript(transcript)
+    session_kind = session_kind_of_transcript(transcript)
     for step, after in zip(transcript.steps, (*transcript.steps[1:], None), strict=True):
         match step.kind:
             case "send" if is_refusal(after):
@@ -266,7 +266,7 @@ def shown_traits(transcript: Transcript) -> Iterator[str]:
             case "send" | "receive":
                 sender = "client" if step.kind == "send" else "server"
                 body = fill(step.value) if sender == "client" else example(step.value)
-                yield from shown_by(transcript.dialect, sender, course, body)
+                yield from shown_by(transcript.dialect, sender, session_kind, body)
 
 
 def is_refusal(step: Step | None) -> bool:
@@ -274,18 +274,18 @@ def is_refusal(step: Step | None) -> bool:
     return step is not None and step.kind == "receive" and step.value["type"] == "error"
 
 
-def course_of_transcript(transcript: Transcript) -> Course:
+def session_kind_of_transcript(transcript: Transcript) -> SessionKind:
     if transcript.dialect == "legacy-chat":
-        return Course.REQUEST
+        return SessionKind.REQUEST
     if "transcription" in transcript.dialect:
-        return Course.TRANSCRIPTION
-    return Course.CHAT if transcript.connect.endswith("mode=chat") else Course.DUPLEX
+        return SessionKind.TRANSCRIPTION
+    return SessionKind.CHAT if transcript.connect.endswith("mode=chat") else SessionKind.DUPLEX
 
 
-def shown_by(dialect: str, sender: str, course: Course, body: Any) -> Iterator[str]:
+def shown_by(dialect: str, sender: str, session_kind: SessionKind, body: Any) -> Iterator[str]:
     """Name what one frame shows."""
     for message, validator in described(dialect):
-        is_it = message.sender == sender and course in message.courses
+        is_it = message.sender == sender and session_kind in message.session_kinds
         if is_it and message.kind == body.get("type", "") and validator.is_valid(body):
             yield name_of(message)
             for trait in shown_in(message.schema, body):
@@ -425,9 +425,9 @@ def test_every_row_of_the_state_tables_is_shown_by_a_transcript(
         judged.add((gate, request))
         return judge(gate, request)
 
-    def go_and_note(role: Any, course: Any, state: Any, trigger: Any) -> Any:
-        went.add(f"{course} {state} {trigger.__name__}")
-        return next_state(role, course, state, trigger)
+    def go_and_note(role: Any, session_kind: Any, state: Any, trigger: Any) -> Any:
+        went.add(f"{session_kind} {state} {trigger.__name__}")
+        return next_state(role, session_kind, state, trigger)
 
     monkeypatch.setattr(reception, "judge", judge_and_note)
     monkeypatch.setattr(peer, "next_state", go_and_note)
@@ -439,8 +439,8 @@ def test_every_row_of_the_state_tables_is_shown_by_a_transcript(
         (gate, it) for gate in RECEPTION for it in set(Request) - NO_SUCH_REQUEST.get(gate, set())
     }
     ways = {
-        f"{course} {state} {trigger.__name__}"
-        for course, rows in TRANSITIONS.items()
+        f"{session_kind} {state} {trigger.__name__}"
+        for session_kind, rows in TRANSITIONS.items()
         for state, row in rows.items()
         for trigger in row
     }

@@ -1,1 +1,1 @@
-"""The session: its states, its courses, the unit loop and its barrier."""
+"""The session: its states and kinds, the unit loop and its barrier."""

@@ -35,7 +35,7 @@ from ..values.errors import (
 from ..values.limits import SLICES_MAX
 from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, Response
 from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult
-from ..values.state import Course, Gate, State
+from ..values.state import Gate, SessionKind, State
 from .core import Call, Phase, Recording, Step, Timers
 from .kind import Handlers, Kind
 from .peer import Peer
@@ -537,7 +537,7 @@ class Chat(Kind):
     `instructions` is the system message of turns that have none; it may be empty.
     """
 
-    course = Course.CHAT
+    session_kind = SessionKind.CHAT
     handlers: ClassVar[Handlers] = {**_HANDLERS, rq.Init: attrgetter("init")}
 
     loop: TurnLoop = attrs.field(init=False)
@@ -596,7 +596,7 @@ class Chat(Kind):
 class SingleRequest(Kind):
     """One turn a connection (004)."""
 
-    course = Course.REQUEST
+    session_kind = SessionKind.REQUEST
     has_opening = False
     closed_in = frozenset()
     handlers: ClassVar[Handlers] = _HANDLERS

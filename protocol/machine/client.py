@@ -42,15 +42,15 @@ from ..values.state import (
     ACCEPT,
     BEGINNINGS,
     ConnectionEnded,
-    Course,
     Gate,
     ModelChosen,
     Role,
+    SessionKind,
     State,
-    course_of,
     gate_of,
     judge,
     next_state,
+    session_kind_of,
 )
 from ..wire.codec import parse_frame
 from ..wire.dialects import (
@@ -83,8 +83,8 @@ class ClientConnection:
         self._dialect = DIALECTS[dialect_name]
         self._mode = mode
         self._requests = {table.cls: request for request, table in self._dialect.requests(mode)}
-        self._course = course_of(mode, is_request=self._dialect is LEGACY_CHAT)
-        self._state = BEGINNINGS[self._course]
+        self._session_kind = session_kind_of(mode, is_request=self._dialect is LEGACY_CHAT)
+        self._state = BEGINNINGS[self._session_kind]
         if self._dialect is OPENAI:  # where the end of the wait is no message
             self._state = State.CONNECTED
         self._close_sent = False
@@ -146,7 +146,7 @@ class ClientConnection:
             case Ask(streaming=is_streamed):
                 self._gate, self._is_streamed = Gate.TURN, is_streamed
             case ChooseModel():
-                self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)
+                self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
                 self._move_gate()
             case CloseRequest():
                 self._gate, self._close_sent = Gate.CLOSED, True
@@ -177,9 +177,9 @@ class ClientConnection:
         is_place = isinstance(message, Queued) and self._dialect is OPENAI
         if is_place and before is State.CONNECTED:
             return True
-        self._state = next_state(Role.CLIENT, self._course, before, type(message))
+        self._state = next_state(Role.CLIENT, self._session_kind, before, type(message))
         if isinstance(message, Created) and self._dialect is OPENAI_TRANSCRIPTION:
-            self._state = next_state(Role.CLIENT, self._course, self._state, ModelChosen)
+            self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
         if self._gate is Gate.TURN:
             self._follow_turn(message)
         elif isinstance(message, Paused) and not self._close_sent:
@@ -195,7 +195,10 @@ class ClientConnection:
         return isinstance(message, Resumed) or (refused and self._gate is Gate.OPENING)
 
     def _follow_turn(self, message: ServerMessage) -> None:
-        if isinstance(message, Response | ErrorReport) and self._course is Course.REQUEST:
+        if (
+            isinstance(message, Response | ErrorReport)
+            and self._session_kind is SessionKind.REQUEST
+        ):
             self._is_answered = True
             self._gate = Gate.CLOSED
         elif isinstance(message, Response | ErrorReport | Closed):
@@ -211,17 +214,19 @@ class ClientConnection:
         self._closed_with = (code, reason)
         is_due = self._state is not State.ACTIVE or self._is_answered
         # An idle transcription ends without a message, and so does each session of `openai`.
-        is_due = is_due or self._course is Course.TRANSCRIPTION or self._dialect is OPENAI
+        is_due = (
+            is_due or self._session_kind is SessionKind.TRANSCRIPTION or self._dialect is OPENAI
+        )
         ordered = self._state is State.CLOSED or (is_due and code == CLOSE_NORMAL)
         if self._state is not State.CLOSED:
-            self._state = next_state(Role.CLIENT, self._course, self._state, ConnectionEnded)
+            self._state = next_state(Role.CLIENT, self._session_kind, self._state, ConnectionEnded)
         self._move_gate()
         return ordered
 
     def _move_gate(self) -> None:
         is_over = self._close_sent or self._state is State.CLOSED
         is_open = self._dialect in (OPENAI, OPENAI_TRANSCRIPTION)
-        there = Gate.OPEN if is_open else gate_of(self._course, self._state)
+        there = Gate.OPEN if is_open else gate_of(self._session_kind, self._state)
         self._gate = Gate.CLOSED if is_over else there
 
 

@@ -27,7 +27,7 @@ from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, rate_of
 from ..values.openai import Item, Part
 from ..values.requests import AppendSound, ClientMessage, Commit
-from ..values.state import Course, Gate, ModelChosen
+from ..values.state import Gate, ModelChosen, SessionKind
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
 from .kind import Handlers, Kind
@@ -85,7 +85,7 @@ class Dictation(Kind):
         is_speaking: the client speaks, as far as that is looked for.
     """
 
-    course = Course.TRANSCRIPTION
+    session_kind = SessionKind.TRANSCRIPTION
     has_opening = False
     answers_unreadable = True
     closed_in = frozenset()

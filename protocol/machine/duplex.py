@@ -17,7 +17,7 @@ from ..values.limits import UNIT_FRAMES_MAX
 from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech
 from ..values.model import UNIT_BYTES
 from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See
-from ..values.state import Course, Gate
+from ..values.state import Gate, SessionKind
 from ..values.utf8 import Refused
 from .input import Attachments
 from .kind import Handlers, Kind
@@ -29,7 +29,7 @@ from .unit_loop import Lockstep, UnitLoop
 class Duplex(Kind):
     """A session of units, each of which is answered by a message."""
 
-    course = Course.DUPLEX
+    session_kind = SessionKind.DUPLEX
     opens_model = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,

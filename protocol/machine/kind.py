@@ -29,7 +29,7 @@ from ..values.errors import (
 )
 from ..values.messages import Closed, EndReason, GoingAway, QueueDone
 from ..values.requests import ClientMessage
-from ..values.state import BEGINNINGS, ConnectionEnded, Course, Gate, State, gate_of
+from ..values.state import BEGINNINGS, ConnectionEnded, Gate, SessionKind, State, gate_of
 from ..values.utf8 import Refused
 from ..wire.dialects import first_dialect
 from .core import LIFE_TIMERS, Recording, Step, Timers, Watchdog
@@ -86,7 +86,7 @@ class Kind:
         is_draining: the server will shut down; no turn begins any more.
     """
 
-    course: ClassVar[Course]
+    session_kind: ClassVar[SessionKind]
     has_opening: ClassVar[bool] = True
     closed_in: ClassVar[frozenset[State]] = frozenset({State.ACTIVE})
     opens_model: ClassVar[bool] = False
@@ -112,8 +112,8 @@ class Kind:
             step=self.step,
             timers=self.timers,
             recording=self.recording,
-            course=self.course,
-            state=BEGINNINGS[self.course],
+            session_kind=self.session_kind,
+            state=BEGINNINGS[self.session_kind],
             dialect=first_dialect(opened.mode, opened.endpoint),
             has_event_ids=opened.endpoint in ev.PIECES,
         )
@@ -141,7 +141,7 @@ class Kind:
         """The gate that judges the client's messages."""
         if self.early_bytes is not None:
             return Gate.KEPT if self.early_bytes else Gate.WAITING
-        return gate_of(self.course, self.peer.state)
+        return gate_of(self.session_kind, self.peer.state)
 
     def refusal(self, _message: ClientMessage) -> Refused | None:
         """Return the refusal of a valid message, changing nothing; None accepts it."""

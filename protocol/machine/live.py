@@ -24,7 +24,7 @@ from ..values.messages import EndReason, Listen, Metrics, Speech
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Coding
 from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
-from ..values.state import Course, Gate
+from ..values.state import Gate, SessionKind
 from ..values.utf8 import Refused
 from ..wire.audio import expand, to_pcm16
 from .kind import Handlers, Kind
@@ -55,7 +55,7 @@ class Live(Kind):
         is_mid_turn: a piece of the turn was sent.
     """
 
-    course = Course.DUPLEX
+    session_kind = SessionKind.DUPLEX
     opens_model = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,

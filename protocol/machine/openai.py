@@ -43,7 +43,7 @@ from ..values.messages import EndReason, Listen, Speech
 from ..values.model import SAMPLE16_BYTES, Coding, rate_of
 from ..values.openai import Item, Part
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
-from ..values.state import Course, Gate
+from ..values.state import Gate, SessionKind
 from ..values.utf8 import Refused
 from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
@@ -82,7 +82,7 @@ class OpenAI(Kind):
         skipped: samples that the model never gets: of before the session, or cleared.
     """
 
-    course = Course.DUPLEX
+    session_kind = SessionKind.DUPLEX
     opens_model = True
     has_opening = False
     handlers: ClassVar[Handlers] = {

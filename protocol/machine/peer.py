@@ -26,7 +26,7 @@ from ..values.errors import ErrorCode
 from ..values.limits import MS_PER_S
 from ..values.messages import Closed, Created, ErrorReport, Resumable, ServerMessage
 from ..values.requests import ClientMessage
-from ..values.state import Course, Role, State, Trigger, next_state
+from ..values.state import Role, SessionKind, State, Trigger, next_state
 from ..values.utf8 import Frame
 from ..wire.dialects.base import Dialect
 from ..wire.dialects.live import EVENT
@@ -58,7 +58,7 @@ class Peer:
     step: Step
     timers: Timers
     recording: Recording
-    course: Course
+    session_kind: SessionKind
     state: State
     dialect: Dialect
     has_event_ids: bool
@@ -98,7 +98,7 @@ class Peer:
 
     def send(self, message: ServerMessage) -> None:
         """Send a message; the table says whether it may be sent, and the next state."""
-        self.state = next_state(Role.SERVER, self.course, self.state, type(message))
+        self.state = next_state(Role.SERVER, self.session_kind, self.state, type(message))
         if isinstance(message, ErrorReport):
             name = session_id_of(self.step.opened.recording_id)
             cause = self.cause if self.has_event_ids else ""
@@ -122,7 +122,7 @@ class Peer:
 
     def move(self, trigger: Trigger) -> None:
         """Take a transition without a message."""
-        self.state = next_state(Role.SERVER, self.course, self.state, trigger)
+        self.state = next_state(Role.SERVER, self.session_kind, self.state, trigger)
 
     def send_error(self, code: ErrorCode, message: str) -> None:
         """Send an `error`; the connection stays."""

@@ -21,7 +21,7 @@ from ..values.errors import LocalProtocolError
 from ..values.limits import STATE_HASH_UNITS
 from ..values.messages import EndReason, ServerMessage
 from ..values.model import UNIT_BYTES
-from ..values.state import Course, Gate, State, course_of
+from ..values.state import Gate, SessionKind, State, session_kind_of
 from ..values.utf8 import Frame
 from .chat import Chat, SingleRequest
 from .core import Phase, Step
@@ -34,16 +34,16 @@ from .reception import SHORTENED_BYTES_MIN, Reception
 from .snapshot import snapshot_of
 from .transcription import Transcription
 
-KINDS: Final[Mapping[Course, type[Kind]]] = {
-    Course.DUPLEX: Duplex,
-    Course.CHAT: Chat,
-    Course.REQUEST: SingleRequest,
-    Course.TRANSCRIPTION: Transcription,
+KINDS: Final[Mapping[SessionKind, type[Kind]]] = {
+    SessionKind.DUPLEX: Duplex,
+    SessionKind.CHAT: Chat,
+    SessionKind.REQUEST: SingleRequest,
+    SessionKind.TRANSCRIPTION: Transcription,
 }
-KINDS_OF_ENDPOINTS: Final[Mapping[tuple[ev.Endpoint, Course], type[Kind]]] = {
-    ("live", Course.DUPLEX): Live,
-    ("openai", Course.DUPLEX): OpenAI,
-    ("openai", Course.TRANSCRIPTION): Dictation,
+KINDS_OF_ENDPOINTS: Final[Mapping[tuple[ev.Endpoint, SessionKind], type[Kind]]] = {
+    ("live", SessionKind.DUPLEX): Live,
+    ("openai", SessionKind.DUPLEX): OpenAI,
+    ("openai", SessionKind.TRANSCRIPTION): Dictation,
 }
 """Kinds of their own at some addresses."""
 Connected = Literal["connected", "detached", "asleep"]
@@ -63,8 +63,8 @@ class Session:
     """One client's session, from its connection to the return of its slot."""
 
     def __init__(self, opened: ev.ConnectionOpened) -> None:
-        course = course_of(opened.mode, is_request=opened.endpoint == "chat")
-        kind = KINDS_OF_ENDPOINTS.get((opened.endpoint, course), KINDS[course])
+        session_kind = session_kind_of(opened.mode, is_request=opened.endpoint == "chat")
+        kind = KINDS_OF_ENDPOINTS.get((opened.endpoint, session_kind), KINDS[session_kind])
         self.kind: Final = kind(Step(opened))
         self._reception = Reception(self.kind)
 

@@ -256,7 +256,7 @@ class Setup:
         self.recording.state = "on"
         peer = self.peer
         peer.dialect = first_dialect(opened.mode, opened.endpoint)
-        peer.state, peer.early = BEGINNINGS[peer.course], None
+        peer.state, peer.early = BEGINNINGS[peer.session_kind], None
         peer.wants_notices = peer.is_detached = peer.is_asleep = False
         peer.frames_received = 0
         self.kind.is_draining = self.is_opened = False

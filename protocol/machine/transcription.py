@@ -34,7 +34,7 @@ from ..values.limits import LAST_WORDS_S, MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCE
 from ..values.messages import EndReason, TranscriptDelta, TranscriptDone
 from ..values.model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES, Chunk
 from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
-from ..values.state import Course, ModelChosen, State
+from ..values.state import ModelChosen, SessionKind, State
 from ..values.utf8 import Refused
 from ..wire.audio import to_float32
 from .core import Call, Phase, Recording, Step, Timers
@@ -371,7 +371,7 @@ CHUNK_HANDLERS: Final[Handlers] = {
 class Transcription(Kind):
     """A session of 003. `model` is the last chosen one; empty before."""
 
-    course = Course.TRANSCRIPTION
+    session_kind = SessionKind.TRANSCRIPTION
     has_opening = False
     answers_unreadable = True
     closed_in = frozenset(State)  # it is an error

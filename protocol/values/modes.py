@@ -23,7 +23,7 @@ class ModeRow:
     """A mode.
 
     Attributes:
-        work: what its sessions ask of a model, and so their course and what is counted of them.
+        work: what its sessions ask of a model, and so their kind and what is counted of them.
         dialects: the names of those that have it.
         frame_bytes_max: of the longest frame, either way.
         limit: the setting of its longest session in seconds; empty means no limit.

@@ -5,7 +5,7 @@ CONNECTED  the client may send its init (`OPENING` afterwards)
 ACTIVE     set up: input for the model flows in, its output flows out
 CLOSED     nothing more is sent; the slot is released after the model call in progress
 
-A session takes one of four courses, by the address and mode of its connection:
+A session is of one of four kinds, by the address and mode of its connection:
 
 DUPLEX         holds a slot to the end; audio in, listens and speech out (000, 001, 002)
 CHAT           turns, each of which waits for its own slot while ACTIVE (001, mode=chat)
@@ -79,7 +79,7 @@ class ModelChosen:
     """The client chose a model that the server has, and gets no message (003, session.update)."""
 
 
-class Course(StrEnum):
+class SessionKind(StrEnum):
     """The purpose of a session, and so its way through the states."""
 
     DUPLEX = "duplex"
@@ -103,9 +103,9 @@ _CONNECTED: Final[Row] = {
     ErrorReport: State.CONNECTED,
     ConnectionEnded: State.CLOSED,
 }
-TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[SessionKind, Mapping[State, Row]]] = MappingProxyType(
     {
-        Course.DUPLEX: {
+        SessionKind.DUPLEX: {
             State.QUEUED: _QUEUED,
             State.CONNECTED: _CONNECTED,
             State.ACTIVE: {
@@ -123,7 +123,7 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
             },
             State.CLOSED: {},
         },
-        Course.CHAT: {
+        SessionKind.CHAT: {
             State.QUEUED: {
                 QueueDone: State.CONNECTED,
                 ErrorReport: State.QUEUED,
@@ -143,7 +143,7 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
             },
             State.CLOSED: {},
         },
-        Course.REQUEST: {
+        SessionKind.REQUEST: {
             State.QUEUED: _QUEUED,
             State.CONNECTED: {
                 Queued: State.QUEUED,
@@ -159,7 +159,7 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
             },
             State.CLOSED: {},
         },
-        Course.TRANSCRIPTION: {
+        SessionKind.TRANSCRIPTION: {
             State.QUEUED: {
                 Queued: State.QUEUED,
                 QueueUpdate: State.QUEUED,
@@ -189,29 +189,29 @@ TRANSITIONS: Final[Mapping[Course, Mapping[State, Row]]] = MappingProxyType(
         },
     }
 )
-BEGINNINGS: Final[Mapping[Course, State]] = MappingProxyType(
+BEGINNINGS: Final[Mapping[SessionKind, State]] = MappingProxyType(
     {
-        Course.DUPLEX: State.QUEUED,
-        Course.CHAT: State.QUEUED,
-        Course.REQUEST: State.CONNECTED,
-        Course.TRANSCRIPTION: State.QUEUED,
+        SessionKind.DUPLEX: State.QUEUED,
+        SessionKind.CHAT: State.QUEUED,
+        SessionKind.REQUEST: State.CONNECTED,
+        SessionKind.TRANSCRIPTION: State.QUEUED,
     }
 )
-"""The first state of each course."""
+"""The first state of each session kind."""
 
 
-def course_of(mode: Mode, *, is_request: bool) -> Course:
-    """Return the course of a session."""
+def session_kind_of(mode: Mode, *, is_request: bool) -> SessionKind:
+    """Return the kind of a session."""
     match OF_MODE[mode].work:
         case "unit":
-            return Course.DUPLEX
+            return SessionKind.DUPLEX
         case "turn":
-            return Course.REQUEST if is_request else Course.CHAT
+            return SessionKind.REQUEST if is_request else SessionKind.CHAT
         case "chunk":
-            return Course.TRANSCRIPTION
+            return SessionKind.TRANSCRIPTION
 
 
-def next_state(role: Role, course: Course, state: State, trigger: Trigger) -> State:
+def next_state(role: Role, session_kind: SessionKind, state: State, trigger: Trigger) -> State:
     """Look up the state after a message.
 
     `trigger` is the message's class, `ConnectionEnded` or `ModelChosen`. If it is not allowed now,
@@ -219,9 +219,11 @@ def next_state(role: Role, course: Course, state: State, trigger: Trigger) -> St
     client, which received it.
     """
     try:
-        return TRANSITIONS[course][state][trigger]
+        return TRANSITIONS[session_kind][state][trigger]
     except KeyError:
-        text = f"no transition for {trigger.__name__} in state {state} (role {role}, {course})"
+        text = (
+            f"no transition for {trigger.__name__} in state {state} (role {role}, {session_kind})"
+        )
         if role is Role.SERVER:
             raise LocalProtocolError(text) from None
         raise RemoteProtocolError(text) from None
@@ -372,9 +374,9 @@ right. In a session that is set up, or is being set up, it is refused like any s
 """
 
 
-def gate_of(course: Course, state: State) -> Gate:
+def gate_of(session_kind: SessionKind, state: State) -> Gate:
     """Return the gate of a state without further detail."""
-    return (_TRANSCRIPTION_GATES if course is Course.TRANSCRIPTION else _GATES)[state]
+    return (_TRANSCRIPTION_GATES if session_kind is SessionKind.TRANSCRIPTION else _GATES)[state]
 
 
 _GATES: Final[Mapping[State, Gate]] = MappingProxyType({it: Gate(it.value) for it in State})
@@ -388,10 +390,10 @@ def judge(gate: Gate, request: Request) -> Verdict:
     return RECEPTION[gate][request]
 
 
-def diagram(course: Course) -> str:
-    """Draw a course as a Mermaid state diagram, as docs/states.md has it."""
-    lines = ["stateDiagram-v2", f"    [*] --> {BEGINNINGS[course]}: connection opened"]
-    for state, row in TRANSITIONS[course].items():
+def diagram(session_kind: SessionKind) -> str:
+    """Draw a session kind as a Mermaid state diagram, as docs/states.md has it."""
+    lines = ["stateDiagram-v2", f"    [*] --> {BEGINNINGS[session_kind]}: connection opened"]
+    for state, row in TRANSITIONS[session_kind].items():
         labels: dict[State, list[str]] = {}
         for trigger, target in row.items():
             labels.setdefault(target, []).append(trigger.__name__)

@@ -16,7 +16,7 @@ from ..values.messages import ServerMessage
 from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from ..values.modes import Mode
 from ..values.requests import Request
-from ..values.state import TRANSITIONS, Course, course_of
+from ..values.state import TRANSITIONS, SessionKind, session_kind_of
 from .dialects import DIALECTS, MODES_OF
 from .dialects.base import Dialect
 from .kinds import FLOAT32, PCM16, Kind
@@ -442,8 +442,8 @@ def _shown_field(row: Field) -> Any:
 
 # -- All messages of the served dialects, as JSON Schema (draft 07) -------------------------------
 #
-# `describe` reads the tables of a dialect (`protocol.wire`) in each of its courses; a message that
-# is the same in several courses is one.
+# `describe` reads the tables of a dialect (`protocol.wire`) for each kind of session; a message
+# that is the same in several kinds is one.
 #
 # Keys in addition to JSON Schema's own: `x-antiphon-media` (the content of base64),
 # `x-antiphon-tag` (the field that says which of `oneOf` an object is), `x-antiphon-same` (the
@@ -461,7 +461,7 @@ class Message:
 
     Attributes:
         kind: the wire's type; empty without one.
-        courses: in which it may be sent; it may differ in others.
+        session_kinds: in which it may be sent; it may differ in others.
         canonical: the class of the message in every dialect.
         request: the key of a client's message in the reception table.
         schema: of the body.
@@ -471,7 +471,7 @@ class Message:
     dialect: str
     sender: Literal["client", "server"]
     kind: str
-    courses: tuple[Course, ...]
+    session_kinds: tuple[SessionKind, ...]
     canonical: tuple[type, ...]
     request: Request | None = None
     schema: Schema
@@ -484,66 +484,71 @@ class Message:
 
 
 def describe(name: str) -> tuple[Message, ...]:
-    """Describe all messages of a dialect: the client's, then the server's, course by course."""
+    """Describe all messages of a dialect: the client's, then the server's, kind by kind."""
     found: list[Message] = []
-    for course in Course:
-        modes = [mode for mode in MODES_OF[name] if course is _course(name, mode)]
+    for session_kind in SessionKind:
+        modes = [mode for mode in MODES_OF[name] if session_kind is _session_kind(name, mode)]
         if modes:
-            found += _messages(DIALECTS[name], course, modes[0])
+            found += _messages(DIALECTS[name], session_kind, modes[0])
     return tuple(_join(found))
 
 
-def courses(name: str) -> tuple[Course, ...]:
-    """List the courses of a dialect."""
-    return tuple(dict.fromkeys(_course(name, mode) for mode in MODES_OF[name]))
+def session_kinds(name: str) -> tuple[SessionKind, ...]:
+    """List the session kinds of a dialect."""
+    return tuple(dict.fromkeys(_session_kind(name, mode) for mode in MODES_OF[name]))
 
 
-def senders(messages: tuple[Message, ...], course: Course) -> Mapping[type, tuple[str, ...]]:
-    """Return the frame types of each server's message in a course, by its class."""
+def senders(
+    messages: tuple[Message, ...], session_kind: SessionKind
+) -> Mapping[type, tuple[str, ...]]:
+    """Return the frame types of each server's message in a session kind, by its class."""
     frames: dict[type, tuple[str, ...]] = {}
     for trigger in dict.fromkeys(
-        trigger for row in TRANSITIONS[course].values() for trigger in row
+        trigger for row in TRANSITIONS[session_kind].values() for trigger in row
     ):
         own = [
             message.kind
             for message in messages
-            if message.sender == "server" and course in message.courses
+            if message.sender == "server" and session_kind in message.session_kinds
             if trigger in message.canonical
         ]
         frames[trigger] = tuple(dict.fromkeys(own))
     return frames
 
 
-def _course(name: str, mode: Mode) -> Course:
-    return course_of(mode, is_request=name == REQUEST_DIALECT)
+def _session_kind(name: str, mode: Mode) -> SessionKind:
+    return session_kind_of(mode, is_request=name == REQUEST_DIALECT)
 
 
 def _join(messages: list[Message]) -> list[Message]:
-    """Join messages that are the same in several courses."""
+    """Join messages that are the same in several session kinds."""
     joined: list[Message] = []
     for message in messages:
         for index, other in enumerate(joined):
-            if attrs.evolve(message, courses=other.courses, examples=other.examples) == other:
-                both = (*other.courses, *message.courses)
-                joined[index] = attrs.evolve(other, courses=both)
+            if (
+                attrs.evolve(message, session_kinds=other.session_kinds, examples=other.examples)
+                == other
+            ):
+                both = (*other.session_kinds, *message.session_kinds)
+                joined[index] = attrs.evolve(other, session_kinds=both)
                 break
         else:
             joined.append(message)
     return joined
 
 
-def _messages(dialect: Dialect, course: Course, mode: Mode) -> Iterator[Message]:
+def _messages(dialect: Dialect, session_kind: SessionKind, mode: Mode) -> Iterator[Message]:
     for request, table in dialect.requests(mode):
         yield Message(
             dialect=dialect.name,
             sender="client",
             kind=table.kind,
-            courses=(course,),
+            session_kinds=(session_kind,),
             canonical=table.classes,
             request=request,
             schema=request_schema(table),
         )
-    triggers = {trigger for row in TRANSITIONS[course].values() for trigger in row}
+    triggers = {trigger for row in TRANSITIONS[session_kind].values() for trigger in row}
     answers = sorted(
         (table for table in dialect.answers(mode) if triggers.intersection(table.classes)),
         key=lambda table: _SERVER_CLASSES.index(table.cls),
@@ -554,7 +559,7 @@ def _messages(dialect: Dialect, course: Course, mode: Mode) -> Iterator[Message]
             dialect=dialect.name,
             sender="server",
             kind=kind,
-            courses=(course,),
+            session_kinds=(session_kind,),
             canonical=tuple(
                 cls for cls in _SERVER_CLASSES if any(cls in table.classes for table in tables)
             ),

@@ -48,7 +48,7 @@ from starlette.routing import Match, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from protocol.values.state import Course
+from protocol.values.state import SessionKind
 from protocol.wire.schema import describe
 
 from ..access.middleware import principal_of
@@ -321,15 +321,15 @@ _SETTINGS: Final = {
     "duplex": ("session.init", ("payload", "config")),
     "chat": ("input.append", ("input", "generation")),
 }
-"""By course: the message that holds the inference settings, and where in it."""
+"""By session kind: the message that holds the inference settings, and where in it."""
 
 
 @cache
-def _settings(course: str) -> object:
+def _settings(session_kind: str) -> object:
     """The schemas of the inference settings of a session or a turn, by their names."""
-    kind, path = _SETTINGS[course]
+    kind, path = _SETTINGS[session_kind]
     messages = (it for it in describe("realtime") if it.kind == kind)
-    schema = next(it.schema for it in messages if it.courses == (Course(course),))
+    schema = next(it.schema for it in messages if it.session_kinds == (SessionKind(session_kind),))
     for name in path:
         schema = schema["properties"][name]
     return schema["properties"]

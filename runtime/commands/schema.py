@@ -27,18 +27,18 @@ from protocol.values.errors import (
     error_type,
 )
 from protocol.values.messages import Closed, EndReason
-from protocol.values.state import Course
+from protocol.values.state import SessionKind
 from protocol.wire.dialects import DIALECTS as DIALECTS_SERVED
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema import Message, courses, describe, example, shown
+from protocol.wire.schema import Message, describe, example, session_kinds, shown
 
 from .schema_document import (
     CHANNELS,
-    COURSES,
     DIALECTS,
     END_CLOSES,
     ENDS,
     RULES,
+    SESSION_KINDS,
     Channel,
     asyncapi,
     states,
@@ -210,11 +210,11 @@ def _limits(schema: Json) -> str:
 
 VERDICTS: Final[Mapping[str, str]] = {"accept": "taken", "keep": "kept for its turn"}
 """The words for the reception table's verdicts; the others are error codes."""
-TITLES: Final[Mapping[Course, str]] = {
-    Course.DUPLEX: "Full duplex",
-    Course.CHAT: "Chat",
-    Course.REQUEST: "One request",
-    Course.TRANSCRIPTION: "Transcription",
+TITLES: Final[Mapping[SessionKind, str]] = {
+    SessionKind.DUPLEX: "Full duplex",
+    SessionKind.CHAT: "Chat",
+    SessionKind.REQUEST: "One request",
+    SessionKind.TRANSCRIPTION: "Transcription",
 }
 
 HEAD: Final = """# The wire protocols
@@ -284,9 +284,10 @@ def _dialect(channel: Channel, name: str) -> Iterator[str]:
     messages = describe(name)
     objects = shared_objects(messages)
     yield f"## `{name}`\n\n{DIALECTS[name]}\n\n{channel.says}\n"
-    for course in courses(name):
-        yield f"### {TITLES[course]}: the order of events (`{name}`)\n\n{COURSES[course]}\n"
-        yield from _course(messages, course)
+    for session_kind in session_kinds(name):
+        title = f"### {TITLES[session_kind]}: the order of events (`{name}`)"
+        yield f"{title}\n\n{SESSION_KINDS[session_kind]}\n"
+        yield from _session_kind(messages, session_kind)
     for sender, title in (("client", "What the client says"), ("server", "What the server says")):
         yield f"### {title} (`{name}`)\n"
         for message in messages:
@@ -297,8 +298,8 @@ def _dialect(channel: Channel, name: str) -> Iterator[str]:
         yield from _fields(schema, "server", {})
 
 
-def _course(messages: tuple[Message, ...], course: Course) -> Iterator[str]:
-    found = states(messages, course)
+def _session_kind(messages: tuple[Message, ...], session_kind: SessionKind) -> Iterator[str]:
+    found = states(messages, session_kind)
     moves = [
         f"    {move['from']} --> {move['to']}: {', '.join(move['on'])}"
         for move in found["transitions"]
@@ -322,9 +323,13 @@ def _verdict(word: str) -> str:
 
 
 def _message(message: Message, objects: Objects) -> Iterator[str]:
-    own = "" if len(courses(message.dialect)) == len(message.courses) else message.courses[0]
+    own = (
+        ""
+        if len(session_kinds(message.dialect)) == len(message.session_kinds)
+        else message.session_kinds[0]
+    )
     title = f"`{message.kind}`" if message.kind else "The request"
-    place = f" ({TITLES[Course(own)].lower()})" if own else ""
+    place = f" ({TITLES[SessionKind(own)].lower()})" if own else ""
     yield f"#### {title}{place}\n\n{message.description}\n"
     kinds = message.schema.get("oneOf")
     if kinds:
@@ -384,7 +389,7 @@ def _example(body: Json) -> str:
 
 
 def _ends() -> str:
-    names = [name for name in MODES_OF if Course.REQUEST not in courses(name)]
+    names = [name for name in MODES_OF if SessionKind.REQUEST not in session_kinds(name)]
     lines = [
         (
             *(_ending(name, reason) for name in names),

@@ -8,7 +8,7 @@ them are written here.
 
 AsyncAPI has no place for some of it, which stands in extensions at the top:
 
-- `x-antiphon-states`, by dialect and course: where it begins, which message leads where
+- `x-antiphon-states`, by dialect and session kind: where it begins, which message leads where
   (`transitions`), and what becomes of a client's message in each state (`reception`).
 - `x-antiphon-error-codes` and `x-antiphon-close-codes`: what they mean, and what follows.
 """
@@ -54,9 +54,9 @@ from protocol.values.limits import (
 from protocol.values.messages import EndReason, QueueDone
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from protocol.values.requests import Request
-from protocol.values.state import BEGINNINGS, RECEPTION, TRANSITIONS, Course, Gate, State
+from protocol.values.state import BEGINNINGS, RECEPTION, TRANSITIONS, Gate, SessionKind, State
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema import Message, courses, describe, senders
+from protocol.wire.schema import Message, describe, senders, session_kinds
 
 from ..serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
 from ..settings.settings import Settings
@@ -162,8 +162,8 @@ DIALECTS: Final[Mapping[str, str]] = {
 }
 """The purpose of each dialect."""
 
-COURSES: Final[Mapping[Course, str]] = {
-    Course.DUPLEX: "The client waits in the queue, sets the session up, and then sends "
+SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
+    SessionKind.DUPLEX: "The client waits in the queue, sets the session up, and then sends "
     f"sound without a pause, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MAX} samples "
     f"at most, in `duplex-v1` of {APPEND_SAMPLES_MIN} at least, and in `live` and `openai` at the "
     f"rate of its format, in pieces of {APPEND_S_MAX} s at most. Each second of sound is a "
@@ -173,14 +173,17 @@ COURSES: Final[Mapping[Course, str]] = {
     f"{LIMIT_VIDEO_S} s with video, {LIMIT_AUDIO_S} s without, and {LIMIT_LIVE_S} s in `live` "
     "and `openai`, queueing included, unless the "
     f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
-    Course.CHAT: "The client sets the session up at once, and then asks as often as it likes, each "
+    SessionKind.CHAT: "The client sets the session up "
+    "at once, and then asks as often as it likes, each "
     "time with the whole conversation; the server keeps no part. Each turn waits in the "
     f"queue. While it runs no other can be asked. {IDLE_S} s without a turn end the session.",
-    Course.REQUEST: "The client sends one message as soon as it is connected. Queue events come "
+    SessionKind.REQUEST: "The client sends one message as "
+    "soon as it is connected. Queue events come "
     f"only when it has to wait. Any `error` is the end: {CLOSE_NORMAL} follows where the client "
     f"made a mistake, {CLOSE_INTERNAL_ERROR} where the model failed, {CLOSE_TRY_LATER} where the "
     "request was turned away.",
-    Course.TRANSCRIPTION: "A client that has to wait is told nothing until there is a slot for it; "
+    SessionKind.TRANSCRIPTION: "A client that has to wait "
+    "is told nothing until there is a slot for it; "
     "then it is greeted, and chooses a model by its name, which is not answered where there is "
     f"such a model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any size. It is "
     "kept from the first piece on, and transcribed from a commit on; a final commit ends the "
@@ -194,7 +197,7 @@ COURSES: Final[Mapping[Course, str]] = {
     f"and with `timeout` where it has chosen no model within {INIT_WAIT_S} s. An `error` whose "
     "code says how a session ends is its last message.",
 }
-"""The course of a session."""
+"""The session kind of a session."""
 
 ENDS: Final[Mapping[EndReason, str]] = {
     "client": "The client ended it.",
@@ -251,13 +254,13 @@ ASYNCAPI: Final = "3.0.0"
 BINDING_VERSION: Final = "0.1.0"
 """Of AsyncAPI's binding to WebSockets, which says how the query of an address is described."""
 
-GATES: Final[Mapping[Course, tuple[Gate, ...]]] = {
-    Course.DUPLEX: (
+GATES: Final[Mapping[SessionKind, tuple[Gate, ...]]] = {
+    SessionKind.DUPLEX: (
         *(Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE, Gate.PAUSED),
     ),
-    Course.CHAT: (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.ACTIVE, Gate.TURN),
-    Course.REQUEST: (Gate.CONNECTED, Gate.TURN),
-    Course.TRANSCRIPTION: (Gate.QUEUED, Gate.UNCHOSEN, Gate.TRANSCRIBING),
+    SessionKind.CHAT: (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.ACTIVE, Gate.TURN),
+    SessionKind.REQUEST: (Gate.CONNECTED, Gate.TURN),
+    SessionKind.TRANSCRIPTION: (Gate.QUEUED, Gate.UNCHOSEN, Gate.TRANSCRIBING),
 }
 """The gates that judge a client's messages; CLOSED receives nothing."""
 
@@ -292,7 +295,10 @@ def asyncapi() -> Json:
             }
         },
         "x-antiphon-states": {
-            name: {course.value: states(messages, course) for course in courses(name)}
+            name: {
+                session_kind.value: states(messages, session_kind)
+                for session_kind in session_kinds(name)
+            }
             for name, messages in described.items()
         },
         "x-antiphon-error-codes": error_codes(),
@@ -301,11 +307,11 @@ def asyncapi() -> Json:
 
 
 def message_key(message: Message) -> str:
-    """Name a message: by its dialect and type, and by its course where another has it otherwise."""
+    """Name a message: by its dialect and type, and by its kind of session where another differs."""
     kind = message.kind or "request"
-    if len(courses(message.dialect)) == len(message.courses):
+    if len(session_kinds(message.dialect)) == len(message.session_kinds):
         return f"{message.dialect}.{kind}"
-    return f"{message.dialect}.{message.courses[0]}.{kind}"
+    return f"{message.dialect}.{message.session_kinds[0]}.{kind}"
 
 
 def error_codes() -> Json:
@@ -316,34 +322,36 @@ def error_codes() -> Json:
     }
 
 
-def states(messages: tuple[Message, ...], course: Course) -> Json:
-    """Describe a course of sessions in the words of a dialect, whose messages are given.
+def states(messages: tuple[Message, ...], session_kind: SessionKind) -> Json:
+    """Describe a kind of session in the words of a dialect, whose messages are given.
 
     Returns `begins`, `transitions` and `reception`.
     """
-    frames = senders(messages, course)
+    frames = senders(messages, session_kind)
     return {
-        "begins": BEGINNINGS[course].value,
+        "begins": BEGINNINGS[session_kind].value,
         "transitions": [
             {"from": state.value, "on": names, "to": target.value}
-            for state, target, names in _moves(frames, course)
+            for state, target, names in _moves(frames, session_kind)
         ],
         "reception": {
             gate.value: {
                 message.kind or "request": str(RECEPTION[gate][message.request])
                 for message in messages
-                if message.request is not None and course in message.courses
+                if message.request is not None and session_kind in message.session_kinds
             }
-            for gate in _gates(messages, course)
+            for gate in _gates(messages, session_kind)
         },
     }
 
 
-def _gates(messages: tuple[Message, ...], course: Course) -> tuple[Gate, ...]:
+def _gates(messages: tuple[Message, ...], session_kind: SessionKind) -> tuple[Gate, ...]:
     requests = {message.request for message in messages}
     if Request.RESPOND in requests:
         return (Gate.OPEN,)
-    return tuple(gate for gate in GATES[course] if gate is not Gate.PAUSED or "pause" in requests)
+    return tuple(
+        gate for gate in GATES[session_kind] if gate is not Gate.PAUSED or "pause" in requests
+    )
 
 
 WITHOUT_A_FRAME: Final[Mapping[str, str]] = {
@@ -354,10 +362,10 @@ WITHOUT_A_FRAME: Final[Mapping[str, str]] = {
 
 
 def _moves(
-    frames: Mapping[type, tuple[str, ...]], course: Course
+    frames: Mapping[type, tuple[str, ...]], session_kind: SessionKind
 ) -> Iterator[tuple[State, State, list[str]]]:
     """Group the transitions by their target, with the types of frames that make them."""
-    for state, row in TRANSITIONS[course].items():
+    for state, row in TRANSITIONS[session_kind].items():
         for target in dict.fromkeys(row.values()):
             names: list[str] = []
             for trigger, leads_to in row.items():
@@ -400,21 +408,21 @@ def _channel(channel: Channel, described: Mapping[str, tuple[Message, ...]]) -> 
 def _operations(described: Mapping[str, tuple[Message, ...]]) -> Iterator[tuple[str, Json]]:
     for channel in CHANNELS:
         for name in channel.dialects:
-            for course in courses(name):
+            for session_kind in session_kinds(name):
                 for sender, action in (("client", "receive"), ("server", "send")):
                     keys = [
                         message_key(message)
                         for message in described[name]
-                        if message.sender == sender and course in message.courses
+                        if message.sender == sender and session_kind in message.session_kinds
                     ]
                     place = f"#/channels/{channel.name}"
                     yield (
-                        f"{name}-{course}-{action}",
+                        f"{name}-{session_kind}-{action}",
                         {
                             "action": action,
                             "channel": {"$ref": place},
-                            "title": f"{name}, {course}: what the {sender} says",
-                            "description": f"{DIALECTS[name]} {COURSES[course]}",
+                            "title": f"{name}, {session_kind}: what the {sender} says",
+                            "description": f"{DIALECTS[name]} {SESSION_KINDS[session_kind]}",
                             "messages": [{"$ref": f"{place}/messages/{key}"} for key in keys],
                         },
                     )
@@ -427,7 +435,7 @@ def _message(message: Message) -> Json:
         "summary": message.description,
         "payload": message.schema,
         "x-antiphon-canonical": [cls.__name__ for cls in message.canonical],
-        "x-antiphon-courses": [course.value for course in message.courses],
+        "x-antiphon-session-kinds": [session_kind.value for session_kind in message.session_kinds],
     }
     if message.examples:
         made["examples"] = [{"payload": dict(body)} for body in message.examples]

@@ -39,7 +39,7 @@ import soundfile
 
 from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.modes import Mode
-from protocol.values.state import Course, course_of
+from protocol.values.state import SessionKind, session_kind_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.schema import MEDIA, REQUEST_DIALECT, Message, describe
 from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
@@ -242,16 +242,16 @@ class Case:
         return address_of(self.dialect, self.mode)
 
     @property
-    def course(self) -> Course:
-        """The session's course."""
-        return course_of(self.mode, is_request=self.dialect == REQUEST_DIALECT)
+    def session_kind(self) -> SessionKind:
+        """The session's kind."""
+        return session_kind_of(self.mode, is_request=self.dialect == REQUEST_DIALECT)
 
     @property
     def dialects(self) -> tuple[str, ...]:
         """The dialects that the first message may select."""
-        if self.course is Course.TRANSCRIPTION and self.dialect not in OPENAI_DIALECTS:
+        if self.session_kind is SessionKind.TRANSCRIPTION and self.dialect not in OPENAI_DIALECTS:
             return ("transcription", "transcription-responses")
-        if self.course is Course.DUPLEX and self.dialect in {"realtime", "duplex-v1"}:
+        if self.session_kind is SessionKind.DUPLEX and self.dialect in {"realtime", "duplex-v1"}:
             return ("realtime", "duplex-v1")
         return (self.dialect,)
 
@@ -472,11 +472,11 @@ def described(dialect: str) -> tuple[Message, ...]:
     return describe(dialect)
 
 
-def problem(dialect: str, course: Course, body: Json) -> str:
+def problem(dialect: str, session_kind: SessionKind, body: Json) -> str:
     """The first undocumented part of a server's message, with its path, or empty."""
     found = "$.type: no such message of the server"
     for message in described(dialect):
-        if message.sender != "server" or course not in message.courses:
+        if message.sender != "server" or session_kind not in message.session_kinds:
             continue
         if message.kind == body.get("type"):
             found = next(violations(message.schema, body, "$"), "")

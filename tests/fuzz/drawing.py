@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
 from protocol.values.modes import Mode
 from protocol.values.requests import Request
-from protocol.values.state import ACCEPT, Course, Gate, State, course_of, gate_of, judge
+from protocol.values.state import ACCEPT, Gate, SessionKind, State, gate_of, judge, session_kind_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.kinds import IMAGE_URL
 from protocol.wire.schema import Message
@@ -101,19 +101,21 @@ texts: Final[Strategy] = st.sampled_from(TEXTS) | st.text(max_size=8)
 
 
 @cache
-def client_messages(dialect: str, course: Course) -> tuple[Message, ...]:
-    """A client's messages in a course."""
+def client_messages(dialect: str, session_kind: SessionKind) -> tuple[Message, ...]:
+    """A client's messages in a session kind."""
     return tuple(
         message
         for message in described(dialect)
-        if message.sender == "client" and course in message.courses
+        if message.sender == "client" and session_kind in message.session_kinds
     )
 
 
 @cache
 def all_messages() -> tuple[Message, ...]:
-    """The clients' messages in all dialects and courses."""
-    found = (client_messages(name, course) for name in DIALECTS for course in Course)
+    """The clients' messages in all dialects and session kinds."""
+    found = (
+        client_messages(name, session_kind) for name in DIALECTS for session_kind in SessionKind
+    )
     return tuple(message for messages in found for message in messages)
 
 
@@ -317,10 +319,10 @@ GATES_AFTER: Final = {
     Request.CLOSE: Gate.CLOSED,
 }
 """The gate after a valid message and its answer."""
-HOLDING: Final = frozenset({Course.DUPLEX, Course.TRANSCRIPTION})
+HOLDING: Final = frozenset({SessionKind.DUPLEX, SessionKind.TRANSCRIPTION})
 """Courses that hold a slot from the queue to the end."""
 _STATES: Final = frozenset({Gate.CONNECTED, Gate.ACTIVE})
-"""Gates that are states, and may be split in a course."""
+"""Gates that are states, and may be split in a session kind."""
 LIKELY: Final = (Request.INIT, Request.APPEND)
 """Drawn more often where they are allowed: without them nothing happens."""
 MOVES: Final = (
@@ -348,10 +350,10 @@ def cases(draw: st.DrawFn, names: Names, *, is_local: bool) -> Case:
     script, slots = "default", None
     if is_local and draw(st.integers(0, 3)) == 3:
         script = draw(st.sampled_from(tuple(SCRIPTS)))
-    if is_local and plan.course in HOLDING and draw(st.integers(0, 7)) == 7:
+    if is_local and plan.session_kind in HOLDING and draw(st.integers(0, 7)) == 7:
         slots = 1
         plan.wait_in_line()
-    elif plan.course is not Course.REQUEST:
+    elif plan.session_kind is not SessionKind.REQUEST:
         plan.steps.append(Step(kind="await", value="turn"))
     if draw(st.integers(0, 2)) == 2:
         plan.begin()
@@ -367,9 +369,11 @@ class _Plan:
         self._draw = draw
         self._case = Case(dialect=dialect, mode=mode, steps=())
         self._is_local = is_local
-        self.course = course_of(mode, is_request=self._case.course is Course.REQUEST)
-        self._messages = client_messages(dialect, self.course)
-        self._gate = self._in_course(Gate.CONNECTED)
+        self.session_kind = session_kind_of(
+            mode, is_request=self._case.session_kind is SessionKind.REQUEST
+        )
+        self._messages = client_messages(dialect, self.session_kind)
+        self._gate = self._in_session_kind(Gate.CONNECTED)
         self._waits = draw(st.integers(0, 4)) > 0
         self._size = 0
         self.steps: list[Step] = []
@@ -383,18 +387,18 @@ class _Plan:
         if self._draw(st.booleans()):
             self._add("vacate", 0)
             self._add("await", "turn")
-            self._gate = self._in_course(Gate.CONNECTED)
+            self._gate = self._in_session_kind(Gate.CONNECTED)
 
-    def _in_course(self, gate: Gate) -> Gate:
-        return gate_of(self.course, State(gate.value)) if gate in _STATES else gate
+    def _in_session_kind(self, gate: Gate) -> Gate:
+        return gate_of(self.session_kind, State(gate.value)) if gate in _STATES else gate
 
     def begin(self) -> None:
         """Set the session up at once, so that more moves happen in it."""
-        if self.course is Course.REQUEST:
+        if self.session_kind is SessionKind.REQUEST:
             return
         self._say("send", init_of(self._case))
-        self._gate = self._in_course(Gate.ACTIVE)
-        if self.course in HOLDING and self._draw(st.booleans()):
+        self._gate = self._in_session_kind(Gate.ACTIVE)
+        if self.session_kind in HOLDING and self._draw(st.booleans()):
             self._say("send", append_of(self._case))
 
     def move(self) -> None:
@@ -405,7 +409,7 @@ class _Plan:
                 message = self._pick(is_welcome=True)
                 self._say("send", draw(bodies(message)))
                 after = GATES_AFTER.get(message.request or Request.UNKNOWN, self._gate)
-                self._gate = self._in_course(after)
+                self._gate = self._in_session_kind(after)
             case "unwelcome":
                 self._say("send", draw(bodies(self._pick(is_welcome=False))))
             case "foreign":
@@ -422,7 +426,7 @@ class _Plan:
                 self._say("send_binary", draw(st.sampled_from((0, 1, 4000))))
             case "big":
                 if draw(st.integers(0, 9)) == 9:
-                    self._say("send_size", SIZES[self.course not in HOLDING])
+                    self._say("send_size", SIZES[self.session_kind not in HOLDING])
             case "wait":
                 self._add("wait_s", draw(st.sampled_from((0.0, 0.01, 0.3, 2.0, 35.0, 65.0))))
             case "fault":

@@ -80,8 +80,8 @@ from protocol.values.state import (
     IGNORE,
     KEEP,
     OPENAI_GATES,
-    Course,
     Gate,
+    SessionKind,
     State,
     gate_of,
     judge,
@@ -185,12 +185,12 @@ class Demand:
 class Reader:
     """Reads a client's messages as the server does."""
 
-    def __init__(self, dialect_name: str, mode: Mode, course: Course) -> None:
+    def __init__(self, dialect_name: str, mode: Mode, session_kind: SessionKind) -> None:
         self._is_realtime = not dialect_name.startswith("legacy")
-        is_open = dialect_name in {"realtime", "duplex-v1"} and course is Course.DUPLEX
+        is_open = dialect_name in {"realtime", "duplex-v1"} and session_kind is SessionKind.DUPLEX
         self.dialect: Dialect = OPENING if is_open else DIALECTS[dialect_name]
         self._mode: Mode = mode
-        self._course = course
+        self._session_kind = session_kind
 
     def demand_of(self, frame: str | bytes | None, gate: Gate) -> Demand:
         """The demand for a frame, None above the limit; a valid init picks the dialect."""
@@ -204,7 +204,7 @@ class Reader:
         is_openai = self.dialect in (OPENAI, OPENAI_TRANSCRIPTION)
         if gate in OPENAI_GATES and self._is_realtime and is_openai_update(body) and not is_openai:
             return self._refused(kind, gate, ErrorCode.INVALID_EVENT)
-        keeps = gate is Gate.QUEUED and self._course in {Course.DUPLEX, Course.CHAT}
+        keeps = gate is Gate.QUEUED and self._session_kind in {SessionKind.DUPLEX, SessionKind.CHAT}
         judged = Gate.WAITING if keeps else gate
         verdict = judge(Gate.OPEN if is_openai and gate is not Gate.CLOSED else judged, request)
         if verdict == IGNORE:
@@ -265,12 +265,12 @@ class Reader:
 
     def _beyond_repair(self, frame: str | bytes | None, gate: Gate, error: FrameError) -> Demand:
         kind = "too big" if frame is None else "binary" if isinstance(frame, bytes) else "no JSON"
-        if self._course is Course.TRANSCRIPTION and frame is not None:
+        if self._session_kind is SessionKind.TRANSCRIPTION and frame is not None:
             is_binary = isinstance(frame, bytes)
             code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
             return self._refused(kind, gate, code)
         closes: tuple[int, ...] = (error.close_code,)
-        if self._course is Course.REQUEST:
+        if self._session_kind is SessionKind.REQUEST:
             closes = (CLOSE_NORMAL, CLOSE_TOO_BIG) if frame is None else (CLOSE_NORMAL,)
         return Demand(kind=kind, gate=gate, closes=() if gate is Gate.CLOSED else closes)
 
@@ -328,7 +328,7 @@ class Before:
     """
 
     state: State
-    course: Course
+    session_kind: SessionKind
     is_default: bool
     spoiled: Set[int]
     admission_error: bool
@@ -362,8 +362,11 @@ def wrong_with(code: int, reason: str, before: Before) -> Iterator[Finding]:
 
 def _owes_a_goodbye(code: int, reason: str, before: Before) -> bool:
     """Whether `session.closed` was due; 003 has none for a silent client."""
-    is_silent = before.course is Course.TRANSCRIPTION and (code, reason) == (CLOSE_NORMAL, "idle")
-    says = before.state is State.ACTIVE and before.course is not Course.REQUEST
+    is_silent = before.session_kind is SessionKind.TRANSCRIPTION and (code, reason) == (
+        CLOSE_NORMAL,
+        "idle",
+    )
+    says = before.state is State.ACTIVE and before.session_kind is not SessionKind.REQUEST
     return says and code not in TRANSPORT_CLOSES and not (is_silent or before.is_silent)
 
 
@@ -413,16 +416,18 @@ class Judge:
         self.owed: Demand | None = None
         self.is_sure = True
         self._case = case
-        self._course = case.course
+        self._session_kind = case.session_kind
         self._is_openai = case.dialect in OPENAI_DIALECTS
-        self._reader = Reader(case.dialect, case.mode, case.course)
+        self._reader = Reader(case.dialect, case.mode, case.session_kind)
         self._ends = {name: ClientConnection(name, case.mode) for name in case.dialects}
         self._state = next(iter(self._ends.values())).state
         self._paused = False
         self.said = 0
         self._has_chosen = False
         self._credits: Counter[type] = Counter(
-            {Created: int(case.course is Course.TRANSCRIPTION or self._is_openai)}  # it comes first
+            {
+                Created: int(case.session_kind is SessionKind.TRANSCRIPTION or self._is_openai)
+            }  # it comes first
         )
         self._errors = self._late = self._pictures = 0
         self._samples = self._samples_max = 0
@@ -500,7 +505,7 @@ class Judge:
             return Gate.PAUSED
         if self._is_openai and self.state is not State.CLOSED:
             return Gate.OPEN if self.has_slot else Gate.QUEUED
-        return gate_of(self._course, self.state)
+        return gate_of(self._session_kind, self.state)
 
     def _follow_choice(self) -> None:
         """A transcription with a chosen model is ACTIVE, without a message of the server."""
@@ -534,7 +539,7 @@ class Judge:
         why = Finding(kind="undocumented", label="")
         ends, self._ends, spoken = self._ends, {}, self.dialect_name
         for name, end in ends.items():
-            wrong = problem(name, self._course, body)
+            wrong = problem(name, self._session_kind, body)
             if wrong:
                 label, kind = plain(f"{body.get('type')}: {wrong}"), "undocumented"
                 why = Finding(kind=kind, label=label) if name == spoken or not why.label else why
@@ -560,7 +565,7 @@ class Judge:
         if self._state is not State.CONNECTED or self._either is not None or self._is_openai:
             return
         reader = copy.copy(self._reader)
-        demand = reader.demand_of(self._queued_frame, gate_of(self._course, State.CONNECTED))
+        demand = reader.demand_of(self._queued_frame, gate_of(self._session_kind, State.CONNECTED))
         self._either = demand, reader
         self.is_sure = demand.is_owed
 
@@ -638,7 +643,7 @@ class Judge:
 
     def _is_beyond_repair(self) -> bool:
         """A single request is answered by an error before the close (004)."""
-        return self._course is Course.REQUEST and self.owed is not None
+        return self._session_kind is SessionKind.REQUEST and self.owed is not None
 
     def closed(self, code: int, reason: str) -> None:
         """Judge the end of the connection; 1006 where there was no close."""
@@ -660,7 +665,7 @@ class Judge:
     def _judge_close(self, code: int, reason: str, state: State) -> None:
         before = Before(
             state=state,
-            course=self._course,
+            session_kind=self._session_kind,
             is_default=self._case.script == "default",
             spoiled=self._spoiled,
             admission_error=self._admission_error,

@@ -29,7 +29,7 @@ import attrs
 from protocol.values.effects import DecodeMedia
 from protocol.values.model import UNIT_SAMPLES, Unit
 from protocol.values.modes import MODES, OF_MODE, Mode
-from protocol.values.state import Course
+from protocol.values.state import SessionKind
 from protocol.values.utf8 import frame_bytes
 from recorder.write.writer import Recorder
 from runtime.media.decoder import Client, MediaDecoder
@@ -201,7 +201,7 @@ class Player:
 
     async def _await_turn(self) -> None:
         judge = self._judge
-        if self._is_deaf or judge.holds_slot or self._case.course is Course.REQUEST:
+        if self._is_deaf or judge.holds_slot or self._case.session_kind is SessionKind.REQUEST:
             return
         begun = await judge.until(lambda: judge.has_slot, self._pace.answer_s)
         if not begun and not judge.queued:
@@ -224,17 +224,24 @@ class Player:
         judge = self._judge
         if self._is_left or self._is_deaf:
             return
-        if self._case.course is Course.REQUEST and not judge.said:
+        if self._case.session_kind is SessionKind.REQUEST and not judge.said:
             judge.broke = True
             await wire.leave()
             return
         await self._await_answer()
-        if self._case.course is Course.TRANSCRIPTION or self._case.dialect in OPENAI_DIALECTS:
+        if (
+            self._case.session_kind is SessionKind.TRANSCRIPTION
+            or self._case.dialect in OPENAI_DIALECTS
+        ):
             # These have no goodbye.
             judge.broke = True
             await wire.leave()
             return
-        if not judge.is_over and not self._is_mute and self._case.course is not Course.REQUEST:
+        if (
+            not judge.is_over
+            and not self._is_mute
+            and self._case.session_kind is not SessionKind.REQUEST
+        ):
             goodbye = close_of(self._case.dialect)
             judge.did(Step(kind="bye", value=goodbye))
             judge.says(json.dumps(goodbye))
@@ -285,9 +292,13 @@ def probe_case(case: Case, *, with_sound: bool) -> Case:
     """The case of a well-behaved client after another case, with a second of sound if wanted."""
     steps = [Step(kind="await", value="turn"), Step(kind="send", value=init_of(case))]
     steps.append(Step(kind="await", value="answer"))
-    if with_sound and case.course is Course.DUPLEX and case.script in {"default", "speaks"}:
+    if (
+        with_sound
+        and case.session_kind is SessionKind.DUPLEX
+        and case.script in {"default", "speaks"}
+    ):
         steps += [Step(kind="send", value=append_of(case)), Step(kind="await", value="answer")]
-    if case.course is Course.TRANSCRIPTION:
+    if case.session_kind is SessionKind.TRANSCRIPTION:
         steps += [Step(kind="send", value=append_of(case))] if with_sound else []
         commit = {"type": "input_audio_buffer.commit", "final": True}
         steps += [Step(kind="send", value=commit), Step(kind="await", value="answer")]

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from protocol.values.modes import Mode
-from protocol.values.state import Course
+from protocol.values.state import SessionKind
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from runtime.net.websocket import WebSocket, deliver_received
 from runtime.serve.routing import Route
@@ -90,7 +90,7 @@ def planted(**hooks: Hook) -> LocalTarget:
 DELTA = next(
     json.dumps(message.examples[0])
     for message in described("realtime")
-    if message.kind == "response.output.delta" and Course.DUPLEX in message.courses
+    if message.kind == "response.output.delta" and SessionKind.DUPLEX in message.session_kinds
 )
 
 

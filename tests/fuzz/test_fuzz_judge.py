@@ -16,7 +16,7 @@ from jsonschema import Draft7Validator
 from protocol.values.errors import MEANINGS
 from protocol.values.limits import FRAME_BYTES_MAX
 from protocol.values.modes import Mode
-from protocol.values.state import Course, Gate
+from protocol.values.state import Gate, SessionKind
 from protocol.wire.dialects import DIALECTS
 from tests.fuzz.case import Case, MarkerError, described, fill, problem, violations
 from tests.fuzz.drawing import TRAPS, broken, broken_texts
@@ -201,13 +201,13 @@ def test_what_is_owed_is_read_from_the_tables(
     frame: str | bytes | None, gate: Gate, kind: str, closes: tuple[int, ...], code: str | None
 ) -> None:
     """A server would be held to something else than the protocol."""
-    demand = Reader("realtime", "video", Course.DUPLEX).demand_of(frame, gate)
+    demand = Reader("realtime", "video", SessionKind.DUPLEX).demand_of(frame, gate)
     assert (demand.kind, demand.closes, demand.code) == (kind, closes, code)
 
 
 def test_the_init_picks_the_dialect() -> None:
     """The other dialect's answers would be owed."""
-    reader = Reader("realtime", "video", Course.DUPLEX)
+    reader = Reader("realtime", "video", SessionKind.DUPLEX)
     reader.demand_of('{"type":"session.update","session":{}}', Gate.CONNECTED)
     assert reader.dialect.name == "duplex-v1"
 
@@ -217,10 +217,10 @@ def test_what_the_probe_says_is_in_order(dialect: str) -> None:
     """A good server would refuse it, and be called dead."""
     mode: Mode = "chat" if dialect == "legacy-chat" else "video"
     case = Case(dialect=dialect, mode=mode, steps=())
-    reader = Reader(dialect, mode, case.course)
+    reader = Reader(dialect, mode, case.session_kind)
     said = reader.demand_of(json.dumps(fill(init_of(case))), Gate.CONNECTED)
     assert said.message is not None
-    if case.course is Course.DUPLEX:
+    if case.session_kind is SessionKind.DUPLEX:
         heard = reader.demand_of(json.dumps(fill(append_of(case))), Gate.ACTIVE)
         assert heard.message is not None
 
@@ -228,10 +228,10 @@ def test_what_the_probe_says_is_in_order(dialect: str) -> None:
 # -- the schema -----------------------------------------------------------------------------------
 
 
-def examples() -> list[tuple[str, Course, Body]]:
+def examples() -> list[tuple[str, SessionKind, Body]]:
     """What servers send, one of each kind."""
     return [
-        (name, message.courses[0], dict(body))
+        (name, message.session_kinds[0], dict(body))
         for name in DIALECTS
         for message in described(name)
         for body in message.examples
@@ -241,19 +241,21 @@ def examples() -> list[tuple[str, Course, Body]]:
 @pytest.mark.parametrize("number", range(len(examples())))
 def test_what_servers_send_is_described(number: int) -> None:
     """A good server would be accused."""
-    name, course, body = examples()[number]
-    assert problem(name, course, body) == ""
+    name, session_kind, body = examples()[number]
+    assert problem(name, session_kind, body) == ""
 
 
 @given(st.sampled_from(examples()), st.data())
 def test_the_validator_agrees_with_a_full_one(
-    chosen: tuple[str, Course, Body], data: st.DataObject
+    chosen: tuple[str, SessionKind, Body], data: st.DataObject
 ) -> None:
     """A field that is wrong would pass, or one that is right be found."""
-    name, course, body = chosen
+    name, session_kind, body = chosen
     made = fill(data.draw(broken(body)))
     if isinstance(made, dict):
-        assert bool(problem(name, course, made)) is bool(problems(name, "server", made, course))
+        assert bool(problem(name, session_kind, made)) is bool(
+            problems(name, "server", made, session_kind)
+        )
 
 
 @pytest.mark.parametrize(

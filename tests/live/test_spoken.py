@@ -85,8 +85,8 @@ def logs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
     options = ("--record", str(records), "--slots", "4", "--voice-steps", str(STEPS))
     with pytest.MonkeyPatch.context() as patch:
-        for kind, course in (("realtime, chat", chat), ("legacy-chat", request)):
-            patch.setitem(KINDS, kind, (*KINDS[kind][:2], course))
+        for kind, session_kind in (("realtime, chat", chat), ("legacy-chat", request)):
+            patch.setitem(KINDS, kind, (*KINDS[kind][:2], session_kind))
         with live_server(*options, model=str(folder)) as server:
             anyio.run(clients, server)
             assert server.stop() == 0

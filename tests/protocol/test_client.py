@@ -45,7 +45,7 @@ from protocol.values.requests import (
     See,
     TextPart,
 )
-from protocol.values.state import BEGINNINGS, TRANSITIONS, Gate, State, course_of
+from protocol.values.state import BEGINNINGS, TRANSITIONS, Gate, State, session_kind_of
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS
 from tests.strategies.messages import jpeg_header, noise, server_messages
@@ -461,13 +461,13 @@ class ClientAgainstTable(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.client = ClientConnection(self.name, self.mode)
-        self.course = course_of(self.mode, is_request=self.name == "legacy-chat")
-        self.state = BEGINNINGS[self.course]
+        self.session_kind = session_kind_of(self.mode, is_request=self.name == "legacy-chat")
+        self.state = BEGINNINGS[self.session_kind]
 
     @rule(data=st.data())
     def receive(self, data: st.DataObject) -> None:
         message: ServerMessage = data.draw(server_messages(self.name, self.mode))
-        row = TRANSITIONS[self.course][self.state]
+        row = TRANSITIONS[self.session_kind][self.state]
         with contextlib.suppress(RemoteProtocolError):
             hear(self.client, self.name, message)
         self.state = row.get(type(message), self.state)

@@ -17,7 +17,7 @@ from protocol.values.messages import ServerMessage
 from protocol.values.model import SlidingWindow
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, ClientMessage, Request
-from protocol.values.state import Course, course_of
+from protocol.values.state import SessionKind, session_kind_of
 from protocol.wire.codec import Reading, Value, encode_base64, invalid, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
@@ -64,7 +64,7 @@ from tests.transcripts.wire_schema import Sender, conforms, problems
 Json = dict[str, Any]
 
 MESSAGES = {
-    f"{message.dialect} {'/'.join(message.courses)} {message.kind or 'request'}": message
+    f"{message.dialect} {'/'.join(message.session_kinds)} {message.kind or 'request'}": message
     for name in MODES_OF
     for message in describe(name)
 }
@@ -78,12 +78,12 @@ def mode_of(message: Message) -> Mode:
     return next(
         mode
         for mode in MODES_OF[message.dialect]
-        if course(message.dialect, mode) in message.courses
+        if session_kind(message.dialect, mode) in message.session_kinds
     )
 
 
-def course(name: str, mode: Mode) -> Course:
-    return course_of(mode, is_request=name == "legacy-chat")
+def session_kind(name: str, mode: Mode) -> SessionKind:
+    return session_kind_of(mode, is_request=name == "legacy-chat")
 
 
 def parse(message: Message, body: Json) -> ClientMessage:
@@ -466,7 +466,7 @@ def test_the_schema_refuses_what_the_server_refuses(name: str) -> None:
             found[index][1][field] = value
             said = f"{field}: {json.dumps(value)[:60]}"
             assert refused(message, wrong), said
-            assert not conforms(message.dialect, "client", wrong, message.courses[0]), said
+            assert not conforms(message.dialect, "client", wrong, message.session_kinds[0]), said
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -480,7 +480,7 @@ def test_the_schema_needs_what_the_server_needs(name: str) -> None:
         del found[index][1][field]
         if message.kind and field == "type" and found[index][1] is less:
             continue
-        is_refused = not conforms(message.dialect, "client", less, message.courses[0])
+        is_refused = not conforms(message.dialect, "client", less, message.session_kinds[0])
         assert refused(message, less) is is_refused, field
 
 
@@ -506,7 +506,7 @@ def test_what_the_server_takes_conforms(name: str, mode: Mode, data: st.DataObje
                     holder.pop(field, None)
         if body.get("type") == "video_frame":
             return
-    assert problems(name, "client", body, course(name, mode)) == ()
+    assert problems(name, "client", body, session_kind(name, mode)) == ()
 
 
 @pytest.mark.slow
@@ -517,7 +517,7 @@ def test_what_the_server_sends_conforms(name: str, mode: Mode, data: st.DataObje
     """A strict client would stumble over a field that is not in the document."""
     message = data.draw(server_messages(name, mode))
     for frame in DIALECTS[name].encode(message):
-        assert problems(name, "server", parse_frame(frame), course(name, mode)) == ()
+        assert problems(name, "server", parse_frame(frame), session_kind(name, mode)) == ()
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -47,7 +47,7 @@ LEFT_OUT: Final = {
     "Reply.ends": "likewise",
     "Part.is_whole": "it is of the session's behaviour",
     "Step.effects": "they are handed over after each step",
-    "Peer.course": "it is of the kind, as the first event says",
+    "Peer.session_kind": "it is of the kind, as the first event says",
     "Peer.has_event_ids": "the same",
     "Migration.has_queue_messages": "the same",
     "Peer.sent": "they are the frames of the step's effects, before they were written",

@@ -219,14 +219,14 @@ async def converse(
     kind: str, url: str, told: Told, rng: random.Random, model: str = "scripted"
 ) -> None:
     """Have a conversation with a model, and note it."""
-    dialect, mode, course = KINDS[kind]
+    dialect, mode, session_kind = KINDS[kind]
     url += f"?model={model}" if dialect == "openai" else ""
     with anyio.fail_after(WAIT_S):
         async with connect(url, mode=mode, dialect=dialect, resume=True) as session:
             socket = session._websocket
             session._websocket = Tap(socket, told)
             try:
-                await course(session, rng, model)
+                await session_kind(session, rng, model)
             finally:
                 told.recording_id = socket.recording_id  # type: ignore[attr-defined]
 

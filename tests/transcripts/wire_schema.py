@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jsonschema import Draft7Validator
 
-from protocol.values.state import Course
+from protocol.values.state import SessionKind
 from protocol.wire.dialects import MODES_OF
 from protocol.wire.schema import Message, describe
 
@@ -20,27 +20,29 @@ Sender = Literal["client", "server"]
 Body = Mapping[str, Any]
 
 
-def conforms(dialect: str, sender: Sender, body: Body, course: Course | None = None) -> bool:
+def conforms(
+    dialect: str, sender: Sender, body: Body, session_kind: SessionKind | None = None
+) -> bool:
     """Whether a body is described.
 
     Args:
         dialect: its name.
         sender: who sends the body.
         body: the JSON object.
-        course: of the session, where it is known; else any of the dialect's will do.
+        session_kind: of the session, where it is known; else any of the dialect's will do.
     """
-    return not problems(dialect, sender, body, course)
+    return not problems(dialect, sender, body, session_kind)
 
 
 def problems(
-    dialect: str, sender: Sender, body: Body, course: Course | None = None
+    dialect: str, sender: Sender, body: Body, session_kind: SessionKind | None = None
 ) -> tuple[str, ...]:
     """Say what of a body is not described; see `conforms`. Empty where all of it is."""
     found: tuple[str, ...] = (f"{dialect} has no such message of the {sender}",)
     for message, validator in _validators(dialect, sender):
         if message.kind and message.kind != body.get("type"):
             continue
-        if course is not None and course not in message.courses:
+        if session_kind is not None and session_kind not in message.session_kinds:
             continue
         errors = tuple(
             f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(body)

@@ -50,7 +50,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
 MODES_OF: Final[Mapping[str, tuple[Mode, ...]]] = MappingProxyType(
     {name: tuple(mode for mode in MODES if name in OF_MODE[mode].dialects) for name in DIALECTS}
 )
-"""The modes of a dialect; a course is described by its first."""
+"""The modes of a dialect; a session kind is described by its first."""
 
 _BY_ENDPOINT: Final[Mapping[str, Dialect]] = MappingProxyType(
     {"chat": LEGACY_CHAT, "duplex": LEGACY_DUPLEX, "live": LIVE, "openai": OPENAI}

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from protocol.values.modes import MODES
-from protocol.values.state import Course, diagram
+from protocol.values.state import SessionKind, diagram
 from runtime.cli import GROUPS, MOVED, main
 from runtime.commands.server_process import RUN
 from runtime.settings.settings import Settings, declared
@@ -175,7 +175,7 @@ def test_a_server_listens_when_its_model_is_loaded(tmp_path: Path) -> None:
 
 def test_the_diagram_is_that_of_the_table() -> None:
     """The architecture page shows states that the machine does not have."""
-    shown = [f"%% {course}\n{diagram(course)}" for course in Course]
+    shown = [f"%% {session_kind}\n{diagram(session_kind)}" for session_kind in SessionKind]
     assert antiphon("dev", "states").output == "".join(shown)
 
 

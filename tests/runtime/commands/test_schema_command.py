@@ -22,7 +22,7 @@ from protocol.values import errors
 from protocol.values.errors import CLOSE_MEANINGS, MEANINGS, ErrorCode, LocalProtocolError
 from protocol.values.messages import Closed, EndReason
 from protocol.values.modes import Mode
-from protocol.values.state import TRANSITIONS, Course, Gate
+from protocol.values.state import TRANSITIONS, Gate, SessionKind
 from protocol.wire.dialects import DIALECTS, MODES_OF, TRANSCRIPTION
 from protocol.wire.dialects.opening import OPENING
 from runtime.cli import main
@@ -226,12 +226,14 @@ def test_every_message_has_an_operation() -> None:
 
 def test_every_state_of_the_table_is_in_the_document() -> None:
     """A client's author would not know a state that the server can be in."""
-    for courses in asyncapi()["x-antiphon-states"].values():
-        for name, found in courses.items():
-            course = Course(name)
-            rows = {state.value for state, row in TRANSITIONS[course].items() if row}
+    for session_kinds in asyncapi()["x-antiphon-states"].values():
+        for name, found in session_kinds.items():
+            session_kind = SessionKind(name)
+            rows = {state.value for state, row in TRANSITIONS[session_kind].items() if row}
             assert {move["from"] for move in found["transitions"]} == rows
-            assert found["reception"].keys() <= {gate.value for gate in (*GATES[course], Gate.OPEN)}
+            assert found["reception"].keys() <= {
+                gate.value for gate in (*GATES[session_kind], Gate.OPEN)
+            }
 
 
 def test_every_code_has_a_meaning() -> None:

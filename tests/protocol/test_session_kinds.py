@@ -14,7 +14,7 @@ from protocol.machine.session import _HANDLERS, KINDS, KINDS_OF_ENDPOINTS, Sessi
 from protocol.values import events as ev
 from protocol.values.modes import Mode
 from protocol.values.requests import ClientMessage, CloseRequest, Played, Report
-from protocol.values.state import Course, course_of
+from protocol.values.state import SessionKind, session_kind_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
 
 ROOT: Final = Path(__file__).parents[2]
@@ -49,9 +49,11 @@ def kinds() -> list[Kind]:
     return [Session.open(event)[0].kind for event in opened]
 
 
-def test_each_course_has_its_kind() -> None:
-    """A session would take the states of one course, and do what another does."""
-    assert {course: cls.course for course, cls in KINDS.items()} == {it: it for it in Course}
+def test_each_session_kind_has_its_kind() -> None:
+    """A session would take the states of one kind, and do what another does."""
+    assert {session_kind: cls.session_kind for session_kind, cls in KINDS.items()} == {
+        it: it for it in SessionKind
+    }
     assert {type(kind) for kind in kinds()} == {*KINDS.values(), *KINDS_OF_ENDPOINTS.values()}
 
 
@@ -75,18 +77,18 @@ def test_a_kind_handles_all_that_its_dialects_have() -> None:
     """A valid message would be accepted, and nothing come of it."""
     for name, dialect in DIALECTS.items():
         for mode in MODES_OF[name]:
-            course = course_of(mode, is_request=name == "legacy-chat")
+            session_kind = session_kind_of(mode, is_request=name == "legacy-chat")
             endpoint: ev.Endpoint = "live" if name == "live" else "openai"
             is_own = name == "live" or name.startswith("openai")
-            kind = KINDS_OF_ENDPOINTS[endpoint, course] if is_own else KINDS[course]
+            kind = KINDS_OF_ENDPOINTS[endpoint, session_kind] if is_own else KINDS[session_kind]
             sent = {table.cls for _, table in dialect.requests(mode)}
             assert sent <= {*kind.handlers} | ANSWERED_BY_THE_SESSION, (name, mode)
 
 
 @pytest.mark.parametrize("name", MACHINE)
-def test_the_machine_does_not_ask_which_course_it_is(name: str) -> None:
+def test_the_machine_does_not_ask_which_session_kind_it_is(name: str) -> None:
     """A new mode would be a branch in every file again."""
     tree = ast.parse((ROOT / "protocol" / "machine" / f"{name}.py").read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare | ast.match_case):
-            assert "Course." not in ast.unparse(node), f"line {getattr(node, 'lineno', '')}"
+            assert "SessionKind." not in ast.unparse(node), f"line {getattr(node, 'lineno', '')}"
