@@ -146,9 +146,9 @@ class ClientSession:
         """Ask for a turn of chat."""
         await self.say(ask)
 
-    async def choose(self, model: str) -> None:
-        """Choose the model of a transcription."""
-        await self.say(ChooseModel(model=model))
+    async def choose(self, model: str, *, record: bool = True) -> None:
+        """Choose the model of a transcription, and whether it may be recorded."""
+        await self.say(ChooseModel(model=model, record=record))
 
     async def append_sound(self, pcm16: bytes) -> None:
         """Send 16-bit sound to be transcribed."""

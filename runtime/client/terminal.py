@@ -14,7 +14,7 @@ import click
 import orjson
 
 from protocol.values.errors import FieldError
-from protocol.values.messages import QueuePlace
+from protocol.values.messages import Created, QueuePlace
 from protocol.values.modes import Mode
 
 from ..media.sound import AudioFileError
@@ -36,6 +36,9 @@ key_option: Final = click.option(
     show_envvar=True,
     help="API key, where the server asks for one; others on this machine see options, so rather "
     "set the variable.",
+)
+no_record_option: Final = click.option(
+    "--no-record", is_flag=True, help="Ask the server not to record it."
 )
 json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON objects, one a line."
@@ -127,6 +130,16 @@ class TextOutput:
 def clean(text: str, kept: str = "\n\t") -> str:
     """Replace characters that are not text for a terminal: escapes and other control characters."""
     return "".join(char if char.isprintable() or char in kept else " " for char in text)
+
+
+def show_recording(created: Created, *, no_record: bool = False) -> str:
+    """Say whether a session is recorded, with the operator's notice."""
+    if no_record or not (created.recording_id or created.recording == "on"):
+        return "not recorded"
+    if created.recording == "failed":
+        return "the recording has failed"
+    notice = f": {created.recording_notice}" if created.recording_notice else ""
+    return clean(f"recorded{notice}", kept="")
 
 
 def show_place(place: QueuePlace) -> str:

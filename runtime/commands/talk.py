@@ -98,7 +98,7 @@ class LineView(Observer):
             case Queued(place=place) | QueueUpdate(place=place):
                 self._write(at_s, "queue", terminal.show_place(place))
             case Created():
-                text = f"{message.session_id}, recording {message.recording}"
+                text = f"{message.session_id}, {terminal.show_recording(message)}"
                 self._write(at_s, "session", printable(text))
             case Listen() if self._listens:
                 self._write(at_s, "model", "(listens)", _cost(happening), style="dim")
@@ -507,6 +507,7 @@ SILENCE_S: Final = 10
     is_flag=True,
     help="Send a second as soon as the one before it was answered, and not in real time.",
 )
+@terminal.no_record_option
 @terminal.json_option
 def talk_command(
     *,
@@ -521,6 +522,7 @@ def talk_command(
     reply: Path | None,
     wait_s: int,
     fast: bool,
+    no_record: bool,
     as_json: bool,
 ) -> None:
     """Say FILE, or what you say, to a server in real time, and hear what it answers.
@@ -561,6 +563,7 @@ def talk_command(
         silence_s_max=wait_s,
         fast=fast,
         microphone=devices,
+        record=not no_record,
     )
     reply = reply if file is None else reply or Path(f"{file.stem}.reply.wav")
     _check(file, reply, url, mode)

@@ -257,6 +257,7 @@ class Plan:
         silence_s_max: whole seconds of silence after the file, at most.
         fast: send a second as soon as the one before it was answered, not in real time.
         microphone: what is said in place of a file, until the conversation is stopped.
+        record: whether the server may record it.
     """
 
     units: tuple[bytes, ...] = ()
@@ -265,6 +266,7 @@ class Plan:
     silence_s_max: int = 10
     fast: bool = False
     microphone: Microphone | None = None
+    record: bool = True
 
     @cached_property
     def last_sound(self) -> int:
@@ -413,7 +415,8 @@ class _Conversation:
             self._observer.heard(self._tally.heard(message, self._clock()))
             match message:
                 case QueueDone() if self._session.connection.gate is Gate.CONNECTED:
-                    init = Init(instructions=self._plan.instructions, notices=True)
+                    plan = self._plan
+                    init = Init(instructions=plan.instructions, notices=True, record=plan.record)
                     await self._session.init(init)
                 case ErrorReport() if self._session.connection.gate is Gate.CONNECTED:
                     self._stopped = True  # what was refused is our init: there is no other

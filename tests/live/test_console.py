@@ -355,6 +355,36 @@ def test_a_chat(console: Console) -> None:
     assert console.tab.run("document.querySelectorAll('.message').length") == 2
 
 
+@pytest.mark.parametrize("page", ["Talk", "Chat", "Transcribe"])
+def test_a_page_says_what_is_recorded(console: Console, page: str) -> None:
+    """A user would be recorded and told that nothing is kept, or could not decline."""
+    console.open(page)
+    console.tab.until("document.querySelector('.consent p').textContent.endsWith(' is recorded.')")
+    console.tab.run("document.querySelector('.consent input').click()")
+    console.wait_for(".consent p", "is not recorded.")
+    assert "keeps none" not in console.text("main")
+
+
+def test_a_chat_need_not_be_recorded(console: Console, recordings: Path) -> None:
+    """The switch would be shown and not obeyed, or only by the first question's session."""
+
+    def ask(question: str) -> int:
+        before = len(list(recordings.glob("*.session.zst")))
+        said = console.tab.run("document.querySelectorAll('.message.model').length")
+        console.tab.run("document.querySelector('.composer textarea').focus()")
+        console.tab.type(question)
+        console.tab.key("Enter")
+        ready = "document.querySelector('.composer .primary').textContent === 'Send'"
+        console.tab.until(f"document.querySelectorAll('.message.model').length > {said} && {ready}")
+        return len(list(recordings.glob("*.session.zst"))) - before
+
+    console.open("Chat")
+    assert ask("Good morning!") == 1
+    console.tab.run("document.querySelector('.consent input').click()")
+    assert ask("Good morning!") == 0
+    assert console.tab.run("document.querySelectorAll('.message').length") == 4
+
+
 def test_a_chat_goes_on_after_a_pause(tab: Tab) -> None:
     """A server ends a chat in which nothing is asked; its user would have to ask twice."""
     with live_server("--no-record", "--chat-idle-s", "1") as server:
