@@ -505,7 +505,8 @@ SILENCE_S: Final = 10
 @click.option(
     "--fast",
     is_flag=True,
-    help="Send a second as soon as the one before it was answered, and not in real time.",
+    help="Send a second as soon as the one before it was answered, and not in real time: delays of "
+    "such a recording mean nothing.",
 )
 @terminal.no_record_option
 @terminal.json_option
@@ -527,10 +528,10 @@ def talk_command(
 ) -> None:
     """Say FILE, or what you say, to a server in real time, and hear what it answers.
 
-    FILE is a WAV of any rate; it is sent as it would be spoken, a second each second. After it
-    comes silence, until the model has answered and listens again. The model's words are shown as
-    they come; its voice is written as one WAV file (mono, 24 kHz): all it said, one reply after
-    the other, without the pauses between them. The file is empty when the model said nothing.
+    FILE is a WAV of any rate; it is sent as it would be spoken, each second when it is over.
+    After it comes silence, until the model has answered and listens again. The model's words are
+    shown as they come; its voice is written as one WAV file (mono, 24 kHz): all it said, one reply
+    after the other, without the pauses between them. The file is empty when the model said nothing.
 
     With --mic you speak into the default microphone and hear the model, until Ctrl-C. Use
     headphones: there is no echo cancellation. It needs antiphon[mic].

@@ -2,8 +2,10 @@
 
 Two tasks: one sends, one receives. The rules:
 
-- Second n is sent n seconds after the first, by the clock and not by how long sending took, so that
-  an hour does not drift; `fast` sends it when second n - 1 was answered instead.
+- Second n is sent when it could have been spoken, n + 1 seconds after the beginning: a microphone
+  sends it then, and a model that had it earlier would answer within it. The clock counts, and not
+  how long sending took, so that an hour does not drift. `fast` sends it when second n - 1 was
+  answered instead.
 - A lost connection comes back by itself, and the file waits for it: the time away does not count.
 - After the file comes silence, until the model has answered the last sound and listens again, or
   `silence_s_max` has passed. Then `session.close`, and the server's own end is waited for.
@@ -484,7 +486,7 @@ class _Conversation:
         if self._plan.fast:
             await self._wait_answer(number)
             return
-        tally, due_s = self._tally, started_s + number
+        tally, due_s = self._tally, started_s + number + 1
         while anyio.current_time() < due_s + tally.away_s and not self._is_over():
             await self._until(self._is_over, due_s + tally.away_s)
 

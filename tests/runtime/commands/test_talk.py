@@ -116,6 +116,7 @@ def test_a_long_file_does_not_drift() -> None:
         async with world() as place:
             tally, notes = await talk_in(place, Plan(units=(pcm(),) * 60, silence_s_max=3))
         late_s = [at - number for number, at in enumerate(notes.sent_at_s)]
+        assert min(late_s) >= 1  # a second is over before it is sent, as with a microphone
         assert max(late_s) - min(late_s) < 1e-6
         assert tally.failure is None
         assert tally.metrics.dropped_units == 0
@@ -258,7 +259,7 @@ def test_stopped_by_its_user() -> None:
         assert tally.failure is None
         assert tally.closed is not None
         assert tally.closed.client_reason == "user_stop"
-        assert len(notes.sent_at_s) == 6
+        assert len(notes.sent_at_s) == 5
 
     on_virtual_time(body)
 
