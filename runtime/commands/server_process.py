@@ -23,8 +23,12 @@ READY_WAIT_S: Final = 120.0
 """Torch and a model from a cold disk on a busy machine take a part."""
 STOP_WAIT_S: Final = 60.0
 """Longer than the server waits for its sessions; then it is killed."""
-HURRY_WAIT_S: Final = 0.5
-"""The same after an interrupt: a log without its end is valid up to there."""
+LOADING_WAIT_S: Final = 0.5
+"""The same after an interrupt while the model loads: there is no recording to be finished."""
+HURRY_WAIT_S: Final = 5.0
+"""The same amid a conversation: its last second is computed, and its recording gets its end."""
+NO_DRAIN: Final = ("--drain-s", "0")
+"""What ends the server is over itself: sessions end at once, and in order."""
 LINE_BYTES_MAX: Final = 4096
 """The server's lines are short."""
 
@@ -51,7 +55,17 @@ async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str
     `ServerProcessError` if the server did not start, or did not stop cleanly.
     """
     errors = folder / "server.log"
-    words = ("serve", "--port", "0", "--record", str(folder), "--model", model, *arguments)
+    words = (
+        "serve",
+        "--port",
+        "0",
+        "--record",
+        str(folder),
+        "--model",
+        model,
+        *NO_DRAIN,
+        *arguments,
+    )
     with errors.open("wb") as written:
         process = await anyio.open_process(
             [*RUN, *words],
@@ -59,9 +73,11 @@ async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str
             stderr=written,
             start_new_session=True,  # Ctrl-C is ours: we stop it
         )
-    wait_s = HURRY_WAIT_S
+    wait_s = LOADING_WAIT_S
     try:
-        yield await _wait_until_ready(process, errors)
+        url = await _wait_until_ready(process, errors)
+        wait_s = HURRY_WAIT_S
+        yield url
         wait_s = STOP_WAIT_S
     except Exception:
         wait_s = STOP_WAIT_S
