@@ -309,7 +309,6 @@ def chat_command(
         config=config,
         record=not no_record,
     )
-    terminal.check_url(url, "chat", dialect)
     chat = Chat(asking, system=system, media=read_media(images, sounds, video), speak=speak)
     if text is None and sys.stdin.isatty() and not as_json:
         _converse(chat)
@@ -322,7 +321,7 @@ def chat_command(
     except FAILURES as error:
         if as_json:
             terminal.echo_error(error)
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(terminal.explain(error)) from error
 
 
 def _converse(chat: Chat) -> None:
@@ -336,7 +335,7 @@ def _converse(chat: Chat) -> None:
         except KeyboardInterrupt:
             click.echo("\n(cut short, and forgotten)", err=True)
         except FAILURES as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {terminal.explain(error)}", err=True)
 
 
 def _read_all() -> str:

@@ -567,7 +567,7 @@ def talk_command(
         record=not no_record,
     )
     reply = reply if file is None else reply or Path(f"{file.stem}.reply.wav")
-    _check(file, reply, url, mode)
+    _check(file, reply)
     tally = Tally()
     panel = StatePanel(tally, "" if file is None else f"{file.name} to {url}", len(plan.units))
     view, panel_shown = _choose_view(panel, as_json=as_json, is_file=file is not None)
@@ -606,9 +606,8 @@ def read_frame(path: Path) -> bytes:
         return data
 
 
-def _check(file: Path | None, reply: Path | None, url: str, mode: Mode) -> None:
+def _check(file: Path | None, reply: Path | None) -> None:
     """Check before the conversation for errors that would come after it."""
-    terminal.check_url(url, mode)
     if reply is None:
         return
     if not reply.parent.is_dir():

@@ -50,6 +50,7 @@ from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
 from protocol.values.state import Gate
 
+from ..client import terminal
 from ..client.errors import ClientError, ReportedError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.session import ClientSession, connect
@@ -341,7 +342,7 @@ async def talk(
         async with connecting as session:
             await converse(session, plan, observer, tally=tally, started_s=started_s, stop=stop)
     except ClientError as error:
-        tally.failure = str(error)
+        tally.failure = terminal.explain(error)
     return tally
 
 

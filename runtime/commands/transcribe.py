@@ -147,7 +147,6 @@ def transcribe_command(
       1  the server could not be reached, refused, reported an error, or ended it
       2  a file or an option that cannot be used
     """  # noqa: D301 - click takes a backspace to keep the lines
-    terminal.check_url(url, "transcription", "transcription")
     with terminal.usable():
         utterances = cut_utterances(read_wav(file))
     shown = JsonTranscript() if as_json else TextTranscript()
@@ -162,7 +161,7 @@ def transcribe_command(
         whole = run(dictation)
     except ClientError as error:
         shown.breaks_off(error)
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(terminal.explain(error)) from error
     if not whole:
         raise click.ClickException("not all of it was transcribed")
 

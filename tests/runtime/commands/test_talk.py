@@ -430,8 +430,9 @@ def test_nobody_there_is_one_line(tmp_path: Path) -> None:
     """Whoever forgot to start the server would get a traceback."""
     result = talk(write_speech(tmp_path / "ask.wav"), "--url", "ws://127.0.0.1:1")
     assert result.exit_code == 1
-    address = "ws://127.0.0.1:1/v1/realtime?mode=audio&resumable=1"
-    assert result.stderr == f"Error: cannot connect to {address}: connection refused\n"
+    advice = "is a server running there? Start one with: antiphon serve"
+    told = f"Error: cannot connect to ws://127.0.0.1:1: connection refused; {advice}\n"
+    assert result.stderr == told
     assert not (tmp_path / "ask.reply.wav").exists()
 
 
