@@ -16,6 +16,7 @@ import click
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from .. import ERROR
 from .. import RUN as RUN  # noqa: PLC0414 - a part of this module
 from ..model.models import MODELS
 
@@ -112,7 +113,8 @@ def _last_words(errors: Path) -> str:
     """The last line with words of a possible traceback, framed as a group's is."""
     lines = errors.read_text(errors="replace").splitlines()
     said = [line.strip(" |+-") for line in lines]
-    return next((line for line in reversed(said) if line), "it does not say why")
+    last = next((line for line in reversed(said) if line), "it does not say why")
+    return last.removeprefix(ERROR)
 
 
 async def _stop(process: Process, wait_s: float) -> None:
