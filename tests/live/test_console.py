@@ -178,7 +178,9 @@ def test_a_recording_is_talked_on_from(console: Console, recordings: Path) -> No
     parent = max(recordings.glob("*.zst"))
     name = recording_id_of(parent)
     console.tab.open("about:blank")
-    console.tab.open(f"{console.base}/api/recordings/{name}/view#t=0.01")
+    console.tab.open(f"{console.base}/api/recordings/{name}/view")
+    console.tab.until("document.querySelector('#talk-on')?.search === '?to=talk'")  # from its end
+    console.tab.run("antiphonView.view.player.seek(0.01)")
     console.tab.until("document.querySelector('#talk-on')?.search.endsWith('unit=0')")
     console.tab.run("antiphonView.view.player.seek(antiphonView.view.past[1].finalized)")
     assert console.tab.barriers() == []
@@ -589,6 +591,11 @@ def test_a_server_that_is_lost_and_comes_back(tab: Tab, tmp_path: Path) -> None:
         first.kill()
         console.wait_until("reconnecting")
         console.tab.until("!document.querySelector('#banner').hidden")
+        console.wait_for("#server .pill", "no answer")  # and not `ready`, in green
+        console.tab.run("location.hash = '#recordings'")
+        console.wait_for("main .notice", "does not answer")
+        assert "no such recordings" not in console.text("main")
+        console.tab.run("location.hash = '#talk'")
     with live_server(*options, "--port", str(first.address[1])):
         console.tab.until("document.querySelector('.talk').dataset.state !== 'reconnecting'")
         console.tab.until("document.querySelector('#banner').hidden")
