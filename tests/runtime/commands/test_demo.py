@@ -83,7 +83,7 @@ def test_a_server_that_does_not_start(
     speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever lacks a model would wait for two minutes, and not be told what is missing."""
-    code = "raise SystemExit('there is no model')"
+    code = "raise SystemExit('Error: there is no model')"
     monkeypatch.setattr(server_process, "RUN", (sys.executable, "-c", code))
     result = run_demo("--speech", speech, "--record", tmp_path / "kept")
     assert result.exit_code == 1
