@@ -58,6 +58,7 @@ from ..client import terminal
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.websocket import background
 from ..media.sound import AudioFileError, read_wav, write_wav
+from ..settings.extras import install
 from .interrupts import run
 from .talk_session import Happening, Observer, Plan, Tally, cut_units, talk
 
@@ -347,7 +348,6 @@ BLOCK_MS: Final = 20
 """Of both directions: short, as it adds to the delay of an answer."""
 HEARD_S_MAX: Final = 3
 """A server that accepts nothing for longer has lost what was said meanwhile."""
-MISSING: Final = "--mic needs sounddevice: pip install 'antiphon[mic]'"
 
 
 class Devices:
@@ -460,7 +460,8 @@ def _sounddevice() -> Any:
     try:
         return import_module("sounddevice")
     except ImportError as error:
-        raise terminal.UnusableError(MISSING) from error
+        text = f"--mic needs the extra 'mic': {install('mic')}"
+        raise terminal.UnusableError(text) from error
     except OSError as error:  # sounddevice is there, and PortAudio is not
         text = f"--mic: {error}: install PortAudio (on Debian: apt install libportaudio2)"
         raise terminal.UnusableError(text) from error
@@ -534,7 +535,7 @@ def talk_command(
     after the other, without the pauses between them. The file is empty when the model said nothing.
 
     With --mic you speak into the default microphone and hear the model, until Ctrl-C. Use
-    headphones: there is no echo cancellation. It needs antiphon[mic].
+    headphones: there is no echo cancellation. It needs the extra mic.
 
     \b
     Example:
