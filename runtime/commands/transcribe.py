@@ -47,8 +47,8 @@ class TextTranscript(terminal.TextOutput):
     """The words on standard output, a line an utterance, and errors on standard error."""
 
     def begins(self, created: Created, *, record: bool) -> None:
-        """Write whether it is recorded."""
-        click.echo(f"({terminal.show_recording(created, no_record=not record)})", err=True)
+        """Write that it is recorded, or not as asked."""
+        terminal.tell_recording(created, record=record)
 
     def hears(self, delta: TranscriptDelta) -> None:
         """Write the words."""

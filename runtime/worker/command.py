@@ -154,7 +154,8 @@ def start_command(
     try:
         lost = anyio.run(serve, backend="trio")
     except (OSError, ValueError, RuntimeError, BackendError) as error:
-        raise click.ClickException(f"cannot serve {model} at {listen}: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise click.ClickException(f"cannot serve {model} at {listen}: {why}") from error
     if lost:
         raise click.ClickException(f"the model is lost: {lost}")
     say("stopped")
