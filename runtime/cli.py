@@ -341,10 +341,10 @@ def _broken_off() -> Iterator[None]:
 
 def _lost_stdout(error: BaseException) -> OSError | None:
     """The error of a lost stdout; None if `error` is another."""
+    if isinstance(error, BaseExceptionGroup):  # raised by tasks that print as data comes
+        return next(filter(None, map(_lost_stdout, error.exceptions)), None)
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return error.__context__  # raised by rich
-    while isinstance(error, BaseExceptionGroup):  # raised by a task that prints as data comes
-        error = error.exceptions[0]
     is_lost = isinstance(error, OSError) and error.errno in LOST_ERRNOS and error.filename is None
     return error if isinstance(error, OSError) and is_lost else None
 

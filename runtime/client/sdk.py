@@ -162,6 +162,7 @@ async def transcribe(
     url: str,
     *,
     model: str,
+    record: bool = True,
     retries: int = RETRIES,
     jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
@@ -171,7 +172,8 @@ async def transcribe(
 ) -> AsyncIterator[TranscriptionSession]:
     """Open a transcription and choose its model; cancelled or left, it is closed.
 
-    Arguments and `ClientError`s as of `connect`; an unknown model is raised on reading.
+    With `record` false the server is asked not to record it. Other arguments and `ClientError`s as
+    of `connect`; an unknown model is raised on reading.
     """
     connecting = partial(
         connect_raw,
@@ -188,7 +190,7 @@ async def transcribe(
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
-        await raw.choose(model)
+        await raw.choose(model, record=record)
         yield TranscriptionSession(raw, created=created)
 
 
@@ -206,7 +208,8 @@ async def _duplex(opening: _Opening, mode: Mode) -> AsyncIterator[DuplexSession]
 async def _chat(opening: _Opening) -> AsyncIterator[ChatSession]:
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
-        session = ChatSession(raw, created=created, on_queue=opening.on_queue)
+        record = opening.init.record
+        session = ChatSession(raw, created=created, on_queue=opening.on_queue, record=record)
         yield session
         await session.leave()
 

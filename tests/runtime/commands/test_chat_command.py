@@ -209,7 +209,7 @@ UNUSABLE: dict[str, tuple[list[str], str]] = {
     "no voice": (["--speak", "x.wav", "--voice", "nobody.wav"], "nobody.wav"),
     "folder": (["--speak", "nowhere/x.wav"], "no folder nowhere"),
     "is a folder": (["--speak", "tests"], "is a folder"),
-    "address": (["--url", "http://h"], "is no address"),
+    "address": (["--url", "localhost"], "is no address"),
     "empty": ([], "no question"),
 }
 
