@@ -278,6 +278,21 @@ def test_utterances_past_their_number_are_refused() -> None:
     assert talk.commit(final=True)[0]["type"] == "transcription.done"
 
 
+def test_the_last_utterance_that_may_wait_takes_sound_until_it_is_closed() -> None:
+    """Its beginning was kept, and the rest refused."""
+    talk = ready()
+    talk.append(SECOND)
+    for _ in range(UTTERANCES_PENDING_MAX - 1):
+        talk.commit(final=True)
+    assert talk.append(SECOND[:16_000]) == []
+    assert talk.append(SECOND[16_000:]) == []
+    assert talk.commit() == []
+    assert talk.commit(final=True) == []
+    assert talk.append(SECOND)[0]["code"] == "buffer_full"
+    dones = [body for body in talk.hear_out() if body["type"] == "transcription.done"]
+    assert dones[-1]["text"] == f"{UTTERANCES_PENDING_MAX - 1}.0 {UTTERANCES_PENDING_MAX - 1}.1!"
+
+
 def fire(talk: Talk, name: str, later_s: float) -> None:
     """Let the time of a timer come."""
     timer = [it for it in talk.due(ef.SetTimer) if it.name == name][-1]
