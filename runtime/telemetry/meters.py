@@ -665,7 +665,8 @@ def error_code(frame: str) -> str:
 
 
 def _size_bytes(event: ev.FrameReceived) -> int:
-    """The bytes of a frame; 0 for one that was too long, and never read whole."""
+    """The bytes of a frame; of one that was too long, those that were read."""
     if event.shortened is not None:
-        return event.shortened.size_bytes
+        read_bytes = event.shortened.read_bytes
+        return event.shortened.size_bytes if read_bytes is None else read_bytes
     return 0 if event.frame is None else frame_bytes(event.frame)
