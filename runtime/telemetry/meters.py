@@ -459,6 +459,8 @@ class TalkMeter:
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
         for message in session.said:
             self._say(talk, at_ns, message)
+        if any(isinstance(effect, ef.StartUnit) for effect in effects):
+            talk.unit_started(at_ns, session.samples_waiting)
 
     def _say(self, talk: Talk, at_ns: int, message: ServerMessage) -> None:
         if not isinstance(message, Speech):
