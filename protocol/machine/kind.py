@@ -137,6 +137,11 @@ class Kind:
         """Go on: there is room for a session without a slot."""
 
     @property
+    def samples_waiting(self) -> int:
+        """Samples of the client's sound that no unit in the model has yet."""
+        return 0
+
+    @property
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
         if self.early_bytes is not None:

@@ -23,7 +23,7 @@ from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import PIECES, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
-from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
+from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
 from ..wire.dialects import LEGACY_CHAT, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
@@ -36,8 +36,6 @@ from .kind import Kind
 
 SHORTENED_BYTES_MIN: Final = 4096
 """Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
-KEPT_CHARS: Final = 1024
-"""Characters kept of a refused frame: enough to recognize it."""
 WORD_CHARS_MAX: Final = 64
 """The longest type of a message has 26 characters."""
 OUTLINE_FIELDS_MAX: Final = 32

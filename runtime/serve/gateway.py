@@ -41,7 +41,7 @@ from protocol.values.errors import (
 )
 from protocol.values.messages import ComeBack, EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE
-from protocol.values.utf8 import Frame
+from protocol.values.utf8 import Frame, Received, Shortened
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LIVE
 from protocol.wire.dialects.shared import RESUME, SESSION_RESUME
@@ -108,7 +108,7 @@ async def _asked(websocket: WebSocket) -> ComeBack | str:
     with anyio.move_on_after(HELLO_S):
         frame = await websocket.receive()
     try:
-        body = parse_frame(frame, HELLO_BYTES_MAX)
+        body = parse_frame(_frame_of(frame), HELLO_BYTES_MAX)
         if body.get("type") != SESSION_RESUME:
             return f"the first message here is {SESSION_RESUME}"
         asked: ComeBack = RESUME.parse(body)
@@ -117,6 +117,10 @@ async def _asked(websocket: WebSocket) -> ComeBack | str:
     except FieldError as error:
         return error.message
     return asked
+
+
+def _frame_of(received: Received) -> Frame:
+    return None if isinstance(received, Shortened) else received
 
 
 # -- clients that attach ---------------------------------------------------------------------------
@@ -187,10 +191,10 @@ class SidebandServer:
     async def _carry(self, websocket: WebSocket, info: LogInfo, from_seq: int) -> None:
         """Send what the log holds, and refuse what the client sends."""
 
-        async def answer(*frames: Frame) -> None:
+        async def answer(*frames: Received) -> None:
             for frame in frames:
                 try:
-                    connection.send(refused(frame), ready_now)
+                    connection.send(refused(_frame_of(frame)), ready_now)
                 except FrameError as error:
                     connection.close(error.close_code, error.reason, ready_now)
 
