@@ -161,7 +161,7 @@ def connect(
 async def transcribe(
     url: str,
     *,
-    model: str,
+    model: str | None = None,
     retries: int = RETRIES,
     jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
@@ -171,7 +171,9 @@ async def transcribe(
 ) -> AsyncIterator[TranscriptionSession]:
     """Open a transcription and choose its model; cancelled or left, it is closed.
 
-    Arguments and `ClientError`s as of `connect`; an unknown model is raised on reading.
+    `model` is a name that the server knows its model by; None takes that model, whatever its name,
+    which other servers may refuse. Other arguments and `ClientError`s as of `connect`; an unknown
+    model is raised on reading.
     """
     connecting = partial(
         connect_raw,
@@ -188,7 +190,8 @@ async def transcribe(
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
-        await raw.choose(model)
+        if model is not None:
+            await raw.choose(model)
         yield TranscriptionSession(raw, created=created)
 
 

@@ -28,7 +28,7 @@ from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDon
 from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
-from ..client.errors import ClientError, SessionClosedError
+from ..client.errors import ClientError, ReportedError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
 from ..client.transcription import TranscriptionSession
@@ -101,14 +101,12 @@ Shown = TextTranscript | JsonTranscript
 @terminal.key_option
 @click.option(
     "--model",
-    default="tiny",
-    show_default=True,
-    help="The model, by a name that the server knows it by.",
+    help="The model, by a name that the server knows it by. Without it, the server's own.",
 )
 @click.option("--realtime", is_flag=True, help="Send a second each second, as it would be spoken.")
 @terminal.json_option
 def transcribe_command(
-    *, file: Path, url: str, key: str | None, model: str, realtime: bool, as_json: bool
+    *, file: Path, url: str, key: str | None, model: str | None, realtime: bool, as_json: bool
 ) -> None:
     """Have a server write down what is said in FILE.
 
@@ -137,9 +135,15 @@ def transcribe_command(
         whole = run(dictation)
     except ClientError as error:
         shown.breaks_off(error)
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(f"{error}{_hint(error)}") from error
     if not whole:
         raise click.ClickException("not all of it was transcribed")
+
+
+def _hint(error: ClientError) -> str:
+    """Say what to do about a server that wants to be told its model."""
+    is_unnamed = isinstance(error, ReportedError) and error.code is ErrorCode.MODEL_NOT_VALIDATED
+    return "; name its model: --model NAME" if is_unnamed else ""
 
 
 def cut_utterances(pcm: bytes, seconds: int = UTTERANCE_S_MAX) -> tuple[bytes, ...]:
@@ -153,7 +157,7 @@ async def dictate(
     utterances: Sequence[bytes],
     shown: Shown,
     *,
-    model: str,
+    model: str | None = None,
     key: str | None = None,
     realtime: bool = False,
 ) -> bool:
@@ -162,7 +166,7 @@ async def dictate(
     Args:
         url: its address.
         utterances: float32 LE, 16 kHz mono, each within the model's context.
-        model: by a name that the server knows it by.
+        model: by a name that the server knows it by; None takes the server's own.
         key: the API key, if the server needs one.
         realtime: send a second each second; else as fast as it goes.
 
