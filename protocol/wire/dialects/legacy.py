@@ -306,7 +306,7 @@ def encode_closed(closed: Closed) -> tuple[str, ...]:
 
 _ASK: Final = Table(
     Ask,
-    *ask_rows(speaks=True),
+    *ask_rows(is_enabled=False),
     RECORD,
     lacks={"input_id": None},
     where="legacy-chat",
