@@ -138,13 +138,13 @@ SETTINGS: list[tuple[dict[str, object], dict[str, Any]]] = [
         {"tts": {"mode": "voice_cloning", "ref_audio_data": VOICE_TEXT}},
         {
             "speech": SpeechRequest(
-                mode="voice_cloning", voice=ReferenceAudio(data=VOICE, is_wav=False)
+                mode="voice_cloning", voice=ReferenceAudio(data=VOICE, is_file=False)
             )
         },
     ),
     (
         {"tts": {"ref_audio_data": encode_base64(wav(16_000))}},
-        {"speech": SpeechRequest(voice=ReferenceAudio(data=wav(16_000), is_wav=True))},
+        {"speech": SpeechRequest(voice=ReferenceAudio(data=wav(16_000), is_file=True))},
     ),
     (
         {"tts": {"mode": "voice_cloning", "ref_audio_path": "calm_voice-2.1"}},
@@ -167,8 +167,9 @@ def test_every_setting_is_honoured_in_both_dialects(
 
 def test_reference_audio_comes_before_the_name_of_a_voice() -> None:
     """Else a client that sends both, as 004's do, is answered in another voice (TTSConfig)."""
-    turn = ask(tts={"ref_audio_data": VOICE_TEXT, "ref_audio_path": "/srv/voices/any path.wav"})
-    assert turn.speech == SpeechRequest(voice=ReferenceAudio(data=VOICE, is_wav=False))
+    names = {"ref_audio_data": VOICE_TEXT, "ref_audio_path": "/srv/voices/any path.wav"}
+    turn = ask(tts={"enabled": True, **names})
+    assert turn.speech == SpeechRequest(voice=ReferenceAudio(data=VOICE, is_file=False))
     assert turn.ignored == ("$.tts.ref_audio_path",)
 
 
@@ -200,9 +201,9 @@ def test_every_kind_of_content_is_read() -> None:
                 TextPart(text="Describe this image"),
                 ImagePart(data=JPEG),
                 ImagePart(data=png_header(64, 48)),
-                AudioPart(data=SOUND, is_wav=False),
-                AudioPart(data=SOUND, is_wav=False, rate_hz=48_000),
-                AudioPart(data=wav(8000), is_wav=True),
+                AudioPart(data=SOUND, is_file=False),
+                AudioPart(data=SOUND, is_file=False, rate_hz=48_000),
+                AudioPart(data=wav(8000), is_file=True),
                 VideoPart(data=mp4_head(), stack_frames=5),
             ),
         ),

@@ -23,6 +23,7 @@ from ...values.limits import (
     IMAGE_PIXELS_SUM_MAX,
     IMAGES_MAX,
     MESSAGES_MAX,
+    SOUND_FILES_MAX,
     STACK_FRAMES_MAX,
     TOOL_CHARS_MAX,
     TOOL_DEPTH_MAX,
@@ -76,6 +77,7 @@ from ..kinds import (
     Kind,
     base64_of,
     because,
+    binary,
     choice,
     integer,
     number,
@@ -302,7 +304,8 @@ VOICE_MS_MAX: Final = 600_000
 
 
 def _read_sound(value: Value, at: Reading) -> AudioPart:
-    return read_audio(value.path, value.binary(), at.values["rate_hz"])
+    is_any = at.context.behaves(SOUND_FILES)
+    return read_audio(value.path, binary(value, at), at.values["rate_hz"], is_any=is_any)
 
 
 _WORDS: Final = text(CHAT_TEXT_CHARS_MAX, holds=SAID)
@@ -315,7 +318,7 @@ _SOUND: Final = Table(
         integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
         INPUT_RATE_HZ,
         attr="rate_hz",
-        get=lambda part: INPUT_RATE_HZ if part.is_wav else part.rate_hz,
+        get=lambda part: INPUT_RATE_HZ if part.is_file else part.rate_hz,
         omit=True,
         rank=1,
     ),
@@ -386,7 +389,10 @@ def _check_sums(path: str, messages: tuple[ChatMessage, ...], of_tools: int) -> 
     # Only a bounded number of headers is read once more.
     pixels = sum(math.prod(check_image(path, image)) for image in images)
     _check_sum(path, pixels, IMAGE_PIXELS_SUM_MAX, "pixels of images")
-    _check_sum(path, math.ceil(sum(map(audio_s, sounds))), AUDIO_SUM_S_MAX, "seconds of sound")
+    seconds = [audio_s(sound) for sound in sounds]
+    known = math.ceil(sum(each for each in seconds if each is not None))
+    _check_sum(path, known, AUDIO_SUM_S_MAX, "seconds of sound")
+    _check_sum(path, seconds.count(None), SOUND_FILES_MAX, "sound files that are no WAV")
 
 
 def _check_sum(path: str, count: int, count_max: int, what: str) -> None:

@@ -48,8 +48,8 @@ from ...values.requests import (
 from ..dialects import shared
 from ..kinds import (
     FLAG,
+    FRAME,
     INTEGER,
-    JPEG,
     OBJECT,
     SPEECH,
     TEXT,
@@ -403,7 +403,7 @@ _REQUESTS: Final = {
     Request.CLOSE: Table(CloseRequest, tag={"type": "stop"}),
     Request.SEE: Table(
         See,
-        Field("frame", JPEG, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
+        Field("frame", FRAME, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
         tag={"type": "video_frame"},
     ),
     Request.PAUSE: Table(
