@@ -405,7 +405,8 @@ class MediaDecoder:
         """Decode in a thread, or in a process what could inflate, in fair turns.
 
         Cancelled, it waits for a running thread and kills a process. The result is sound for `wav`,
-        `voice`, `audio` and `second`, a picture for `image`, both for `video`; nothing for `jpeg`.
+        `voice`, `audio` and `second`, a picture for `image`, both for `video`; for `jpeg` nothing,
+        or the picture upright.
         `MediaError`: the media is of another kind, damaged, or outside the limits; or its session
         has too many pictures waiting.
         """
@@ -447,9 +448,9 @@ class MediaDecoder:
         """As `decode`, but in the calling thread, blocking; a video has no process's bounds."""
         data, rate_hz = effect.data, effect.rate_hz or LIVE_RATE_HZ
         decoders: dict[MediaKind, Callable[[], Decoded]] = {
-            "jpeg": lambda: Decoded(pcm=decode_jpeg(data)),
-            "wav": lambda: Decoded(pcm=decode_wav(data)),
-            "voice": lambda: Decoded(pcm=decode_wav(self._read_voice(data))),
+            "jpeg": lambda: Decoded(pictures=tuple(filter(None, (decode_jpeg(data),)))),
+            "wav": lambda: Decoded(pcm=decode_voice(data)),
+            "voice": lambda: Decoded(pcm=decode_voice(self._read_voice(data))),
             "image": lambda: Decoded(pictures=(decode_image(data),)),
             "audio": lambda: Decoded(pcm=decode_audio(data, effect.rate_hz)),
             "video": lambda: read_video(data, effect.stack_frames),
@@ -463,7 +464,6 @@ class MediaDecoder:
         return self._voices.read(name.decode("utf-8", "replace"))
 
 
-def _children_s() -> float:
 def _inflates(effect: DecodeMedia) -> bool:
     """Whether it is a file that may unpack to far more than it shows."""
     match effect.kind:
@@ -476,6 +476,7 @@ def _inflates(effect: DecodeMedia) -> bool:
     return False
 
 
+def _children_s() -> float:
     """Processor seconds of the processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
