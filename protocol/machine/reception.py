@@ -18,6 +18,7 @@ from typing import Final
 import attrs
 
 from ..values import requests as rq
+from ..values.behaviour import ONLY_MODEL
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import PIECES, FrameReceived
@@ -376,6 +377,9 @@ def _is_unrecorded(kind: Kind, body: Json) -> bool:
 def _refusal(kind: Kind, gate: Gate, request: rq.Request, body: Json) -> Refused | None:
     """Return why a message is refused before its fields are read; None accepts it."""
     verdict = judge(gate, request)
+    is_commit = gate is Gate.UNCHOSEN and request is rq.Request.COMMIT
+    if is_commit and not kind.step.behaves(ONLY_MODEL):
+        verdict = ErrorCode.MODEL_NOT_VALIDATED
     if verdict == ACCEPT and request is rq.Request.UNKNOWN:  # whose parsing says what is wrong
         try:
             kind.peer.dialect.parse(request, body, _context(kind))
@@ -425,6 +429,6 @@ def _dialect_after(dialect: Dialect, gate: Gate, request: rq.Request, body: Json
     """Return the dialect from now on; a client picks it by its first message, and it stays."""
     if dialect is OPENING:
         return choose(body) or OPENING
-    if gate is Gate.UNCHOSEN and request is rq.Request.INIT:
+    if gate is Gate.UNCHOSEN and request in (rq.Request.INIT, rq.Request.COMMIT):
         return TRANSCRIPTION_RESPONSES if begins_with_create(body) else TRANSCRIPTION
     return dialect

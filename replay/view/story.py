@@ -205,7 +205,11 @@ class Dialogue:
         self._add_words("user", place, " ".join(words), record.seq)
         parts: list[Part] = []
         for sound in content:
-            if isinstance(sound, AudioPart) and not sound.is_wav and sound.rate_hz == INPUT_RATE_HZ:
+            if (
+                isinstance(sound, AudioPart)
+                and not sound.is_file
+                and sound.rate_hz == INPUT_RATE_HZ
+            ):
                 parts += self.user.take(record.at_ns, sound.data)[1]
         return parts
 
