@@ -58,6 +58,7 @@ from ..wire.dialects import (
     LEGACY_CHAT,
     LEGACY_DUPLEX,
     MODES_OF,
+    OMNI,
     OPENAI,
     OPENAI_TRANSCRIPTION,
 )
@@ -227,6 +228,8 @@ class ClientConnection:
         is_over = self._close_sent or self._state is State.CLOSED
         is_open = self._dialect in (OPENAI, OPENAI_TRANSCRIPTION)
         there = Gate.OPEN if is_open else gate_of(self._session_kind, self._state)
+        if there is Gate.ACTIVE and self._dialect is OMNI:
+            there = Gate.STEERED
         self._gate = Gate.CLOSED if is_over else there
 
 

@@ -23,7 +23,7 @@ SOUND_RATE_HZ = 16_000
 EXTRAS = {
     "$pcm": {"$nan_at"},
     **{name: {"$before"} for name in ("$jpeg", "$png", "$broken")},
-    "$wav": {"$rate_hz", "$channels"},
+    "$wav": {"$rate_hz", "$channels", "$before"},
 }
 """What may stand beside a marker."""
 

@@ -191,6 +191,7 @@ def address_of(name: str, mode: Mode) -> tuple[str, dict[str, Sequence[str]]]:
         "realtime": {"mode": (mode,)},
         "openai": {"model": ("tiny",)},
         "openai-transcription": {"intent": ("transcription",)},
+        "vllm-omni": {"duplex": ("1",), "mode": (mode,)},
     }
     query: dict[str, Sequence[str]] = dict(queries.get(channel.name, {}))
     return channel.address.replace("{session_id}", label), query
