@@ -42,7 +42,8 @@ from .sound import AWAY_NS, SoundPieces, no_model
 from .unit_loop import UnitLoop
 
 _SOUND: Final = (Part(kind="input_audio"),)
-_FIXED: Final = "the model has it already, and takes no other: leave it out"
+_FIXED: Final = "the model is set up already, and takes no other: leave it out"
+_PLACES: Final = {"instructions": ".instructions", "ref_audio": ".ref_audio"}
 
 
 @attrs.define(eq=False)
@@ -135,8 +136,10 @@ class Omni(Kind):
         self.session = now = attrs.evolve(self.session, **asked)
         talk = self.conversation
         talk.settings = attrs.evolve(talk.settings, modality=now.modality)
-        is_searched = now.detection is not None or now.overlap == "barge_in_on_speech"
-        self.loop.speech.is_searched = is_searched
+        how = now.detection
+        if how is None and now.overlap == "barge_in_on_speech":
+            how = oa.TurnDetection()
+        self.loop.speech.sought = None if how is None else (how.threshold, how.silence_ms)
         if self.peer.is_active:
             self.peer.send(om.Updated(omni=self._in_force))
             return
@@ -156,7 +159,7 @@ class Omni(Kind):
             for field in ("instructions", "ref_audio", "config"):
                 asked, plain = getattr(message, field), getattr(Init(instructions=""), field)
                 if asked not in (plain, getattr(taken, field)):
-                    text = f"$.session.{'temperature' if field == 'config' else field}: {_FIXED}"
+                    text = f"$.session{_PLACES.get(field, '')}: {_FIXED}"
         ignored = len(message.ignored)
         return Refused(code=code, message=text, ignored=ignored) if text else None
 

@@ -83,7 +83,7 @@ LEFT_OUT: Final = {
     "OmniSession.id": "it is made of the recording's id",
     "OmniSession.instructions": "what was asked stands in the log",
     "OmniSession.is_resumable": "it is of the first event and the recording",
-    "UserSpeech.is_searched": "it is of the settings",
+    "UserSpeech.sought": "it is of the settings",
     "Peer.greeted": "it is the number of a frame that the log holds",
     "Peer.greeting": "it is made where it is sent",
     "Speech.coding": "the same",

@@ -27,7 +27,14 @@ from protocol.values.omni import (
     Speaking,
     Updated,
 )
-from protocol.values.openai import CancelResponse, ClearSound, InputStep, ItemStep, Respond
+from protocol.values.openai import (
+    CancelResponse,
+    ClearSound,
+    InputStep,
+    ItemStep,
+    Respond,
+    TurnDetection,
+)
 from protocol.values.requests import Append, ClientMessage, Init, Report
 from protocol.wire.audio import to_float32
 from protocol.wire.dialects.omni import ERROR_CODES
@@ -39,7 +46,9 @@ _responses, _items = _names.map("resp_{}".format), _names.map("item_{}".format)
 _counts = st.integers(0, 10**6)
 _modalities = st.sampled_from(["audio", "text"])
 _overlaps, _histories = st.sampled_from(get_args(Overlap)), st.sampled_from(get_args(History))
-_detections = detections.map(lambda it: attrs.evolve(it, kind="server_vad", interrupts=True))
+_detections = detections.map(
+    lambda it: TurnDetection(kind="server_vad", threshold=it.threshold, silence_ms=it.silence_ms)
+)
 _settings = st.builds(
     OmniSettings,
     model=st.none() | _texts,

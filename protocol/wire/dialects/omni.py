@@ -96,7 +96,7 @@ from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
 from .base import Context, Dialect, Json
-from .live import EVENT_ID, error_table, fixed, unsupported
+from .live import EVENT_ID, error_table, fixed, only, unsupported
 from .openai_requests import ANY_EVENT_ID, ignored, nothing, null
 from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames
 
@@ -138,7 +138,7 @@ def _format(value: Value, _: Reading) -> str:
     return "pcm16"
 
 
-_FORMAT: Final = Kind(read=_format, schema=choice(_FORMATS).schema)
+_FORMAT: Final = Kind(read=_format, schema={"type": "string", "const": "pcm16"})
 
 
 def _rate(rate_hz: int) -> Kind:
@@ -180,20 +180,36 @@ def _no_voice(value: Value, _: Reading) -> None:
         raise unsupported(value.path, "a voice has no name here, it is given as ref_audio")
 
 
-_ANY_DETECTION: Final = requests.detection(one(requests.DETECTION))
+def _interrupts(value: Value, _: Reading) -> None:
+    if not value.flag():
+        raise unsupported(value.path, "detected speech interrupts the model")
 
 
-def _detection(value: Value, at: Reading) -> TurnDetection:
-    found: TurnDetection = _ANY_DETECTION.read(value, at)
-    if found.kind != "server_vad":
-        raise unsupported(f"{value.path}.type", "there is server_vad, or null: the model decides")
-    if not found.interrupts:
-        text = "detected speech interrupts the model"
-        raise unsupported(f"{value.path}.interrupt_response", text)
-    return found
-
-
-_DETECTION: Final = attrs.evolve(_ANY_DETECTION, read=_detection)
+_VAD: Final = only(("server_vad", "semantic_vad"), "server_vad", "the model decides, or server_vad")
+_DETECTION: Final = requests.detection(
+    one(
+        Table(
+            TurnDetection,
+            Field("type", _VAD, attr="kind"),
+            Field("threshold", number(0, 1), 0.5, omit=True, example=0.5),
+            Field(
+                "silence_duration_ms",
+                integer(100, requests.SILENCE_MS_MAX),
+                500,
+                attr="silence_ms",
+                omit=True,
+                example=500,
+            ),
+            Field(
+                "interrupt_response",
+                Kind(read=_interrupts, schema={"type": "boolean", "const": True}),
+                None,
+                attr=DROPPED,
+                doc="Must be true.",
+            ),
+        )
+    )
+)
 _PLAIN: Final = DuplexConfig()
 _INIT: Final = Table(
     Init,
