@@ -141,7 +141,7 @@ class Omni(Kind):
             how = oa.TurnDetection()
         self.loop.speech.sought = None if how is None else (how.threshold, how.silence_ms)
         if self.peer.is_active:
-            self.peer.send(om.Updated(omni=self._in_force))
+            self.peer.send(om.SessionUpdated(omni=self._in_force))
             return
         self.init_taken = init
         self.session = attrs.evolve(now, instructions=init.instructions)
@@ -171,7 +171,7 @@ class Omni(Kind):
         """Tell the client that the session is set up, and what is in force."""
         self.peer.greeted = self.peer.frames_sent
         self.peer.send_created(prompt_length=prompt_length, omni=self._in_force)
-        self.peer.send(om.Updated(omni=self._in_force))
+        self.peer.send(om.SessionUpdated(omni=self._in_force))
 
     def init_rejected(self, message: str) -> None:
         """Return to CONNECTED: the client may send a better init."""
@@ -192,7 +192,7 @@ class Omni(Kind):
         """Go on with a client that is back: an answer may still be due."""
         self.connections += 1
         name, number = self.peer.session_id, self.connections
-        back = om.Resumed(session_id=name, connection=number, omni=self._in_force)
+        back = om.CameBack(session_id=name, connection=number, omni=self._in_force)
         self.peer.greeting = RESUMED.encode(back)
         super().peer_attached(event)
         self._expect_answer()

@@ -127,7 +127,7 @@ class AckPlayback:
 
 
 @attrs.frozen(kw_only=True)
-class Updated:
+class SessionUpdated:
     """The session's settings after a change, and after its set-up.
 
     Attributes:
@@ -213,7 +213,7 @@ class Acknowledged:
 
 
 @attrs.frozen(kw_only=True)
-class Resumed:
+class CameBack:
     """The client is back on another connection; what it has missed follows.
 
     Attributes:
@@ -228,6 +228,6 @@ class Resumed:
 
 
 OmniRequest = CommitTurn | Heartbeat | BargeIn | ClearOutput | AckPlayback
-OmniAnswer = Updated | HeartbeatAck | Speaking | OutputCleared | RateLimits | Acknowledged
+OmniAnswer = SessionUpdated | HeartbeatAck | Speaking | OutputCleared | RateLimits | Acknowledged
 ANSWERS: Final = get_args(OmniAnswer)
 """All that only a client of `vllm-omni` is told."""

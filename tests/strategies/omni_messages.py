@@ -24,8 +24,8 @@ from protocol.values.omni import (
     Overlap,
     Playback,
     RateLimits,
+    SessionUpdated,
     Speaking,
-    Updated,
 )
 from protocol.values.openai import (
     CancelResponse,
@@ -144,7 +144,7 @@ def omni_answers(
             recording=st.just("on"),
             omni=_sessions,
         ),
-        st.builds(Updated, omni=_sessions),
+        st.builds(SessionUpdated, omni=_sessions),
         st.builds(lambda it, epoch: attrs.evolve(it, epoch=epoch), listens, _counts),
         speeches,
         openai_answers(speeches, session_ids).filter(_is_told),

@@ -24,6 +24,8 @@ from typing import Any, Final, get_args
 
 import attrs
 
+from ...values import omni as om
+from ...values import openai as oa
 from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, LocalProtocolError
 from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
 from ...values.messages import (
@@ -42,36 +44,6 @@ from ...values.messages import (
     Speech,
 )
 from ...values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
-from ...values.omni import (
-    Acknowledged,
-    AckPlayback,
-    BargeIn,
-    ClearOutput,
-    CommitTurn,
-    Heartbeat,
-    HeartbeatAck,
-    History,
-    OutputCleared,
-    Overlap,
-    RateLimits,
-    Resumed,
-    Speaking,
-    Updated,
-)
-from ...values.openai import (
-    CancelResponse,
-    DeleteItem,
-    InputStep,
-    ItemDeleted,
-    ItemStep,
-    ItemTruncated,
-    ReplyState,
-    ReplyStep,
-    Respond,
-    RetrieveItem,
-    TruncateItem,
-    TurnDetection,
-)
 from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Report, Request
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
@@ -119,6 +91,16 @@ _DATA_URL: Final = "data:"
 # -- from the client ----------------------------------------------------------------------------
 
 
+def _checked(name: str, kind: Kind, doc: str, **more: Any) -> Field:
+    """A field that changes nothing here, and may not be wrong."""
+    return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
+
+
+def _maybe(name: str, kind: Kind, attr: str | None = None, **more: Any) -> Field:
+    """A field that may be left out."""
+    return Field(name, kind, None, attr=attr or name, omit=True, **more)
+
+
 def _modality(value: Value, _: Reading) -> str:
     found = {each.choice(requests.MODALITIES) for each in value.items(2)}
     return "audio" if "audio" in found or not found else "text"
@@ -129,6 +111,7 @@ _MODALITY: Final = Kind(
     write=lambda modality: ["text"] if modality == "text" else ["audio", "text"],
     schema={"type": "array", "items": {"type": "string", "enum": list(requests.MODALITIES)}},
 )
+_GA, _BOTH = ("output_modalities",), ["audio", "text"]
 _FORMATS: Final = ("pcm16", "pcm_s16le", "s16le")
 
 
@@ -154,10 +137,10 @@ def _form(name: str, rate_hz: int) -> Object:
     """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
     kind = Kind(read=lambda *_: None, schema={"type": "string", "const": "audio/pcm"})
     rows = (
-        Field("type", kind, None, attr=DROPPED, doc="PCM16."),
-        Field("rate", _rate(rate_hz), None, attr=DROPPED, doc="Samples a second."),
+        _checked("type", kind, "PCM16."),
+        _checked("rate", _rate(rate_hz), "Samples a second."),
     )
-    rate = Field("sample_rate_hz", _rate(rate_hz), None, attr=DROPPED, doc="Samples a second.")
+    rate = _checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
     return Object(name, (Object("format", rows, doc="Its form."), rate), doc="Sound.")
 
 
@@ -189,7 +172,7 @@ _VAD: Final = only(("server_vad", "semantic_vad"), "server_vad", "the model deci
 _DETECTION: Final = requests.detection(
     one(
         Table(
-            TurnDetection,
+            oa.TurnDetection,
             Field("type", _VAD, attr="kind"),
             Field("threshold", number(0, 1), 0.5, omit=True, example=0.5),
             Field(
@@ -200,12 +183,10 @@ _DETECTION: Final = requests.detection(
                 omit=True,
                 example=500,
             ),
-            Field(
+            _checked(
                 "interrupt_response",
                 Kind(read=_interrupts, schema={"type": "boolean", "const": True}),
-                None,
-                attr=DROPPED,
-                doc="Must be true.",
+                "Must be true.",
             ),
         )
     )
@@ -216,56 +197,26 @@ _INIT: Final = Table(
     Object(
         "session",
         (
-            Field("model", TEXT, None, attr="omni.model", omit=True, example="tiny"),
-            Field(
-                "modalities",
-                _MODALITY,
-                None,
-                attr="omni.modality",
-                also=("output_modalities",),
-                omit=True,
-                example=["audio", "text"],
-            ),
+            _maybe("model", TEXT, "omni.model", example="tiny"),
+            _maybe("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
             Field("instructions", PROMPT, "", omit=True),
-            Field(
-                "ref_audio",
-                _VOICE,
-                None,
-                omit=True,
-                doc="A voice: base64 of a WAV, or a data URL.",
-            ),
-            Field(
+            _maybe("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
+            _checked(
                 "voice",
                 Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
-                None,
-                attr=DROPPED,
-                doc="Must be empty here.",
+                "Must be empty here.",
             ),
-            Field("input_audio_format", _FORMAT, None, attr=DROPPED, doc="PCM16."),
-            Field("output_audio_format", _FORMAT, None, attr=DROPPED, doc="PCM16."),
-            Field(
-                "sample_rate_hz",
-                _rate(INPUT_RATE_HZ),
-                None,
-                attr=DROPPED,
-                doc="Of the client's sound.",
-            ),
+            _checked("input_audio_format", _FORMAT, "PCM16."),
+            _checked("output_audio_format", _FORMAT, "PCM16."),
+            _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
             Object(
                 "audio",
                 (_form("input", INPUT_RATE_HZ), _form("output", OUTPUT_RATE_HZ)),
                 doc="The same, as the GA API has it.",
             ),
-            Field("turn_detection", _DETECTION, None, attr="omni.detection", omit=True),
-            Field(
-                "overlap_policy", choice(get_args(Overlap)), None, attr="omni.overlap", omit=True
-            ),
-            Field(
-                "playback_commit_policy",
-                choice(get_args(History)),
-                None,
-                attr="omni.history",
-                omit=True,
-            ),
+            _maybe("turn_detection", _DETECTION, "omni.detection"),
+            _maybe("overlap_policy", choice(get_args(om.Overlap)), "omni.overlap"),
+            _maybe("playback_commit_policy", choice(get_args(om.History)), "omni.history"),
             Field(
                 "temperature",
                 number(0, 2),
@@ -276,7 +227,7 @@ _INIT: Final = Table(
             Object(
                 "extra_body",
                 (
-                    Field("auto_response", FLAG, None, attr="omni.answers", omit=True),
+                    _maybe("auto_response", FLAG, "omni.answers"),
                     Field(
                         "force_listen_count",
                         integer(0, 100),
@@ -325,7 +276,9 @@ def _item_id(value: Value, _: Reading) -> str:
 
 _ID: Final = text(INPUT_ID_CHARS_MAX, 1, holds=NAMED)
 _NAMES_ITEM: Final = attrs.evolve(_ID, read=_item_id)
-_ITEM_ID: Final = Field("item_id", _NAMES_ITEM, example="item_7b20d9c3a415")
+_OF_ITEMS: Final = (
+    *(Request.CREATE_ITEM, Request.DELETE_ITEM, Request.RETRIEVE_ITEM, Request.TRUNCATE_ITEM),
+)
 
 
 def _request(cls: type, kind: str, *rows: Row) -> Table:
@@ -341,15 +294,8 @@ REQUESTS: Final = {
     Request.APPEND: Table(
         Append,
         Field("audio", _PIECE, attr="pcm"),
-        Field(
-            "format",
-            _FORMAT,
-            None,
-            attr=DROPPED,
-            also=("input_audio_format",),
-            doc="PCM16.",
-        ),
-        Field("sample_rate_hz", _rate(INPUT_RATE_HZ), None, attr=DROPPED, doc="Of the sound."),
+        _checked("format", _FORMAT, "PCM16.", also=("input_audio_format",)),
+        _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the sound."),
         frames("video_frames"),
         APPEND_SLICES,
         *(ignored(name, holds=None) for name in ("is_speech", "duration_ms", "audio_end_ms")),
@@ -359,84 +305,51 @@ REQUESTS: Final = {
         where="vllm-omni",
     ),
     Request.COMMIT: _request(
-        CommitTurn,
+        om.CommitTurn,
         "input_audio_buffer.commit",
-        Field("response_create", FLAG, None, attr="responds", also=("create_response",), omit=True),
+        _maybe("response_create", FLAG, "responds", also=("create_response",)),
         Field("is_speech", FLAG, True, omit=True),
         ignored("final", holds=None),
     ),
-    Request.CLEAR: requests.REQUESTS[Request.CLEAR],
     Request.RESPOND: _request(
-        Respond,
+        oa.Respond,
         "response.create",
         Object(
             "response",
             (
-                Field(
-                    "modalities",
-                    _MODALITY,
-                    None,
-                    attr="modality",
-                    also=("output_modalities",),
-                    omit=True,
-                    example=["audio", "text"],
-                ),
-                Field(
-                    "instructions",
-                    _NO_PROMPT,
-                    None,
-                    attr=DROPPED,
-                    example="",
-                    doc="Must be empty here.",
-                ),
+                _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
+                _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
                 Field("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", omit=True),
-                Field("metadata", requests.METADATA, None, omit=True, example={"trace": "3"}),
+                _maybe("metadata", requests.METADATA, example={"trace": "3"}),
             ),
             omit=True,
             doc="Settings of this response; others than these are ignored.",
         ),
     ),
-    Request.CANCEL: _request(
-        CancelResponse, "response.cancel", Field("response_id", _ID, None, omit=True)
-    ),
+    Request.CANCEL: _request(oa.CancelResponse, "response.cancel", _maybe("response_id", _ID)),
     Request.INTERRUPT: _request(
-        BargeIn,
+        om.BargeIn,
         "barge_in",
-        Field(
-            "event",
-            choice(("barge_in", "response.cancel")),
-            None,
-            attr=DROPPED,
-            doc="Of `turn.signal`, which is the same.",
-        ),
+        _checked("event", choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
         ignored("payload"),
     ),
-    Request.CLEAR_OUTPUT: _request(ClearOutput, "output_audio_buffer.clear"),
+    Request.CLEAR_OUTPUT: _request(om.ClearOutput, "output_audio_buffer.clear"),
     Request.PLAYED: _request(
-        AckPlayback,
+        om.AckPlayback,
         shared.PLAYBACK_ACK,
         Field("played_ms", _MS),
-        Field("committed_ms", _MS, None, omit=True),
-        Field("response_id", _ID, None, omit=True),
-        Field("item_id", _NAMES_ITEM, None, omit=True),
+        _maybe("committed_ms", _MS),
+        _maybe("response_id", _ID),
+        _maybe("item_id", _NAMES_ITEM),
         Field("truncate", FLAG, False, attr="truncates", omit=True),
     ),
-    Request.HEARTBEAT: _request(Heartbeat, "session.heartbeat"),
+    Request.HEARTBEAT: _request(om.Heartbeat, "session.heartbeat"),
     Request.REPORT: Table(
         Report,
         ignored("server_event_seq", "The last event that arrived; kept in the log without effect."),
         tag={"type": "session.event_ack"},
     ),
-    Request.CREATE_ITEM: requests.REQUESTS[Request.CREATE_ITEM],
-    Request.DELETE_ITEM: _request(DeleteItem, "conversation.item.delete", _ITEM_ID),
-    Request.RETRIEVE_ITEM: _request(RetrieveItem, "conversation.item.retrieve", _ITEM_ID),
-    Request.TRUNCATE_ITEM: _request(
-        TruncateItem,
-        "conversation.item.truncate",
-        _ITEM_ID,
-        Field("content_index", integer(0, 16), 0),
-        Field("audio_end_ms", integer(0, requests.AUDIO_MS_MAX)),
-    ),
+    **{it: requests.REQUESTS[it] for it in (Request.CLEAR, *_OF_ITEMS)},
     Request.CLOSE: shared.CLOSE,
 }
 TYPES: Final[Mapping[str, Request]] = {
@@ -554,8 +467,8 @@ _SESSION: Final = Object(
         fixed("output_audio_format", "pcm16"),
         _told("audio", "The form of sound in both directions.", _SOUND),
         Field("turn_detection", _DETECTION, None, attr="detection"),
-        Field("overlap_policy", choice(get_args(Overlap)), attr="overlap"),
-        Field("playback_commit_policy", choice(get_args(History)), attr="history"),
+        Field("overlap_policy", choice(get_args(om.Overlap)), attr="overlap"),
+        Field("playback_commit_policy", choice(get_args(om.History)), attr="history"),
         _told("capabilities", "What the server can."),
     ),
     attr="omni",
@@ -572,7 +485,7 @@ _TOKEN: Final = Field(
     doc="The right to come back, once; only in a session that can be resumed.",
 )
 RESUMED: Final = Table(
-    Resumed,
+    om.CameBack,
     Field("session_id", TEXT),
     Field("attachment_generation", INTEGER, attr="connection"),
     _TOKEN,
@@ -727,7 +640,7 @@ _PLAYED: Final = (
     Field("committed_ms", INTEGER),
 )
 _ACKNOWLEDGED: Final = _event(
-    Acknowledged,
+    om.Acknowledged,
     "playback.acknowledged",
     Object(
         "event",
@@ -765,13 +678,13 @@ _QUEUE: Final = tuple(
 ANSWERS: Final = (
     *_QUEUE,
     _CREATED,
-    _event(Updated, "session.updated", _SESSION),
-    _event(HeartbeatAck, "session.heartbeat_ack", Field("session_id", TEXT)),
+    _event(om.SessionUpdated, "session.updated", _SESSION),
+    _event(om.HeartbeatAck, "session.heartbeat_ack", Field("session_id", TEXT)),
     *_INPUTS.values(),
     *(table for tables in _ITEMS.values() for table in tables),
-    _event(ItemDeleted, "conversation.item.deleted", Field("item_id", TEXT)),
+    _event(oa.ItemDeleted, "conversation.item.deleted", Field("item_id", TEXT)),
     _event(
-        ItemTruncated,
+        oa.ItemTruncated,
         "conversation.item.truncated",
         Field("item_id", TEXT),
         Field("content_index", INTEGER),
@@ -779,7 +692,7 @@ ANSWERS: Final = (
     ),
     _BEGAN,
     _event(
-        Speaking,
+        om.Speaking,
         "response.speak",
         Field("response_id", TEXT),
         Object("metadata", (Field("epoch", INTEGER),), doc="Where it stands."),
@@ -789,8 +702,8 @@ ANSWERS: Final = (
     _WORDS,
     _LISTEN,
     _DONE,
-    _event(RateLimits, "rate_limits.updated", nothing("rate_limits")),
-    _event(OutputCleared, "output_audio_buffer.cleared", Field("response_id", TEXT)),
+    _event(om.RateLimits, "rate_limits.updated", nothing("rate_limits")),
+    _event(om.OutputCleared, "output_audio_buffer.cleared", Field("response_id", TEXT)),
     _ACKNOWLEDGED,
     _CLOSED,
     _numbered(error_table(ERROR_CODES, "event_id")),
@@ -817,14 +730,14 @@ class Omni(Dialect):
                 return ()
             case Speech():
                 return (_AUDIO, _WORDS) if message.pcm else (_WORDS,)
-            case ReplyStep():
+            case oa.ReplyStep():
                 return (_STEPS[message.kind],)
-            case InputStep():
+            case oa.InputStep():
                 found = _INPUTS.get(message.kind)
                 return () if found is None else (found,)
-            case ItemStep():
+            case oa.ItemStep():
                 return tuple(_ITEMS[message.kind])
-            case ReplyState():
+            case oa.ReplyState():
                 return (_BEGAN if message.reply.status == "in_progress" else _DONE,)
         return (self._written[type(message)],)
 
