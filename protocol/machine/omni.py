@@ -329,6 +329,8 @@ class Omni(Kind):
     def _interrupt(self, reason: oa.ReplyReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
         self._count_epoch()
+        if self.conversation.reply is None and not self.is_asked:
+            return
         self.loop.fall_silent()
         self.loop.response_id, self.due_units = None, 0
         self._finish("cancelled", reason)

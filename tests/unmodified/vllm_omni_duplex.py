@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -46,6 +47,7 @@ async def hear(client: DuplexClient, scene: str, report: Report) -> None:
             report.heard(chunk)
             await client.ack_playback(response.played_ms, response_id=response.response_id)
             if scene == "interrupt":
+                stopped_s = time.monotonic()
                 await client.cancel_response()
                 break
         await response.wait(WAIT_S)
@@ -54,7 +56,7 @@ async def hear(client: DuplexClient, scene: str, report: Report) -> None:
         if (status == "cancelled") != (scene == "interrupt"):
             report.failures.append(f"the response is {status}")
         elif scene == "interrupt":
-            report.interrupted_s = 0.0
+            report.interrupted_s = time.monotonic() - stopped_s
         return
 
 
