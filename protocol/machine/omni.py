@@ -6,7 +6,7 @@
   likes; a client may stop sending meanwhile: as long as an answer is due, or goes on, the model
   gets silence in its place, a second each second.
 - The client may interrupt, which counts an epoch. It says how much of a response it has played;
-  that cuts the words of an interrupted one, and the model does not learn of it.
+  that cuts the words of an interrupted one, and the model does not learn that.
 - It comes back by an id and a token of `session.created` (`Peer`, docs/resume.md).
 """
 

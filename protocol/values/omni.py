@@ -201,7 +201,7 @@ class Acknowledged:
         item_id: the item of the response.
         playback: where the response stands now.
         truncates: as it was asked for.
-        is_whole: the response is over, and the client has heard all of it.
+        is_whole: the response is over, and the client has heard it to its end.
     """
 
     session_id: str

@@ -43,7 +43,7 @@ from ...values.messages import (
     ServerMessage,
     Speech,
 )
-from ...values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
+from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
 from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Report, Request
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
@@ -135,7 +135,7 @@ def _rate(rate_hz: int) -> Kind:
 
 def _form(name: str, rate_hz: int) -> Object:
     """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
-    kind = Kind(read=lambda *_: None, schema={"type": "string", "const": "audio/pcm"})
+    kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
     rows = (
         _checked("type", kind, "PCM16."),
         _checked("rate", _rate(rate_hz), "Samples a second."),
@@ -319,7 +319,14 @@ REQUESTS: Final = {
             (
                 _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
                 _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
-                Field("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", omit=True),
+                Field(
+                    "max_output_tokens",
+                    requests.TOKENS,
+                    0,
+                    attr="max_tokens",
+                    omit=True,
+                    example=100,
+                ),
                 _maybe("metadata", requests.METADATA, example={"trace": "3"}),
             ),
             omit=True,
@@ -593,8 +600,11 @@ _STEPS: Final = {kind: _numbered(table) for kind, table in answers.STEPS.items()
 _INPUTS: Final = {
     kind: _numbered(answers.INPUTS[kind]) for kind in ("committed", "cleared", "transcript_done")
 }
-_ITEMS = {kind: [_numbered(table)] for kind, table in answers.ITEMS.items()}
-_ITEMS["added"].append(_numbered(answers.ITEMS["added"], kind="conversation.item.created"))
+_BETA: Final = _numbered(answers.ITEMS["added"], kind="conversation.item.created")
+_ITEMS: Final[Mapping[str, tuple[Table, ...]]] = {
+    kind: (_numbered(table), *((_BETA,) if kind == "added" else ()))
+    for kind, table in answers.ITEMS.items()
+}
 """An item is added in two words: that of the GA API, and that of its beta."""
 _BEGAN, _DONE = _of_reply(answers.BEGAN), _of_reply(answers.DONE)
 _LISTEN: Final = _event(
@@ -736,7 +746,7 @@ class Omni(Dialect):
                 found = _INPUTS.get(message.kind)
                 return () if found is None else (found,)
             case oa.ItemStep():
-                return tuple(_ITEMS[message.kind])
+                return _ITEMS[message.kind]
             case oa.ReplyState():
                 return (_BEGAN if message.reply.status == "in_progress" else _DONE,)
         return (self._written[type(message)],)
