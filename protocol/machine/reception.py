@@ -21,7 +21,7 @@ from ..values import requests as rq
 from ..values.behaviour import ONLY_MODEL
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from ..values.events import PIECES, FrameReceived
+from ..values.events import EVENT_IDS, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
@@ -53,6 +53,7 @@ _GATE_WORDS: Final[Mapping[Gate, str]] = {
     Gate.TURN: "amid a turn",
     Gate.UNCHOSEN: "before a model is chosen",
     Gate.TRANSCRIBING: "in a transcription",
+    Gate.STEERED: "in a session that is set up",
 }
 """When a client's event was refused, in the words of its error."""
 
@@ -345,7 +346,7 @@ _OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: []
 
 def _cause_of(kind: Kind, name: object) -> str:
     """The client's own name for its message, where its dialect has one."""
-    if kind.step.opened.endpoint not in PIECES:
+    if kind.step.opened.endpoint not in EVENT_IDS:
         return ""
     return name if isinstance(name, str) and len(name) <= WORD_CHARS_MAX else ""
 

@@ -234,7 +234,7 @@ class FrameEditor:
     Attributes:
         is_rehearsal: do not draw pictures: the frames are discarded.
         is_shorter: remove words instead of replacing them.
-        is_pcm16: sound is 16-bit samples: of a transcription, or in pieces (`events.PIECES`).
+        is_pcm16: sound is 16-bit samples: of a transcription, or of `events.EVENT_IDS`.
         has_line_breaks: base64 of sound may have line breaks.
         known_words: further values of settings: the server's names of its model.
         changed: the kinds that were taken out of some frame.

@@ -216,7 +216,7 @@ class EventEditor:
         """The event without content; raises `KeyError` for a field that `FIELDS` does not name."""
         if isinstance(event, ev.ConnectionOpened):
             is_transcription = event.mode == "transcription"
-            self.frames.is_pcm16 = is_transcription or event.endpoint in ev.PIECES
+            self.frames.is_pcm16 = is_transcription or event.endpoint in ev.EVENT_IDS
             self.frames.has_line_breaks = is_transcription
             self.frames.known_words |= frozenset(event.limits.models)
         if isinstance(event, ev.FrameReceived):

@@ -23,6 +23,7 @@ from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, DuplexConfig, Opened
+from protocol.values.omni import AckPlayback
 from protocol.values.requests import Played
 from protocol.values.state import State
 from protocol.values.utf8 import Shortened
@@ -438,6 +439,8 @@ class SessionStory:
     def _take_playback(self, record: Record, frame: str) -> None:
         is_refused = self.session is not None and self.session.state is not State.ACTIVE
         request = self.wire.request(frame)
+        if isinstance(request, AckPlayback):  # which counts from the beginning of the response
+            request = Played(played_ms=self._spoken_ms + request.played_ms)
         if isinstance(request, Played) and not is_refused:
             spoken = self._spoken_ms + spoken_ms(self.exchanges.current)
             playback = Playback(

@@ -287,6 +287,8 @@ def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
     paths["legacy-duplex"] = f"{DUPLEX_PATH}/{_label(mode)}"
     if dialect == "openai-transcription":
         query.append(("intent", "transcription"))
+    elif dialect == "vllm-omni":
+        query += [("duplex", "1"), ("mode", mode)]
     elif dialect not in paths:
         query.append(("mode", mode))
     elif path == REALTIME_PATH:
