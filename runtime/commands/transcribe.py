@@ -151,7 +151,10 @@ def transcribe_command(
         utterances = cut_utterances(read_wav(file))
     shown = JsonTranscript() if as_json else TextTranscript()
     dictation = partial(
-        *(dictate, url, utterances, shown),
+        dictate,
+        url,
+        utterances,
+        shown,
         model=model,
         key=key,
         realtime=realtime,
