@@ -177,10 +177,10 @@ def _payload_at(data: bytes, at: int) -> tuple[int, int]:
     return start + _MASK_BYTES, size
 
 
-def payload_in(data: bytes, end: int) -> bytearray:
+def payload_in(data: bytes, end: int) -> bytes:
     """Unmask the payload of the frame at the beginning of `data`, as far as `end`."""
     start, _ = _payload_at(data, 0)
-    return FastMasker(data[start - _MASK_BYTES : start]).process(data[start:end])
+    return bytes(FastMasker(data[start - _MASK_BYTES : start]).process(data[start:end]))
 
 
 def _payload_start(size: int) -> int:
