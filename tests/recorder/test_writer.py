@@ -336,6 +336,21 @@ async def test_all_logs_together_are_bounded(disk: MemoryDisk) -> None:
         assert recorder.statistics.backlog_bytes < 3000
 
 
+async def test_who_waits_for_room_hears_that_the_log_is_given_up(disk: MemoryDisk) -> None:
+    """A client was not read until the disk that hung went on."""
+    policy = RecorderPolicy(session_backlog_bytes_max=1000, block_age_s=LONG_S)
+    disk.hold.clear()
+    with Recorder(policy, disk=disk) as recorder:
+        log = start(recorder)
+        log.append(record("rx", 1, frame=b"x" * 1500))
+        with anyio.fail_after(TIMEOUT_S), pytest.RaisesGroup(LogFailed):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(log.room)
+                await anyio.wait_all_tasks_blocked()
+                log.abandon("the disk hangs")
+        disk.hold.set()
+
+
 async def test_hard_bound_refuses_without_losing_count(disk: MemoryDisk) -> None:
     """A driver that ignores the bound must hear of it, and its next record still fits."""
     policy = RecorderPolicy(session_backlog_bytes_max=0, block_age_s=LONG_S)
