@@ -83,15 +83,15 @@ OF_OPENAI: Final = frozenset(
 )
 NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
     **dict.fromkeys(
-        (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE),
-        OF_OPENAI | {Request.COMMIT},
+        (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING), OF_OPENAI | {Request.COMMIT}
     ),
+    Gate.ACTIVE: OF_OPENAI - {Request.CANCEL} | {Request.COMMIT},
     Gate.OPEN: frozenset(Request)
     - OF_OPENAI
     - {Request.UPDATE, Request.APPEND, Request.COMMIT, Request.UNKNOWN},
     Gate.PAUSED: OF_OPENAI
     | frozenset({Request.MISPLACED, Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}),
-    Gate.TURN: OF_OPENAI
+    Gate.TURN: OF_OPENAI - {Request.CANCEL}
     | frozenset(
         {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}
         | {Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}
