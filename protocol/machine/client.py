@@ -24,6 +24,7 @@ from ..values.messages import (
     ErrorReport,
     Paused,
     Queued,
+    QueueUpdate,
     Response,
     Resumed,
     ServerMessage,
@@ -59,6 +60,7 @@ from ..wire.dialects import (
     LEGACY_CHAT,
     LEGACY_DUPLEX,
     MODES_OF,
+    OMNI,
     OPENAI,
     OPENAI_TRANSCRIPTION,
 )
@@ -86,7 +88,7 @@ class ClientConnection:
         self._requests = {table.cls: request for request, table in self._dialect.requests(mode)}
         self._session_kind = session_kind_of(mode, is_request=self._dialect is LEGACY_CHAT)
         self._state = BEGINNINGS[self._session_kind]
-        if self._dialect is OPENAI:  # where the end of the wait is no message
+        if self._dialect in (OPENAI, OMNI):  # where the end of the wait is no message
             self._state = State.CONNECTED
         self._close_sent = False
         self._is_answered = False
@@ -180,8 +182,8 @@ class ClientConnection:
         is_over = before is State.CLOSED and self._dialect is LEGACY_DUPLEX
         if is_over and isinstance(message, Closed):
             return False
-        is_place = isinstance(message, Queued) and self._dialect is OPENAI
-        if is_place and before is State.CONNECTED:
+        is_place = isinstance(message, Queued | QueueUpdate)
+        if is_place and self._dialect in (OPENAI, OMNI) and before is State.CONNECTED:
             return True
         self._state = next_state(Role.CLIENT, self._session_kind, before, type(message))
         if isinstance(message, Created) and self._dialect is OPENAI_TRANSCRIPTION:
@@ -233,6 +235,8 @@ class ClientConnection:
         is_over = self._close_sent or self._state is State.CLOSED
         is_open = self._dialect in (OPENAI, OPENAI_TRANSCRIPTION)
         there = Gate.OPEN if is_open else gate_of(self._session_kind, self._state)
+        if there is Gate.ACTIVE and self._dialect is OMNI:
+            there = Gate.STEERED
         self._gate = Gate.CLOSED if is_over else there
 
 

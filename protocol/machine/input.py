@@ -21,7 +21,7 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode
 from ..values.limits import FRAMES_MAX, UNIT_FRAMES_MAX, UNITS_PENDING_MAX
-from ..values.model import UNIT_BYTES
+from ..values.model import SAMPLE_BYTES, UNIT_BYTES, UNIT_SAMPLES
 from ..values.requests import Append, BadPicture, ClientMessage, See
 from ..values.utf8 import Refused
 from ..wire.media import kind_of
@@ -200,6 +200,12 @@ class Input:
     waiting: WaitingUnits = attrs.Factory(WaitingUnits)
     pictures: tuple[Frame, ...] = ()
     units_dropped: int = 0
+
+    @property
+    def samples_waiting(self) -> int:
+        """Samples that no unit in the model has yet."""
+        remainder = len(self.assembler.remainder) // SAMPLE_BYTES
+        return len(self.waiting) * UNIT_SAMPLES + remainder
 
     def forget(self, ordinal: int) -> None:
         """Forget all input; the next unit is the second of the session's input with a number."""

@@ -21,10 +21,10 @@ from ..values import requests as rq
 from ..values.behaviour import CANCELS_TURNS, ONLY_MODEL
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from ..values.events import PIECES, FrameReceived
+from ..values.events import EVENT_IDS, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
-from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
+from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
 from ..wire.dialects import LEGACY_CHAT, REALTIME, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
@@ -37,8 +37,6 @@ from .kind import Kind
 
 SHORTENED_BYTES_MIN: Final = 4096
 """Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
-KEPT_CHARS: Final = 1024
-"""Characters kept of a refused frame: enough to recognize it."""
 WORD_CHARS_MAX: Final = 64
 """The longest type of a message has 26 characters."""
 OUTLINE_FIELDS_MAX: Final = 32
@@ -55,6 +53,7 @@ _GATE_WORDS: Final[Mapping[Gate, str]] = {
     Gate.TURN: "amid a turn",
     Gate.UNCHOSEN: "before a model is chosen",
     Gate.TRANSCRIBING: "in a transcription",
+    Gate.STEERED: "in a session that is set up",
 }
 """When a client's event was refused, in the words of its error."""
 
@@ -347,7 +346,7 @@ _OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: []
 
 def _cause_of(kind: Kind, name: object) -> str:
     """The client's own name for its message, where its dialect has one."""
-    if kind.step.opened.endpoint not in PIECES:
+    if kind.step.opened.endpoint not in EVENT_IDS:
         return ""
     return name if isinstance(name, str) and len(name) <= WORD_CHARS_MAX else ""
 

@@ -43,6 +43,9 @@ RESPONSE_OPTIONS: Final = 1
 """`openai`: options of one response are honoured or refused, and its input tokens are counted."""
 CUTS_WORDS: Final = 1
 """`openai`: a truncated item loses the words that were not played; a wrong request is refused."""
+CLOSING_ENDS: Final = 1
+"""Where the dialect has no close, a client that closes the connection in order has ended the
+session (`client`), and is not one that was lost (`peer_gone`)."""
 ONLY_MODEL: Final = 1
 """Transcriptions: a commit without a choice takes the server's model, and `language` and `prompt`
 are taken without effect."""

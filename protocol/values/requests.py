@@ -28,6 +28,7 @@ from .model import (
     ToolChoice,
     ToolResult,
 )
+from .omni import OmniRequest, OmniSettings
 from .openai import OpenAIRequest
 
 
@@ -54,6 +55,8 @@ class Request(StrEnum):
     DELETE_ITEM = "delete_item"
     RETRIEVE_ITEM = "retrieve_item"
     TRUNCATE_ITEM = "truncate_item"
+    HEARTBEAT = "heartbeat"
+    CLEAR_OUTPUT = "clear_output"
     MISPLACED = "misplaced"
     """An event of some dialect, in a session in which it is out of place."""
     UNKNOWN = "unknown"
@@ -89,6 +92,7 @@ class Init:
         max_slice_nums: slices a frame may be cut into, 1-9, for appends without their own.
         config: inference settings.
         live: the settings that only `live` has.
+        omni: the settings that only `vllm-omni` has.
         notices: the client wants to be told when the server is about to shut down.
         record: false: do not record the session, and remove what is recorded.
     """
@@ -99,6 +103,7 @@ class Init:
     max_slice_nums: int = 1
     config: DuplexConfig = DuplexConfig()
     live: LiveSettings = LiveSettings()
+    omni: OmniSettings = OmniSettings()
     notices: bool = False
     record: bool = True
     ignored: tuple[str, ...] = ()
@@ -380,4 +385,5 @@ ClientMessage = (
     | Unmute
     | Update
     | OpenAIRequest
+    | OmniRequest
 )

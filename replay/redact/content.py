@@ -379,9 +379,14 @@ def refuse_json(raw: str) -> str:
     return fill_json(raw).translate(_REFUSED).replace(_SHORT_ESCAPE, "\\n").replace("0078", "003f")
 
 
-def fill_number(text: str) -> str:
-    """Replace the digits of a number; its sign, point and exponent stay."""
-    return re.sub("[0-9]+", lambda digits: "1" + "0" * (len(digits[0]) - 1), text)
+def numbers(text: str) -> tuple[str, ...]:
+    """Replace the digits of a number in several ways: by low ones, nines, zeros; or not at all.
+
+    Its sign, point and exponent stay. Of these, a field that refuses the number refuses one: the
+    last only of a single digit.
+    """
+    low = re.sub("[0-9]+", lambda digits: "1" + "0" * (len(digits[0]) - 1), text)
+    return low, re.sub("[0-9]", "9", text), re.sub("[0-9]", "0", text), text
 
 
 class Pseudonyms:

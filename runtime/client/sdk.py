@@ -162,6 +162,7 @@ async def transcribe(
     url: str,
     *,
     model: str | None = None,
+    record: bool = True,
     retries: int = RETRIES,
     jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
@@ -172,8 +173,9 @@ async def transcribe(
     """Open a transcription and choose its model; cancelled or left, it is closed.
 
     `model` is a name that the server knows its model by; None takes that model, whatever its name,
-    which other servers may refuse. Other arguments and `ClientError`s as of `connect`; an unknown
-    model is raised on reading.
+    which other servers may refuse. With `record` false, which needs a `model`, the server is asked
+    not to record it. Other arguments and `ClientError`s as of `connect`; an unknown model is raised
+    on reading.
     """
     connecting = partial(
         connect_raw,
@@ -191,7 +193,7 @@ async def transcribe(
         raw, created = await opening.persevere(stack)
         assert created is not None
         if model is not None:
-            await raw.choose(model)
+            await raw.choose(model, record=record)
         yield TranscriptionSession(raw, created=created)
 
 
@@ -209,7 +211,8 @@ async def _duplex(opening: _Opening, mode: Mode) -> AsyncIterator[DuplexSession]
 async def _chat(opening: _Opening) -> AsyncIterator[ChatSession]:
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
-        session = ChatSession(raw, created=created, on_queue=opening.on_queue)
+        record = opening.init.record
+        session = ChatSession(raw, created=created, on_queue=opening.on_queue, record=record)
         yield session
         await session.leave()
 

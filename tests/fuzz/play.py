@@ -335,6 +335,8 @@ def init_of(case: Case) -> dict[str, Any]:
             return {"type": "session.update", "session": {"type": "realtime"}}
         case "openai-transcription":
             return {"type": "session.update", "session": {"type": "transcription"}}
+        case "vllm-omni":
+            return {"type": "session.update", "session": {}}
     return {"type": "session.init", "payload": {}}
 
 

@@ -16,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.machine.client import ClientConnection
+from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import ONLY_MODEL
-from protocol.values.errors import LocalProtocolError
+from protocol.values.behaviour import NEWEST, ONLY_MODEL
+from protocol.values.errors import CLOSE_NORMAL, LocalProtocolError
 from protocol.values.limits import FRAME_BYTES_MAX, NS_PER_S, UTTERANCES_PENDING_MAX
 from protocol.values.messages import QueuePlace, TranscriptDelta, TranscriptDone
 from protocol.values.model import UNIT_BYTES
+from protocol.values.modes import Mode
 from protocol.values.requests import AppendSound, ChooseModel, CloseRequest, Commit
 from protocol.values.state import State
 from tests.sessions.in_memory import base64
@@ -79,6 +81,37 @@ def test_a_commit_is_refused_where_no_model_has_a_name() -> None:
 def test_an_update_without_a_model_is_an_invalid_event(fields: dict[str, Any]) -> None:
     """A client of the other protocol is told that its model is unknown."""
     assert Talk().code({"type": "session.update", **fields}) == "invalid_event"
+
+
+@pytest.mark.parametrize(
+    ("mode", "endpoint", "reason"),
+    [
+        ("transcription", "realtime", "client"),
+        ("audio", "openai", "client"),
+        ("audio", "realtime", "peer_gone"),
+    ],
+)
+@pytest.mark.parametrize("code", [CLOSE_NORMAL, 1001, 1006])
+def test_a_close_in_order_is_the_end_where_nothing_else_is(
+    mode: Mode, endpoint: ev.Endpoint, reason: str, code: int
+) -> None:
+    """Each transcription would look like a lost client, or the recordings of before part."""
+    for behaviour in (0, NEWEST):
+        opened = ev.ConnectionOpened(
+            recording_id="rec-1",
+            created_ms=1_700_000_000_123,
+            mode=mode,
+            endpoint=endpoint,
+            seed=7,
+            limits=LIMITS,
+            recording="off",
+            behaviour=behaviour,
+        )
+        session, _ = Session.open(opened)
+        session.step(ev.SlotLeased(at_ns=1, lease=1, slot=0))
+        session.step(ev.PeerGone(at_ns=2, code=code))
+        is_end = behaviour and code == CLOSE_NORMAL
+        assert session.end_reason == (reason if is_end else "peer_gone")
 
 
 def test_an_unknown_model_is_named_and_an_earlier_choice_stays() -> None:
@@ -270,6 +303,21 @@ def test_utterances_past_their_number_are_refused() -> None:
     dones = [body for body in talk.hear_out() if body["type"] == "transcription.done"]
     assert len(dones) == UTTERANCES_PENDING_MAX
     assert talk.commit(final=True)[0]["type"] == "transcription.done"
+
+
+def test_the_last_utterance_that_may_wait_takes_sound_until_it_is_closed() -> None:
+    """Its beginning was kept, and the rest refused."""
+    talk = ready()
+    talk.append(SECOND)
+    for _ in range(UTTERANCES_PENDING_MAX - 1):
+        talk.commit(final=True)
+    assert talk.append(SECOND[:16_000]) == []
+    assert talk.append(SECOND[16_000:]) == []
+    assert talk.commit() == []
+    assert talk.commit(final=True) == []
+    assert talk.append(SECOND)[0]["code"] == "buffer_full"
+    dones = [body for body in talk.hear_out() if body["type"] == "transcription.done"]
+    assert dones[-1]["text"] == f"{UTTERANCES_PENDING_MAX - 1}.0 {UTTERANCES_PENDING_MAX - 1}.1!"
 
 
 def fire(talk: Talk, name: str, later_s: float) -> None:

@@ -64,6 +64,7 @@ from protocol.values.requests import (
     VoiceName,
 )
 from tests.strategies.live_messages import live_answers, live_requests
+from tests.strategies.omni_messages import omni_answers, omni_requests
 from tests.strategies.openai_messages import (
     dictation_answers,
     dictation_requests,
@@ -310,6 +311,8 @@ def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return openai_requests(sounds16, images)
         case "openai-transcription", _:
             return dictation_requests(sounds16)
+        case "vllm-omni", _:
+            return omni_requests(sounds16, images, jpegs, reference_audios, close_requests)
         case "realtime", "chat":
             init = st.builds(Init, instructions=st.text(max_size=40), notices=st.booleans())
             return st.one_of(init, asks(), close_requests)
@@ -496,6 +499,10 @@ def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return openai_answers(speeches, _session_ids)
         case "openai-transcription", _:
             return dictation_answers(_session_ids)
+        case "vllm-omni", _:
+            places = queue_events.filter(lambda it: not isinstance(it, QueueDone))
+            ends = st.sampled_from(["client", *SERVER_WORDS[1:-1], "flooded"])
+            return omni_answers(places, listens, speeches, _session_ids, ends)
         case "realtime", "chat":
             end = closed(*ends, "refused")
             return st.one_of(common, _warnings, created(is_chat=True), deltas, responses, end)

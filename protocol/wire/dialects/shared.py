@@ -343,6 +343,8 @@ def slices_once(name: str) -> Rule:
 # They belong to no dialect, as `seq` and `ack` do not: only a connection whose address asks for a
 # session that can be resumed has them.
 
+TOKEN: Final = "$token"
+"""Stands for the token in the log, and is replaced where a connection is greeted."""
 SESSION_RESUMABLE: Final = "session.resumable"
 SESSION_RESUME: Final = "session.resume"
 SESSION_REPLACED: Final = "session.replaced"

@@ -196,7 +196,8 @@ def test_json_is_for_programs(url: str, wav: Path) -> None:
     """A script could not read what was said."""
     result = transcribe(wav, "--url", url, "--model", "whisper-1", "--json", "--realtime")
     assert result.exit_code == 0, result.output
-    *deltas, done = [json.loads(line) for line in result.stdout.splitlines()]
+    created, *deltas, done = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (created["type"], created["recording_id"]) == ("created", "")
     assert {line["type"] for line in deltas} == {"delta"}
     assert done["type"] == "done"
     assert done["text"] == "".join(line["text"] for line in deltas)
@@ -227,7 +228,7 @@ def test_an_unknown_model_is_one_clear_line(url: str, wav: Path) -> None:
     assert result.stderr.count("\n") == 1
     assert "'tiny'" in result.stderr
     as_json = transcribe(wav, "--url", url, "--model", "tiny", "--json")
-    assert json.loads(as_json.stdout)["code"] == "model_not_found"
+    assert json.loads(as_json.stdout.splitlines()[-1])["code"] == "model_not_found"
 
 
 def test_without_a_name_the_servers_own_model_is_meant(url: str, wav: Path) -> None:
@@ -303,7 +304,7 @@ def test_what_went_wrong_stands_on_a_line_of_its_own(wav: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(("none.wav",), "none.wav: No such file"), (("{wav}", "--url", "http://a"), "no address")],
+    [(("none.wav",), "none.wav: No such file"), (("{wav}", "--url", "ftp://a"), "no address")],
 )
 def test_what_cannot_be_used_is_said_before_anything_is_sent(
     arguments: tuple[str, ...], text: str, wav: Path
