@@ -140,6 +140,7 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /api/queue": _json(record(queue_length=WHOLE, tickets=listed(named("Ticket")))),
     "GET /api/queue/{ticket_id}": _json(named("Ticket")),
     "DELETE /api/queue/{ticket_id}": ("", {"204": {}}),
+    "POST /api/streaming/stop": _json(record(success={"type": "boolean"}, message=TEXT)),
     "GET /api/sessions": _json(record(sessions=listed(named("Session")))),
     "GET /api/sessions/{recording_id}": _json(named("Session")),
     "GET /v1/models": _json(record(object={"const": "list"}, data=listed(named("Model")))),

@@ -8,6 +8,7 @@
 | `GET /api/queue` | the waiting tickets | each key its own, `admin` all |
 | `GET /api/queue/{ticket_id}` | one ticket | as above |
 | `DELETE /api/queue/{ticket_id}` | cancel a ticket | as above |
+| `POST /api/streaming/stop` | end the answers of `/ws/chat` that the same key, or address, waits for | each key |
 | `GET /api/sessions` | the running sessions | as above |
 | `GET /api/sessions/{recording_id}` | one session | as above |
 | `GET /v1/models` | the names of the model, as OpenAI's API lists them | each key |
@@ -45,6 +46,7 @@ from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..model.backends.base import BackendError
 from ..net.http import json_response
+from ..net.limits import origin_of
 from ..session.server import Server
 from ..settings.settings import TEXT_CHARS_MAX
 from ..slots.admission import TicketStatus
@@ -154,6 +156,7 @@ class Api:
             Route("/api/queue", self._list_queue),
             Route("/api/queue/{ticket_id}", self._show_ticket),
             Route("/api/queue/{ticket_id}", self._cancel, methods=["DELETE"]),
+            Route("/api/streaming/stop", self._cancel_answers, methods=["POST"]),
             Route("/api/sessions", self._list_sessions),
             Route("/api/sessions/{recording_id}", self._show_session),
             Route("/v1/models", self._list_models),
@@ -205,6 +208,12 @@ class Api:
         if server is None or ticket_id not in seen or not server.admission.cancel(ticket_id):
             raise HTTPException(HTTPStatus.NOT_FOUND, NO_TICKET)
         return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def _cancel_answers(self, request: Request) -> Response:
+        host = request.client.host if request.client else ""
+        party, server = principal_of(request).name or origin_of(host), self._server()
+        stopped = 0 if server is None else server.cancel_answers(party)
+        return json_response({"success": stopped > 0, "message": f"{stopped} answers end"})
 
     async def _list_sessions(self, request: Request) -> Response:
         sessions = [session_json(session) for session in self._sessions(principal_of(request))]
