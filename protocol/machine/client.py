@@ -36,6 +36,7 @@ from ..values.requests import (
     ChooseModel,
     ClientMessage,
     CloseRequest,
+    Commit,
     Init,
     See,
 )
@@ -116,8 +117,8 @@ class ClientConnection:
     def send(self, message: ClientMessage) -> str:
         """Write a message as the frame to be sent; nothing may follow a `CloseRequest`.
 
-        A server answers `ChooseModel` only if it lacks the model, so the session counts as ACTIVE
-        from here.
+        A server answers `ChooseModel`, or the first commit in place of it, only if it lacks the
+        model, so the session counts as ACTIVE from here.
 
         `LocalProtocolError`: the state does not allow it, the dialect has no such message in this
         mode or no field for an attribute, there are frames in mode=audio, or it is too long.
@@ -148,10 +149,15 @@ class ClientConnection:
             case Ask(streaming=is_streamed):
                 self._gate, self._is_streamed = Gate.TURN, is_streamed
             case ChooseModel():
-                self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
-                self._move_gate()
+                self._choose()
+            case Commit() if self._gate is Gate.UNCHOSEN:
+                self._choose()
             case CloseRequest():
                 self._gate, self._close_sent = Gate.CLOSED, True
+
+    def _choose(self) -> None:
+        self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
+        self._move_gate()
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -181,7 +187,7 @@ class ClientConnection:
             return True
         self._state = next_state(Role.CLIENT, self._session_kind, before, type(message))
         if isinstance(message, Created) and self._dialect is OPENAI_TRANSCRIPTION:
-            self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
+            self._choose()
         if self._gate is Gate.TURN:
             self._follow_turn(message)
         elif isinstance(message, Paused) and not self._close_sent:

@@ -229,6 +229,11 @@ class Session:
         return self.kind.loop.units_waiting
 
     @property
+    def samples_waiting(self) -> int:
+        """Samples at 16 kHz of the client's sound that the model has not begun to hear."""
+        return self.kind.samples_waiting
+
+    @property
     def counts(self) -> Mapping[str, int]:
         """Units started and dropped, turns, appends, frames sent, fields ignored."""
         peer = self.kind.peer

@@ -94,7 +94,7 @@ class FrameReceived:
     Attributes:
         frame: verbatim; None if it was longer than the connection allows.
         has_room: there is memory to keep it, if it comes early.
-        shortened: the original, if `frame` is only an outline: it is refused.
+        shortened: the original, if `frame` is only an outline or None: it is refused.
     """
 
     at_ns: int

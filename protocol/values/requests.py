@@ -65,10 +65,10 @@ class Request(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class ReferenceAudio:
-    """Reference audio as it came, 0.5 to 30 s: a WAV file, or float32 LE 16 kHz mono."""
+    """Reference audio as it came, 0.5 to 30 s: a sound file, or float32 LE 16 kHz mono."""
 
     data: bytes
-    is_wav: bool
+    is_file: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -109,20 +109,32 @@ class Init:
     ignored: tuple[str, ...] = ()
 
 
+@attrs.frozen
+class BadPicture:
+    """A picture of an append that is left out.
+
+    Attributes:
+        reason: what is wrong, for the client.
+    """
+
+    reason: str
+
+
 @attrs.frozen(kw_only=True)
 class Append:
     """Audio, and the pictures seen with it.
 
     Attributes:
         pcm: float32 LE, 16 kHz mono, finite; one sample (duplex-v1: 4000) to 10 s.
-        frames: JPEG files whose headers have been checked; 4 MiB and 20 megapixels at most.
+        frames: JPEG, PNG or WebP files whose headers have been checked; 4 MiB and 20 megapixels at
+            most.
         force_listen: stop speaking, at once (B6).
         max_slice_nums: slices each of these frames may be cut into, 1-9; by default the session's.
         input_id: the client's name for this append, if it gave one.
     """
 
     pcm: bytes
-    frames: tuple[bytes, ...] = ()
+    frames: tuple[bytes | BadPicture, ...] = ()
     force_listen: bool = False
     max_slice_nums: int | None = None
     input_id: str | None = None
@@ -217,13 +229,13 @@ class AudioPart:
     """Sound as it came.
 
     Attributes:
-        data: a WAV file, or float32 LE mono; 0.1 to 300 s.
-        is_wav: which of the two.
-        rate_hz: samples a second of float32; a WAV has its own.
+        data: a sound file, or float32 LE mono; 0.1 to 300 s.
+        is_file: which of the two: a WAV, AIFF, FLAC, Ogg (Vorbis or Opus) or MP3.
+        rate_hz: samples a second of float32; a file has its own.
     """
 
     data: bytes
-    is_wav: bool
+    is_file: bool
     rate_hz: int = 16_000
 
 

@@ -247,7 +247,8 @@ class Gate(StrEnum):
     TURN = "ACTIVE amid a turn"
     """A turn of chat is under way, from its question to its answer."""
     UNCHOSEN = "CONNECTED without a model"
-    """A transcription before its model is chosen: sound is kept already."""
+    """A transcription before its model is chosen: sound is kept already, and a commit takes the
+    server's."""
     TRANSCRIBING = "ACTIVE with a model"
     """A transcription after its model is chosen."""
     OPEN = "open from the connection on"
@@ -350,7 +351,7 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
             Request.INIT: ACCEPT,
             Request.APPEND: ACCEPT,
-            Request.COMMIT: ErrorCode.MODEL_NOT_VALIDATED,
+            Request.COMMIT: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },
         Gate.TRANSCRIBING: {

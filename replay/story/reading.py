@@ -46,7 +46,8 @@ def show_shortened(short: Shortened) -> str:
     """Describe a refused message, and the part that is kept."""
     is_kept = bool(short.head or short.unreadable)
     kept = "first 1 KiB kept" if is_kept else "its start left out"
-    return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}"
+    read = "" if short.read_bytes is None else f" of the {show_bytes(short.read_bytes)} read"
+    return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}{read}"
 
 
 @attrs.frozen(kw_only=True)

@@ -253,7 +253,13 @@ RULES: Final[tuple[str, ...]] = (
     f"Sound is float32, little-endian, mono, and finite: {INPUT_RATE_HZ} Hz to the server, "
     f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, and in `live` and `openai`, it is 16-bit "
     "integers. Bytes are base64 with the standard alphabet and padding, without white space; 16-"
-    "bit sound may have line breaks in its base64.",
+    "bit sound may have line breaks in its base64. Base64 of media may stand in a data URL, whose "
+    "media type is not looked at. Samples of one format that look like the other are refused.",
+    "A sound file, where there may be one, is a WAV (also one from a pipe, without its sizes), "
+    "RF64, AIFF, FLAC, Ogg (Vorbis or Opus) or MP3 of 8 to 192 kHz and up to 8 channels. It is "
+    "known by its head; what has no head of a file is float32 samples.",
+    "A picture is a JPEG, PNG or WebP, and is turned as its EXIF orientation says. A picture next "
+    "to sound that is wrong or damaged is left out, with an `error`; the sound is kept.",
     "The beta of OpenAI's Realtime API is not spoken: the header `OpenAI-Beta` is HTTP 400 with "
     "the list of dialects. An address with `model` and no `mode` (where the default is not "
     "`transcription`), or the subprotocol `realtime`, is `openai`. At an address with a `mode`, "

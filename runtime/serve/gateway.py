@@ -41,7 +41,7 @@ from protocol.values.errors import (
 )
 from protocol.values.messages import ComeBack, EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE
-from protocol.values.utf8 import Frame
+from protocol.values.utf8 import Frame, Received, Shortened
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LIVE, OMNI
 from protocol.wire.dialects.omni import NOT_RESUMED, Return
@@ -111,7 +111,7 @@ async def _asked(websocket: WebSocket) -> ComeBack | str:
     with anyio.move_on_after(HELLO_S):
         frame = await websocket.receive()
     try:
-        body = parse_frame(frame, HELLO_BYTES_MAX)
+        body = parse_frame(_frame_of(frame), HELLO_BYTES_MAX)
         if body.get("type") != SESSION_RESUME:
             return f"the first message here is {SESSION_RESUME}"
         asked: ComeBack = RESUME.parse(body)
@@ -122,19 +122,23 @@ async def _asked(websocket: WebSocket) -> ComeBack | str:
     return asked
 
 
+def _frame_of(received: Received) -> Frame:
+    return None if isinstance(received, Shortened) else received
+
+
 @attrs.frozen
 class _Begun:
     """A WebSocket whose first message was read before its session began."""
 
     websocket: WebSocket
-    first: Frame
-    _unread: list[Frame] = attrs.field(init=False)
+    first: Received
+    _unread: list[Received] = attrs.field(init=False)
 
     @_unread.default
-    def _all(self) -> list[Frame]:
+    def _all(self) -> list[Received]:
         return [self.first]
 
-    async def receive(self) -> Frame:
+    async def receive(self) -> Received:
         return self._unread.pop() if self._unread else await self.websocket.receive()
 
     async def deliver(self, on_messages: OnMessages) -> NoReturn:
@@ -166,7 +170,7 @@ async def come_back_or_begin(
     if waiting.cancelled_caught:
         return websocket
     try:
-        body = parse_frame(frame, HELLO_BYTES_MAX)
+        body = parse_frame(_frame_of(frame), HELLO_BYTES_MAX)
         if body.get("type") != SESSION_RESUME:
             return _Begun(websocket, frame)
         back: Return = OMNI_RESUME.parse(body)
@@ -255,10 +259,10 @@ class SidebandServer:
     async def _carry(self, websocket: WebSocket, info: LogInfo, from_seq: int) -> None:
         """Send what the log holds, and refuse what the client sends."""
 
-        async def answer(*frames: Frame) -> None:
+        async def answer(*frames: Received) -> None:
             for frame in frames:
                 try:
-                    connection.send(refused(frame), ready_now)
+                    connection.send(refused(_frame_of(frame)), ready_now)
                 except FrameError as error:
                     connection.close(error.close_code, error.reason, ready_now)
 

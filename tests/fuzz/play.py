@@ -349,6 +349,8 @@ def append_of(case: Case) -> dict[str, Any]:
             return {"type": "session.input_audio.append", "audio": PROBE_AUDIO}
         case "realtime":
             return {"type": "input.append", "input": {"audio": PROBE_AUDIO}}
+        case "transcription" | "transcription-responses":
+            return {"type": "input_audio_buffer.append", "audio": {"$wav": 1}}  # as 16 bits
     return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
 
 

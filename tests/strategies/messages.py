@@ -143,9 +143,9 @@ jpegs = st.builds(
 )
 images = jpegs | st.builds(png_header, st.integers(80, 4000), st.integers(80, 4000))
 reference_audios = st.one_of(
-    st.builds(lambda data: ReferenceAudio(data=data, is_wav=False), pcm(8000, 8003)),
+    st.builds(lambda data: ReferenceAudio(data=data, is_file=False), pcm(8000, 8003)),
     st.builds(
-        lambda rate, channels: ReferenceAudio(data=wav(rate, rate, channels), is_wav=True),
+        lambda rate, channels: ReferenceAudio(data=wav(rate, rate, channels), is_file=True),
         st.sampled_from([8000, 16000, 48000]),
         st.integers(1, 2),
     ),
@@ -214,10 +214,10 @@ close_requests = st.builds(
 _texts = st.builds(TextPart, text=st.text(max_size=20))
 _images = st.builds(ImagePart, data=images)
 _sounds = st.builds(
-    lambda data, rate: AudioPart(data=data, is_wav=False, rate_hz=rate),
+    lambda data, rate: AudioPart(data=data, is_file=False, rate_hz=rate),
     pcm(4800, 4802),
     st.sampled_from([8000, 16_000, 48_000]),
-) | st.builds(lambda rate: AudioPart(data=wav(rate, rate), is_wav=True), st.just(16_000))
+) | st.builds(lambda rate: AudioPart(data=wav(rate, rate), is_file=True), st.just(16_000))
 _videos = st.builds(
     VideoPart, data=st.builds(mp4_head, st.integers(0, 8)), stack_frames=st.integers(1, 5)
 )

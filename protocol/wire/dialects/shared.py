@@ -36,8 +36,8 @@ from ...values.requests import CloseRequest, Played, Request
 from ..codec import Reading, Value, invalid
 from ..kinds import (
     FLAG,
+    FRAME_OF_SEVERAL,
     INTEGER,
-    JPEG,
     NAMED,
     PROMPTED,
     SAID,
@@ -63,7 +63,7 @@ APPEND_SLICES: Final = Field("max_slice_nums", SLICES, None, omit=True)
 
 def frames(name: str) -> Field:
     """Make the row of an append's pictures; `mode=audio` ignores them."""
-    kind = items(JPEG, FRAMES_MAX)
+    kind = items(FRAME_OF_SEVERAL, FRAMES_MAX)
     return Field(name, kind, (), attr="frames", omit=True, aside_in={"audio": ()})
 
 
