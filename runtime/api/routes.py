@@ -29,6 +29,7 @@ settings: another machine needs the token, and TLS.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -53,6 +54,7 @@ from ..slots.admission import TicketStatus
 from ..slots.workers import UnknownWorkerError, WorkersDifferError, WorkerStatus
 from ..telemetry.metrics import Metrics
 from ..telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
+from .demo_pages import queue_of
 from .requests import NotHere, read_body, read_text
 
 # -- workers ---------------------------------------------------------------------------------------
@@ -193,8 +195,12 @@ class Api:
     # -- for each key, its own ------------------------------------------------------------------
 
     async def _list_queue(self, request: Request) -> Response:
-        tickets = [_ticket_json(ticket) for ticket in self._tickets(principal_of(request))]
-        return json_response({"queue_length": self._queue_length(), "tickets": tickets})
+        principal = principal_of(request)
+        tickets = [_ticket_json(ticket) for ticket in self._tickets(principal)]
+        items = queue_of(tickets, datetime.now(UTC))
+        tasks = status_json(self._status())["running_tasks"] if principal.is_admin else []
+        told = {"queue_length": self._queue_length(), "tickets": tickets}
+        return json_response(told | {"items": items, "running_tasks": tasks})
 
     async def _show_ticket(self, request: Request) -> Response:
         for status in self._tickets(principal_of(request)):
