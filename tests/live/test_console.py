@@ -35,7 +35,7 @@ from tests.sessions.in_memory import init_frame
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
 
-README: Final = Path(__file__).parents[2] / "README.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "console.md"
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
 ANSWER: Final = "No news is good news, and there is no news today."
 KEY: Final = "antiphon_of_anna"
@@ -563,9 +563,9 @@ def is_usable(node: dict[str, Any]) -> bool:
 # -- a page of one's own --------------------------------------------------------------------------
 
 
-def test_the_page_of_the_readme_talks(tab: Tab, tmp_path: Path) -> None:
+def test_the_page_of_the_guide_talks(tab: Tab, tmp_path: Path) -> None:
     """A reader copies it into a folder, opens it, and it does nothing."""
-    (page,) = re.findall(r"```html\n(.*?)```", README.read_text(), re.DOTALL)
+    (page,) = re.findall(r"```html\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "index.html").write_text(page)
     with live_server("--no-record", "--static", str(tmp_path)) as server:
         console = Console(tab, server)
