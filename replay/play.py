@@ -35,6 +35,7 @@ from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import OF_MODE
+from protocol.values.utf8 import Shortened
 from recorder.format.errors import RecorderError
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
@@ -57,7 +58,7 @@ from runtime.settings.settings import Settings
 from .shared.commands import reading
 from .shared.recordings import RecordingType
 from .story.reading import event_in
-from .story.wire import Wire
+from .story.wire import INVALID, Wire
 
 
 class ScriptError(Exception):
@@ -238,7 +239,9 @@ class Player:
         async with kinds:
             try:
                 while True:
-                    await kinds.send(self._wire.kind(await self._websocket.receive()))
+                    frame = await self._websocket.receive()
+                    is_too_long = isinstance(frame, Shortened)
+                    await kinds.send(INVALID if is_too_long else self._wire.kind(frame))
             except (WebSocketClosed, anyio.BrokenResourceError):
                 pass
 
