@@ -125,6 +125,9 @@ def address_of(opened: ev.ConnectionOpened) -> str:
             return LIVE_PATH
         case "openai":
             return f"{REALTIME_PATH}?model={quote(opened.label, safe='')}"
+        case "omni":
+            model = f"&model={quote(opened.label, safe='')}" if opened.label else ""
+            return f"{REALTIME_PATH}?duplex=1&mode={opened.mode}{model}"
 
 
 def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[ScriptStep]:

@@ -457,8 +457,9 @@ class Timeline:
                 self._hear(request.pcm, self._now_ns, is_captured=True)
                 if request.force_listen:
                     self._note("force_listen", at_ns=self._spoken_ns)
-                for jpeg in request.frames:
-                    self._show(jpeg, self._spoken_ns)
+                for picture in request.frames:
+                    if isinstance(picture, bytes):  # else it was not one
+                        self._show(picture, self._spoken_ns)
             case See() if request.jpeg:
                 self._show(request.jpeg, self._spoken_ns)
             case oa.CreateItem():

@@ -26,7 +26,7 @@ import pybase64
 from protocol.values.errors import FieldError, FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, JSON_DEPTH_MAX, NS_PER_MS
 from protocol.values.utf8 import Frame, Utf8Text
-from protocol.wire.codec import Reading, Value, parse_frame
+from protocol.wire.codec import DATA_URL, Reading, Value, parse_frame
 from protocol.wire.dialects import DIALECTS
 from protocol.wire.dialects.chat import TURN_BASED
 from protocol.wire.dialects.realtime import FULL_DUPLEX
@@ -234,7 +234,7 @@ class FrameEditor:
     Attributes:
         is_rehearsal: do not draw pictures: the frames are discarded.
         is_shorter: remove words instead of replacing them.
-        is_pcm16: sound is 16-bit samples: of a transcription, or in pieces (`events.PIECES`).
+        is_pcm16: sound is 16-bit samples: of a transcription, or of `events.EVENT_IDS`.
         has_line_breaks: base64 of sound may have line breaks.
         known_words: further values of settings: the server's names of its model.
         changed: the kinds that were taken out of some frame.
@@ -307,18 +307,26 @@ class FrameEditor:
         if form == "pcm" and self.has_line_breaks and _LINE_BREAK.search(old):
             return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
         text = unescaped(old)
-        head = next(filter(text.startswith, IMAGE_URL_HEADS.values()), "")
+        said = DATA_URL.match(text)
+        known = next(filter(text.startswith, IMAGE_URL_HEADS.values()), "")
+        head = known or (_unnamed(said[0]) if said else "")
         try:
-            data = pybase64.b64decode(text.removeprefix(head), validate=True)
+            data = pybase64.b64decode(text[said.end() :] if said else text, validate=True)
         except ValueError:
-            return head + content.refuse_json(old.removeprefix(head))
+            return head + content.refuse_json(old.removeprefix(said[0] if said else ""))
         hide: Mapping[str, Callable[[bytes], bytes]] = {
-            "pcm": _zeros if self.is_pcm16 else content.mute,
+            "pcm": content.mute16 if self.is_pcm16 else content.mute,
             "sound": content.mute_file,
             "picture": self.hide,
             "video": content.hide_video,
         }
         return head + pybase64.b64encode_as_string(hide[form](data))
+
+
+def _unnamed(head: str) -> str:
+    """The head of a data URL without its media type, which may be any words."""
+    begin, end = "data:", ";base64,"
+    return begin + "x" * (len(head) - len(begin + end)) + end
 
 
 def _with_line_breaks_of(old: str, new: str) -> str:
@@ -329,10 +337,6 @@ def _with_line_breaks_of(old: str, new: str) -> str:
         pieces += [new[at:end], found[0]]
         at, behind = end, found.end()
     return "".join([*pieces, new[at:]])
-
-
-def _zeros(data: bytes) -> bytes:
-    return bytes(len(data))
 
 
 def _taken(span: Span, text: str) -> list[bool] | None:

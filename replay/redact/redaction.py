@@ -134,7 +134,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     Shortened: _fields("size_bytes blake2b unreadable read_bytes", frame="head", below="refused"),
     Refused: _fields("code ignored", frame="message"),
     **dict.fromkeys((ev.SendFailed, ev.TicketLeft, ev.TicketCancelled, ev.Admitted), _TIMED),
-    **dict.fromkeys((ev.RecordingFailed, ev.Draining, ev.Flooded), _TIMED),
+    **dict.fromkeys((ev.RecordingFailed, ev.Draining, ev.Flooded, ev.AnswerCancelled), _TIMED),
     ev.Forked: _fields("at_ns resume_hash recording_notice", below="limits"),
     ev.PeerGone: _fields("at_ns close_code"),
     ev.PeerAttached: _fields("at_ns after resume_hash"),
@@ -216,7 +216,7 @@ class EventEditor:
         """The event without content; raises `KeyError` for a field that `FIELDS` does not name."""
         if isinstance(event, ev.ConnectionOpened):
             is_transcription = event.mode == "transcription"
-            self.frames.is_pcm16 = is_transcription or event.endpoint in ev.PIECES
+            self.frames.is_pcm16 = is_transcription or event.endpoint in ev.EVENT_IDS
             self.frames.has_line_breaks = is_transcription
             self.frames.known_words |= frozenset(event.limits.models)
         if isinstance(event, ev.FrameReceived):

@@ -184,7 +184,8 @@ class Dialogue:
                 place, parts = self.user.take(came_ns, pcm, is_captured=True)
                 self._positions.heard(len(pcm) // SAMPLE_BYTES, place.begin_ns)
                 spoken_ns = self._spoken_ns(record.at_ns)
-                return [*parts, *(self.pictures.take(spoken_ns, jpeg) for jpeg in frames)]
+                pictures = [each for each in frames if isinstance(each, bytes)]  # others were none
+                return [*parts, *(self.pictures.take(spoken_ns, each) for each in pictures)]
             case See(jpeg=jpeg):
                 return [self.pictures.take(self._spoken_ns(record.at_ns), jpeg)]
             case CreateItem(item=item):
@@ -205,7 +206,11 @@ class Dialogue:
         self._add_words("user", place, " ".join(words), record.seq)
         parts: list[Part] = []
         for sound in content:
-            if isinstance(sound, AudioPart) and not sound.is_wav and sound.rate_hz == INPUT_RATE_HZ:
+            if (
+                isinstance(sound, AudioPart)
+                and not sound.is_file
+                and sound.rate_hz == INPUT_RATE_HZ
+            ):
                 parts += self.user.take(record.at_ns, sound.data)[1]
         return parts
 

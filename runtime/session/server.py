@@ -150,6 +150,13 @@ class Server:
         """The session of this name: it runs, or ended while its client may have been away."""
         return self.running(recording_id) or self._ended.get(recording_id, now_ns())
 
+    def cancel_answers(self, party: str) -> int:
+        """End the answers of `/ws/chat` that a party waits for; returns how many it has."""
+        found = [it for it in self._drivers if it.is_request and it.party == party]
+        for driver in found:
+            driver.post(ev.AnswerCancelled(at_ns=driver.now_ns()))
+        return len(found)
+
     async def mark(self, recording_id: str, fields: Fields) -> tuple[int, int]:
         """Write a mark into a running session's log; raises `MarkRefused` as `Driver.mark` does."""
         if (driver := self.running(recording_id)) is None:

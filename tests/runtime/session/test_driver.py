@@ -20,7 +20,9 @@ from recorder.write.log import SessionLog
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
+from runtime.session import driver
 from runtime.session.rate_limiter import LARGE_BYTES_MIN
+from tests.golden.stage import picture
 from tests.runtime.session.test_crash_recovery import taken_up
 from tests.sessions.in_memory import (
     append_frame,
@@ -286,5 +288,25 @@ def test_a_flood_is_bounded() -> None:
             await anyio.sleep(60)
             assert peer.events[-1]["metrics"]["dropped_units"] > 1900
             assert not peer.all("error")
+
+    on_virtual_time(body)
+
+
+def test_a_client_is_read_no_further_than_its_pictures_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client fills the server's memory with pictures, of which few are a lot to decode."""
+    monkeypatch.setattr(driver, "DECODE_BYTES_MAX", 0)
+    monkeypatch.setattr(driver, "decode_at_once", lambda _: None)
+
+    async def body() -> None:
+        async with world(decode_s=10) as server:
+            peer = await server.activate("video")
+            peer.send(*[append_frame(video_frames=[picture()])] * 3)
+            left = []
+            for _ in range(4):
+                await anyio.sleep(8)
+                left.append(len(peer._to_server))
+            assert left == [2, 1, 0, 0]
 
     on_virtual_time(body)

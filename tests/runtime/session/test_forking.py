@@ -9,10 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
+from recorder.storage.store import Store
 from runtime.session import journal
 from runtime.session.forking import AT_ONCE, WAITING_MAX, ForkQueue, ForkRefused
 from runtime.session.setup import Arrival
-from tests.golden.forking import begin, log_of
+from tests.golden.forking import APPEND, begin, log_of
+from tests.golden.openai import LOUD, say, speak
 from tests.sessions.in_memory import Peer, on_virtual_time, world
 
 MORE = 5
@@ -156,3 +158,24 @@ def test_a_fork_that_is_cut_off_while_it_is_written_leaves_no_log(
 
     on_virtual_time(body)
     assert len(list(tmp_path.glob("*.zst"))) == 1
+
+
+def test_the_log_of_a_fork_is_kept_once_it_is_set_up(tmp_path: Path) -> None:
+    """Whoever looked at the form of a fork and left filled the disk, or lost what was said."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path, record_refused=False) as server:
+            parent = log_of(server, await begin(server, model="scripted"), 0)
+            gone = server.connect("audio", endpoint="live", parent=parent)
+            await gone.heard("info")
+            gone.vanish()
+            fork = await begin(server, parent)
+            await speak(fork, APPEND, LOUD)
+            await fork.heard("session.output_audio.delta")
+            say(fork, "session.close")
+            await fork.over()
+            kept.update((parent.info.recording_id, fork.way_back[0]))
+
+    kept = set[str]()
+    on_virtual_time(body)
+    assert {info.recording_id for info in Store(tmp_path).logs()} == kept
