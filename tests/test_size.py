@@ -21,11 +21,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
-    "protocol": (12_194, 59),
-    "recorder": (4_549, 31),
-    "runtime": (22_335, 124),
-    "runtime/model": (9_224, 49),
-    "replay": (11_416, 57),
+    "protocol": (13_629, 62),
+    "recorder": (4_565, 31),
+    "runtime": (23_041, 125),
+    "runtime/model": (9_232, 49),
+    "replay": (11_557, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -154,6 +154,8 @@ def read_suite(folder: Path) -> Suite:
     """Read the manifest of a folder; `UnusableError` names what is wrong, and where."""
     path = folder / MANIFEST
     try:
+        if not path.is_file():
+            raise UnusableError(f"{path}: there is no suite; --record-suite makes one")
         body = tomllib.loads(_bounded(path, MANIFEST_BYTES_MAX).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UnusableError(f"{path}: is no TOML: {error}") from error

@@ -25,6 +25,7 @@ from .session import normal_url
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_URL: Final = f"ws://127.0.0.1:{DEFAULT_PORT}"
+NOT_RECORDED: Final = "not recorded"
 NO_SERVER_ADVICE: Final = "is a server running there? Start one with: antiphon serve"
 TLS_ADVICE: Final = (
     "a server without TLS is at ws://HOST:PORT; SSL_CERT_FILE names the authority of a certificate "
@@ -158,10 +159,17 @@ def clean(text: str, kept: str = "\n\t") -> str:
     return "".join(char if char.isprintable() or char in kept else " " for char in text)
 
 
-def show_recording(created: Created, *, no_record: bool = False) -> str:
-    """Say whether a session is recorded, with the operator's notice."""
-    if no_record or not (created.recording_id or created.recording == "on"):
-        return "not recorded"
+def tell_recording(created: Created, *, record: bool) -> None:
+    """Say on standard error that a session is recorded, or not though it might have been."""
+    told = show_recording(created, record=record)
+    if told != NOT_RECORDED or not record:
+        click.echo(f"({told})", err=True)
+
+
+def show_recording(created: Created, *, record: bool = True) -> str:
+    """Say whether a session is recorded, with the operator's notice; `record`: it may be."""
+    if not record or not (created.recording_id or created.recording == "on"):
+        return NOT_RECORDED
     if created.recording == "failed":
         return "the recording has failed"
     notice = f": {created.recording_notice}" if created.recording_notice else ""

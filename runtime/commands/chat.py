@@ -74,10 +74,10 @@ class TextAnswer(terminal.TextOutput):
         super().__init__()
         self._said = ""
 
-    def begins(self, created: Created | None) -> None:
-        """Write whether the session is recorded, where the server says so."""
+    def begins(self, created: Created | None, *, record: bool) -> None:
+        """Write that the session is recorded, or not as asked, where the server says so."""
         if created is not None:
-            click.echo(f"({terminal.show_recording(created)})", err=True)
+            terminal.tell_recording(created, record=record)
 
     def waits(self, place: QueuePlace) -> None:
         """Write the place in the queue."""
@@ -102,7 +102,7 @@ class TextAnswer(terminal.TextOutput):
 class JsonAnswer:
     """One JSON object a line, without the sound."""
 
-    def begins(self, created: Created | None) -> None:
+    def begins(self, created: Created | None, *, record: bool) -> None:  # noqa: ARG002
         """Write the session, where the server describes it."""
         if created is not None:
             names = ("session_id", "recording", "recording_id", "recording_notice")
@@ -192,7 +192,7 @@ class Chat:
             init=Init(instructions="", notices=True, record=how.record),
         ) as session:
             if not self._is_begun:
-                shown.begins(session.created)
+                shown.begins(session.created, record=how.record)
                 self._is_begun = True
             answer = await session.ask(
                 conversation,

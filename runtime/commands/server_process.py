@@ -27,7 +27,7 @@ STOP_WAIT_S: Final = 60.0
 LOADING_WAIT_S: Final = 0.5
 """The same after an interrupt while the model loads: there is no recording to be finished."""
 HURRY_WAIT_S: Final = 5.0
-"""The same amid a conversation: its last second is computed, and its recording gets its end."""
+"""The same during a conversation: its last second is computed, and its recording gets its end."""
 NO_DRAIN: Final = ("--drain-s", "0")
 """What ends the server is over itself: sessions end at once, and in order."""
 LINE_BYTES_MAX: Final = 4096

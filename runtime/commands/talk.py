@@ -121,6 +121,8 @@ class LineView(Observer):
 
     def end(self, summary: dict[str, object]) -> None:
         """Write the sums in two lines; a conversation that failed gets its error elsewhere."""
+        if summary["session_id"] is None and summary["error"] is not None:
+            return
         said = f"{summary['units_speech']} speaking, {summary['units_listen']} listening"
         line = f"{summary['units_sent']} s sent: {said}, {summary['units_dropped']} dropped"
         times = summary["round_trip_ms"]
@@ -555,8 +557,10 @@ def talk_command(
     mode = mode or ("audio" if frame is None else "video")
     if frame is not None and mode == "audio":
         raise terminal.UnusableError("--frame: there is nothing to see with --mode audio")
-    if (file is None) is not mic or (mic and fast):
-        raise click.UsageError("either FILE or --mic is needed; --fast is for a FILE")
+    if (file is None) is not mic:
+        raise click.UsageError("name a WAV file to be said, or give --mic; not both")
+    if mic and fast:
+        raise click.UsageError("--fast is for a FILE: a microphone is as fast as its user")
     devices = Devices() if mic else None
     plan = Plan(
         units=() if file is None else read_speech(file),

@@ -42,7 +42,7 @@ _EXTRA_OF: Final = {module: extra for extra, modules in MODULES.items() for modu
 def install(extra: str) -> str:
     """The command that installs an extra, from where Antiphon itself was installed (PEP 610).
 
-    Never by its bare name: in a public index anyone may have registered that.
+    Never by its bare name, which a stranger may have registered in a public index.
     """
     try:
         installed = distribution(NAME)

@@ -149,12 +149,13 @@ def start_command(
         voice_steps=voice_steps,
     )
     serve = partial(
-        *(_serve, address, token, certificate, load, model), deterministic=deterministic, say=say
+        _serve, address, token, certificate, load, model, deterministic=deterministic, say=say
     )
     try:
         lost = anyio.run(serve, backend="trio")
     except (OSError, ValueError, RuntimeError, BackendError) as error:
-        raise click.ClickException(f"cannot serve {model} at {listen}: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise click.ClickException(f"cannot serve {model} at {listen}: {why}") from error
     if lost:
         raise click.ClickException(f"the model is lost: {lost}")
     say("stopped")

@@ -19,7 +19,7 @@ from protocol.machine.client import ClientConnection
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
+from protocol.values.behaviour import NEWEST, ONLY_MODEL
 from protocol.values.errors import CLOSE_NORMAL, LocalProtocolError
 from protocol.values.limits import FRAME_BYTES_MAX, NS_PER_S, UTTERANCES_PENDING_MAX
 from protocol.values.messages import QueuePlace, TranscriptDelta, TranscriptDone
@@ -57,6 +57,24 @@ def test_a_commit_before_a_model_is_refused_and_what_was_appended_is_kept() -> N
     talk.choose()
     talk.commit(final=True)
     assert done_of(talk.hear_out())["text"] == "0.0 0.1!"
+
+
+def test_a_commit_before_a_model_takes_the_servers() -> None:
+    """A client of a server with one model has to know its name."""
+    talk = Talk(behaviour=ONLY_MODEL)
+    assert talk.append(SECOND) == []
+    talk.commit(final=True)
+    assert talk.stands_in(State.ACTIVE)
+    assert done_of(talk.hear_out())["text"] == "0.0 0.1!"
+    talk.step(ev.TimerFired, name="init", generation=1, later_s=LIMITS.init_wait_s)
+    assert talk.stands_in(State.ACTIVE)
+
+
+def test_a_commit_is_refused_where_no_model_has_a_name() -> None:
+    """A session that cannot be answered is set up."""
+    talk = Talk(attrs.evolve(LIMITS, models=()), behaviour=ONLY_MODEL)
+    assert talk.code({"type": "input_audio_buffer.commit"}) == "model_not_validated"
+    assert talk.stands_in(State.CONNECTED)
 
 
 @pytest.mark.parametrize("fields", [{}, {"model": None}, {"model": 5}, {"session": {"model": "a"}}])
@@ -197,6 +215,15 @@ def test_a_hint_that_the_model_cannot_take_is_refused_by_name(
     assert f"$.{name}: " in body["error"]
     assert "the model" in body["error"]
     assert talk.stands_in(State.CONNECTED)
+
+
+@pytest.mark.parametrize(("name", "value"), HINTS[:2])
+def test_a_hint_has_no_effect_and_is_counted(name: str, value: object) -> None:
+    """A client of vLLM that names a language gets no session at all."""
+    talk = Talk(behaviour=ONLY_MODEL)
+    assert talk.say({"type": "session.update", "model": "tiny", name: value}) == []
+    assert talk.stands_in(State.ACTIVE)
+    assert talk.session.counts["fields_ignored"] == 1
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -523,7 +550,7 @@ def test_any_split_into_appends_gives_the_same_chunks(
 
 
 def test_the_client_says_nothing_that_would_be_refused() -> None:
-    """Our own client commits before it has chosen a model."""
+    """Our own client is told by the server what it could have known."""
     client = ClientConnection("transcription", "transcription")
     with pytest.raises(LocalProtocolError, match="not_ready"):
         client.send(ChooseModel(model="tiny"))
@@ -532,9 +559,9 @@ def test_the_client_says_nothing_that_would_be_refused() -> None:
     with pytest.raises(LocalProtocolError, match="not_ready"):
         client.send(AppendSound(pcm16=SECOND))
     client.receive('{"type":"session.created","id":"s","created":1}')
-    with pytest.raises(LocalProtocolError, match="model_not_validated"):
-        client.send(Commit())
     client.send(AppendSound(pcm16=SECOND))
+    client.send(Commit())
+    assert client.state is State.ACTIVE
     client.send(ChooseModel(model="tiny"))
     assert client.state is State.ACTIVE
     assert json.loads(client.send(Commit(final=True)))["final"] is True
