@@ -237,7 +237,8 @@ class LazyGroup(click.Group):
             try:
                 return super().invoke(ctx)
             except click.UsageError as error:
-                error.message += _place_of_more(error)
+                if more := _place_of_more(error):
+                    raise click.UsageError(error.message + more, error.ctx) from error
                 raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

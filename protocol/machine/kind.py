@@ -1,7 +1,8 @@
 """What all kinds of sessions share: the parts that each has, and how a session begins and ends.
 
-A kind (`duplex`, `live`, `openai`, `chat`, `transcription`, `dictation`) is a `Kind` that wires its
-parts and holds what only it has. `handlers` names the method for each event and message of its own.
+A kind (`duplex`, `live`, `openai`, `omni`, `chat`, `transcription`, `dictation`) is a `Kind` that
+wires its parts and holds what only it has. `handlers` names the method for each event and message
+of its own.
 
 - `end` sends `session.closed` if there was a `session.created`, then closes the socket.
 - A CLOSED session releases its slot when the model call in progress ends (B4, B5).
@@ -115,7 +116,7 @@ class Kind:
             session_kind=self.session_kind,
             state=BEGINNINGS[self.session_kind],
             dialect=first_dialect(opened.mode, opened.endpoint),
-            has_event_ids=opened.endpoint in ev.PIECES,
+            has_event_ids=opened.endpoint in ev.EVENT_IDS,
         )
         self.slot = Slot(self.step, self.timers, self.peer)
         self.watchdog = Watchdog(self.step, self.timers, self.slot.call)
@@ -135,6 +136,11 @@ class Kind:
 
     def admitted(self) -> None:
         """Go on: there is room for a session without a slot."""
+
+    @property
+    def samples_waiting(self) -> int:
+        """Samples of the client's sound that no unit in the model has yet."""
+        return 0
 
     @property
     def gate(self) -> Gate:

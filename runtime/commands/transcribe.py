@@ -28,7 +28,7 @@ from protocol.values.messages import Created, ErrorReport, TranscriptDelta, Tran
 from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
-from ..client.errors import ClientError, SessionClosedError
+from ..client.errors import ClientError, ReportedError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
 from ..client.transcription import TranscriptionSession
@@ -112,9 +112,7 @@ Shown = TextTranscript | JsonTranscript
 @terminal.key_option
 @click.option(
     "--model",
-    default="tiny",
-    show_default=True,
-    help="The model, by a name that the server knows it by.",
+    help="The model, by a name that the server knows it by. Without it, the server's own.",
 )
 @click.option("--realtime", is_flag=True, help="Send a second each second, as it would be spoken.")
 @terminal.no_record_option
@@ -124,7 +122,7 @@ def transcribe_command(
     file: Path,
     url: str,
     key: str | None,
-    model: str,
+    model: str | None,
     realtime: bool,
     no_record: bool,
     as_json: bool,
@@ -147,11 +145,16 @@ def transcribe_command(
       1  the server could not be reached, refused, reported an error, or ended it
       2  a file or an option that cannot be used
     """  # noqa: D301 - click takes a backspace to keep the lines
+    if no_record and model is None:
+        raise click.UsageError("--no-record is told with the model's name: add --model NAME")
     with terminal.usable():
         utterances = cut_utterances(read_wav(file))
     shown = JsonTranscript() if as_json else TextTranscript()
     dictation = partial(
-        *(dictate, url, utterances, shown),
+        dictate,
+        url,
+        utterances,
+        shown,
         model=model,
         key=key,
         realtime=realtime,
@@ -161,9 +164,15 @@ def transcribe_command(
         whole = run(dictation)
     except ClientError as error:
         shown.breaks_off(error)
-        raise click.ClickException(terminal.explain(error)) from error
+        raise click.ClickException(f"{terminal.explain(error)}{_hint(error)}") from error
     if not whole:
         raise click.ClickException("not all of it was transcribed")
+
+
+def _hint(error: ClientError) -> str:
+    """Say what to do about a server that wants to be told its model."""
+    is_unnamed = isinstance(error, ReportedError) and error.code is ErrorCode.MODEL_NOT_VALIDATED
+    return "; name its model: --model NAME" if is_unnamed else ""
 
 
 def cut_utterances(pcm: bytes, seconds: int = UTTERANCE_S_MAX) -> tuple[bytes, ...]:
@@ -177,7 +186,7 @@ async def dictate(
     utterances: Sequence[bytes],
     shown: Shown,
     *,
-    model: str,
+    model: str | None = None,
     key: str | None = None,
     realtime: bool = False,
     record: bool = True,
@@ -187,7 +196,7 @@ async def dictate(
     Args:
         url: its address.
         utterances: float32 LE, 16 kHz mono, each within the model's context.
-        model: by a name that the server knows it by.
+        model: by a name that the server knows it by; None takes the server's own.
         key: the API key, if the server needs one.
         realtime: send a second each second; else as fast as it goes.
         record: whether the server may record it.

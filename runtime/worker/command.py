@@ -149,7 +149,7 @@ def start_command(
         voice_steps=voice_steps,
     )
     serve = partial(
-        *(_serve, address, token, certificate, load, model), deterministic=deterministic, say=say
+        _serve, address, token, certificate, load, model, deterministic=deterministic, say=say
     )
     try:
         lost = anyio.run(serve, backend="trio")
