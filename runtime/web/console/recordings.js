@@ -9,6 +9,7 @@ import { share } from "./share.js";
 import { endedHow } from "./words.js";
 
 const PAGE = 50;
+const TYPING_MS = 300; // a search begins when its user pauses
 const NUMBERS = new Set(["Length", "Size", "Delay", "Dropped"]);
 const DAY_MS = 86_400_000;
 /** @type {[string, string][]} */
@@ -51,23 +52,24 @@ class RecordingsPage {
     placeholder: "sess_…",
     autocomplete: "off",
     spellcheck: false,
-    onchange: () => this.load(),
+    oninput: () => this.#soon(),
   });
   #text = h("input", {
     type: "search",
     placeholder: "in what was said",
     autocomplete: "off",
-    onchange: () => this.load(),
+    oninput: () => this.#soon(),
   });
   #digests = new Digests();
   #selection;
-  #owner = h("input", { type: "search", autocomplete: "off", spellcheck: false, onchange: () => this.load() });
+  #owner = h("input", { type: "search", autocomplete: "off", spellcheck: false, oninput: () => this.#soon() });
   #rows = h("tbody", {});
   #count = h("p", { class: "soft small", role: "status" });
   #more = h("button", { type: "button", hidden: true, onclick: () => this.#load(this.#next) }, "Show more");
   #notice = notice("bad");
   #next = "";
   #asked = 0;
+  #typing = 0;
   #shown = 0;
   #read = 0;
   #seen = new IntersectionObserver((entries) => {
@@ -149,6 +151,11 @@ class RecordingsPage {
   /** @param {[string, string][]} options */
   #filter(options) {
     return select(options, { onchange: () => this.load() });
+  }
+
+  #soon() {
+    clearTimeout(this.#typing);
+    this.#typing = window.setTimeout(() => this.load(), TYPING_MS);
   }
 
   load() {
