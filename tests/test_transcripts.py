@@ -37,8 +37,8 @@ def test_a_session_says_what_the_transcript_says(transcript: Transcript, tmp_pat
     PurePlayer(transcript, tmp_path).play()
 
 
-OLD: Final = {"transcription/limit", "transcription-responses/limit"}
-"""Where behaviour 1 differs, besides OpenAI's dialects: those named `limit-1` show it."""
+OLD: Final = {"transcription/limit", "transcription-responses/limit", "live/refused-by-name"}
+"""Where behaviours differ, besides those of `openai`: `limit-1` and `tools-2` show how."""
 
 
 @pytest.mark.parametrize(

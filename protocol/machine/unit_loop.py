@@ -107,7 +107,9 @@ class UserSpeech:
     over_samples: int = 0
     must_listen: bool = False
 
-    def detect(self, pcm16: bytes, rate_hz: int, threshold: float, silence_ms: int) -> None:
+    def detect(
+        self, pcm16: bytes, rate_hz: int, threshold: float, silence_ms: int, speech_ms: int
+    ) -> None:
         """Have speech found in the client's next sound."""
         self.step.do(
             ef.DetectSpeech(
@@ -117,6 +119,7 @@ class UserSpeech:
                 threshold=threshold,
                 silence_ms=silence_ms,
                 is_speech=self.is_speaking,
+                speech_ms=speech_ms,
             )
         )
         self.samples += len(pcm16) // SAMPLE16_BYTES
@@ -246,7 +249,9 @@ class UnitLoop:
         if self.step.limits.barge_in:
             self._speak_over(len(message.pcm) // SAMPLE_BYTES)
             pcm16 = to_pcm16(message.pcm)
-            self.speech.detect(pcm16, INPUT_RATE_HZ, SPEECH_THRESHOLD, SPEECH_SILENCE_MS)
+            how = INPUT_RATE_HZ, SPEECH_THRESHOLD, SPEECH_SILENCE_MS
+            is_over = self.response_id is not None
+            self.speech.detect(pcm16, *how, self.step.limits.backchannel_ms * is_over)
         is_forced = self.speech.must_listen
         return attrs.evolve(message, force_listen=True) if is_forced else message
 
