@@ -30,7 +30,8 @@ CLOCK: Final = {
 def by_telephone(pcm16: bytes) -> bytes:
     """The same by mu-law at 8 kHz."""
     samples = np.frombuffer(pcm16, "<i2").astype(np.float64)
-    samples = samples[: len(samples) // 3 * 3].reshape(-1, 3).mean(axis=1)
+    count = len(samples) // 3
+    samples = np.fft.irfft(np.fft.rfft(samples)[: count // 2 + 1], count) / 3
     level = np.minimum(np.abs(samples), 32_635) + 132
     exponent = np.floor(np.log2(level)).astype(int) - 7
     mantissa = (level.astype(int) >> (exponent + 3)) & 15
@@ -95,11 +96,14 @@ async def telephone(caller: Caller, _scene: str, question: bytes) -> None:
     phone = {"format": {"type": "audio/pcmu"}}
     audio = {"input": {**phone, "turn_detection": {"type": "server_vad"}}, "output": phone}
     await caller.configure(instructions="Answer briefly.", audio=audio)
+    await caller.connection.response.create()
+    await caller.until("response.done", 1)
     sound = by_telephone(question) + SILENCE * 100
     for at in range(0, len(sound), len(SILENCE)):
         await caller.append(sound[at : at + len(SILENCE)])
         await asyncio.sleep(0.02)
-    await caller.until("response.done", 1)
+    await caller.until("input_audio_buffer.speech_stopped", 1)
+    await caller.until("response.done", 2)
 
 
 async def discord(caller: Caller, _scene: str, question: bytes) -> None:
