@@ -69,8 +69,9 @@ class Conversation:
 
     @property
     def id(self) -> str:
-        """The conversation, as a client knows it; empty for one that does not."""
-        return self.step.derive("conv", 0) if self.step.behaves(AWAITED_EVENTS) else ""
+        """The conversation, as a client of `openai` knows it; empty for others, and old ones."""
+        is_told = self.step.opened.endpoint == "openai" and self.step.behaves(AWAITED_EVENTS)
+        return self.step.derive("conv", 0) if is_told else ""
 
     # -- items ----------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class Conversation:
         """Note how much of an item was played, and forget the words of the rest."""
         if not self._knows(message.item_id):
             return
-        wrong = self._cut(message) if self.step.behaves(CUTS_WORDS) else ""
+        wrong = self.cut(message) if self.step.behaves(CUTS_WORDS) else ""
         if wrong:
             self.peer.send_error(ErrorCode.INVALID_PAYLOAD, wrong)
         else:
@@ -159,7 +160,7 @@ class Conversation:
                 )
             )
 
-    def _cut(self, message: oa.TruncateItem) -> str:
+    def cut(self, message: oa.TruncateItem) -> str:
         """Cut an item of the model's; returns why it cannot be, or nothing."""
         item, index = self.items[message.item_id], message.content_index
         if item.role != "assistant":
@@ -247,7 +248,7 @@ class Conversation:
         self.words, self.sound.spoken = "", bytes(HISTORY_BYTES)
         self.reply = self._new_reply(response_id)
         self.peer.send(oa.ReplyState(reply=self.reply))
-        if self.step.behaves(AWAITED_EVENTS):
+        if self.id:
             self._send_left(speech.metrics.kv_cache_length)
         item = Item(id=oa.item_of(response_id), role="assistant", status="in_progress")
         self.peer.send(oa.ReplyStep(kind="item_added", response_id=response_id, item=item))

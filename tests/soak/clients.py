@@ -5,7 +5,8 @@
 LiveKit Agents (its Live and its Realtime model, with default arguments, and its `STT`), Pipecat
 (both services, and its transcription), the OpenAI Agents SDK, of Python and of npm, and the package
 `openai`, of Python and of npm (over `ws` and as in a browser), are installed, each in an
-environment of its own. Each asks `tiny` a recorded question and hears the answer, or has it write
+environment of its own. vLLM-Omni's `DuplexClient` is taken from its package, without the
+packages of its models. Each asks `tiny` a recorded question and hears the answer, or has it write
 the question down, and interrupts the scripted model while it speaks. Each offers a tool, which
 costs nothing else. The package of Python is also a telephone as Twilio's, whose media comes before
 its settings, a client that sends nothing while its user is quiet, as Discord's, and one of push to
@@ -88,6 +89,7 @@ CLIENTS: Final[Mapping[str, Client]] = MappingProxyType(
             ("answer-live", "interrupt-live", "answer", "interrupt", "transcribe"),
         ),
         "agents": Client("agents_realtime.py", ("openai-agents==0.24.0", "numpy")),
+        "vllm-omni": Client("vllm_omni_duplex.py", ("vllm-omni==0.30.0", "websockets", "pybase64")),
         "node": Client("node.mjs", (), ("answer", "answer-browser", "interrupt")),
         "node-agents": Client("node_agents.mjs", ()),
     }
@@ -124,7 +126,11 @@ def prepare(client: Client, folder: Path) -> list[str]:
     python = home / "bin" / "python"
     if not python.exists():
         _call([sys.executable, "-m", "venv", str(home)])
-        _call([str(python), "-m", "pip", "install", "--quiet", *client.packages])
+        first, *others = client.packages
+        alone = ["--no-deps"] if first.startswith("vllm-omni") else []  # its client needs no model
+        _call([str(python), "-m", "pip", "install", "--quiet", *alone, first])
+        if others:
+            _call([str(python), "-m", "pip", "install", "--quiet", *others])
     return [str(python), "-W", "ignore", str(SCRIPTS / client.script)]
 
 
