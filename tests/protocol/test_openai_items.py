@@ -73,13 +73,19 @@ class Client:
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
     sees: bool = True
     transcriber: str = ""
+    backchannel_ms: int = 0
     behaviour: int = NEWEST
     seen: list[int] = attrs.Factory(list)
     frames: tuple[bytes, ...] = ()
     undecoded: list[ef.DecodeMedia] = attrs.Factory(list)
 
     def __attrs_post_init__(self) -> None:
-        limits = attrs.evolve(OPENED.limits, can_see=self.sees, transcriber=self.transcriber)
+        limits = attrs.evolve(
+            OPENED.limits,
+            can_see=self.sees,
+            transcriber=self.transcriber,
+            backchannel_ms=self.backchannel_ms,
+        )
         opened = attrs.evolve(OPENED, limits=limits, behaviour=self.behaviour)
         self.session, effects = Session.open(opened)
         self._perform(effects)
