@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import attrs
 import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,6 +22,7 @@ from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.voice.vocoder import Chunk, Turn
 from runtime.model.voice.vocoder import Vocoder as PublishedVocoder
 from tests.live.servers import LiveServer, live_server
+from tests.live.test_forks import check_log, leave, results_of, say, serving, sounds, states_of
 from tests.models.random_voice import STEPS, write_checkpoint
 from tests.runtime.model.voice.test_sessions import ROOM
 from tests.sessions import resumed
@@ -118,6 +120,27 @@ def test_another_sound_is_found(
     """A replay would call identical what it does not compare."""
     monkeypatch.setattr(PublishedVocoder, "_noise", quieter)
     assert "pcm" in differences(logs[kind], load)
+
+
+def test_a_fork_amid_an_answer_speaks_on_as_its_session_did(folder: Path, tmp_path: Path) -> None:
+    """A fork would go on in another voice, or from the beginning of a sentence."""
+    options = ("--slots", "2", "--voice-steps", str(STEPS))
+    said = sounds()[:7]
+    with serving(tmp_path, *options, model=str(folder)) as served:
+        place = attrs.evolve(served, model="random")
+        with place.parent() as (parent, name):
+            told = say(parent, said)
+            leave(parent)
+        with place.fork(name, "?at=5") as (fork, session):
+            again = say(fork, said[5:])
+            leave(fork)
+        logs = [place.log_of(it) for it in (name, session["id"])]
+        before = results_of(logs[0])[4].result
+        assert before.codec_ids
+        assert not before.end_of_turn
+        assert again == told[5:]
+        assert states_of(logs[1]) == states_of(logs[0])
+        check_log(logs[1])
 
 
 def quieter(self: PublishedVocoder, chunk: Chunk, before: Turn) -> Tensor:
