@@ -265,7 +265,7 @@ class PureModel:
         if self._transcript is None:
             self._transcript = ScriptedTranscript(self.backend.rules, self._at_once, 0)
         try:
-            result = trio.run(self._transcript.run_chunk, chunk)
+            result = trio.run(self._transcript.run, chunk)
         except ContextFull:
             self._after(0, ev.ChunkFailed, **which, context_full=True)
             return
