@@ -32,7 +32,7 @@ from ..values.errors import (
     ErrorCode,
     FrameError,
 )
-from ..values.limits import SLICES_MAX
+from ..values.limits import AUDIO_SUM_S_MAX, SLICES_MAX
 from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, Response
 from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult
 from ..values.state import Gate, SessionKind, State
@@ -57,10 +57,10 @@ def _decode(part: rq.Part, decode: Decode) -> int | Contents:
             return (part,)
         case rq.ImagePart(data=data):
             return decode("image", data)
-        case rq.AudioPart(data=data, is_wav=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
+        case rq.AudioPart(data=data, is_file=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
             return (tn.Sound(pcm=data),)
-        case rq.AudioPart(data=data, is_wav=is_wav, rate_hz=rate):
-            return decode("audio", data, rate_hz=0 if is_wav else rate)
+        case rq.AudioPart(data=data, is_file=is_file, rate_hz=rate):
+            return decode("audio", data, rate_hz=0 if is_file else rate)
         case rq.VideoPart(data=data, stack_frames=stack):
             return decode("video", data, stack_frames=stack)
 
@@ -73,6 +73,7 @@ class PendingTurn:
         ask: the request without the conversation: its files are not held twice.
         contents: by message, the decoded form of each content.
         undecided: message and content of each media number; None for the voice.
+        heard_bytes: sound of its files, decoded.
     """
 
     ask: rq.Ask
@@ -81,6 +82,7 @@ class PendingTurn:
     contents: list[list[Contents]]
     undecided: dict[int, tuple[int, int] | None]
     voice_pcm: bytes = b""
+    heard_bytes: int = 0
 
     @classmethod
     def of(cls, ask: rq.Ask, decode: Decode) -> PendingTurn:
@@ -129,6 +131,7 @@ class PendingTurn:
         else:
             at, index = place
             self.contents[at][index] = tuple(_contents(event))
+            self.heard_bytes += 0 if event.pictures else len(event.pcm)
 
     def to_turn(self, index: int, seed: int) -> tn.Turn:
         """Make the backend's request; the conversation is the model's from then on."""
@@ -303,16 +306,26 @@ class TurnLoop:
         """Take a part of the question."""
         if self.turn is not None and self.turn.pending.awaits(event.media):
             self.turn.pending.decoded(event)
+            seconds = self.turn.pending.heard_bytes // SECOND_BYTES
+            if seconds > AUDIO_SUM_S_MAX and not self.peer.is_closed:
+                most = f"at most {AUDIO_SUM_S_MAX} are allowed"
+                self._refuse_content(f"{seconds} seconds of sound in all, {most}")
             self._queue_if_due()
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
         """End the turn for a damaged part; the client may ask again."""
-        if self.peer.is_closed or self.turn is None or not self.turn.pending.awaits(event.media):
-            return
-        for other in self.turn.pending.undecided:
-            if other != event.media:
-                self.step.do(ef.CancelDecode(media=other))
-        self.answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {event.reason}")
+        turn = self.turn
+        if not self.peer.is_closed and turn is not None and turn.pending.awaits(event.media):
+            del turn.pending.undecided[event.media]
+            self._refuse_content(event.reason)
+
+    def _refuse_content(self, reason: str) -> None:
+        self._cancel_decoding()
+        self.answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {reason}")
+
+    def _cancel_decoding(self) -> None:
+        for media in () if self.turn is None else self.turn.pending.undecided:
+            self.step.do(ef.CancelDecode(media=media))
 
     def _queue_if_due(self) -> None:
         turn = self.turn

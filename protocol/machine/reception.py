@@ -18,12 +18,13 @@ from typing import Final
 import attrs
 
 from ..values import requests as rq
+from ..values.behaviour import ONLY_MODEL
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from ..values.events import PIECES, FrameReceived
+from ..values.events import EVENT_IDS, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
-from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
+from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
 from ..wire.dialects import LEGACY_CHAT, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
@@ -36,8 +37,6 @@ from .kind import Kind
 
 SHORTENED_BYTES_MIN: Final = 4096
 """Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
-KEPT_CHARS: Final = 1024
-"""Characters kept of a refused frame: enough to recognize it."""
 WORD_CHARS_MAX: Final = 64
 """The longest type of a message has 26 characters."""
 OUTLINE_FIELDS_MAX: Final = 32
@@ -54,6 +53,7 @@ _GATE_WORDS: Final[Mapping[Gate, str]] = {
     Gate.TURN: "amid a turn",
     Gate.UNCHOSEN: "before a model is chosen",
     Gate.TRANSCRIBING: "in a transcription",
+    Gate.STEERED: "in a session that is set up",
 }
 """When a client's event was refused, in the words of its error."""
 
@@ -346,7 +346,7 @@ _OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: []
 
 def _cause_of(kind: Kind, name: object) -> str:
     """The client's own name for its message, where its dialect has one."""
-    if kind.step.opened.endpoint not in PIECES:
+    if kind.step.opened.endpoint not in EVENT_IDS:
         return ""
     return name if isinstance(name, str) and len(name) <= WORD_CHARS_MAX else ""
 
@@ -378,6 +378,9 @@ def _is_unrecorded(kind: Kind, body: Json) -> bool:
 def _refusal(kind: Kind, gate: Gate, request: rq.Request, body: Json) -> Refused | None:
     """Return why a message is refused before its fields are read; None accepts it."""
     verdict = judge(gate, request)
+    is_commit = gate is Gate.UNCHOSEN and request is rq.Request.COMMIT
+    if is_commit and not kind.step.behaves(ONLY_MODEL):
+        verdict = ErrorCode.MODEL_NOT_VALIDATED
     if verdict == ACCEPT and request is rq.Request.UNKNOWN:  # whose parsing says what is wrong
         try:
             kind.peer.dialect.parse(request, body, _context(kind))
@@ -427,6 +430,6 @@ def _dialect_after(dialect: Dialect, gate: Gate, request: rq.Request, body: Json
     """Return the dialect from now on; a client picks it by its first message, and it stays."""
     if dialect is OPENING:
         return choose(body) or OPENING
-    if gate is Gate.UNCHOSEN and request is rq.Request.INIT:
+    if gate is Gate.UNCHOSEN and request in (rq.Request.INIT, rq.Request.COMMIT):
         return TRANSCRIPTION_RESPONSES if begins_with_create(body) else TRANSCRIPTION
     return dialect

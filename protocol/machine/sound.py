@@ -79,6 +79,12 @@ class SoundPieces:
         """A second of the client's sound, as 16-bit samples."""
         return self.kind.rate_hz * SAMPLE16_BYTES
 
+    @property
+    def samples_waiting(self) -> int:
+        """Samples, at the model's rate, of sound on its way to a unit."""
+        rest = len(self.rest) // SAMPLE16_BYTES * INPUT_RATE_HZ // self.kind.rate_hz
+        return len(self.resampling) * INPUT_RATE_HZ + rest
+
     def forget(self) -> None:
         """Forget sound that fills no second, or is being resampled."""
         self.rest, self.before = bytearray(), bytes(HISTORY_BYTES)

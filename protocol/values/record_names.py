@@ -36,7 +36,7 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     " has_vision transcriber barge_in detach_s resume_s",
     ev.Forked: "Forked at_ns limits resume_hash recording_notice",
     ev.FrameReceived: "FrameReceived at_ns frame has_room shortened",
-    utf8.Shortened: "Shortened size_bytes blake2b head unreadable refused",
+    utf8.Shortened: "Shortened size_bytes blake2b head unreadable refused read_bytes",
     utf8.Refused: "Refused code message ignored",
     ev.PeerGone: "PeerGone at_ns close_code",
     ev.PeerAttached: "PeerAttached at_ns after resume_hash",

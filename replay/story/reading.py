@@ -23,6 +23,7 @@ from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, DuplexConfig, Opened
+from protocol.values.omni import AckPlayback
 from protocol.values.requests import Played
 from protocol.values.state import State
 from protocol.values.utf8 import Shortened
@@ -45,7 +46,8 @@ def show_shortened(short: Shortened) -> str:
     """Describe a refused message, and the part that is kept."""
     is_kept = bool(short.head or short.unreadable)
     kept = "first 1 KiB kept" if is_kept else "its start left out"
-    return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}"
+    read = "" if short.read_bytes is None else f" of the {show_bytes(short.read_bytes)} read"
+    return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}{read}"
 
 
 @attrs.frozen(kw_only=True)
@@ -437,6 +439,8 @@ class SessionStory:
     def _take_playback(self, record: Record, frame: str) -> None:
         is_refused = self.session is not None and self.session.state is not State.ACTIVE
         request = self.wire.request(frame)
+        if isinstance(request, AckPlayback):  # which counts from the beginning of the response
+            request = Played(played_ms=self._spoken_ms + request.played_ms)
         if isinstance(request, Played) and not is_refused:
             spoken = self._spoken_ms + spoken_ms(self.exchanges.current)
             playback = Playback(

@@ -81,10 +81,12 @@ class ChatSession:
         *,
         created: Created | None,
         on_queue: Callable[[QueuePlace], object] | None = None,
+        record: bool = True,
     ) -> None:
         self.raw = raw
         self.created = created
         self._on_queue = on_queue
+        self._record = record or created is not None  # else the question says so (004)
         self._answer: Answer | None = None
 
     async def ask(
@@ -142,6 +144,7 @@ class ChatSession:
             thinking=thinking,
             tools=tuple(tools),
             tool_choice=tool_choice,
+            record=self._record,
             input_id=input_id,
         )
         try:

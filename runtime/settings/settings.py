@@ -383,7 +383,7 @@ class Settings:
     detector: Literal["energy", "silero"] = setting(
         "energy",
         "What finds the speech of users who may interrupt: energy, by loudness; silero, by a "
-        "trained model (antiphon[vad]), which takes music and coughs for speech far less often.",
+        "trained model (the extra vad), which takes music and coughs for speech far less often.",
     )
     barge_in: bool = setting(
         False,
@@ -608,7 +608,7 @@ class Settings:
     store: str | None = setting(
         None,
         "URL of an object store that takes all finished logs: s3://BUCKET/PREFIX, gs://, az:// or "
-        "file:/// (antiphon[store]), with credentials from the environment. Logs are removed from "
+        "file:/// (the extra store), with credentials from the environment. Logs are removed from "
         "the folder only after that.",
         unset="logs stay in the folder",
     )
@@ -693,7 +693,7 @@ class Settings:
         "warning", "Lowest level of its messages; -v stands for info."
     )
     traces: bool = setting(
-        False, "Send OpenTelemetry spans, as the OTEL_ variables say (antiphon[traces])."
+        False, "Send OpenTelemetry spans, as the OTEL_ variables say (the extra traces)."
     )
 
     def limit_s(self, mode: Mode) -> int:

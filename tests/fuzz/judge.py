@@ -484,8 +484,8 @@ class Judge:
         if self.owed is not None or not (self.has_slot or self.is_over or self.holds_slot):
             self.is_sure = False
         demand = self._reader.demand_of(frame, self._gate())
-        if isinstance(message, ChooseModel) and not (demand.answers and self.is_sure):
-            self._has_chosen |= message.model in MODELS
+        if isinstance(message, ChooseModel | Commit) and not (demand.answers and self.is_sure):
+            self._has_chosen |= isinstance(message, Commit) or message.model in MODELS
             self._follow_choice()
         if demand.kind in _SPOILS:
             self._spoiled.add(_SPOILS[demand.kind])

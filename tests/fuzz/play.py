@@ -335,6 +335,8 @@ def init_of(case: Case) -> dict[str, Any]:
             return {"type": "session.update", "session": {"type": "realtime"}}
         case "openai-transcription":
             return {"type": "session.update", "session": {"type": "transcription"}}
+        case "vllm-omni":
+            return {"type": "session.update", "session": {}}
     return {"type": "session.init", "payload": {}}
 
 
@@ -347,6 +349,8 @@ def append_of(case: Case) -> dict[str, Any]:
             return {"type": "session.input_audio.append", "audio": PROBE_AUDIO}
         case "realtime":
             return {"type": "input.append", "input": {"audio": PROBE_AUDIO}}
+        case "transcription" | "transcription-responses":
+            return {"type": "input_audio_buffer.append", "audio": {"$wav": 1}}  # as 16 bits
     return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
 
 

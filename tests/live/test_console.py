@@ -178,7 +178,9 @@ def test_a_recording_is_talked_on_from(console: Console, recordings: Path) -> No
     parent = max(recordings.glob("*.zst"))
     name = recording_id_of(parent)
     console.tab.open("about:blank")
-    console.tab.open(f"{console.base}/api/recordings/{name}/view#t=0.01")
+    console.tab.open(f"{console.base}/api/recordings/{name}/view")
+    console.tab.until("document.querySelector('#talk-on')?.search === '?to=talk'")  # from its end
+    console.tab.run("antiphonView.view.player.seek(0.01)")
     console.tab.until("document.querySelector('#talk-on')?.search.endsWith('unit=0')")
     console.tab.run("antiphonView.view.player.seek(antiphonView.view.past[1].finalized)")
     assert console.tab.barriers() == []
@@ -353,6 +355,36 @@ def test_a_chat(console: Console) -> None:
     console.wait_for(".message.model", "Good morning to you.")
     console.tab.until("document.querySelector('.composer .primary').textContent === 'Send'")
     assert console.tab.run("document.querySelectorAll('.message').length") == 2
+
+
+@pytest.mark.parametrize("page", ["Talk", "Chat", "Transcribe"])
+def test_a_page_says_what_is_recorded(console: Console, page: str) -> None:
+    """A user would be recorded and told that nothing is kept, or could not decline."""
+    console.open(page)
+    console.tab.until("document.querySelector('.consent p').textContent.endsWith(' is recorded.')")
+    console.tab.run("document.querySelector('.consent input').click()")
+    console.wait_for(".consent p", "is not recorded.")
+    assert "keeps none" not in console.text("main")
+
+
+def test_a_chat_need_not_be_recorded(console: Console, recordings: Path) -> None:
+    """The switch would be shown and not obeyed, or only by the first question's session."""
+
+    def ask(question: str) -> int:
+        before = len(list(recordings.glob("*.session.zst")))
+        said = console.tab.run("document.querySelectorAll('.message.model').length")
+        console.tab.run("document.querySelector('.composer textarea').focus()")
+        console.tab.type(question)
+        console.tab.key("Enter")
+        ready = "document.querySelector('.composer .primary').textContent === 'Send'"
+        console.tab.until(f"document.querySelectorAll('.message.model').length > {said} && {ready}")
+        return len(list(recordings.glob("*.session.zst"))) - before
+
+    console.open("Chat")
+    assert ask("Good morning!") == 1
+    console.tab.run("document.querySelector('.consent input').click()")
+    assert ask("Good morning!") == 0
+    assert console.tab.run("document.querySelectorAll('.message').length") == 4
 
 
 def test_a_chat_goes_on_after_a_pause(tab: Tab) -> None:
@@ -559,6 +591,11 @@ def test_a_server_that_is_lost_and_comes_back(tab: Tab, tmp_path: Path) -> None:
         first.kill()
         console.wait_until("reconnecting")
         console.tab.until("!document.querySelector('#banner').hidden")
+        console.wait_for("#server .pill", "no answer")  # and not `ready`, in green
+        console.tab.run("location.hash = '#recordings'")
+        console.wait_for("main .notice", "does not answer")
+        assert "no such recordings" not in console.text("main")
+        console.tab.run("location.hash = '#talk'")
     with live_server(*options, "--port", str(first.address[1])):
         console.tab.until("document.querySelector('.talk').dataset.state !== 'reconnecting'")
         console.tab.until("document.querySelector('#banner').hidden")

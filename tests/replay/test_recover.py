@@ -161,7 +161,7 @@ def test_logs_that_are_being_written_are_left_alone(folder: Path) -> None:
     [
         (["none.session.zst"], "no such log"),
         (["empty"], "no *.session.zst in it"),
-        (["junk.session.zst"], "no block of the log can be read"),
+        (["junk.session.zst"], "this is no recording"),
         (["torn.session.zst", "--output", "sound.session.zst"], "File exists"),
         (["torn.session.zst", "--output", "nowhere/a.session.zst"], "No such file"),
         (["odd.name"], "--output is needed"),

@@ -20,13 +20,14 @@ from protocol.values.errors import FieldError, FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX
 from protocol.values.modes import Mode
 from protocol.values.requests import Request
-from protocol.wire.codec import parse_frame
+from protocol.wire.codec import Reading, Value, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
-from protocol.wire.kinds import IMAGE_URL_HEADS
+from protocol.wire.kinds import IMAGE_URL_HEADS, Kind
 from protocol.wire.media import ImageKind, check_image, container_of, kind_of, read_wav
 from protocol.wire.schema import describe
+from protocol.wire.table import READER
 from replay.redact import frames as client_frames
 from replay.redact.content import (
     KINDS,
@@ -35,13 +36,13 @@ from replay.redact.content import (
     Tally,
     fill,
     fill_json,
-    fill_number,
     header_only,
     hide_picture,
     hide_video,
     is_whole,
     mute,
     mute_file,
+    numbers,
 )
 from replay.redact.frames import HOLDS, WORDS, FrameEditor, replaced, spans, unescaped
 from runtime.media.image import decode_image
@@ -149,6 +150,48 @@ def _words(schema: Any) -> Iterator[str]:
         yield from _words(below)
 
 
+NUMBERED: Final = sorted(
+    name
+    for name, kinds in client_frames._KINDS.items()
+    if any("minimum" in it.schema for it in kinds)
+)
+
+
+@pytest.mark.parametrize("name", ["input", "type", "audio", "metadata", "x", *NUMBERED])
+@given(number=st.integers(10**4, 10**15) | st.floats(0, 20).map(lambda it: round(it, 10)))
+@example(number=4155551240)
+def test_a_number_that_its_field_does_not_take_goes(name: str, number: float) -> None:
+    """A telephone number stays in what is given away, since it came as a number."""
+    frame = json.dumps({"type": "input.append", name: number})
+    written = json.dumps(number)
+    if any(takes(kind, number) for kind in client_frames._KINDS.get(name, ())):
+        if name != "played_ms":
+            assert edited(frame) == frame
+    elif len(written) > 3:
+        assert edited(frame).endswith(tuple(f": {it}}}" for it in numbers(written)[:-1]))
+    assert len(edited(frame)) == len(frame)
+
+
+def takes(kind: Kind, number: float) -> bool:
+    """Whether a field of a kind may be a number."""
+    try:
+        kind.read(Value(path="$", value=number), Reading({}, "$", "", READER, {}))
+    except FieldError:
+        return False
+    return True
+
+
+def test_a_time_that_has_not_come_is_none() -> None:
+    """What a client has played could be any number of 15 digits."""
+    made = [
+        FrameEditor(policy=Policy(), tally=Tally()).edit(
+            f'{{"type": "playback.ack", "played_ms": {number}}}', at_ns=5_000_000_000
+        )
+        for number in (4_900, 5_100, 4_155_551_240)
+    ]
+    assert [json.loads(str(it))["played_ms"] for it in made] == [4_900, 1_000, 1_000_000_000]
+
+
 def test_a_name_that_is_no_voice_s_stays_none() -> None:
     """An init that was refused for a path would be accepted without it."""
     frame = '{"type": "prepare", "ref_audio_path": "../../etc/passwd"}'
@@ -218,7 +261,7 @@ def test_names_stay_apart() -> None:
     assert made[0] == made[2] == "xxx0"
     assert len(set(made)) == 3
     assert len(made[3].encode()) == len("\u00e9ve".encode())
-    assert fill_number("-12.50e+10") == "-10.10e+10"
+    assert numbers("-12.50e+10")[0] == "-10.10e+10"
 
 
 @given(st.text('{}[],:"\\ \nab1.', max_size=40))

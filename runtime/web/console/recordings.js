@@ -176,7 +176,10 @@ class RecordingsPage {
       await (text ? this.#search(recordings, text, asked) : this.#list(recordings));
       if (asked === this.#asked) this.#tell(text ? `${this.#read} searched, ` : "");
     } catch (error) {
-      if (asked === this.#asked) this.#notice.say(/** @type {ApiError} */ (error).message);
+      if (asked !== this.#asked) return;
+      this.#notice.say(/** @type {ApiError} */ (error).message);
+      this.#count.textContent = "";
+      if (!after) fill(this.#rows); // what was there is not what was asked for
     }
   }
 

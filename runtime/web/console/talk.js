@@ -5,6 +5,7 @@ import { Conversation } from "../conversation.js";
 import { Microphone } from "../microphone.js";
 import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
+import { Consent } from "./consent.js";
 import { button, duration, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
 import { replay } from "./replay.js";
@@ -31,6 +32,7 @@ class TalkPage {
   #measures = new Measures();
   #levels = new Levels();
   #setup = new Setup();
+  #consent = new Consent("conversation");
   #notice = notice("warn");
   #advice = notice("warn");
   #state = h("h1", { class: "state", "aria-live": "polite" }, STATES.idle);
@@ -39,6 +41,7 @@ class TalkPage {
   #hints = h("div", { class: "hints" });
   #past = new Past(() => {
     this.#setup.element.classList.toggle("fork", this.#past.mode !== null);
+    this.#consent.require(this.#past.mode !== null);
     if (this.#past.mode) this.rest();
     if (this.#past.mode === "audio") this.#show.value = "";
     this.#lockPicture();
@@ -115,6 +118,7 @@ class TalkPage {
         this.#notice.element,
         this.#advice.element,
         h("div", { class: "row big" }, this.#start, this.#hold, this.#links),
+        this.#consent.element,
         controls,
         this.#captions.element,
         this.#hints,
@@ -134,6 +138,7 @@ class TalkPage {
   /** @param {any} facts */
   learn(facts) {
     this.#setup.learn(facts);
+    this.#consent.learn(facts);
     const hints = HINTS[facts.models[0]] ?? [];
     const seeing = this.#show.value ? SEEING[/** @type {keyof typeof SEEING} */ (facts.models[0])] : "";
     const shown = seeing ? [seeing, ...hints] : hints;
@@ -165,8 +170,8 @@ class TalkPage {
 
   async #toggle() {
     if (this.#conversation) return this.#conversation.stop();
-    const options = this.#past.options() ?? this.#setup.options();
-    if (this.#past.refusal || !options) return this.#notice.say(sentence(this.#past.refusal), "bad");
+    const setup = this.#past.options() ?? this.#setup.options();
+    if (this.#past.refusal || !setup) return this.#notice.say(sentence(this.#past.refusal), "bad");
     if (!this.#app.facts.models.length) return this.#notice.say("The model is still being loaded.");
     if (!this.#past.mode && !this.#app.facts.modes.includes(this.#show.value ? "video" : "audio")) {
       return this.#notice.say(
@@ -179,7 +184,8 @@ class TalkPage {
     const microphone = new Microphone({ deviceId });
     const speaker = new Speaker({ deviceId: this.#setup.speakerId || undefined });
     const camera = this.#show.value ? new Camera({ source: this.#show.value }) : null;
-    const conversation = new Conversation(url, { ...options, ...connection(), microphone, speaker, camera });
+    const options = { ...setup, ...this.#consent.options(), ...connection() };
+    const conversation = new Conversation(url, { ...options, microphone, speaker, camera });
     this.#conversation = conversation;
     this.#hear(conversation);
     this.#setMuted(this.#isMuted);
@@ -284,6 +290,7 @@ class TalkPage {
     this.#interrupt.disabled = state !== "speaking";
     this.#hold.hidden = !(isRunning && this.#isPush);
     this.#setup.lock(isRunning);
+    this.#consent.lock(isRunning);
     this.#lockPicture();
     if (this.#conversation && !["ended", "idle"].includes(state))
       this.#levels.follow(this.#conversation.microphone, this.#conversation.speaker);

@@ -247,7 +247,7 @@ async def test_turns_of_a_real_chat(url: str) -> None:
         assert not (await session.answer("Hello")).streaming
         with pytest.raises(antiphon.ReportedError, match=r"top_p.*allowed"):
             await session.answer("?", config=antiphon.ChatConfig(top_p=7))
-        sound = AudioPart(data=PCM, is_wav=False, rate_hz=24_000)
+        sound = AudioPart(data=PCM, is_file=False, rate_hz=24_000)
         question = message("user", ImagePart(data=JPEG), sound, "What is it?")
         seen = await session.answer(question, speech=True)
         assert seen.text == "turn 2: What is it? (1 pictures, 1 sounds)"
