@@ -199,7 +199,8 @@ class PureModel:
 
     def _begin_turn(self, effect: ef.StartTurn) -> None:
         turn, self._lease, self._turn_is_cut = effect.turn, effect.lease, False
-        scripted = ScriptedTurn(self.backend.rules, turn, 0, self.backend._answer(turn))
+        scripted = ScriptedTurn(self.backend.rules, self.backend._answer, 0)
+        scripted._take(turn)
         tokens = scripted._input_tokens
         answer = scripted._answer
         try:

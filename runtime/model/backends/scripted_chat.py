@@ -219,11 +219,14 @@ class ScriptedTurn(OnSlot):
     async def run(self, turn: Turn, cut: Cut | None = None, *, emit: Emit = ignore) -> TurnResult:
         """Feed the conversation, and answer token by token."""
         with self._call("run", after="over"):
-            self._turn, self._answer = turn, self._script(turn)
-            self._calls = CallStream(turn.tools)
-            self._input_tokens += sum(map(_tokens_of, turn.messages))
+            self._take(turn)
             emit(await self._prefill())
             return await self._generate(emit, None if cut is None else cut.step)
+
+    def _take(self, turn: Turn) -> None:
+        self._turn, self._answer = turn, self._script(turn)
+        self._calls = CallStream(turn.tools)
+        self._input_tokens += sum(map(_tokens_of, turn.messages))
 
     async def _prefill(self) -> Prefill:
         turn = self._turn
