@@ -60,6 +60,8 @@ LIMIT_S: Final = 900
 MEMORY_BYTES: Final = 8 << 30
 """A mutant may also take ever more."""
 SURVIVED: Final = "survived"
+AT_FIRST: Final = 8
+"""Files of tests that are run before the others are read."""
 SHOWN: Final = 100
 """Characters of a mutant's line."""
 TURNED: Final[Mapping[type[ast.AST], tuple[str, str]]] = {
@@ -263,8 +265,10 @@ class Copy:
         try:
             path.write_bytes(mutant.applied(source))
             self._touch(path)
-            caught = self.failed([REPLAY])
-            return "replay" if caught else self.failed(nearest(mutant.path)) or SURVIVED
+            if self.failed([REPLAY]):
+                return "replay"
+            tests = nearest(mutant.path)
+            return self.failed(tests[:AT_FIRST]) or self.failed(tests[AT_FIRST:]) or SURVIVED
         finally:
             path.write_bytes(source)
             self._touch(path)

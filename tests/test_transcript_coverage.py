@@ -88,9 +88,10 @@ OF_OPENAI: Final = frozenset(
 OF_OMNI: Final = frozenset({Request.HEARTBEAT, Request.CLEAR_OUTPUT})
 NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
     **dict.fromkeys(
-        (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE),
+        (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING),
         OF_OPENAI | OF_OMNI | {Request.COMMIT},
     ),
+    Gate.ACTIVE: (OF_OPENAI - {Request.CANCEL}) | OF_OMNI | {Request.COMMIT},
     Gate.STEERED: frozenset({Request.SEE, Request.PAUSE, Request.RESUME})
     | {Request.MUTE, Request.UNMUTE, Request.UPDATE},
     Gate.OPEN: frozenset(Request)
@@ -99,7 +100,7 @@ NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
     Gate.PAUSED: OF_OPENAI
     | OF_OMNI
     | frozenset({Request.MISPLACED, Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}),
-    Gate.TURN: OF_OPENAI
+    Gate.TURN: (OF_OPENAI - {Request.CANCEL})
     | OF_OMNI
     | frozenset(
         {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}

@@ -47,7 +47,7 @@ OLD: Final = {
     *(f"legacy-chat/{name}" for name in ("tts-no-such-voice", "tts-voice-name")),
     "legacy-chat/wrong-tts-cloning",
     *("duplex-v1/append-wrong", "legacy-duplex/chunk-wrong", "realtime/append-wrong"),
-    "realtime/no-mode-is-video",
+    *("realtime/no-mode-is-video", "realtime/chat-not-for-here"),
 }
 """Where behaviour 1 differs, besides OpenAI's dialects: those with a `1` in their name show it."""
 

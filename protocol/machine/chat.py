@@ -1,6 +1,6 @@
 """Sessions by turns: a question, its media decoded, a slot leased, an answer.
 
-asked -> decoded -> queued -> running -> answered
+asked -> decoded -> queued -> running -> answered, or cancelled on the way
 
 - A turn holds a slot from prefill to its end; between turns a session has no slot. At most one turn
   is in progress. Its answer is sent in pieces (streaming) or at once, and always ends: with a
@@ -35,6 +35,7 @@ from ..values.errors import (
 from ..values.limits import AUDIO_SUM_S_MAX, SLICES_MAX
 from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, Response
 from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult
+from ..values.openai import CancelResponse
 from ..values.state import Gate, SessionKind, State
 from .core import Call, Phase, Recording, Step, Timers
 from .kind import Handlers, Kind
@@ -467,6 +468,19 @@ class TurnLoop:
         self.timers.cancel("rebuild")
         self.kind.model_failed(turn.index)
 
+    def cancel(self) -> None:
+        """End the turn with the answer so far; its slot is returned when the model confirms it."""
+        turn = self.turn
+        assert turn is not None
+        self._cancel_decoding()
+        if self.slot.is_waiting and (turn.stage is Stage.QUEUED or turn.repeated is not None):
+            self.step.do(ef.LeaveQueue())
+        if turn.stage is Stage.RUNNING:
+            self.step.do(ef.CutTurn(index=turn.index))
+        self.timers.cancel("rebuild")
+        self.finish()
+        self.kind.turn_over()
+
     def cut(self) -> ef.CutTurn | None:
         """Cut the answer in progress."""
         return None if self.call.is_idle else ef.CutTurn(index=self.call.index)
@@ -551,7 +565,11 @@ class Chat(Kind):
     """
 
     session_kind = SessionKind.CHAT
-    handlers: ClassVar[Handlers] = {**_HANDLERS, rq.Init: attrgetter("init")}
+    handlers: ClassVar[Handlers] = {
+        **_HANDLERS,
+        rq.Init: attrgetter("init"),
+        CancelResponse: attrgetter("cancel"),
+    }
 
     loop: TurnLoop = attrs.field(init=False)
     instructions: str = ""
@@ -588,6 +606,12 @@ class Chat(Kind):
             ask = attrs.evolve(ask, messages=(prompt, *ask.messages))
         self.loop.ask(ask)
 
+    def cancel(self, message: CancelResponse) -> None:
+        """End the answer; one that has ended meanwhile is not missed."""
+        turn = self.loop.turn
+        if turn is not None and message.response_id in (None, turn.response_id):
+            self.loop.cancel()
+
     def model_failed(self, index: int) -> None:
         """Tell the client that the model failed at the turn."""
         self.loop.answer_with(ErrorCode.INFERENCE_ERROR, f"turn {index} failed")
@@ -612,7 +636,7 @@ class SingleRequest(Kind):
     session_kind = SessionKind.REQUEST
     has_opening = False
     closed_in = frozenset()
-    handlers: ClassVar[Handlers] = _HANDLERS
+    handlers: ClassVar[Handlers] = {**_HANDLERS, ev.AnswerCancelled: attrgetter("cancelled")}
 
     loop: TurnLoop = attrs.field(init=False)
 
@@ -656,6 +680,14 @@ class SingleRequest(Kind):
     def turn_over(self) -> None:
         """End the session: its turn is answered."""
         self.end("answered")
+
+    def cancelled(self, _event: ev.AnswerCancelled) -> None:
+        """End the session with the answer so far, or without one before it began."""
+        if self.peer.is_active:
+            self.loop.finish()
+            self.end("answered")
+        else:
+            self.end("cancelled")
 
     def give_up(self, _text: str) -> None:
         """End the session: the model does not answer."""

@@ -18,7 +18,7 @@ from typing import Final
 import attrs
 
 from ..values import requests as rq
-from ..values.behaviour import ONLY_MODEL
+from ..values.behaviour import CANCELS_TURNS, ONLY_MODEL
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import EVENT_IDS, FrameReceived
@@ -26,7 +26,7 @@ from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
-from ..wire.dialects import LEGACY_CHAT, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
+from ..wire.dialects import LEGACY_CHAT, REALTIME, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
 from ..wire.dialects.opening import OPENING, choose
 from ..wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
@@ -254,7 +254,7 @@ class Reception:
         if refused is None and not reading.is_foreign:
             return event
         kind, outline, request = self._kind, _outline(reading.body), reading.request
-        if request is None or kind.peer.dialect.classify(outline) is not request:
+        if request is None or _classified(kind, outline) is not request:
             return event
         self._reading = None  # the outline is read
         if refused is None or _refusal(kind, gate, request, outline) == refused:
@@ -275,7 +275,7 @@ class Reception:
             reading.unreadable = error
             return reading
         reading.cause = _cause_of(kind, body.get(EVENT_ID))
-        request = reading.request = kind.peer.dialect.classify(body)
+        request = reading.request = _classified(kind, body)
         if _is_openai(kind, gate, body):
             reading.is_foreign = True
             return reading
@@ -349,6 +349,15 @@ def _cause_of(kind: Kind, name: object) -> str:
     if kind.step.opened.endpoint not in EVENT_IDS:
         return ""
     return name if isinstance(name, str) and len(name) <= WORD_CHARS_MAX else ""
+
+
+def _classified(kind: Kind, body: Json) -> rq.Request:
+    """Return the kind of request of a message, as the session's behaviour and mode know it."""
+    request = kind.peer.dialect.classify(body)
+    if request is not rq.Request.CANCEL or kind.peer.dialect is not REALTIME:
+        return request
+    is_known = kind.step.opened.mode == "chat" and kind.step.behaves(CANCELS_TURNS)
+    return request if is_known else rq.Request.UNKNOWN
 
 
 def _outline(body: Json) -> Json:

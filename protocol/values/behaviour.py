@@ -58,6 +58,8 @@ DATA_URLS: Final = 1
 SOUND_FILES: Final = 1
 """A sound file may be of any common kind, or a WAV from a pipe, which does not know its size; and
 samples of the other format are refused by name."""
+CANCELS_TURNS: Final = 1
+"""`realtime`, in chat: `response.cancel` ends an answer."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

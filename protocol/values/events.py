@@ -168,6 +168,13 @@ class TicketCancelled:
 
 
 @attrs.frozen(kw_only=True)
+class AnswerCancelled:
+    """The client's page asked over HTTP for the end of the answer (`/api/streaming/stop`)."""
+
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
 class AdmissionRefused:
     """There is no slot and no place in the queue."""
 
@@ -551,6 +558,7 @@ Event = (
     | TicketMoved
     | TicketLeft
     | TicketCancelled
+    | AnswerCancelled
     | AdmissionRefused
     | Admitted
     | SlotLeased

@@ -45,6 +45,7 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     messages.QueuePlace: "QueuePlace position estimated_wait_s ticket_id queue_length",
     ev.TicketLeft: "TicketLeft at_ns",
     ev.TicketCancelled: "TicketCancelled at_ns",
+    ev.AnswerCancelled: "AnswerCancelled at_ns",
     ev.AdmissionRefused: "AdmissionRefused at_ns code",
     ev.Admitted: "Admitted at_ns",
     ev.SlotLeased: "SlotLeased at_ns lease slot",

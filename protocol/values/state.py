@@ -331,6 +331,7 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             Request.COMMIT: ErrorCode.INVALID_EVENT,
             Request.MISPLACED: ErrorCode.INVALID_EVENT,
             **dict.fromkeys((*_OF_OPENAI, *_OF_OMNI), ErrorCode.INVALID_EVENT),
+            Request.CANCEL: ACCEPT,
         },
         Gate.PAUSED: {
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
@@ -344,6 +345,7 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
         Gate.TURN: {
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
             Request.CLOSE: ACCEPT,
+            Request.CANCEL: ACCEPT,
             Request.PLAYED: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },

@@ -309,7 +309,7 @@ class FrameEditor:
         text = unescaped(old)
         said = DATA_URL.match(text)
         known = next(filter(text.startswith, IMAGE_URL_HEADS.values()), "")
-        head = known or ("data:;base64," if said else "")
+        head = known or (_unnamed(said[0]) if said else "")
         try:
             data = pybase64.b64decode(text[said.end() :] if said else text, validate=True)
         except ValueError:
@@ -321,6 +321,12 @@ class FrameEditor:
             "video": content.hide_video,
         }
         return head + pybase64.b64encode_as_string(hide[form](data))
+
+
+def _unnamed(head: str) -> str:
+    """The head of a data URL without its media type, which may be any words."""
+    begin, end = "data:", ";base64,"
+    return begin + "x" * (len(head) - len(begin + end)) + end
 
 
 def _with_line_breaks_of(old: str, new: str) -> str:

@@ -134,7 +134,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     Shortened: _fields("size_bytes blake2b unreadable read_bytes", frame="head", below="refused"),
     Refused: _fields("code ignored", frame="message"),
     **dict.fromkeys((ev.SendFailed, ev.TicketLeft, ev.TicketCancelled, ev.Admitted), _TIMED),
-    **dict.fromkeys((ev.RecordingFailed, ev.Draining, ev.Flooded), _TIMED),
+    **dict.fromkeys((ev.RecordingFailed, ev.Draining, ev.Flooded, ev.AnswerCancelled), _TIMED),
     ev.Forked: _fields("at_ns resume_hash recording_notice", below="limits"),
     ev.PeerGone: _fields("at_ns close_code"),
     ev.PeerAttached: _fields("at_ns after resume_hash"),

@@ -23,7 +23,7 @@ from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, DuplexConfig, Opened
-from protocol.values.omni import AckPlayback
+from protocol.values.omni import Acknowledged
 from protocol.values.requests import Played
 from protocol.values.state import State
 from protocol.values.utf8 import Shortened
@@ -439,17 +439,21 @@ class SessionStory:
     def _take_playback(self, record: Record, frame: str) -> None:
         is_refused = self.session is not None and self.session.state is not State.ACTIVE
         request = self.wire.request(frame)
-        if isinstance(request, AckPlayback):  # which counts from the beginning of the response
-            request = Played(played_ms=self._spoken_ms + request.played_ms)
         if isinstance(request, Played) and not is_refused:
-            spoken = self._spoken_ms + spoken_ms(self.exchanges.current)
-            playback = Playback(
-                at_ns=record.at_ns,
-                played_ms=request.played_ms,
-                behind_ms=max(0, spoken - request.played_ms),
-                seq=record.seq,
-            )
-            self.playback.append(playback)
+            self._note_played(record, request.played_ms)
+
+    @property
+    def _all_spoken_ms(self) -> int:
+        return self._spoken_ms + spoken_ms(self.exchanges.current)
+
+    def _note_played(self, record: Record, played_ms: int) -> None:
+        playback = Playback(
+            at_ns=record.at_ns,
+            played_ms=played_ms,
+            behind_ms=max(0, self._all_spoken_ms - played_ms),
+            seq=record.seq,
+        )
+        self.playback.append(playback)
 
     def _take_sent(self, passage: Passage) -> Passage:
         self.frames_sent += 1
@@ -467,6 +471,11 @@ class SessionStory:
                     seq=passage.record.seq,
                 )
                 self.errors.append(sent)
+        if len(frame) <= ERROR_CHARS_MAX and '"playback.acknowledged"' in frame:
+            for it in self.wire.messages(frame):
+                if isinstance(it, Acknowledged):  # of one response, which is the last
+                    behind_ms = max(0, it.playback.generated_ms - it.playback.played_ms)
+                    self._note_played(passage.record, max(0, self._all_spoken_ms - behind_ms))
         return attrs.evolve(passage, frame=frame)
 
     def _take_mark(self, record: Record) -> None:

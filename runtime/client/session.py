@@ -29,6 +29,7 @@ from protocol.machine.client import ClientConnection
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.modes import OF_MODE, Mode
+from protocol.values.openai import CancelResponse
 from protocol.values.requests import (
     Append,
     AppendSound,
@@ -147,6 +148,10 @@ class ClientSession:
     async def ask(self, ask: Ask) -> None:
         """Ask for a turn of chat."""
         await self.say(ask)
+
+    async def cancel(self) -> None:
+        """Ask for the end of the answer that is under way, in a chat."""
+        await self.say(CancelResponse())
 
     async def choose(self, model: str, *, record: bool = True) -> None:
         """Choose the model of a transcription, and whether it may be recorded."""

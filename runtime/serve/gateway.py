@@ -55,6 +55,7 @@ from recorder.write.writer import Recorder
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
+from ..api.demo_pages import DemoPages
 from ..api.marks import Marks
 from ..api.pages import ADDRESS as CONSOLE
 from ..api.pages import Console, Pages, is_public
@@ -386,7 +387,8 @@ class Gateway:
         marks = Marks(lambda: self.server, self._recordings)
         voices = Voices(self._voices, self._settings.default_voice)
         folder = self._settings.static
-        pages = [] if folder is None else [Pages(folder).route()]
+        demo = DemoPages(lambda: self.server, self._voices).answers()
+        pages = [] if folder is None else [Pages(folder, demo).route()]
         app = make_app(
             self.readiness,
             [

@@ -103,6 +103,7 @@ class Driver:
     ) -> None:
         self.recording_id: Final = opened.recording_id
         self.mode: Final = opened.mode
+        self.is_request: Final = opened.endpoint == "chat"
         self.owner: Final = owner
         self.party: Final = party
         self.session: Session | None = None

@@ -317,6 +317,8 @@ QUEUE_MAX: Final = 64
 """At 90 s a session and one slot, the last of 64 waits over an hour; any more would time out."""
 DETACHED_MAX: Final = 256
 """Sessions without a connection: each holds memory and an open log, and a slot for its grace."""
+FORK_MB: Final = 128
+"""A quarter of an hour of speech; more may be copied then."""
 CHATS_MAX: Final = 256
 """Connected chats: each holds a socket, and memory during a turn."""
 CONNECTIONS_MAX: Final = 4096
@@ -589,6 +591,13 @@ class Settings:
         "Keep the logs of sessions that were refused before their first message (worker_busy, "
         "queue_full); the metrics always count them.",
         served=False,
+    )
+    fork_mb: int = setting(
+        FORK_MB,
+        "Megabytes of recordings that the forks of one key or address may copy in a quarter of an "
+        "hour; one more may begin while any are left.",
+        low=1,
+        high=MEGABYTES_MAX,
     )
     record_keep_days: int | None = setting(
         None,

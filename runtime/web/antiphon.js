@@ -735,6 +735,11 @@ export class ChatSession {
     return (await this.ask(question, { ...how, stream: false })).finish();
   }
 
+  /** End the answer that is under way: its response, with the reason `interrupted`, is still to be read. */
+  cancel() {
+    if (this.#answer && !this.#answer.isOver) this.#channel.send({ type: "response.cancel" });
+  }
+
   /**
    * End the session; an answer that is under way is cut.
    * @param {string} [reason] in the caller's own words

@@ -123,7 +123,8 @@ def test_sessions_and_tickets_are_seen_by_their_own_key(keyed: Keyed) -> None:
         assert keyed.ask(path, "bert")[0] == 404
         assert len(keyed.ask("/api/sessions", "root")[1]["sessions"]) == 2
 
-        assert keyed.ask("/api/queue", "anna")[1] == {"queue_length": 1, "tickets": []}
+        told = {"queue_length": 1, "tickets": [], "items": [], "running_tasks": []}
+        assert keyed.ask("/api/queue", "anna")[1] == told
         (place,) = keyed.ask("/api/queue", "bert")[1]["tickets"]
         assert (place["ticket_id"], place["position"]) == (ticket, 1)
         assert keyed.ask(f"/api/queue/{ticket}", "anna")[0] == 404

@@ -20,12 +20,21 @@ from protocol.values.errors import FieldError, FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX
 from protocol.values.modes import Mode
 from protocol.values.requests import Request
-from protocol.wire.codec import Reading, Value, parse_frame
+from protocol.wire.codec import Reading, Value, looks_float32, looks_int16, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from protocol.wire.kinds import IMAGE_URL_HEADS, Kind
-from protocol.wire.media import ImageKind, check_image, container_of, kind_of, read_wav
+from protocol.wire.media import (
+    SOUND_HEADS,
+    ImageKind,
+    SoundKind,
+    check_image,
+    container_of,
+    kind_of,
+    read_wav,
+    sound_kind,
+)
 from protocol.wire.schema import describe
 from protocol.wire.table import READER
 from replay.redact import frames as client_frames
@@ -41,6 +50,7 @@ from replay.redact.content import (
     hide_video,
     is_whole,
     mute,
+    mute16,
     mute_file,
     numbers,
 )
@@ -386,6 +396,39 @@ def test_sound_is_silent() -> None:
         assert len(made) == len(data)
         assert header_of(made) == header_of(data)
         assert len(set(made[-200:])) <= 1 or len(data) < 200
+
+
+def test_sound_of_the_other_format_stays_refused() -> None:
+    """A redacted session would hear an append that the client's was refused."""
+    tone = 0.5 * np.sin(np.arange(1600))
+    as_int16, as_float32 = (tone * 32_767).astype("<i2").tobytes(), tone.astype("<f4").tobytes()
+    for made in (mute(as_int16), mute(mute(as_int16))):
+        assert looks_int16(np.frombuffer(made, "<f4"))
+        assert len({made[i : i + 4] for i in range(0, len(made), 4)}) <= 2
+    assert looks_float32(mute16(as_float32))
+    assert len(mute16(as_float32 + b"\1")) == len(as_float32) + 1
+    assert mute16(as_int16) == bytes(len(as_int16))
+
+
+@pytest.mark.parametrize("kind", SOUND_HEADS)
+def test_a_sound_file_keeps_its_head(kind: SoundKind) -> None:
+    """A voice would be left, or be taken for samples."""
+    made = mute_file(SOUND_HEADS[kind] + bytes(range(200)))
+    assert sound_kind(made) == kind
+    assert made == SOUND_HEADS[kind] + bytes(200)
+
+
+def test_sound_in_a_data_url_is_silent() -> None:
+    """A voice in a data URL would be left, or its media type, which may be any words."""
+    tone = np.sin(np.arange(8_000, dtype="<f4")).astype("<f4").tobytes()
+    head = "data:audio/my-own-words;base64,"
+    voice = {"ref_audio_base64": head + base64(tone)}
+    frame = json.dumps({"type": "session.init", "payload": {"voice": voice}})
+    made = edited(frame)
+    assert len(made) == len(frame)
+    said = json.loads(made)["payload"]["voice"]["ref_audio_base64"]
+    assert said == f"data:{'x' * 18};base64," + base64(bytes(len(tone)))
+    assert verdict("realtime", "audio", made) == verdict("realtime", "audio", frame)
 
 
 def header_of(data: bytes) -> object:

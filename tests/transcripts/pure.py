@@ -431,6 +431,8 @@ class PurePlayer:
                 self.clock.at(self.began_ns + effect.at_ns, lambda: self._step(fired))
             case ef.CancelTimer() | ef.DropUnit() | ef.ForgetRecording() | ef.DetectSpeech():
                 pass  # a timer that is set no more is known by its generation
+            case ef.CancelDecode():
+                pass  # and so is media by its number
             case _:
                 self.model.perform(effect)
 

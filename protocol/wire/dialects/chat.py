@@ -22,6 +22,7 @@ from ...values.limits import (
     CONTENTS_MAX,
     IMAGE_PIXELS_SUM_MAX,
     IMAGES_MAX,
+    INPUT_ID_CHARS_MAX,
     MESSAGES_MAX,
     SOUND_FILES_MAX,
     STACK_FRAMES_MAX,
@@ -44,6 +45,7 @@ from ...values.model import (
     ToolCall,
     ToolResult,
 )
+from ...values.openai import CancelResponse
 from ...values.requests import (
     Ask,
     AudioPart,
@@ -579,7 +581,18 @@ ASK: Final = Table(
     where="a turn of realtime",
 )
 """A turn; its wish about the recording is in the init here."""
-REQUESTS: Final[Mapping[Request, Table]] = {Request.INIT: _INIT, Request.APPEND: ASK}
+RESPONSE_CANCEL: Final = "response.cancel"
+CANCEL: Final = Table(
+    CancelResponse,
+    Field("response_id", text(INPUT_ID_CHARS_MAX, 1, holds=NAMED), None, omit=True),
+    tag={"type": RESPONSE_CANCEL},
+    doc="End the answer that is under way; without one it has no effect.",
+)
+REQUESTS: Final[Mapping[Request, Table]] = {
+    Request.INIT: _INIT,
+    Request.APPEND: ASK,
+    Request.CANCEL: CANCEL,
+}
 
 # -- from the server ----------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ import { Microphone } from "../microphone.js";
 import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
 import { Consent } from "./consent.js";
-import { button, duration, fill, h, notice, select } from "./dom.js";
+import { button, countdown, duration, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
 import { replay } from "./replay.js";
 import { Setup } from "./setup.js";
 import { share } from "./share.js";
-import { Captions, Lane, Levels, Measures } from "./stage.js";
+import { Captions, Lane, Levels, Measures, Meter } from "./stage.js";
 import { ECHO, endOf, HINTS, SEEING, STATES } from "./words.js";
 
 const TICK_MS = 500;
@@ -33,6 +33,7 @@ class TalkPage {
   #levels = new Levels();
   #setup = new Setup();
   #consent = new Consent("conversation");
+  #meter = new Meter(() => this.#setup.microphoneId);
   #notice = notice("warn");
   #advice = notice("warn");
   #state = h("h1", { class: "state", "aria-live": "polite" }, STATES.idle);
@@ -56,6 +57,7 @@ class TalkPage {
   });
   #began = 0;
   #ticking = 0;
+  #stopCounting = () => {};
 
   #start = button("Start talking", () => this.#toggle(), { class: "primary large" });
   #mute = button("Mute", () => this.#setMuted(!this.#isMuted), { "aria-pressed": "false", title: "Mute (M)" });
@@ -118,6 +120,7 @@ class TalkPage {
         this.#notice.element,
         this.#advice.element,
         h("div", { class: "row big" }, this.#start, this.#hold, this.#links),
+        this.#meter.element,
         this.#consent.element,
         controls,
         this.#captions.element,
@@ -160,6 +163,7 @@ class TalkPage {
   /** End the recording or playing of the user's own voice; a conversation goes on. */
   rest() {
     this.#setup.rest();
+    this.#meter.rest();
   }
 
   // -- beginning and ending ------------------------------------------------------------------------
@@ -180,6 +184,7 @@ class TalkPage {
       );
     }
     this.#clear();
+    this.#meter.rest();
     const deviceId = this.#setup.microphoneId || undefined;
     const microphone = new Microphone({ deviceId });
     const speaker = new Speaker({ deviceId: this.#setup.speakerId || undefined });
@@ -209,7 +214,8 @@ class TalkPage {
   #hear(conversation) {
     conversation.on("state", ({ state }) => this.#settle(state));
     conversation.on("queue", ({ position, estimated_wait_s: s, queue_length: length }) => {
-      this.#detail.textContent = `Place ${position} of ${length} in the queue${s ? `, about ${s} s` : ""}.`;
+      const place = `Place ${position} of ${length} in the queue`;
+      this.#count(s, (left) => (this.#detail.textContent = left ? `${place}, about ${left} s.` : `${place}.`));
     });
     conversation.on("created", (created) => this.#created(created));
     conversation.on("caption", (caption) => this.#captions.tell(caption));
@@ -225,7 +231,7 @@ class TalkPage {
       this.#measures.kv(Number(unit.metrics.kv_cache_length ?? 0), this.#app.facts.context_limit);
     });
     conversation.on("going_away", ({ secondsLeft }) =>
-      this.#notice.say(`The server will shut down: ${secondsLeft} s are left.`, "warn"),
+      this.#count(secondsLeft, (left) => this.#notice.say(`The server will shut down: ${left} s are left.`, "warn")),
     );
     conversation.on("error", ({ code, message }) => {
       this.#notice.say(sentence(message), "bad");
@@ -239,8 +245,15 @@ class TalkPage {
     conversation.on("ended", ({ reason, error }) => this.#ended(conversation, reason, error));
   }
 
+  /** Show what is left of some seconds, in place of what was counted before. @param {number} seconds @param {(left: number) => void} tell */
+  #count(seconds, tell) {
+    this.#stopCounting();
+    this.#stopCounting = countdown(seconds, tell);
+  }
+
   /** @param {import("../antiphon.js").Created} created */
   #created({ recording, recordingId, recordingNotice }) {
+    this.#stopCounting();
     this.#began = Date.now();
     this.#ticking = window.setInterval(() => this.#measures.time(duration(Date.now() - this.#began)), TICK_MS);
     const told = {
@@ -259,6 +272,7 @@ class TalkPage {
   /** @param {Conversation} conversation @param {string} reason @param {Error | null} error */
   #ended(conversation, reason, error) {
     clearInterval(this.#ticking);
+    this.#stopCounting();
     this.#advice.say("");
     this.#conversation = null;
     this.#detail.textContent = error ? "" : endOf(reason, null);

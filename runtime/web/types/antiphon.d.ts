@@ -188,6 +188,8 @@ export class ChatSession {
      * @returns {Promise<Response>}
      */
     answer(question: string | Message[], how?: Parameters<ChatSession["ask"]>[1]): Promise<Response>;
+    /** End the answer that is under way: its response, with the reason `interrupted`, is still to be read. */
+    cancel(): void;
     /**
      * End the session; an answer that is under way is cut.
      * @param {string} [reason] in the caller's own words
