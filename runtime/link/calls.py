@@ -134,7 +134,8 @@ class HeldModel:
         emit: Callable[[ev.Event], None] = lambda _: None,
     ) -> ev.Event:
         """Make a call, and `begin` before it; `emit` gets the progress of a turn."""
-        await self.begin(effect)
+        if self._opened_by is None or self._opened_by is not OPENED_BY.get(type(effect)):
+            await self.begin(effect)
         held: Any = self.held
 
         def progress(piece: Piece) -> None:

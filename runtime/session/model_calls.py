@@ -341,7 +341,7 @@ class ModelCalls:
                 return
             case ef.OpenBackend():
                 await try_to_open(lease.model, effect, lease.is_over)
-            case _:
+            case _ if lease.model.held is None:
                 await lease.model.begin(effect)
         if self._lease is lease:
             self._bring(lease, await lease.model.call(effect, emit=partial(self._post, lease)))
