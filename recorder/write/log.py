@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -86,6 +87,7 @@ class Loops:
 
 
 _NOT_APPENDED: Final = frozenset({"session", "fin"})
+SEQ_MAX: Final = 1 << 63
 CALL_UP_BYTES: Final = MIB
 """A backlog of this size is served before any task waits for it: several blocks of work."""
 
@@ -107,6 +109,7 @@ class Shared:
         session_bytes_max: backlog at which one log is full.
         total_bytes_max: backlog of all logs at which each log over its share is full.
         serve_here: serves logs in the calling thread, for a recorder without its own.
+        clock: in seconds.
         changed: notified when a log is called up or the recorder closes.
         called_up: logs to serve now, in order.
         steps: steps of work done for any log since the start; constant while the disk hangs.
@@ -116,6 +119,7 @@ class Shared:
     session_bytes_max: int
     total_bytes_max: int
     serve_here: Callable[[], None]
+    clock: Callable[[], float]
     loops: Loops = attrs.field(factory=Loops)
     changed: threading.Condition = attrs.field(
         factory=lambda: threading.Condition(threading.Lock())
@@ -127,14 +131,19 @@ class Shared:
     failures: int = 0
     is_closing: bool = False
     room_waiters: list[_Waiter] = attrs.field(factory=list)
+    _done: list[_Waiter] = attrs.field(factory=list)
 
+    def release(self, waiters: list[_Waiter], *, all_of_them: bool = False) -> None:
+        """Have the waiters that are done woken by the next `wake`; the lock is held."""
+        for waiter in [it for it in waiters if all_of_them or it.is_done()]:
+            waiters.remove(waiter)
+            self._done.append(waiter)
 
-def _wake(waiters: list[_Waiter], *, all_of_them: bool = False) -> None:
-    """Wake and remove the waiters that are done; the lock is held."""
-    done = [waiter for waiter in waiters if all_of_them or waiter.is_done()]
-    for waiter in done:
-        waiters.remove(waiter)
-        waiter.loop.call_soon((waiter.event.set,))
+    def wake(self) -> None:
+        """Wake who was released; without the lock, and last: the loop would wait for both."""
+        while self._done:
+            waiter = self._done.pop()
+            waiter.loop.call_soon((waiter.event.set,))
 
 
 class SessionLog:
@@ -144,6 +153,8 @@ class SessionLog:
         next_seq: `seq` that the next record must have.
         written_seq: `seq` of the last record that write(2) took, -1 before the first.
         backlog_bytes: appended and not yet written.
+        queued_at: when the first record of the backlog came.
+        unsynced_at: when the first record came that is not on the device, if the file is dirty.
         failure: why the log failed, or None.
     """
 
@@ -159,6 +170,7 @@ class SessionLog:
         self._home: Final = shared.loops.here()
         self._queue: deque[tuple[Record, int]] = deque()
         self.backlog_bytes = 0
+        self.queued_at = self.unsynced_at = 0.0
         self.next_seq = next_seq
         self._due_seq = -1
         self._is_due = False
@@ -211,7 +223,7 @@ class SessionLog:
             raise LogMisuse(f"record {seq} was never appended, the next is {self.next_seq}")
         if self.written_seq >= seq:
             return  # usually another frame of the same step has waited
-        await self._wait(self._waiters, lambda: self.written_seq >= seq)
+        await self._wait(self._waiters, lambda: self.written_seq >= seq, seq)
 
     async def room(self) -> None:
         """Wait until the log is not full; `LogFailed` if it failed."""
@@ -246,6 +258,7 @@ class SessionLog:
                 self._give_up(LogFailed(f"{self.path.name} is not wanted"))
             else:
                 self._call_up()
+        self._shared.wake()
         self._shared.serve_here()
 
     async def gone(self) -> None:
@@ -256,13 +269,16 @@ class SessionLog:
         """Note that the file of a discarded log is removed; called by the recorder."""
         with self._shared.changed:
             self._is_gone = True
-            _wake(self._leavers)
+            self._shared.release(self._leavers)
+        self._shared.wake()
 
     def put(self, *records: Record, urgent: bool, is_last: bool = False) -> None:
         """Take any records, see `append`; called by the recorder."""
         sizes = [size_bytes(record.fields) + RECORD_OVERHEAD_BYTES for record in records]
         shared = self._shared
         with shared.changed:
+            if not self._queue:
+                self.queued_at = shared.clock()
             for record, size in zip(records, sizes, strict=True):
                 self._check(record, size)
                 self.next_seq += 1
@@ -280,6 +296,8 @@ class SessionLog:
         """Take queued records up to `bytes_max` (at least one; all if failed), and their size."""
         with self._shared.changed:
             records, size, queue = list[Record](), 0, self._queue
+            if not self.file.is_dirty:
+                self.unsynced_at = self.queued_at
             while queue and (
                 not records or size + queue[0][1] <= bytes_max or self.failure is not None
             ):
@@ -290,10 +308,10 @@ class SessionLog:
             return records, size
 
     def advance(self, seq: int) -> None:
-        """Note that write(2) took everything up to `seq`; called by the recorder's thread."""
+        """Note that write(2) took everything up to `seq`; the recorder calls `wake` then."""
         with self._shared.changed:
             self.written_seq = seq
-            _wake(self._waiters)
+            self._shared.release(self._waiters)
 
     def release(self, size: int) -> bool:
         """Note that `size` bytes were freed; return whether the log must be served again now."""
@@ -301,13 +319,13 @@ class SessionLog:
             self.backlog_bytes -= size
             self._shared.backlog_bytes -= size
             self._is_in_line = self._is_due
-            _wake(self._shared.room_waiters)
+            self._shared.release(self._shared.room_waiters)
             return self._is_due
 
-    def call_up_if_queued(self) -> None:
-        """Serve the log in this round if it holds records; called by the recorder's thread."""
+    def call_up_if_queued(self, since: float = inf) -> None:
+        """Serve the log in this round if it holds records since then; by the recorder's thread."""
         with self._shared.changed:
-            if self._queue:
+            if self._queue and self.queued_at <= since:
                 self._call_up()
 
     def fail(self, failure: LogFailed, *, tell: bool) -> None:
@@ -317,14 +335,15 @@ class SessionLog:
                 return
             self._shared.failures += 1
             self._give_up(failure)
+        self._shared.wake()
         if tell and self._on_failure is not None:
             self._tell(self._on_failure, failure)
 
     def _give_up(self, failure: LogFailed) -> None:
         self.failure = failure
         self._call_up()
-        _wake(self._waiters, all_of_them=True)
-        _wake(self._shared.room_waiters)
+        self._shared.release(self._waiters, all_of_them=True)
+        self._shared.release(self._shared.room_waiters)
 
     def _tell(self, on_failure: OnFailure, failure: LogFailed) -> None:
         if self._home is None:
@@ -353,20 +372,23 @@ class SessionLog:
         self,
         waiters: list[_Waiter],
         is_done: Callable[[], bool],
+        seq: int = SEQ_MAX,
         *,
         despite_failure: bool = False,
     ) -> None:
-        waiter = self._enlist(waiters, is_done, despite_failure=despite_failure)
+        """Wait until `is_done`; the log is served if it holds back records up to `seq`."""
+        waiter = self._enlist(waiters, is_done, seq, despite_failure=despite_failure)
         self._shared.serve_here()
         if waiter is None:
             await anyio.lowlevel.checkpoint()
         else:
             try:
                 await waiter.event.wait()
-            finally:
+            except BaseException:
                 with self._shared.changed:
                     if waiter in waiters:
                         waiters.remove(waiter)
+                raise
         if not is_done():
             self._raise_if_failed()
 
@@ -375,7 +397,12 @@ class SessionLog:
             raise LogFailed(str(self.failure)) from self.failure
 
     def _enlist(
-        self, waiters: list[_Waiter], is_done: Callable[[], bool], *, despite_failure: bool
+        self,
+        waiters: list[_Waiter],
+        is_done: Callable[[], bool],
+        seq: int,
+        *,
+        despite_failure: bool,
     ) -> _Waiter | None:
         loop = self._shared.loops.here()
         assert loop is not None, "only a task can wait"
@@ -384,6 +411,6 @@ class SessionLog:
                 return None
             waiter = _Waiter(is_done=is_done, event=anyio.Event(), loop=loop)
             waiters.append(waiter)
-            if self._queue:
+            if self._queue and self._queue[0][0].seq <= seq:
                 self._call_up()
             return waiter

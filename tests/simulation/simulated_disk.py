@@ -22,7 +22,7 @@ from recorder.write.disk import Disk
 from recorder.write.writer import Recorder, RecorderPolicy
 
 TICK_S: Final = 0.25
-"""As the recorder's own `block_age_s`."""
+"""As the recorder's own `tick_s`."""
 
 
 @attrs.frozen(kw_only=True)
