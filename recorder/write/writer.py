@@ -5,8 +5,8 @@
 
 Rules:
 - `append` never blocks. Records that are ready together share a block. An urgent record, or a task
-  in `written`, has its log served at once; others wait for it, up to `age_s_max`: so a second of a
-  session is one block, and one sync.
+  in `written`, has its log served at once. Others wait for the next such record, up to `age_s_max`,
+  while there are any: so a unit of a session is one block. Without them they wait for a tick.
 - Logs are served in turn by bytes (deficit round robin), `QUANTUM_BYTES` of work per turn; a log
   new in line comes first. So a log with little to write waits for one step of the current work and
   one turn of each log before it, whatever the others' backlog.
@@ -96,9 +96,10 @@ class RecorderPolicy:
 
     Attributes:
         durability: when fdatasync runs.
-        age_s_max: the longest that a record waits for others, to share their block and their sync.
-        tick_s: how often the recorder looks for such records, which wait so much longer: both are
-            what a power cut may cost, except under `none`.
+        age_s_max: how long a record waits for an urgent one, to share its block, and for a sync:
+            more than the second in which the next unit comes.
+        tick_s: how often the recorder looks at what waits; both together are what a power cut may
+            cost, except under `none`.
         session_backlog_bytes_max: bytes at which a log is full; some 40 seconds of speech.
         total_backlog_bytes_max: total bytes at which each log over its share is full.
     """
@@ -172,7 +173,7 @@ class Recorder:
         self._shared: Final = Shared(
             session_bytes_max=self._policy.session_backlog_bytes_max,
             total_bytes_max=self._policy.total_backlog_bytes_max,
-            serve_here=self._serve_called_up if inline else _serve_elsewhere,
+            serve_here=self._serve_called_up if inline else lambda: None,
             clock=clock,
         )
         self._thread: Final = None if inline else self._start()
@@ -298,8 +299,12 @@ class Recorder:
             log.call_up_if_queued(due_at)
         self._serve_a_round()
         self._shared.serve_here()
-        if self._policy.durability != "none":  # the only sync of chats and of text after a unit
-            self._sync_due(due_at)
+        is_synced = self._policy.durability != "none"  # else only at the end
+        for log in tuple(self._logs) if is_synced else ():
+            is_due = log.file.is_dirty and log.unsynced_at <= due_at
+            if is_due and log.failure is None and log not in self._syncing:
+                self._syncing.add(log)
+                self._syncer.ask(partial(self._sync, log))
 
     def _serve_called_up(self) -> None:
         while self._shared.called_up or self._had_a_turn:
@@ -315,12 +320,6 @@ class Recorder:
 
     def _serve(self, log: SessionLog) -> None:
         """Give a log its turn; it stays in line while it has more work."""
-        if self._has_more(log):
-            self._had_a_turn.append(log)
-        self._shared.wake()
-
-    def _has_more(self, log: SessionLog) -> bool:
-        """Work on a log for a turn; whether something is left."""
         work = self._under_way.setdefault(log, _Work())
         work.credit_bytes += QUANTUM_BYTES
         while work.credit_bytes > 0:
@@ -339,8 +338,10 @@ class Recorder:
             work.steps = None
             if not log.release(work.size_bytes):
                 del self._under_way[log]
-                return False
-        return True
+                break
+        else:
+            self._had_a_turn.append(log)
+        self._shared.wake()
 
     def _write(self, log: SessionLog, records: list[Record]) -> Iterator[int]:
         """Write records step by step, yielding each step's bytes; a begun block is completed."""
@@ -374,13 +375,6 @@ class Recorder:
             self._shared.wake()
         except Exception as error:  # whatever it is, it must not reach other logs
             self._fail(log, error)
-
-    def _sync_due(self, due_at: float) -> None:
-        for log in tuple(self._logs):
-            is_due = log.file.is_dirty and log.unsynced_at <= due_at
-            if is_due and log.failure is None and log not in self._syncing:
-                self._syncing.add(log)
-                self._syncer.ask(partial(self._sync, log))
 
     def _sync(self, log: SessionLog) -> None:
         """Sync a log that goes on; runs in the syncer's thread."""
@@ -426,7 +420,3 @@ class Recorder:
                 self._drop(log)
             except OSError as error:
                 self._fail(log, error)
-
-
-def _serve_elsewhere() -> None:
-    """Leave the work to the thread."""

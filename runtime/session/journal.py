@@ -149,11 +149,12 @@ class Journal:
             self._hashes.forget()
         if not effects and not session.is_hash_due(event):
             return ready_now
+        urgent = any(isinstance(effect, _AWAITED) for effect in effects)
         recorded = step_records(session, event, effects, self._hashes)
         if session.is_resumable:
             self._note_frames(recorded)
-        self._append(event.at_ns, recorded, urgent=False)
-        if self._log is None or not any(isinstance(effect, _AWAITED) for effect in effects):
+        self._append(event.at_ns, recorded, urgent=urgent)
+        if self._log is None or not urgent:
             return ready_now
         return partial(self._written, self._log, self._seq - 1)
 

@@ -285,7 +285,7 @@ async def test_a_slow_device_holds_up_nobody_else(disk: MemoryDisk) -> None:
 
 
 async def test_aged_records_are_written_unasked(disk: MemoryDisk) -> None:
-    """What no client waits for must still survive a kill, a quarter of a second later."""
+    """What no client waits for must still survive a kill, a moment later."""
     with Recorder(RecorderPolicy(age_s_max=0.001, tick_s=0.001), disk=disk) as recorder:
         log = start(recorder)
         with anyio.fail_after(TIMEOUT_S):
@@ -460,11 +460,11 @@ def test_wake_ups_are_shared() -> None:
     ran: list[int] = []
     loop = Loop(SimpleNamespace(run_sync_soon=scheduled.append))
     for number in range(3):
-        loop.call_soon((partial(ran.append, number),))
+        loop.call_soon(partial(ran.append, number))
     assert len(scheduled) == 1
     scheduled[0]()
     assert ran == [0, 1, 2]
-    loop.call_soon((partial(ran.append, 3),))
+    loop.call_soon(partial(ran.append, 3))
     assert len(scheduled) == 2
 
 
@@ -475,8 +475,8 @@ def test_nobody_is_there_to_wake() -> None:
         raise RuntimeError("the loop is over")
 
     loop = Loop(SimpleNamespace(run_sync_soon=run_sync_soon))
-    loop.call_soon((int,))
-    loop.call_soon((int,))
+    loop.call_soon(int)
+    loop.call_soon(int)
 
 
 async def test_many_sessions_at_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from recorder.write.writer import Durability, Recorder, RecorderPolicy
 from runtime.commands.bench_engine import load_speech
 from runtime.session.identity import SystemIdentities
 from tests.bench.recording import Talker, make_unit
-from tests.recorder.test_samples import PATH, MemoryDisk
+from tests.recorder.test_samples import PATH, MemoryDisk, record
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +86,23 @@ async def test_a_second_of_a_session_is_one_block(
         assert disk.calls.count("sync") <= syncs * units * 1.2
         for talker in sessions:
             await talker.finish()
+
+
+async def test_what_no_answer_follows_is_written_at_the_next_tick() -> None:
+    """Who follows a recording hears a muted user a second late."""
+    now_s, disk = 0.0, MemoryDisk()
+    with Recorder(disk=disk, clock=lambda: now_s, inline=True) as recorder:
+        log = recorder.open(PATH, {}, at_ns=0)
+        log.append(record("tx", 1, frame="a", ordinal=0), urgent=True)
+        policy, seq, written = RecorderPolicy(), 2, []
+        while now_s < policy.age_s_max + 1:
+            now_s += policy.tick_s
+            log.append(record("mark", seq))
+            recorder._serve_aged()
+            written.append(log.written_seq == seq)
+            seq += 1
+    waited = round(policy.age_s_max / policy.tick_s) - 1
+    assert written == [False] * waited + [True] * (len(written) - waited)
 
 
 async def test_a_unit_wakes_the_thread_once_and_the_loop_once(
