@@ -120,6 +120,7 @@ soak: $(WITH_RAY)
 	@$(BIN)/python -m tests.soak.dataset
 	@$(BIN)/python -m tests.soak.install
 	@$(BIN)/python -m tests.law
+	@$(BIN)/python -m tests.mutants
 	@$(BIN)/python -m tests.simulation.simulate --seeds 0-1999 --out $(EVIDENCE)
 	@$(BIN)/python -m pytest $(PYTEST_WORKERS) -m soak
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_WORKERS) -m hypothesis

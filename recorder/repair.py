@@ -33,13 +33,14 @@ import zstandard
 from .format.blobs import EXACT_16, RAW, cut_of, pack_flac
 from .format.blocks import FIN_FIELDS, LEVEL, Batch, Chain, Compressor, Frame
 from .format.encoding import Framed, RecordEncoder, to_json
-from .format.errors import LogUnsound, RecorderError
+from .format.errors import FormatError, LogUnsound, RecorderError
 from .format.expansion import Expansion, header_cost
 from .format.format import (
     BLOCK_BYTES,
     COMPACT_VERSION,
     FORMAT_VERSION,
     HEADER_BYTES,
+    MARK,
     MIB,
     BlockHeader,
     Piece,
@@ -483,7 +484,10 @@ class Compacted:
 def is_compact(path: Path) -> bool:
     """Whether the log is already compacted; `FormatError` if it is no log, or `OSError`."""
     with path.open("rb") as file:
-        return unpack_header(file.read(HEADER_BYTES)).version >= COMPACT_VERSION
+        head = file.read(HEADER_BYTES)
+    if not head.startswith(MARK):
+        raise FormatError("this is no recording")
+    return unpack_header(head).version >= COMPACT_VERSION
 
 
 def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Compacted:

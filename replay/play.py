@@ -35,6 +35,7 @@ from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import OF_MODE
+from protocol.values.utf8 import Shortened
 from recorder.format.errors import RecorderError
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
@@ -124,6 +125,9 @@ def address_of(opened: ev.ConnectionOpened) -> str:
             return LIVE_PATH
         case "openai":
             return f"{REALTIME_PATH}?model={quote(opened.label, safe='')}"
+        case "omni":
+            model = f"&model={quote(opened.label, safe='')}" if opened.label else ""
+            return f"{REALTIME_PATH}?duplex=1&mode={opened.mode}{model}"
 
 
 def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[ScriptStep]:
@@ -238,7 +242,9 @@ class Player:
         async with kinds:
             try:
                 while True:
-                    await kinds.send(self._wire.kind(await self._websocket.receive()))
+                    received = await self._websocket.receive()
+                    if not isinstance(received, Shortened):
+                        await kinds.send(self._wire.kind(received))
             except (WebSocketClosed, anyio.BrokenResourceError):
                 pass
 

@@ -12,6 +12,7 @@ import errno
 import gc
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -138,6 +139,8 @@ MOVED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """What replaced a command, by its old words: one, or a command with a subcommand or option."""
+WITHIN: Final = MappingProxyType({"recordings": RECORDINGS, "workers": WORKERS, "dev": DEV})
+"""The groups whose commands may be named without the group's name, by mistake."""
 EXIT_BY_SIGNAL: Final = 128
 """Shells add it to the number of the signal that ended a command."""
 LOST_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -229,9 +232,14 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command, and say which extra it lacks."""
+        """Run a command, and say which extra it lacks, or where a word too many belongs."""
         with _extras(ctx):
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except click.UsageError as error:
+                if more := _place_of_more(error):
+                    raise click.UsageError(error.message + more, error.ctx) from error
+                raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
@@ -246,9 +254,13 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
-            raise click.exceptions.NoSuchCommand(
-                error.command_name, possibilities=self.named, ctx=ctx
-            ) from None
+            name = error.command_name
+            places = [f"{group} {name}" for group, table in WITHIN.items() if name in table]
+            meant = places or (["--help"] if name == "help" else [])
+            if self.groups is GROUPS and meant:
+                text = f"No such command {name!r}. Did you mean: antiphon {', '.join(meant)}?"
+                raise click.UsageError(text, ctx) from None
+            raise click.exceptions.NoSuchCommand(name, possibilities=self.named, ctx=ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a command's name without importing all of them."""
@@ -298,9 +310,23 @@ def _refine(command: click.Command) -> None:
             param.type = TEXT
         elif type(param.type) is click.Choice:
             param.type = Choice(param.type.choices, case_sensitive=param.type.case_sensitive)
+        elif isinstance(param.type, click.IntRange | click.FloatRange):
+            param.type.name = "whole number" if isinstance(param.type, click.IntRange) else "number"
     if isinstance(command, click.Group):
         for within in command.commands.values():
             _refine(within)
+
+
+def _place_of_more(error: click.UsageError) -> str:
+    """Where an argument that is one too many belongs, for the end of its error."""
+    found = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", error.message)
+    command = None if error.ctx is None else error.ctx.command
+    if found is None or command is None:
+        return ""
+    takes = [param for param in command.params if isinstance(param, click.Argument)]
+    if not takes and any("--model" in param.opts for param in command.params):
+        return f"; a model is named with --model {found[1]}"
+    return "; words that belong together need quotes" if command.name == "chat" else ""
 
 
 @contextmanager
@@ -341,10 +367,10 @@ def _broken_off() -> Iterator[None]:
 
 def _lost_stdout(error: BaseException) -> OSError | None:
     """The error of a lost stdout; None if `error` is another."""
+    if isinstance(error, BaseExceptionGroup):  # raised by tasks that print as data comes
+        return next(filter(None, map(_lost_stdout, error.exceptions)), None)
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return error.__context__  # raised by rich
-    while isinstance(error, BaseExceptionGroup):  # raised by a task that prints as data comes
-        error = error.exceptions[0]
     is_lost = isinstance(error, OSError) and error.errno in LOST_ERRNOS and error.filename is None
     return error if isinstance(error, OSError) and is_lost else None
 

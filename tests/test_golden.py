@@ -36,7 +36,7 @@ LOGS_MIN: Final = 40
 DIALECTS: Final = {
     *("realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "opening"),
     *("transcription", "transcription-responses", "live", "openai"),
-    "openai-transcription",
+    *("openai-transcription", "vllm-omni"),
 }
 NOT_RECORDED: Final = {"RecordingFailed", "Flooded", "ForgetRecording"}
 """That a log cannot be written, not as fast as its client sends, or is not wanted."""

@@ -11,25 +11,26 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
-    "protocol": (12_182, 59),
-    "recorder": (4_549, 31),
-    "runtime": (22_322, 124),
-    "runtime/model": (9_224, 49),
-    "replay": (11_417, 57),
+    "protocol": (13_629, 62),
+    "recorder": (4_565, 31),
+    "runtime": (23_041, 125),
+    "runtime/model": (9_232, 49),
+    "replay": (11_557, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3
 """The most classes of ours in one line of inheritance, of classes with methods."""
-IMPORTS_PERCENT_MAX: Final = 13
+IMPORTS_PERCENT_MAX: Final = 10
 """The part of the code lines that imports; the goal is 9."""
 SLACK: Final = 50
 """Code lines by which a package may be below its row."""
@@ -68,28 +69,43 @@ def import_lines(tree: ast.AST) -> int:
     )
 
 
-def sources() -> Iterator[tuple[Path, str, str]]:
-    """Give the path, the package and the text of each source file of the product."""
+class Source(NamedTuple):
+    """A source file of the product: its path, its row of `SIZE`, its code."""
+
+    path: Path
+    package: str
+    tree: ast.Module
+    lines: int
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Read each source file of the product."""
+    found = []
     for package in ("antiphon", "protocol", "recorder", "runtime", "replay"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            is_model = path.is_relative_to(ROOT / "runtime" / "model")
-            yield path, "runtime/model" if is_model else package, path.read_text("utf-8")
+            row = package
+            if path.is_relative_to(ROOT / "runtime" / "model"):
+                row = "runtime/model"
+            text = path.read_text("utf-8")
+            found.append(Source(path, row, ast.parse(text), code_lines(text)))
+    return tuple(found)
 
 
 def sizes() -> dict[str, tuple[int, int]]:
     """Measure the code lines and files of each package."""
     found: dict[str, tuple[int, int]] = {}
-    for _, package, text in sources():
-        lines, files = found.get(package, (0, 0))
-        found[package] = (lines + code_lines(text), files + 1)
+    for source in sources():
+        lines, files = found.get(source.package, (0, 0))
+        found[source.package] = (lines + source.lines, files + 1)
     return found
 
 
 def longest_line() -> list[str]:
     """Find the longest line of inheritance among classes with methods, the child first."""
     parents: dict[str, list[str]] = {}
-    for path, _, text in sources():
-        tree, module = ast.parse(text), path.relative_to(ROOT).with_suffix("").parts
+    for path, _, tree, _ in sources():
+        module = path.relative_to(ROOT).with_suffix("").parts
         names = dict[str, str]()
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
@@ -142,9 +158,8 @@ def test_classes_inherit_over_few_levels() -> None:
 
 def test_imports_are_a_small_part() -> None:
     """The part of the lines that imports does not grow."""
-    texts = [text for _, _, text in sources()]
-    imports = sum(import_lines(ast.parse(text)) for text in texts)
-    assert 100 * imports / sum(map(code_lines, texts)) <= IMPORTS_PERCENT_MAX
+    imports = sum(import_lines(source.tree) for source in sources())
+    assert 100 * imports / sum(source.lines for source in sources()) <= IMPORTS_PERCENT_MAX
 
 
 def test_only_code_is_counted() -> None:

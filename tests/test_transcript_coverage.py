@@ -73,6 +73,10 @@ CANNOT: Final[Mapping[str, str]] = {
         " item.content[].transcript": "it is null: the text comes after the item"
         for step in ("added", "done")
     },
+    "vllm-omni close 1003": "what is no JSON is an error, and the connection stays",
+    "vllm-omni server session.created duplex resume_token": "it is drawn by a server that records",
+    "vllm-omni server session.closed duplex reason=cancelled": "only one that waits is cancelled",
+    "vllm-omni client response.cancel duplex response_id": "a transcript cannot know it before",
     "openai-transcription close 1003": "what is no JSON is an error, and the connection stays",
 }
 """What cannot be shown, and why."""
@@ -81,17 +85,23 @@ OF_OPENAI: Final = frozenset(
     {Request.CLEAR, Request.RESPOND, Request.CANCEL, Request.CREATE_ITEM}
     | {Request.DELETE_ITEM, Request.RETRIEVE_ITEM, Request.TRUNCATE_ITEM}
 )
+OF_OMNI: Final = frozenset({Request.HEARTBEAT, Request.CLEAR_OUTPUT})
 NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
     **dict.fromkeys(
-        (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE),
-        OF_OPENAI | {Request.COMMIT},
+        (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING),
+        OF_OPENAI | OF_OMNI | {Request.COMMIT},
     ),
+    Gate.ACTIVE: (OF_OPENAI - {Request.CANCEL}) | OF_OMNI | {Request.COMMIT},
+    Gate.STEERED: frozenset({Request.SEE, Request.PAUSE, Request.RESUME})
+    | {Request.MUTE, Request.UNMUTE, Request.UPDATE},
     Gate.OPEN: frozenset(Request)
     - OF_OPENAI
     - {Request.UPDATE, Request.APPEND, Request.COMMIT, Request.UNKNOWN},
     Gate.PAUSED: OF_OPENAI
+    | OF_OMNI
     | frozenset({Request.MISPLACED, Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}),
-    Gate.TURN: OF_OPENAI
+    Gate.TURN: (OF_OPENAI - {Request.CANCEL})
+    | OF_OMNI
     | frozenset(
         {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}
         | {Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}

@@ -137,9 +137,17 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     ),
     "GET /status": _json(OBJECT),
     "GET /metrics": ("text/plain", {"200": TEXT}),
-    "GET /api/queue": _json(record(queue_length=WHOLE, tickets=listed(named("Ticket")))),
+    "GET /api/queue": _json(
+        record(
+            queue_length=WHOLE,
+            tickets=listed(named("Ticket")),
+            items=listed({"type": "object"}),
+            running_tasks=listed({"type": "object"}),
+        )
+    ),
     "GET /api/queue/{ticket_id}": _json(named("Ticket")),
     "DELETE /api/queue/{ticket_id}": ("", {"204": {}}),
+    "POST /api/streaming/stop": _json(record(success={"type": "boolean"}, message=TEXT)),
     "GET /api/sessions": _json(record(sessions=listed(named("Session")))),
     "GET /api/sessions/{recording_id}": _json(named("Session")),
     "GET /v1/models": _json(record(object={"const": "list"}, data=listed(named("Model")))),

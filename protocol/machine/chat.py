@@ -1,6 +1,6 @@
 """Sessions by turns: a question, its media decoded, a slot leased, an answer.
 
-asked -> decoded -> queued -> running -> answered
+asked -> decoded -> queued -> running -> answered, or cancelled on the way
 
 - A turn holds a slot from prefill to its end; between turns a session has no slot. At most one turn
   is in progress. Its answer is sent in pieces (streaming) or at once, and always ends: with a
@@ -32,9 +32,10 @@ from ..values.errors import (
     ErrorCode,
     FrameError,
 )
-from ..values.limits import SLICES_MAX
+from ..values.limits import AUDIO_SUM_S_MAX, SLICES_MAX
 from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, Response
 from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult
+from ..values.openai import CancelResponse
 from ..values.state import Gate, SessionKind, State
 from .core import Call, Phase, Recording, Step, Timers
 from .kind import Handlers, Kind
@@ -57,10 +58,10 @@ def _decode(part: rq.Part, decode: Decode) -> int | Contents:
             return (part,)
         case rq.ImagePart(data=data):
             return decode("image", data)
-        case rq.AudioPart(data=data, is_wav=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
+        case rq.AudioPart(data=data, is_file=False, rate_hz=rate) if rate == INPUT_RATE_HZ:
             return (tn.Sound(pcm=data),)
-        case rq.AudioPart(data=data, is_wav=is_wav, rate_hz=rate):
-            return decode("audio", data, rate_hz=0 if is_wav else rate)
+        case rq.AudioPart(data=data, is_file=is_file, rate_hz=rate):
+            return decode("audio", data, rate_hz=0 if is_file else rate)
         case rq.VideoPart(data=data, stack_frames=stack):
             return decode("video", data, stack_frames=stack)
 
@@ -73,6 +74,7 @@ class PendingTurn:
         ask: the request without the conversation: its files are not held twice.
         contents: by message, the decoded form of each content.
         undecided: message and content of each media number; None for the voice.
+        heard_bytes: sound of its files, decoded.
     """
 
     ask: rq.Ask
@@ -81,6 +83,7 @@ class PendingTurn:
     contents: list[list[Contents]]
     undecided: dict[int, tuple[int, int] | None]
     voice_pcm: bytes = b""
+    heard_bytes: int = 0
 
     @classmethod
     def of(cls, ask: rq.Ask, decode: Decode) -> PendingTurn:
@@ -129,6 +132,7 @@ class PendingTurn:
         else:
             at, index = place
             self.contents[at][index] = tuple(_contents(event))
+            self.heard_bytes += 0 if event.pictures else len(event.pcm)
 
     def to_turn(self, index: int, seed: int) -> tn.Turn:
         """Make the backend's request; the conversation is the model's from then on."""
@@ -303,16 +307,26 @@ class TurnLoop:
         """Take a part of the question."""
         if self.turn is not None and self.turn.pending.awaits(event.media):
             self.turn.pending.decoded(event)
+            seconds = self.turn.pending.heard_bytes // SECOND_BYTES
+            if seconds > AUDIO_SUM_S_MAX and not self.peer.is_closed:
+                most = f"at most {AUDIO_SUM_S_MAX} are allowed"
+                self._refuse_content(f"{seconds} seconds of sound in all, {most}")
             self._queue_if_due()
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
         """End the turn for a damaged part; the client may ask again."""
-        if self.peer.is_closed or self.turn is None or not self.turn.pending.awaits(event.media):
-            return
-        for other in self.turn.pending.undecided:
-            if other != event.media:
-                self.step.do(ef.CancelDecode(media=other))
-        self.answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {event.reason}")
+        turn = self.turn
+        if not self.peer.is_closed and turn is not None and turn.pending.awaits(event.media):
+            del turn.pending.undecided[event.media]
+            self._refuse_content(event.reason)
+
+    def _refuse_content(self, reason: str) -> None:
+        self._cancel_decoding()
+        self.answer_with(ErrorCode.INVALID_PAYLOAD, f"a content was refused: {reason}")
+
+    def _cancel_decoding(self) -> None:
+        for media in () if self.turn is None else self.turn.pending.undecided:
+            self.step.do(ef.CancelDecode(media=media))
 
     def _queue_if_due(self) -> None:
         turn = self.turn
@@ -454,6 +468,19 @@ class TurnLoop:
         self.timers.cancel("rebuild")
         self.kind.model_failed(turn.index)
 
+    def cancel(self) -> None:
+        """End the turn with the answer so far; its slot is returned when the model confirms it."""
+        turn = self.turn
+        assert turn is not None
+        self._cancel_decoding()
+        if self.slot.is_waiting and (turn.stage is Stage.QUEUED or turn.repeated is not None):
+            self.step.do(ef.LeaveQueue())
+        if turn.stage is Stage.RUNNING:
+            self.step.do(ef.CutTurn(index=turn.index))
+        self.timers.cancel("rebuild")
+        self.finish()
+        self.kind.turn_over()
+
     def cut(self) -> ef.CutTurn | None:
         """Cut the answer in progress."""
         return None if self.call.is_idle else ef.CutTurn(index=self.call.index)
@@ -538,7 +565,11 @@ class Chat(Kind):
     """
 
     session_kind = SessionKind.CHAT
-    handlers: ClassVar[Handlers] = {**_HANDLERS, rq.Init: attrgetter("init")}
+    handlers: ClassVar[Handlers] = {
+        **_HANDLERS,
+        rq.Init: attrgetter("init"),
+        CancelResponse: attrgetter("cancel"),
+    }
 
     loop: TurnLoop = attrs.field(init=False)
     instructions: str = ""
@@ -575,6 +606,12 @@ class Chat(Kind):
             ask = attrs.evolve(ask, messages=(prompt, *ask.messages))
         self.loop.ask(ask)
 
+    def cancel(self, message: CancelResponse) -> None:
+        """End the answer; one that has ended meanwhile is not missed."""
+        turn = self.loop.turn
+        if turn is not None and message.response_id in (None, turn.response_id):
+            self.loop.cancel()
+
     def model_failed(self, index: int) -> None:
         """Tell the client that the model failed at the turn."""
         self.loop.answer_with(ErrorCode.INFERENCE_ERROR, f"turn {index} failed")
@@ -599,7 +636,7 @@ class SingleRequest(Kind):
     session_kind = SessionKind.REQUEST
     has_opening = False
     closed_in = frozenset()
-    handlers: ClassVar[Handlers] = _HANDLERS
+    handlers: ClassVar[Handlers] = {**_HANDLERS, ev.AnswerCancelled: attrgetter("cancelled")}
 
     loop: TurnLoop = attrs.field(init=False)
 
@@ -643,6 +680,14 @@ class SingleRequest(Kind):
     def turn_over(self) -> None:
         """End the session: its turn is answered."""
         self.end("answered")
+
+    def cancelled(self, _event: ev.AnswerCancelled) -> None:
+        """End the session with the answer so far, or without one before it began."""
+        if self.peer.is_active:
+            self.loop.finish()
+            self.end("answered")
+        else:
+            self.end("cancelled")
 
     def give_up(self, _text: str) -> None:
         """End the session: the model does not answer."""

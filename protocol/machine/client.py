@@ -24,6 +24,7 @@ from ..values.messages import (
     ErrorReport,
     Paused,
     Queued,
+    QueueUpdate,
     Response,
     Resumed,
     ServerMessage,
@@ -35,6 +36,7 @@ from ..values.requests import (
     ChooseModel,
     ClientMessage,
     CloseRequest,
+    Commit,
     Init,
     See,
 )
@@ -58,6 +60,7 @@ from ..wire.dialects import (
     LEGACY_CHAT,
     LEGACY_DUPLEX,
     MODES_OF,
+    OMNI,
     OPENAI,
     OPENAI_TRANSCRIPTION,
 )
@@ -85,7 +88,7 @@ class ClientConnection:
         self._requests = {table.cls: request for request, table in self._dialect.requests(mode)}
         self._session_kind = session_kind_of(mode, is_request=self._dialect is LEGACY_CHAT)
         self._state = BEGINNINGS[self._session_kind]
-        if self._dialect is OPENAI:  # where the end of the wait is no message
+        if self._dialect in (OPENAI, OMNI):  # where the end of the wait is no message
             self._state = State.CONNECTED
         self._close_sent = False
         self._is_answered = False
@@ -114,8 +117,8 @@ class ClientConnection:
     def send(self, message: ClientMessage) -> str:
         """Write a message as the frame to be sent; nothing may follow a `CloseRequest`.
 
-        A server answers `ChooseModel` only if it lacks the model, so the session counts as ACTIVE
-        from here.
+        A server answers `ChooseModel`, or the first commit in place of it, only if it lacks the
+        model, so the session counts as ACTIVE from here.
 
         `LocalProtocolError`: the state does not allow it, the dialect has no such message in this
         mode or no field for an attribute, there are frames in mode=audio, or it is too long.
@@ -146,10 +149,15 @@ class ClientConnection:
             case Ask(streaming=is_streamed):
                 self._gate, self._is_streamed = Gate.TURN, is_streamed
             case ChooseModel():
-                self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
-                self._move_gate()
+                self._choose()
+            case Commit() if self._gate is Gate.UNCHOSEN:
+                self._choose()
             case CloseRequest():
                 self._gate, self._close_sent = Gate.CLOSED, True
+
+    def _choose(self) -> None:
+        self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
+        self._move_gate()
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -174,12 +182,12 @@ class ClientConnection:
         is_over = before is State.CLOSED and self._dialect is LEGACY_DUPLEX
         if is_over and isinstance(message, Closed):
             return False
-        is_place = isinstance(message, Queued) and self._dialect is OPENAI
-        if is_place and before is State.CONNECTED:
+        is_place = isinstance(message, Queued | QueueUpdate)
+        if is_place and self._dialect in (OPENAI, OMNI) and before is State.CONNECTED:
             return True
         self._state = next_state(Role.CLIENT, self._session_kind, before, type(message))
         if isinstance(message, Created) and self._dialect is OPENAI_TRANSCRIPTION:
-            self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
+            self._choose()
         if self._gate is Gate.TURN:
             self._follow_turn(message)
         elif isinstance(message, Paused) and not self._close_sent:
@@ -227,6 +235,8 @@ class ClientConnection:
         is_over = self._close_sent or self._state is State.CLOSED
         is_open = self._dialect in (OPENAI, OPENAI_TRANSCRIPTION)
         there = Gate.OPEN if is_open else gate_of(self._session_kind, self._state)
+        if there is Gate.ACTIVE and self._dialect is OMNI:
+            there = Gate.STEERED
         self._gate = Gate.CLOSED if is_over else there
 
 

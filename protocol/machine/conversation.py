@@ -141,7 +141,7 @@ class Conversation:
         """Note how much of an item was played, and forget the words of the rest."""
         if not self._knows(message.item_id):
             return
-        wrong = self._cut(message) if self.step.behaves(CUTS_WORDS) else ""
+        wrong = self.cut(message) if self.step.behaves(CUTS_WORDS) else ""
         if wrong:
             self.peer.send_error(ErrorCode.INVALID_PAYLOAD, wrong)
         else:
@@ -153,7 +153,7 @@ class Conversation:
                 )
             )
 
-    def _cut(self, message: oa.TruncateItem) -> str:
+    def cut(self, message: oa.TruncateItem) -> str:
         """Cut an item of the model's; returns why it cannot be, or nothing."""
         item, index = self.items[message.item_id], message.content_index
         if item.role != "assistant":

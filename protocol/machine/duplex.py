@@ -61,6 +61,11 @@ class Duplex(Kind):
             return Gate.PAUSED
         return super().gate if self.setup.pending is None else Gate.OPENING
 
+    @property
+    def samples_waiting(self) -> int:
+        """Samples of the client's sound that no unit in the model has yet."""
+        return self.loop.input.samples_waiting
+
     def ready(self, prompt_length: int) -> None:
         """Go on: the model holds the prompt."""
         if self.step.opened.endpoint == "duplex":

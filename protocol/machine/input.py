@@ -5,8 +5,8 @@
 - `force_listen` forces every unit up to and including its own (B6).
 - At most `UNITS_PENDING_MAX` units wait; when more arrive the oldest is dropped and its
   `force_listen` passes to the next (B7).
-- A picture is decoded outside and comes back by number; its unit waits for it. The model gets a
-  JPEG as it was sent, and any other picture as the JPEG that came back. A damaged picture is left
+- A picture is decoded outside and comes back by number; its unit waits for it. The model gets the
+  JPEG that came back, or the one that was sent where none did. A wrong or damaged picture is left
   out, and the client is told.
 """
 
@@ -21,8 +21,8 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode
 from ..values.limits import FRAMES_MAX, UNIT_FRAMES_MAX, UNITS_PENDING_MAX
-from ..values.model import UNIT_BYTES
-from ..values.requests import Append, ClientMessage, See
+from ..values.model import SAMPLE_BYTES, UNIT_BYTES, UNIT_SAMPLES
+from ..values.requests import Append, BadPicture, ClientMessage, See
 from ..values.utf8 import Refused
 from ..wire.media import kind_of
 from .core import Step
@@ -201,6 +201,12 @@ class Input:
     pictures: tuple[Frame, ...] = ()
     units_dropped: int = 0
 
+    @property
+    def samples_waiting(self) -> int:
+        """Samples that no unit in the model has yet."""
+        remainder = len(self.assembler.remainder) // SAMPLE_BYTES
+        return len(self.waiting) * UNIT_SAMPLES + remainder
+
     def forget(self, ordinal: int) -> None:
         """Forget all input; the next unit is the second of the session's input with a number."""
         self.undecided_media.clear()
@@ -266,7 +272,10 @@ class Input:
 
     def _decode_all(self, message: Append) -> tuple[Frame, ...]:
         """Have an append's pictures decoded, as many as its second may still have."""
-        frames = message.frames
+        frames = tuple(frame for frame in message.frames if isinstance(frame, bytes))
+        for frame in message.frames:
+            if isinstance(frame, BadPicture):
+                self._leave_out(frame.reason)
         before = len(self.pictures) + self.assembler.frames_before(message.pcm)
         if before + len(frames) > UNIT_FRAMES_MAX:
             self.peer.send_error(ErrorCode.INVALID_PAYLOAD, _TOO_MANY_FRAMES)
@@ -298,6 +307,9 @@ class Input:
             return False
         self.undecided_media.discard(event.media)
         self._decide(event.media, b"")
-        text = f"a video frame was left out: {event.reason}"
-        self.peer.send_error(ErrorCode.INVALID_PAYLOAD, text)
+        self._leave_out(event.reason)
         return True
+
+    def _leave_out(self, reason: str) -> None:
+        text = f"a video frame was left out: {reason}"
+        self.peer.send_error(ErrorCode.INVALID_PAYLOAD, text)

@@ -1,7 +1,8 @@
 """What all kinds of sessions share: the parts that each has, and how a session begins and ends.
 
-A kind (`duplex`, `live`, `openai`, `chat`, `transcription`, `dictation`) is a `Kind` that wires its
-parts and holds what only it has. `handlers` names the method for each event and message of its own.
+A kind (`duplex`, `live`, `openai`, `omni`, `chat`, `transcription`, `dictation`) is a `Kind` that
+wires its parts and holds what only it has. `handlers` names the method for each event and message
+of its own.
 
 - `end` sends `session.closed` if there was a `session.created`, then closes the socket.
 - A CLOSED session releases its slot when the model call in progress ends (B4, B5).
@@ -16,7 +17,7 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import OWN_TIME
+from ..values.behaviour import CLOSING_ENDS, OWN_TIME
 from ..values.errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_NORMAL,
@@ -115,7 +116,7 @@ class Kind:
             session_kind=self.session_kind,
             state=BEGINNINGS[self.session_kind],
             dialect=first_dialect(opened.mode, opened.endpoint),
-            has_event_ids=opened.endpoint in ev.PIECES,
+            has_event_ids=opened.endpoint in ev.EVENT_IDS,
         )
         self.slot = Slot(self.step, self.timers, self.peer)
         self.watchdog = Watchdog(self.step, self.timers, self.slot.call)
@@ -135,6 +136,11 @@ class Kind:
 
     def admitted(self) -> None:
         """Go on: there is room for a session without a slot."""
+
+    @property
+    def samples_waiting(self) -> int:
+        """Samples of the client's sound that no unit in the model has yet."""
+        return 0
 
     @property
     def gate(self) -> Gate:
@@ -218,7 +224,9 @@ class Kind:
     def peer_gone(self, event: ev.PeerGone | ev.SendFailed) -> None:
         """Wait for the client, or end the session: the connection is over."""
         peer, code = self.peer, event.code if isinstance(event, ev.PeerGone) else 0
-        if peer.is_closed or peer.is_detached or not peer.is_resumable or code == CLOSE_NORMAL:
+        if code == CLOSE_NORMAL and not peer.dialect.has_close and self.step.behaves(CLOSING_ENDS):
+            self.lose_peer("client")
+        elif peer.is_closed or peer.is_detached or not peer.is_resumable or code == CLOSE_NORMAL:
             self.lose_peer()
         else:
             peer.detach()
@@ -312,11 +320,11 @@ class Kind:
         self.step.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
         self._clean_up(reason)
 
-    def lose_peer(self) -> None:
+    def lose_peer(self, reason: EndReason = "peer_gone") -> None:
         """End the session without sending: the peer is gone."""
         if not self.peer.is_closed:
             self.peer.move(ConnectionEnded)
-            self._clean_up("peer_gone")
+            self._clean_up(reason)
 
     def refuse(self, code: ErrorCode, message: str, *, close_code: int = CLOSE_TRY_LATER) -> None:
         """Turn the session away for a reason of ours: an error, then 1013 (000, Server Errors)."""

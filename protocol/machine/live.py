@@ -97,6 +97,11 @@ class Live(Kind):
         """The gate that judges the client's messages."""
         return super().gate if self.setup.pending is None else Gate.OPENING
 
+    @property
+    def samples_waiting(self) -> int:
+        """Samples of the client's sound that no unit in the model has yet."""
+        return self.loop.input.samples_waiting + self.sound.samples_waiting
+
     def ready(self, prompt_length: int) -> None:
         """Go on: the model holds the prompt."""
         self.send_created(prompt_length)

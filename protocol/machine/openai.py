@@ -127,6 +127,11 @@ class OpenAI(Kind):
     # -- the session ----------------------------------------------------------------------------
 
     @property
+    def samples_waiting(self) -> int:
+        """Samples of the client's sound that no unit in the model has yet."""
+        return self.loop.input.samples_waiting + self.sound.samples_waiting
+
+    @property
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
         return Gate.OPEN

@@ -11,11 +11,13 @@ attached -> lost -> detached, with its slot -> asleep, without one -> attached -
   count. Only a recorded session can be resumed. Who may come back is decided outside
   (`PeerAttached`).
 - In OpenAI's realtime APIs events have ids, and an error names the client's event that it answers.
+- In vLLM-Omni's each event has a number, `server_event_seq`, and `session.created` brings the
+  token: its client comes back in that protocol's words, and gets a `greeting` in them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -30,11 +32,9 @@ from ..values.state import Role, SessionKind, State, Trigger, next_state
 from ..values.utf8 import Frame
 from ..wire.dialects.base import Dialect
 from ..wire.dialects.live import EVENT
-from ..wire.dialects.shared import RESUMABLE, UNRESUMABLE, numbered
+from ..wire.dialects.omni import OMNI_PREFIX, RESYNC, SEQ
+from ..wire.dialects.shared import RESUMABLE, TOKEN, UNRESUMABLE, numbered
 from .core import Recording, Step, Timers
-
-TOKEN: Final = "$token"
-"""Stands for the token in the log, and is replaced where a connection is greeted."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -53,6 +53,8 @@ class Peer:
         early: an opening message that came in the queue, and is read after it.
         cause: the client's own name for the message that is being read; may be empty.
         sent, accepted: messages of this step: to the client, and the client's own.
+        greeted: the ordinal of the frame that brought the token, in vLLM-Omni's protocol.
+        greeting: the first frame of the connection that comes, in that protocol.
     """
 
     step: Step
@@ -73,6 +75,8 @@ class Peer:
     cause: str = ""
     sent: list[ServerMessage] = attrs.Factory(list)
     accepted: ClientMessage | None = None
+    greeted: int = -1
+    greeting: str = ""
 
     @property
     def is_active(self) -> bool:
@@ -92,6 +96,8 @@ class Peer:
             return opened.label or self.step.derive("duplex", 0)
         if self.dialect.name == "duplex-v1":
             return f"rt_{opened.created_ms}"
+        if self._is_omni:
+            return f"{OMNI_PREFIX}{opened.recording_id}"
         return session_id_of(opened.recording_id)
 
     # -- sending --------------------------------------------------------------------------------
@@ -115,7 +121,9 @@ class Peer:
         if self.has_event_ids:
             number = self.step.derive("event", self.frames_sent)
             frame = frame.replace(EVENT, f'"event_id":"{number}"', 1)
-        if self.has_numbers:
+        if self._is_omni:
+            frame = frame.replace(SEQ, f"{SEQ[:-1]}{self.frames_sent + 1}", 1)
+        elif self.has_numbers:
             frame = numbered(frame, seq=self.frames_sent, ack=self.frames_received)
         self.step.do(ef.Send(ordinal=self.frames_sent, frame=frame))
         self.frames_sent += 1
@@ -144,6 +152,10 @@ class Peer:
     # -- the connection -------------------------------------------------------------------------
 
     @property
+    def _is_omni(self) -> bool:
+        return self.step.opened.endpoint == "omni"
+
+    @property
     def has_numbers(self) -> bool:
         """Whether the client asked for a session that can be resumed."""
         return bool(self.step.opened.resume_hash)
@@ -155,7 +167,7 @@ class Peer:
 
     def greet(self) -> None:
         """Tell the client how to come back, on its first connection."""
-        if self.has_numbers:
+        if self.has_numbers and not self._is_omni:
             self._send_greeting(after=self.frames_sent - 1)
 
     def received(self) -> None:
@@ -182,6 +194,10 @@ class Peer:
 
     def _send_greeting(self, after: int) -> None:
         limits = self.step.limits
+        if self._is_omni:
+            after = max(after, self.greeted)  # what came before is of no use without its token
+            self.step.do(ef.Attach(frame=self.greeting, after=after, before=self.frames_sent))
+            return
         greeting = Resumable(
             recording_id=self.step.opened.recording_id,
             token=TOKEN if self.is_resumable else "",
@@ -195,7 +211,8 @@ class Peer:
 
     def send_unresumable(self) -> None:
         """Tell the client that it cannot come back any more."""
-        self.send_frame(UNRESUMABLE.encode(Resumable(recording_id="", token="")))
+        table = RESYNC if self._is_omni else UNRESUMABLE
+        self.send_frame(table.encode(Resumable(recording_id="", token="")))
 
     def extends(self, name: ev.TimerName) -> bool:
         """Whether a client that is away may be silent for longer: its timer is set again."""

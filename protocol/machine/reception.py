@@ -18,14 +18,15 @@ from typing import Final
 import attrs
 
 from ..values import requests as rq
+from ..values.behaviour import CANCELS_TURNS, ONLY_MODEL
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from ..values.events import PIECES, FrameReceived
+from ..values.events import EVENT_IDS, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
-from ..values.utf8 import Frame, Refused, Shortened, Utf8Text
+from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
-from ..wire.dialects import LEGACY_CHAT, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
+from ..wire.dialects import LEGACY_CHAT, REALTIME, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
 from ..wire.dialects.opening import OPENING, choose
 from ..wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
@@ -36,8 +37,6 @@ from .kind import Kind
 
 SHORTENED_BYTES_MIN: Final = 4096
 """Shorter frames are recorded whole, refused or not: a longer one keeps half of this."""
-KEPT_CHARS: Final = 1024
-"""Characters kept of a refused frame: enough to recognize it."""
 WORD_CHARS_MAX: Final = 64
 """The longest type of a message has 26 characters."""
 OUTLINE_FIELDS_MAX: Final = 32
@@ -54,6 +53,7 @@ _GATE_WORDS: Final[Mapping[Gate, str]] = {
     Gate.TURN: "amid a turn",
     Gate.UNCHOSEN: "before a model is chosen",
     Gate.TRANSCRIBING: "in a transcription",
+    Gate.STEERED: "in a session that is set up",
 }
 """When a client's event was refused, in the words of its error."""
 
@@ -254,7 +254,7 @@ class Reception:
         if refused is None and not reading.is_foreign:
             return event
         kind, outline, request = self._kind, _outline(reading.body), reading.request
-        if request is None or kind.peer.dialect.classify(outline) is not request:
+        if request is None or _classified(kind, outline) is not request:
             return event
         self._reading = None  # the outline is read
         if refused is None or _refusal(kind, gate, request, outline) == refused:
@@ -275,7 +275,7 @@ class Reception:
             reading.unreadable = error
             return reading
         reading.cause = _cause_of(kind, body.get(EVENT_ID))
-        request = reading.request = kind.peer.dialect.classify(body)
+        request = reading.request = _classified(kind, body)
         if _is_openai(kind, gate, body):
             reading.is_foreign = True
             return reading
@@ -346,9 +346,18 @@ _OUTLINES: Final[Mapping[type, object]] = {str: "", int: 0, float: 0.0, list: []
 
 def _cause_of(kind: Kind, name: object) -> str:
     """The client's own name for its message, where its dialect has one."""
-    if kind.step.opened.endpoint not in PIECES:
+    if kind.step.opened.endpoint not in EVENT_IDS:
         return ""
     return name if isinstance(name, str) and len(name) <= WORD_CHARS_MAX else ""
+
+
+def _classified(kind: Kind, body: Json) -> rq.Request:
+    """Return the kind of request of a message, as the session's behaviour and mode know it."""
+    request = kind.peer.dialect.classify(body)
+    if request is not rq.Request.CANCEL or kind.peer.dialect is not REALTIME:
+        return request
+    is_known = kind.step.opened.mode == "chat" and kind.step.behaves(CANCELS_TURNS)
+    return request if is_known else rq.Request.UNKNOWN
 
 
 def _outline(body: Json) -> Json:
@@ -378,6 +387,9 @@ def _is_unrecorded(kind: Kind, body: Json) -> bool:
 def _refusal(kind: Kind, gate: Gate, request: rq.Request, body: Json) -> Refused | None:
     """Return why a message is refused before its fields are read; None accepts it."""
     verdict = judge(gate, request)
+    is_commit = gate is Gate.UNCHOSEN and request is rq.Request.COMMIT
+    if is_commit and not kind.step.behaves(ONLY_MODEL):
+        verdict = ErrorCode.MODEL_NOT_VALIDATED
     if verdict == ACCEPT and request is rq.Request.UNKNOWN:  # whose parsing says what is wrong
         try:
             kind.peer.dialect.parse(request, body, _context(kind))
@@ -427,6 +439,6 @@ def _dialect_after(dialect: Dialect, gate: Gate, request: rq.Request, body: Json
     """Return the dialect from now on; a client picks it by its first message, and it stays."""
     if dialect is OPENING:
         return choose(body) or OPENING
-    if gate is Gate.UNCHOSEN and request is rq.Request.INIT:
+    if gate is Gate.UNCHOSEN and request in (rq.Request.INIT, rq.Request.COMMIT):
         return TRANSCRIPTION_RESPONSES if begins_with_create(body) else TRANSCRIPTION
     return dialect

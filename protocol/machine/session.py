@@ -3,8 +3,9 @@
 It takes every fact as an event and returns the effects to be performed, in order. It owns no clock,
 id, randomness or socket: the same events give the same effects, so a session can be replayed.
 
-Its kind (`duplex`, `live`, `openai`, `chat`, `transcription`, `dictation`) wires its parts and has
-the particular rules; `reception` judges frames. Only `kind_of` and `snapshot` know all kinds.
+Its kind (`duplex`, `live`, `openai`, `omni`, `chat`, `transcription`, `dictation`) wires its parts
+and has the particular rules; `reception` judges frames. Only `kind_of` and `snapshot` know all
+kinds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .dictation import Dictation
 from .duplex import Duplex
 from .kind import Kind
 from .live import Live
+from .omni import Omni
 from .openai import OpenAI
 from .reception import SHORTENED_BYTES_MIN, Reception
 from .snapshot import snapshot_of
@@ -44,6 +46,7 @@ KINDS_OF_ENDPOINTS: Final[Mapping[tuple[ev.Endpoint, SessionKind], type[Kind]]] 
     ("live", SessionKind.DUPLEX): Live,
     ("openai", SessionKind.DUPLEX): OpenAI,
     ("openai", SessionKind.TRANSCRIPTION): Dictation,
+    ("omni", SessionKind.DUPLEX): Omni,
 }
 """Kinds of their own at some addresses."""
 Connected = Literal["connected", "detached", "asleep"]
@@ -224,6 +227,11 @@ class Session:
     def units_waiting(self) -> int:
         """Full seconds of input that wait for the model."""
         return self.kind.loop.units_waiting
+
+    @property
+    def samples_waiting(self) -> int:
+        """Samples at 16 kHz of the client's sound that the model has not begun to hear."""
+        return self.kind.samples_waiting
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -50,7 +50,7 @@ def decode_voice(voice: AskedVoice, decode: Decode) -> int | bytes:
     """Have reference audio decoded, or return it if it needs no decoding."""
     if isinstance(voice, VoiceName):
         return decode("voice", voice.name.encode())
-    return decode("wav", voice.data) if voice.is_wav else voice.data
+    return decode("wav", voice.data) if voice.is_file else voice.data
 
 
 @attrs.define

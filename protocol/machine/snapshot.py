@@ -21,6 +21,7 @@ from .duplex import Duplex
 from .input import Attachments, Frame, PendingUnit
 from .kind import Kind
 from .live import Live
+from .omni import Omni
 from .openai import OpenAI
 from .setup import PendingInit, Setup
 from .slot import Migration
@@ -235,6 +236,30 @@ def _openai(openai: OpenAI) -> Keys:
     }
 
 
+def _omni(omni: Omni) -> Keys:
+    now, talk = omni.session, omni.conversation
+    reply = talk.reply
+    return {
+        "settings": [now.model, now.modality, now.overlap, now.history, now.answers],
+        "detection": None if now.detection is None else _detection(now.detection),
+        "epoch": now.epoch,
+        "turn_id": now.turn_id,
+        "connections": omni.connections,
+        "asked": omni.is_asked,
+        "due_units": omni.due_units,
+        "samples": omni.samples,
+        "uncommitted": omni.uncommitted,
+        "sound_ns": omni.sound_ns,
+        "played": [[name, *played] for name, played in omni.played.items()],
+        "kv_length": omni.kv_length,
+        "items": [[it.id, it.role, it.status, len(it.parts)] for it in talk.items.values()],
+        "items_made": talk.items_made,
+        "reply": None if reply is None else [reply.id, reply.modality, reply.output_tokens],
+        "words": len(talk.words),
+        "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in talk.utterances],
+    }
+
+
 def _options(asked: Respond, reply: Reply | None) -> Keys:
     """What was asked of one response, where anything was: older logs have no such keys."""
     wanted = [asked.modality, asked.max_tokens]
@@ -386,6 +411,7 @@ _OWN: Final[Mapping[type[Kind], Callable[[Any], Keys]]] = {
     Duplex: lambda it: _units(it.setup),
     Live: lambda it: _with(_units(it.setup), live=_live(it)),
     OpenAI: lambda it: _with(_units(it.setup), openai=_openai(it)),
+    Omni: lambda it: _with(_units(it.setup), omni=_omni(it)),
     Chat: _turns,
     SingleRequest: _turns,
     Transcription: lambda it: _chunks(it.loop, it.model),

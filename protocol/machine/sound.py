@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import attrs
 
-from ..values.behaviour import KEEPS_SOUND, LATE_FORMATS, WHOLE_PARTS
+from ..values.behaviour import KEEPS_SOUND, LATE_FORMATS, SOUND_FILES, WHOLE_PARTS
 from ..values.errors import CLOSE_POLICY, ErrorCode
 from ..values.limits import APPEND_BYTES_MAX, APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason
@@ -22,6 +22,7 @@ from ..values.openai import Configure, Item, OpenAISession
 from ..values.requests import AppendSound, ClientMessage
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
+from ..wire.codec import looks_float32
 from .core import Step
 from .kind import Kind
 from .peer import Peer
@@ -78,6 +79,12 @@ class SoundPieces:
     def second_bytes(self) -> int:
         """A second of the client's sound, as 16-bit samples."""
         return self.kind.rate_hz * SAMPLE16_BYTES
+
+    @property
+    def samples_waiting(self) -> int:
+        """Samples, at the model's rate, of sound on its way to a unit."""
+        rest = len(self.rest) // SAMPLE16_BYTES * INPUT_RATE_HZ // self.kind.rate_hz
+        return len(self.resampling) * INPUT_RATE_HZ + rest
 
     def forget(self) -> None:
         """Forget sound that fills no second, or is being resampled."""
@@ -136,7 +143,7 @@ class SoundPieces:
 
 
 def size_refusal(step: Step, message: AppendSound, coding: Coding, rate_hz: int) -> Refused | None:
-    """Refuse half a sample, and more sound at once than may wait; None accepts it."""
+    """Refuse half a sample, another format, and more at once than may wait; None accepts it."""
     size, width = len(message.pcm16), SAMPLE16_BYTES if coding == "audio/pcm" else 1
     most, text = APPEND_S_MAX * rate_hz, ""
     if step.opened.endpoint == "openai" and step.behaves(KEEPS_SOUND):
@@ -145,6 +152,8 @@ def size_refusal(step: Step, message: AppendSound, coding: Coding, rate_hz: int)
         text = f"{size} bytes, a multiple of {width} is needed (int16)"
     elif size > most * width:
         text = f"{size // width} samples, at most {most} are allowed"
+    elif coding == "audio/pcm" and step.behaves(SOUND_FILES) and looks_float32(message.pcm16):
+        text = "samples that look like float32, int16 are needed"
     return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"$.audio: {text}") if text else None
 
 

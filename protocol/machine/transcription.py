@@ -369,7 +369,7 @@ CHUNK_HANDLERS: Final[Handlers] = {
 
 @attrs.define(eq=False)
 class Transcription(Kind):
-    """A session of 003. `model` is the last chosen one; empty before."""
+    """A session of 003. `model` is the last one chosen, or the server's; empty before."""
 
     session_kind = SessionKind.TRANSCRIPTION
     has_opening = False
@@ -379,7 +379,7 @@ class Transcription(Kind):
         **CHUNK_HANDLERS,
         ChooseModel: attrgetter("choose"),
         AppendSound: attrgetter("append_sound"),
-        Commit: attrgetter("loop.commit"),
+        Commit: attrgetter("commit"),
     }
 
     loop: ChunkLoop = attrs.field(init=False)
@@ -403,10 +403,18 @@ class Transcription(Kind):
         self.timers.cancel("init")
         self.peer.move(ModelChosen)
 
+    def commit(self, message: Commit) -> None:
+        """Take a commit; without a choice before it, the server's model is meant."""
+        if not self.model:
+            self.choose(ChooseModel(model=self.step.limits.models[0]))
+        self.loop.commit(message)
+
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an unknown model, or sound for which there is no room."""
         limits, waiting_bytes = self.step.limits, self.loop.waiting_bytes
         match message:
+            case Commit() if not self.model and not limits.models:
+                code, text = ErrorCode.MODEL_NOT_VALIDATED, "this server names no model"
             case ChooseModel(model=model) if model not in limits.models:
                 code = ErrorCode.MODEL_NOT_FOUND
                 text = f"$.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"

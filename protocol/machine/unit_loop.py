@@ -99,6 +99,7 @@ class UserSpeech:
         is_speaking: the user speaks.
         over_samples: spoken by the user in this turn, which began meanwhile.
         must_listen: the model only listens, for the user interrupted it and speaks on.
+        sought: threshold and silence in ms, of a client that wants its speech to stop the model.
     """
 
     step: Step
@@ -106,6 +107,7 @@ class UserSpeech:
     is_speaking: bool = False
     over_samples: int = 0
     must_listen: bool = False
+    sought: tuple[float, int] | None = None
 
     def detect(self, pcm16: bytes, rate_hz: int, threshold: float, silence_ms: int) -> None:
         """Have speech found in the client's next sound."""
@@ -243,10 +245,11 @@ class UnitLoop:
 
     def _search(self, message: Append) -> Append:
         """Have speech found in an append; while the user speaks on, the model listens to it."""
-        if self.step.limits.barge_in:
+        if self.step.limits.barge_in or self.speech.sought:
             self._speak_over(len(message.pcm) // SAMPLE_BYTES)
             pcm16 = to_pcm16(message.pcm)
-            self.speech.detect(pcm16, INPUT_RATE_HZ, SPEECH_THRESHOLD, SPEECH_SILENCE_MS)
+            how = self.speech.sought or (SPEECH_THRESHOLD, SPEECH_SILENCE_MS)
+            self.speech.detect(pcm16, INPUT_RATE_HZ, *how)
         is_forced = self.speech.must_listen
         return attrs.evolve(message, force_listen=True) if is_forced else message
 

@@ -43,6 +43,23 @@ RESPONSE_OPTIONS: Final = 1
 """`openai`: options of one response are honoured or refused, and its input tokens are counted."""
 CUTS_WORDS: Final = 1
 """`openai`: a truncated item loses the words that were not played; a wrong request is refused."""
+CLOSING_ENDS: Final = 1
+"""Where the dialect has no close, a client that closes the connection in order has ended the
+session (`client`), and is not one that was lost (`peer_gone`)."""
+ONLY_MODEL: Final = 1
+"""Transcriptions: a commit without a choice takes the server's model, and `language` and `prompt`
+are taken without effect."""
+ASKED_SPEECH: Final = 1
+"""`legacy-chat`: only a request whose `tts` has `enabled` is spoken."""
+ANY_PICTURE: Final = 1
+"""A frame of a duplex session may be a PNG or a WebP, and a wrong one costs only itself."""
+DATA_URLS: Final = 1
+"""Base64 of media may stand in a data URL."""
+SOUND_FILES: Final = 1
+"""A sound file may be of any common kind, or a WAV from a pipe, which does not know its size; and
+samples of the other format are refused by name."""
+CANCELS_TURNS: Final = 1
+"""`realtime`, in chat: `response.cancel` ends an answer."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

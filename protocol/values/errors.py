@@ -138,8 +138,8 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         "on it.",
         ErrorCode.INFERENCE_ERROR: "The model failed on this piece of input, which is taken back. "
         "The session goes on.",
-        ErrorCode.MODEL_NOT_VALIDATED: "Sound was committed before a model was chosen. It is kept; "
-        "choose a model and commit again.",
+        ErrorCode.MODEL_NOT_VALIDATED: "Sound was committed before a model was chosen, and the "
+        "server's has no name to be taken by. It is kept; choose a model and commit again.",
         ErrorCode.MODEL_NOT_FOUND: "The server has no model of that name. One that was chosen "
         "before stays.",
         ErrorCode.INVALID_AUDIO: "The sound is no base64 of whole 16-bit samples, or has none. "

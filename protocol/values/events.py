@@ -30,12 +30,14 @@ from .model import (
 from .modes import Mode
 from .utf8 import Frame, Shortened
 
-Endpoint = Literal["realtime", "duplex", "chat", "live", "openai"]
+Endpoint = Literal["realtime", "duplex", "chat", "live", "openai", "omni"]
 """The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002), `/ws/chat` (004),
-`/v1/live/sessions` or `/v1/realtime?model=`."""
+`/v1/live/sessions`, `/v1/realtime?model=` or `/v1/realtime?duplex=1`."""
 
 PIECES: Final[tuple[Endpoint, ...]] = ("live", "openai")
 """Addresses whose sound is 16-bit and comes in pieces of any size."""
+EVENT_IDS: Final[tuple[Endpoint, ...]] = (*PIECES, "omni")
+"""Addresses whose events have ids, and whose sound is 16-bit."""
 
 TimerName = Literal[
     "session",
@@ -92,7 +94,7 @@ class FrameReceived:
     Attributes:
         frame: verbatim; None if it was longer than the connection allows.
         has_room: there is memory to keep it, if it comes early.
-        shortened: the original, if `frame` is only an outline: it is refused.
+        shortened: the original, if `frame` is only an outline or None: it is refused.
     """
 
     at_ns: int
@@ -161,6 +163,13 @@ class TicketLeft:
 @attrs.frozen(kw_only=True)
 class TicketCancelled:
     """An operator deleted the ticket."""
+
+    at_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class AnswerCancelled:
+    """The client's page asked over HTTP for the end of the answer (`/api/streaming/stop`)."""
 
     at_ns: int
 
@@ -549,6 +558,7 @@ Event = (
     | TicketMoved
     | TicketLeft
     | TicketCancelled
+    | AnswerCancelled
     | AdmissionRefused
     | Admitted
     | SlotLeased

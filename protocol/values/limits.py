@@ -148,6 +148,9 @@ AUDIO_SUM_S_MAX: Final = 600
 """Seconds of sound a conversation: 6000 tokens, most of the context, and 38 MB decoded."""
 AUDIO_SAMPLES_MIN: Final = 1_600
 """100 ms: the model's smallest piece of sound."""
+SOUND_FILES_MAX: Final = 64
+"""Sound files of a conversation that are no WAV: how long each lasts is known when it is decoded,
+most in a process of its own."""
 VIDEOS_MAX: Final = 1
 """Videos a conversation: each takes most of the context."""
 VIDEO_BYTES_MAX: Final = 64 * 1024 * 1024

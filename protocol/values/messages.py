@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .errors import ErrorCode
 from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage, UserWords
 from .model import OUTPUT_RATE_HZ, Coding, StopReason, ToolCall
+from .omni import OmniAnswer, OmniSession
 from .openai import OpenAIAnswer, OpenAISession
 
 RecordingState = Literal["on", "off", "failed"]
@@ -87,6 +88,7 @@ class Created:
         live: the session as it is in force; only in `live`.
         client_event_id: the client's name for its message; only in `live`, and may be empty.
         openai: the session as it is in force; only in `openai`.
+        omni: the session as it is in force; only in `vllm-omni`.
     """
 
     session_id: str
@@ -99,6 +101,7 @@ class Created:
     live: LiveSession = LiveSession()
     client_event_id: str = ""
     openai: OpenAISession = OpenAISession()
+    omni: OmniSession = OmniSession()
 
 
 @attrs.frozen(kw_only=True)
@@ -151,6 +154,7 @@ class Listen:
         response_id: the speaking turn that it ends, else the one that it precedes; may be empty.
         silence_samples: the silence that stands for it; only in `live`.
         coding: of that silence.
+        epoch: how often the client has interrupted; only in `vllm-omni`.
     """
 
     session_id: str
@@ -159,6 +163,7 @@ class Listen:
     response_id: str = ""
     silence_samples: int = OUTPUT_RATE_HZ
     coding: Coding = "audio/pcm"
+    epoch: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -173,8 +178,10 @@ class Speech:
         pcm: float32 LE, 24 kHz (in OpenAI's dialects the session's rate) mono; may be empty.
         end_of_turn: the turn ends here.
         metrics: of this unit.
-        start_ms: where it begins in the session's sound, in milliseconds; only in `live`.
+        start_ms: where it begins in the session's sound, in milliseconds; only in `live`. In
+            `vllm-omni` it is in the response's.
         coding: how the sound is written; only in OpenAI's dialects.
+        epoch: how often the client has interrupted; only in `vllm-omni`.
     """
 
     session_id: str
@@ -186,6 +193,7 @@ class Speech:
     metrics: Metrics
     start_ms: int = 0
     coding: Coding = "audio/pcm"
+    epoch: int = 0
 
     @property
     def samples(self) -> NDArray[np.float32]:
@@ -425,6 +433,7 @@ ServerMessage = (
     | Usage
     | Notice
     | OpenAIAnswer
+    | OmniAnswer
     | ErrorReport
     | Closed
 )

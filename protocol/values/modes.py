@@ -39,12 +39,14 @@ OF_MODE: Final[Mapping[Mode, ModeRow]] = MappingProxyType(
     {
         "video": ModeRow(
             work="unit",
-            dialects=frozenset({"realtime", "duplex-v1", "legacy-duplex"}),
+            dialects=frozenset({"realtime", "duplex-v1", "legacy-duplex", "vllm-omni"}),
             limit="limit_video_s",
         ),
         "audio": ModeRow(
             work="unit",
-            dialects=frozenset({"realtime", "duplex-v1", "legacy-duplex", "live", "openai"}),
+            dialects=frozenset(
+                {"realtime", "duplex-v1", "legacy-duplex", "live", "openai", "vllm-omni"}
+            ),
             limit="limit_audio_s",
         ),
         "chat": ModeRow(

@@ -73,7 +73,7 @@ def as_prompt(instructions: str, items: Iterable[Item]) -> str:
 Modality = Literal["audio", "text"]
 DetectionKind = Literal["server_vad", "semantic_vad"]
 ReplyStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
-ReplyReason = Literal["", "turn_detected", "client_cancelled", "max_output_tokens"]
+ReplyReason = Literal["", "turn_detected", "client_cancelled", "barge_in", "max_output_tokens"]
 InputKind = Literal[
     "speech_started",
     "speech_stopped",

@@ -28,6 +28,7 @@ from .model import (
     ToolChoice,
     ToolResult,
 )
+from .omni import OmniRequest, OmniSettings
 from .openai import OpenAIRequest
 
 
@@ -54,6 +55,8 @@ class Request(StrEnum):
     DELETE_ITEM = "delete_item"
     RETRIEVE_ITEM = "retrieve_item"
     TRUNCATE_ITEM = "truncate_item"
+    HEARTBEAT = "heartbeat"
+    CLEAR_OUTPUT = "clear_output"
     MISPLACED = "misplaced"
     """An event of some dialect, in a session in which it is out of place."""
     UNKNOWN = "unknown"
@@ -62,10 +65,10 @@ class Request(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class ReferenceAudio:
-    """Reference audio as it came, 0.5 to 30 s: a WAV file, or float32 LE 16 kHz mono."""
+    """Reference audio as it came, 0.5 to 30 s: a sound file, or float32 LE 16 kHz mono."""
 
     data: bytes
-    is_wav: bool
+    is_file: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +92,7 @@ class Init:
         max_slice_nums: slices a frame may be cut into, 1-9, for appends without their own.
         config: inference settings.
         live: the settings that only `live` has.
+        omni: the settings that only `vllm-omni` has.
         notices: the client wants to be told when the server is about to shut down.
         record: false: do not record the session, and remove what is recorded.
     """
@@ -99,9 +103,21 @@ class Init:
     max_slice_nums: int = 1
     config: DuplexConfig = DuplexConfig()
     live: LiveSettings = LiveSettings()
+    omni: OmniSettings = OmniSettings()
     notices: bool = False
     record: bool = True
     ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class BadPicture:
+    """A picture of an append that is left out.
+
+    Attributes:
+        reason: what is wrong, for the client.
+    """
+
+    reason: str
 
 
 @attrs.frozen(kw_only=True)
@@ -110,14 +126,15 @@ class Append:
 
     Attributes:
         pcm: float32 LE, 16 kHz mono, finite; one sample (duplex-v1: 4000) to 10 s.
-        frames: JPEG files whose headers have been checked; 4 MiB and 20 megapixels at most.
+        frames: JPEG, PNG or WebP files whose headers have been checked; 4 MiB and 20 megapixels at
+            most.
         force_listen: stop speaking, at once (B6).
         max_slice_nums: slices each of these frames may be cut into, 1-9; by default the session's.
         input_id: the client's name for this append, if it gave one.
     """
 
     pcm: bytes
-    frames: tuple[bytes, ...] = ()
+    frames: tuple[bytes | BadPicture, ...] = ()
     force_listen: bool = False
     max_slice_nums: int | None = None
     input_id: str | None = None
@@ -212,13 +229,13 @@ class AudioPart:
     """Sound as it came.
 
     Attributes:
-        data: a WAV file, or float32 LE mono; 0.1 to 300 s.
-        is_wav: which of the two.
-        rate_hz: samples a second of float32; a WAV has its own.
+        data: a sound file, or float32 LE mono; 0.1 to 300 s.
+        is_file: which of the two: a WAV, AIFF, FLAC, Ogg (Vorbis or Opus) or MP3.
+        rate_hz: samples a second of float32; a file has its own.
     """
 
     data: bytes
-    is_wav: bool
+    is_file: bool
     rate_hz: int = 16_000
 
 
@@ -368,4 +385,5 @@ ClientMessage = (
     | Unmute
     | Update
     | OpenAIRequest
+    | OmniRequest
 )

@@ -51,6 +51,7 @@ from .messages import (
     TranscriptDone,
 )
 from .modes import OF_MODE, Mode
+from .omni import ANSWERS as OMNI_ANSWERS
 from .openai import ANSWERS, Configured, InputStep, ItemStep
 from .requests import Request
 
@@ -115,7 +116,7 @@ TRANSITIONS: Final[Mapping[SessionKind, Mapping[State, Row]]] = MappingProxyType
                 Paused: State.ACTIVE,
                 Resumed: State.ACTIVE,
                 Interrupted: State.ACTIVE,
-                **dict.fromkeys((*LIVE_ANSWERS, *ANSWERS), State.ACTIVE),
+                **dict.fromkeys((*LIVE_ANSWERS, *ANSWERS, *OMNI_ANSWERS), State.ACTIVE),
                 GoingAway: State.ACTIVE,
                 ErrorReport: State.ACTIVE,
                 Closed: State.CLOSED,
@@ -246,11 +247,14 @@ class Gate(StrEnum):
     TURN = "ACTIVE amid a turn"
     """A turn of chat is under way, from its question to its answer."""
     UNCHOSEN = "CONNECTED without a model"
-    """A transcription before its model is chosen: sound is kept already."""
+    """A transcription before its model is chosen: sound is kept already, and a commit takes the
+    server's."""
     TRANSCRIBING = "ACTIVE with a model"
     """A transcription after its model is chosen."""
     OPEN = "open from the connection on"
     """A session of `openai`: it takes settings at once, and sound when it has a slot."""
+    STEERED = "ACTIVE in vllm-omni"
+    """A session of `vllm-omni` that is set up; its set-up may be repeated."""
     CLOSED = "CLOSED"
 
 
@@ -269,8 +273,10 @@ _OF_OPENAI: Final = (
     Request.RETRIEVE_ITEM,
     Request.TRUNCATE_ITEM,
 )
+_OF_OMNI: Final = (Request.HEARTBEAT, Request.CLEAR_OUTPUT)
 _OUT_OF_PLACE: Final = (
     *_OF_OPENAI,
+    *_OF_OMNI,
     Request.PAUSE,
     Request.RESUME,
     Request.INTERRUPT,
@@ -324,7 +330,8 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             Request.RESUME: ErrorCode.INVALID_EVENT,
             Request.COMMIT: ErrorCode.INVALID_EVENT,
             Request.MISPLACED: ErrorCode.INVALID_EVENT,
-            **dict.fromkeys(_OF_OPENAI, ErrorCode.INVALID_EVENT),
+            **dict.fromkeys((*_OF_OPENAI, *_OF_OMNI), ErrorCode.INVALID_EVENT),
+            Request.CANCEL: ACCEPT,
         },
         Gate.PAUSED: {
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
@@ -338,6 +345,7 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
         Gate.TURN: {
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
             Request.CLOSE: ACCEPT,
+            Request.CANCEL: ACCEPT,
             Request.PLAYED: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },
@@ -345,7 +353,7 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
             Request.INIT: ACCEPT,
             Request.APPEND: ACCEPT,
-            Request.COMMIT: ErrorCode.MODEL_NOT_VALIDATED,
+            Request.COMMIT: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },
         Gate.TRANSCRIBING: {
@@ -361,6 +369,18 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             Request.UPDATE: ACCEPT,
             Request.APPEND: ACCEPT,
             Request.COMMIT: ACCEPT,
+            Request.UNKNOWN: ACCEPT,
+        },
+        Gate.STEERED: {
+            **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),
+            **dict.fromkeys((*_OF_OPENAI, *_OF_OMNI), ACCEPT),
+            Request.INIT: ACCEPT,
+            Request.APPEND: ACCEPT,
+            Request.COMMIT: ACCEPT,
+            Request.INTERRUPT: ACCEPT,
+            Request.PLAYED: ACCEPT,
+            Request.REPORT: ACCEPT,
+            Request.CLOSE: ACCEPT,
             Request.UNKNOWN: ACCEPT,
         },
         Gate.CLOSED: dict.fromkeys(Request, IGNORE),

@@ -48,6 +48,10 @@ class Refused:
     ignored: int = 0
 
 
+KEPT_CHARS: Final = 1024
+"""Characters kept of a refused message: enough to recognize it."""
+
+
 @attrs.frozen(kw_only=True)
 class Shortened:
     """A refused message as its recording holds it: without most of its bytes.
@@ -55,9 +59,11 @@ class Shortened:
     Attributes:
         size_bytes: of the whole message; of text in UTF-8.
         blake2b: of those bytes, 128 bits in hex.
-        head: its first 1024 characters; empty if they are the frame.
+        head: its first `KEPT_CHARS` characters; empty if they are the frame.
         unreadable: why it is no message at all; else empty.
         refused: its refusal by its fields or the session; None if the kept frame still shows it.
+        read_bytes: of a message that was too long: those that were read before it was refused, as
+            many as `blake2b` is of. Its size is what its header says. None for any other.
     """
 
     size_bytes: int
@@ -65,7 +71,10 @@ class Shortened:
     head: str = attrs.field(default="", repr=False)
     unreadable: str = ""
     refused: Refused | None = None
+    read_bytes: int | None = None
 
 
 Frame: TypeAlias = str | bytes | Utf8Text | None
 """A WebSocket message: text in either form, binary `bytes`, or None for one too long to read."""
+Received: TypeAlias = Frame | Shortened
+"""A message as a connection gives it; `Shortened` for one that was too long."""

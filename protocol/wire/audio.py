@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from ..values.limits import NS_PER_S
 from ..values.model import G711_RATE_HZ, INPUT_RATE_HZ, SAMPLE16_BYTES, Coding
 
 LIVE_RATE_HZ: Final = 24_000
@@ -88,6 +89,14 @@ def ratio_of(from_hz: int, to_hz: int) -> tuple[int, int]:
         return 1, 1
     how = _FILTERS[from_hz, to_hz]
     return how.up, how.down
+
+
+def lag_of(from_hz: int, to_hz: int) -> int:
+    """Return by how many nanoseconds the sound lies later in the output of `resample`."""
+    if from_hz == to_hz:
+        return 0
+    up = _FILTERS[from_hz, to_hz].up
+    return (PHASE_TAPS * up - 1) * NS_PER_S // (2 * up * from_hz)
 
 
 class Heard:

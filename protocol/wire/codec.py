@@ -21,6 +21,7 @@ import attrs
 import numpy as np
 import orjson
 import pybase64
+from numpy.typing import NDArray
 
 from ..values.behaviour import NEWEST
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
@@ -37,6 +38,9 @@ either kind, as nesting needs no comma; those in strings too.
 """
 KEY_SHOWN: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
 """Keys that may be shown in a path; any other is a client's text and shown as `?`."""
+
+DATA_URL: Final = re.compile(r"data:[\w.+/;= -]{0,128};base64,", re.ASCII)
+"""How a data URL of bytes begins (RFC 2397)."""
 
 T = TypeVar("T")
 C = TypeVar("C", bound=str)
@@ -86,14 +90,20 @@ def encode_base64(data: bytes) -> str:
     return pybase64.b64encode_as_string(data)
 
 
-def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
+def decode_base64(
+    path: str, text: str, *, line_breaks: bool = False, data_url: bool = False
+) -> bytes:
     """Read strict base64: standard alphabet, correct padding, no white space; else `FieldError`.
 
-    `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8). `path` is for the error.
+    `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8), `data_url` the head of a data URL
+    before it, of any media type. `path` is for the error.
     """
     try:
         return pybase64.b64decode(text, validate=True)
     except ValueError:
+        head = DATA_URL.match(text) if data_url else None
+        if head is not None:
+            return decode_base64(path, text[head.end() :], line_breaks=line_breaks)
         if line_breaks:  # rarely there, so looked for only now
             joined = text.replace("\r", "").replace("\n", "")
             with suppress(ValueError):
@@ -101,10 +111,13 @@ def decode_base64(path: str, text: str, *, line_breaks: bool = False) -> bytes:
         raise invalid(path, f"{kind_of(text)} that is not base64") from None
 
 
-def check_pcm(path: str, pcm: bytes, samples_min: int, samples_max: int) -> bytes:
+def check_pcm(
+    path: str, pcm: bytes, samples_min: int, samples_max: int, *, compares: bool = False
+) -> bytes:
     """Check float32 LE samples for number and finiteness, and return them.
 
-    `FieldError` names the count, or the index of the first sample that is not finite.
+    `FieldError` names the count, or the index of the first sample that is not finite. `compares`:
+    samples that look like int16 are refused by that name.
     """
     if len(pcm) % SAMPLE_BYTES:
         raise invalid(path, f"{len(pcm)} bytes, a multiple of {SAMPLE_BYTES} is needed (float32)")
@@ -114,10 +127,47 @@ def check_pcm(path: str, pcm: bytes, samples_min: int, samples_max: int) -> byte
         raise invalid(path, f"{samples} samples, at least {samples_min} {are} needed")
     if samples > samples_max:
         raise invalid(path, f"{samples} samples, at most {samples_max} are allowed")
-    finite = np.isfinite(np.frombuffer(pcm, dtype="<f4"))
+    values = np.frombuffer(pcm, dtype="<f4")
+    if compares and values.min() >= -LOUDEST and values.max() <= LOUDEST:  # so it is finite
+        return pcm
+    if compares and looks_int16(values):
+        raise invalid(path, "samples that look like int16, float32 are needed")
+    finite = np.isfinite(values)
     if not finite.all():
         raise invalid(path, f"sample {int(finite.argmin())} is not finite")
     return pcm
+
+
+LOUDEST: Final = 1e5
+"""Float samples in the scale of int16 stay below; 1 is full scale."""
+_QUIETEST: Final = 1e-12
+"""Quieter float samples occur only at the end of a fade."""
+_COMPARED_MIN: Final = 64
+"""Samples that are not zero: fewer show nothing."""
+_COMPARED_BYTES: Final = 2048
+"""Of a piece of int16 samples: its beginning shows what they are."""
+_TOPS: Final = bytes([*range(0x33, 0x40), *range(0xB3, 0xC0)])
+"""The highest byte of float32 samples from 4e-8 to 2, of both signs."""
+
+
+def looks_int16(values: NDArray[np.float32]) -> bool:
+    """Whether most samples are far too loud or too quiet, as pairs of int16 samples would be."""
+    loud = np.abs(values[values != 0])
+    is_sound = (loud >= _QUIETEST) & (loud <= LOUDEST)
+    return len(loud) >= _COMPARED_MIN and int(is_sound.sum()) * 2 < len(loud)
+
+
+def looks_float32(pcm16: bytes) -> bool:
+    """Whether int16 samples are float32: every second one small, the others not like it."""
+    tops = pcm16[3:_COMPARED_BYTES:4]
+    if len(tops) < _COMPARED_MIN or len(tops.translate(None, _TOPS)) * 20 > len(tops):
+        return False
+    pairs = np.frombuffer(pcm16[: len(tops) * 4], "<i2").reshape(-1, 2).astype(np.int32)
+    return float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) > _FAR_APART
+
+
+_FAR_APART: Final = 4096
+"""Neighbours of int16 samples are nearer, in the mean; halves of float32 samples are not."""
 
 
 # -- fields -------------------------------------------------------------------------------------
@@ -207,9 +257,9 @@ class Value:
             Value(path=f"{self.path}[{index}]", value=item) for index, item in enumerate(self.value)
         )
 
-    def binary(self, *, line_breaks: bool = False) -> bytes:
-        """Read strict base64; `line_breaks` allows CR and LF."""
-        return decode_base64(self.path, self.text(), line_breaks=line_breaks)
+    def binary(self, *, line_breaks: bool = False, data_url: bool = False) -> bytes:
+        """Read strict base64; `line_breaks` and `data_url` as in `decode_base64`."""
+        return decode_base64(self.path, self.text(), line_breaks=line_breaks, data_url=data_url)
 
     def pcm(
         self, samples_min: int = APPEND_SAMPLES_MIN, samples_max: int = APPEND_SAMPLES_MAX
@@ -217,9 +267,12 @@ class Value:
         """Read base64 of float32 LE samples; the default bounds are an append's."""
         return check_pcm(self.path, self.binary(), samples_min, samples_max)
 
-    def pcm16(self, *, line_breaks: bool = False) -> bytes:
+    def pcm16(self) -> bytes:
         """Read base64 of signed 16-bit LE samples, at least one."""
-        pcm16 = self.binary(line_breaks=line_breaks)
+        return self.check_pcm16(self.binary())
+
+    def check_pcm16(self, pcm16: bytes) -> bytes:
+        """Check signed 16-bit LE samples, at least one, and return them."""
         if not pcm16:
             raise invalid(self.path, "no samples, at least 1 is needed")
         if len(pcm16) % SAMPLE16_BYTES:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
+from ..values.behaviour import ANY_PICTURE, DATA_URLS, SOUND_FILES
 from ..values.errors import FieldError, LocalProtocolError
 from ..values.limits import (
     APPEND_SAMPLES_MAX,
@@ -20,8 +21,16 @@ from ..values.limits import (
     VOICE_NAME_CHARS_MAX,
 )
 from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES
-from ..values.requests import ReferenceAudio, Voice, VoiceName
-from .codec import Reading, Value, as_object, encode_base64, invalid
+from ..values.requests import BadPicture, ReferenceAudio, Voice, VoiceName
+from .codec import (
+    Reading,
+    Value,
+    as_object,
+    check_pcm,
+    encode_base64,
+    invalid,
+    looks_float32,
+)
 from .media import (
     ImageKind,
     check_frame,
@@ -190,11 +199,22 @@ def _chars(count: int) -> int:
     return (count + 2) // 3 * 4
 
 
+def binary(value: Value, at: Reading, *, line_breaks: bool = False) -> bytes:
+    """Read base64 of media, also in a data URL."""
+    return value.binary(line_breaks=line_breaks, data_url=at.context.behaves(DATA_URLS))
+
+
 def heard(samples_min: int) -> Kind:
     """Base64 of float32 LE samples, `samples_min` to `APPEND_SAMPLES_MAX`."""
 
-    def read(value: Value, _: Reading) -> bytes:
-        return value.pcm(samples_min)
+    def read(value: Value, at: Reading) -> bytes:
+        return check_pcm(
+            value.path,
+            binary(value, at),
+            samples_min,
+            APPEND_SAMPLES_MAX,
+            compares=at.context.behaves(SOUND_FILES),
+        )
 
     lengths = {
         "maxLength": _chars(APPEND_SAMPLES_MAX * SAMPLE_BYTES),
@@ -204,16 +224,23 @@ def heard(samples_min: int) -> Kind:
     return Kind(read=read, write=encode_base64, schema=schema, holds=SPOKEN)
 
 
+def _sound16(value: Value, at: Reading) -> bytes:
+    pcm16 = value.check_pcm16(binary(value, at, line_breaks=True))
+    if at.context.behaves(SOUND_FILES) and looks_float32(pcm16):
+        raise invalid(value.path, "samples that look like float32, int16 are needed")
+    return pcm16
+
+
 SOUND16: Final = Kind(
-    read=lambda value, _: value.pcm16(line_breaks=True),
+    read=_sound16,
     write=encode_base64,
     schema=base64_of(PCM16, minLength=_chars(SAMPLE16_BYTES)),
     holds=SPOKEN,
 )
 
 
-def _piece(value: Value, _: Reading) -> bytes:
-    data = value.binary()
+def _piece(value: Value, at: Reading) -> bytes:
+    data = binary(value, at)
     if not data:
         raise invalid(value.path, "no samples, at least 1 is needed")
     return data
@@ -234,20 +261,29 @@ SPEECH: Final = Kind(
 """Output audio: base64 of float32 LE 24 kHz mono, of any length (000, first and last)."""
 
 
-def _jpeg(value: Value, _: Reading) -> bytes:
-    data = value.binary()
-    check_frame(value.path, data)
+def _frame(value: Value, at: Reading) -> bytes:
+    data = binary(value, at)
+    check_frame(value.path, data, None if at.context.behaves(ANY_PICTURE) else "JPEG")
     return data
 
 
-def _image(value: Value, _: Reading) -> bytes:
-    data = value.binary()
+def _frame_or_none(value: Value, at: Reading) -> bytes | BadPicture:
+    try:
+        return _frame(value, at)
+    except FieldError as error:
+        if not at.context.behaves(ANY_PICTURE):
+            raise
+        return BadPicture(reason=error.message)
+
+
+def _image(value: Value, at: Reading) -> bytes:
+    data = binary(value, at)
     check_image(value.path, data)
     return data
 
 
-def _video(value: Value, _: Reading) -> bytes:
-    data = value.binary()
+def _video(value: Value, at: Reading) -> bytes:
+    data = binary(value, at)
     check_video(value.path, data)
     return data
 
@@ -267,7 +303,15 @@ def _write_image_url(data: bytes) -> str | None:
     return IMAGE_URL_HEADS[kind_of(data) or "JPEG"] + encode_base64(data) if data else None
 
 
-JPEG: Final = Kind(read=_jpeg, write=encode_base64, schema=base64_of("image/jpeg"), holds=SEEN)
+FRAME: Final = Kind(
+    read=_frame,
+    write=encode_base64,
+    schema=base64_of("image/jpeg", "image/png", "image/webp"),
+    holds=SEEN,
+)
+"""A picture of a duplex session."""
+FRAME_OF_SEVERAL: Final = attrs.evolve(FRAME, read=_frame_or_none)
+"""The same next to sound, which is taken if the picture is not."""
 IMAGE_URL: Final = Kind(
     read=_image_url,
     write=_write_image_url,
@@ -307,8 +351,13 @@ def _voice_name(value: Value, _: Reading) -> VoiceName:
     return VoiceName(name=name)
 
 
+def _voice(value: Value, at: Reading) -> ReferenceAudio:
+    is_any = at.context.behaves(SOUND_FILES)
+    return read_reference_audio(value.path, binary(value, at), is_any=is_any)
+
+
 VOICE_OR_NAME: Final = Kind(
-    read=lambda value, _: read_reference_audio(value.path, value.binary()),
+    read=_voice,
     write=_voice_data,
     schema=base64_of(FLOAT32, "audio/wav"),
     holds=VOICE_SOUND,

@@ -3,15 +3,15 @@
 Only headers and sizes are read, in bounded steps, so that a bomb is refused before anything is
 allocated for it. Nothing is decoded here: a decoder off the event loop checks the body, and its
 result comes back as an event. Every refusal is a `FieldError` (`invalid_payload`), and `path` is
-the place in the message for that error. Of a video only the size and the container's head are read.
-WAV files and WebP pictures are in `protocol.wire.media` and `protocol.wire.media`.
+the place in the message for that error. Of a video, and of a sound file that is no WAV, only the
+size and the head are read.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal, NoReturn
 
 import attrs
@@ -57,13 +57,15 @@ def kind_of(data: bytes) -> ImageKind | None:
     return "WebP" if is_webp(data) else None
 
 
-def check_frame(path: str, data: bytes, kind: ImageKind = "JPEG") -> tuple[int, int]:
+def check_frame(path: str, data: bytes, kind: ImageKind | None = "JPEG") -> tuple[int, int]:
     """Check a picture of a live session, of a declared kind; returns width and height in pixels.
+
+    None is any kind.
 
     `FieldError` for another kind, or a picture bigger than a frame may be.
     """
     check_bytes(path, data, FRAME_JPEG_BYTES_MAX)
-    if kind_of(data) != kind:
+    if kind is not None and kind_of(data) != kind:
         raise invalid(path, f"{len(data)} bytes that are not a {kind}")
     return check_image(path, data)
 
@@ -161,46 +163,121 @@ def _read_frame_header(path: str, body: bytes, length: int) -> tuple[int, int]:
 
 # -- audio --------------------------------------------------------------------------------------
 
+SoundKind = Literal["WAV", "RF64", "AIFF", "FLAC", "Ogg", "MP3"]
+SOUND_HEADS: Final[Mapping[SoundKind, bytes]] = {
+    "RF64": b"RF64\xff\xff\xff\xffWAVE",
+    "AIFF": b"FORM\0\0\0\0AIFF",
+    "FLAC": b"fLaC",
+    "Ogg": b"OggS",
+    "MP3": b"ID3\3",
+}
+"""By kind: a head that shows it."""
+PACKED_KINDS: Final = frozenset({"FLAC", "Ogg", "MP3"})
+"""Kinds that say little of how much they unpack to."""
+_MP3_RATES_HZ: Final = (44_100, 48_000, 32_000)
+_MP3_KBITS: Final = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_MP3_KBITS_LOW: Final = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+"""Of layer III, by index: of version 1, and of versions 2 and 2.5."""
+_OTHER_KINDS: Final = "WAV, AIFF, FLAC, Ogg (Vorbis or Opus) and MP3 are taken"
 
-def read_reference_audio(path: str, data: bytes) -> ReferenceAudio:
-    """Read a WAV file (000) or raw float32 LE 16 kHz mono (001), told apart by the RIFF head.
 
-    It is not decoded; raw samples are finite. `FieldError` if it is neither, or not 0.5-30 s long.
+def sound_kind(data: bytes) -> SoundKind | None:
+    """Return a sound file's kind by its head; None for another kind, or samples.
+
+    No sound begins like such a head: read as float32 samples, it is far too loud, or, of MP3, two
+    frames that follow one another.
     """
-    # No voice is taken for a WAV: as a sample, "RIFF" would be 12690.
     if data.startswith(b"RIFF"):
-        check_wav(path, data)
-        return ReferenceAudio(data=data, is_wav=True)
-    samples_min = int(REFERENCE_S_MIN * INPUT_RATE_HZ)
-    pcm = check_pcm(path, data, samples_min, REFERENCE_S_MAX * INPUT_RATE_HZ)
-    return ReferenceAudio(data=pcm, is_wav=False)
+        return "WAV"
+    form = data[8:12]
+    if (data.startswith(b"RF64") and form == b"WAVE") or form in (b"AIFF", b"AIFC"):
+        return "RF64" if form == b"WAVE" else "AIFF"
+    if data.startswith(b"ID3"):
+        return "MP3"
+    for kind in ("FLAC", "Ogg"):
+        if data.startswith(SOUND_HEADS[kind]):
+            return kind
+    size = _mp3_frame_bytes(data, 0)
+    return "MP3" if size and _mp3_frame_bytes(data, size) else None
 
 
-def read_audio(path: str, data: bytes, rate_hz: int = INPUT_RATE_HZ) -> AudioPart:
-    """Read a conversation's WAV file or raw float32 LE mono, told apart by the RIFF head.
+def _mp3_frame_bytes(data: bytes, at: int) -> int:
+    """Return the size of a frame of MPEG layer III (ISO 11172-3, 2.4.1.3); 0 if there is none."""
+    head = int.from_bytes(data[at : at + 4])
+    version, layer = head >> 19 & 3, head >> 17 & 3
+    index, rate = head >> 12 & 15, head >> 10 & 3
+    if head >> 21 != 0x7FF or version == 1 or layer != 1 or not 0 < index < 15 or rate == 3:
+        return 0
+    kbits = (_MP3_KBITS if version == 3 else _MP3_KBITS_LOW)[index]
+    rate_hz = _MP3_RATES_HZ[rate] >> (3 - version if version else 2)
+    return (144 if version == 3 else 72) * kbits * 1000 // rate_hz + (head >> 9 & 1)
 
-    `rate_hz` is of raw samples, 8-192 kHz, and without meaning in the result for a WAV. It is not
-    decoded; raw samples are finite. `FieldError` if it is neither, not 0.1-300 s long, or of
-    another rate.
+
+def read_reference_audio(path: str, data: bytes, *, is_any: bool = False) -> ReferenceAudio:
+    """Read a sound file (000) or raw float32 LE 16 kHz mono (001), told apart by the head.
+
+    `is_any`: the file is of any kind of `sound_kind`; else it is a WAV that knows its size. It is
+    not decoded; raw samples are finite. `FieldError` if it is neither, or not 0.5-30 s long.
+    """
+    kind = sound_kind(data)
+    if kind == "WAV":
+        check_wav(path, data, is_piped=is_any)
+    elif is_any and is_sound_file(path, data):
+        check_bytes(path, data, WAV_BYTES_MAX)
+    else:
+        samples_min = int(REFERENCE_S_MIN * INPUT_RATE_HZ)
+        samples_max = REFERENCE_S_MAX * INPUT_RATE_HZ
+        pcm = check_pcm(path, data, samples_min, samples_max, compares=is_any)
+        return ReferenceAudio(data=pcm, is_file=False)
+    return ReferenceAudio(data=data, is_file=True)
+
+
+def is_sound_file(path: str, data: bytes) -> bool:
+    """Whether it is a sound file, and not samples; `FieldError` for a file of another kind."""
+    kind, container = sound_kind(data), container_of(data)
+    if kind is None and container is not None:
+        raise invalid(path, f"a file of {container}, {_OTHER_KINDS}")
+    return kind is not None
+
+
+def read_audio(
+    path: str, data: bytes, rate_hz: int = INPUT_RATE_HZ, *, is_any: bool = False
+) -> AudioPart:
+    """Read a conversation's sound file or raw float32 LE mono, told apart by the head.
+
+    `rate_hz` is of raw samples, 8-192 kHz, and without meaning in the result for a file; `is_any`
+    as in `read_reference_audio`. It is not decoded; raw samples are finite. `FieldError` if it is
+    neither, not 0.1-300 s long, or of another rate.
     """
     check_bytes(path, data, AUDIO_BYTES_MAX)
-    if data.startswith(b"RIFF"):  # see `read_reference_audio`
-        check_wav(path, data, bytes_max=AUDIO_BYTES_MAX, s_min=AUDIO_S_MIN, s_max=AUDIO_S_MAX)
-        return AudioPart(data=data, is_wav=True)
+    if data.startswith(b"RIFF"):
+        check_wav(
+            path,
+            data,
+            bytes_max=AUDIO_BYTES_MAX,
+            s_min=AUDIO_S_MIN,
+            s_max=AUDIO_S_MAX,
+            is_piped=is_any,
+        )
+        return AudioPart(data=data, is_file=True)
+    if is_any and is_sound_file(path, data):
+        return AudioPart(data=data, is_file=True)
     if not WAV_RATE_HZ_MIN <= rate_hz <= WAV_RATE_HZ_MAX:
         text = f"samples of {rate_hz} Hz, allowed is {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX}"
         raise invalid(path, text)
     samples_min = math.ceil(AUDIO_SAMPLES_MIN * rate_hz / INPUT_RATE_HZ)
-    pcm = check_pcm(path, data, samples_min, AUDIO_S_MAX * rate_hz)
-    return AudioPart(data=pcm, is_wav=False, rate_hz=rate_hz)
+    pcm = check_pcm(path, data, samples_min, AUDIO_S_MAX * rate_hz, compares=is_any)
+    return AudioPart(data=pcm, is_file=False, rate_hz=rate_hz)
 
 
-def audio_s(part: AudioPart) -> float:
-    """Return the seconds of a conversation's sound, by its header."""
-    if part.is_wav:
-        header = read_wav("audio", part.data)
-        return header.samples / header.rate_hz
-    return len(part.data) / (SAMPLE_BYTES * part.rate_hz)
+def audio_s(part: AudioPart) -> float | None:
+    """Return the seconds of a conversation's sound, by its header; None if that is not known."""
+    if not part.is_file:
+        return len(part.data) / (SAMPLE_BYTES * part.rate_hz)
+    if sound_kind(part.data) != "WAV":
+        return None
+    header = read_wav("audio", part.data, is_piped=True)
+    return header.samples / header.rate_hz
 
 
 # -- video --------------------------------------------------------------------------------------
@@ -243,6 +320,8 @@ def container_of(data: bytes) -> Container | None:
 
 WAV_CHUNKS_MAX: Final = 64
 """Chunks before the data; recorders write five or six."""
+UNKNOWN_SIZE_MIN: Final = 0x7FFF_0000
+"""Of a chunk: encoders that write to a pipe say 2 or 4 GiB, or a little less."""
 WAV_CHANNELS_MAX: Final = 8
 WAV_RATE_HZ_MIN: Final = 8_000
 WAV_RATE_HZ_MAX: Final = 192_000
@@ -257,13 +336,19 @@ _BITS: Final = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
 
 @attrs.frozen(kw_only=True)
 class WavHeader:
-    """The format of a WAV file; `samples` counts each channel's."""
+    """The format of a WAV file; `samples` counts each channel's, and `data_at` is their place."""
 
     channels: int
     rate_hz: int
     sample_bits: int
     is_float: bool
     samples: int
+    data_at: int = attrs.field(default=0, eq=False)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the samples."""
+        return self.samples * self.channels * self.sample_bits // 8
 
 
 def check_wav(
@@ -273,33 +358,42 @@ def check_wav(
     bytes_max: int = WAV_BYTES_MAX,
     s_min: float = REFERENCE_S_MIN,
     s_max: float = REFERENCE_S_MAX,
+    is_piped: bool = False,
 ) -> WavHeader:
     """Check a WAV's header and its bounds: 8-192 kHz, 1-8 channels, size and duration.
 
-    The default bounds are those of reference audio. `FieldError` if it is no such WAV.
+    The default bounds are those of reference audio; `is_piped` as in `read_wav`. `FieldError` if it
+    is no such WAV.
     """
     check_bytes(path, data, bytes_max)
-    header = read_wav(path, data)
+    header = read_wav(path, data, is_piped=is_piped)
     seconds = header.samples / header.rate_hz
     if not s_min <= seconds <= s_max:
         raise invalid(path, f"{seconds:.3f} s of audio, allowed is {s_min:g} to {s_max:g} s")
     return header
 
 
-def read_wav(path: str, data: bytes) -> WavHeader:
+def read_wav(path: str, data: bytes, *, is_piped: bool = False) -> WavHeader:
     """Read the header of a WAV of any length, and compare it with the bytes present.
 
-    `FieldError` if it is no WAV, or contradicts itself.
+    `is_piped`: it may come from a program that wrote it to a pipe, and left its sizes unknown: 0,
+    or the largest. `FieldError` if it is no WAV, or contradicts itself.
     """
     if len(data) < 12 or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
         raise invalid(path, f"{len(data)} bytes that are not a WAV")
-    end = 8 + int.from_bytes(data[4:8], "little")
+    size = int.from_bytes(data[4:8], "little")
+    end = len(data) if is_piped and _is_unknown(size) else 8 + size
     if end > len(data):
         raise invalid(path, f"a WAV that says {end} bytes and has {len(data)}")
-    return _walk_chunks(path, data, end)
+    return _walk_chunks(path, data, end, is_piped)
 
 
-def _walk_chunks(path: str, data: bytes, end: int) -> WavHeader:
+def _is_unknown(size: int) -> bool:
+    """Whether a size is that of a file that was not finished: 0, or near 2 or 4 GiB."""
+    return size == 0 or size >= UNKNOWN_SIZE_MIN
+
+
+def _walk_chunks(path: str, data: bytes, end: int, is_piped: bool) -> WavHeader:
     """Walk the chunks up to the data, which the format must precede."""
     at = 12
     form: WavHeader | None = None
@@ -308,12 +402,16 @@ def _walk_chunks(path: str, data: bytes, end: int) -> WavHeader:
             raise invalid(path, "a WAV without a data chunk")
         name, size = struct.unpack_from("<4sI", data, at)
         at += 8
+        if is_piped and name == b"data" and form is not None and _is_unknown(size):
+            block_bytes = form.channels * form.sample_bits // 8
+            size = (len(data) - at) // block_bytes * block_bytes
+            end = len(data)
         if at + size > end:
             raise invalid(path, f"a WAV with a chunk of {size} bytes where {end - at} are left")
         if name == b"fmt ":
             form = _read_format(path, data[at : at + size])
         if name == b"data":
-            return _count_samples(path, form, size)
+            return attrs.evolve(_count_samples(path, form, size), data_at=at)
         at += size + size % 2  # chunks are padded to an even length
     raise invalid(path, f"a WAV without a data chunk in {WAV_CHUNKS_MAX} chunks")
 

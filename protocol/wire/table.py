@@ -397,6 +397,11 @@ class Table:
         self._keeps_ignored = any(field.name == "ignored" for field in attrs.fields(cls))
         self._parts = {name: hint for name, hint in get_type_hints(cls).items() if attrs.has(hint)}
 
+    def with_rows(self, *rows: Row, tag: Mapping[str, str] | None = None) -> Table:
+        """Make the same message with more fields, before its own, and maybe another tag."""
+        rows = (*rows, *self.shape.rows)
+        return Table(self.cls, *rows, tag=tag or self.tag, lacks=self._lacks, make=self._make)
+
     @property
     def kind(self) -> str:
         """The wire's type; may be empty."""

@@ -31,6 +31,7 @@ from ..format.expansion import Expansion, header_cost
 from ..format.format import (
     FOOTER_BYTES,
     HEADER_BYTES,
+    MARK,
     MIB,
     BlockHeader,
     offsets_in,
@@ -493,6 +494,9 @@ def find_head(
     if block is None:
         if newer is not None:
             raise TooNew(newer)
+        start = source.read(0, len(MARK))
+        if not MARK.startswith(start):
+            raise Unreadable("this is no recording: there is no block of one in it")
         raise Unreadable("no block of the log can be read, or none is complete yet")
     header = block.header
     if header.first_seq and not header.has_head_copy:

@@ -36,7 +36,6 @@ T = TypeVar("T")
 
 SCHEMES: Final = ("s3", "gs", "az", "file", "memory")
 """Of a store's URL; `memory` lasts as long as its process, and is for tests."""
-EXTRA: Final = "antiphon[store]"
 PART_BYTES: Final = 5 * MIB
 """Sent and read at once, the least that S3 takes: two uploads with two parts each take 20 MiB, and
 the 10,000 parts of an object are 48 GiB. `obstore` gives a request 30 s: 170 kB/s will do."""
@@ -107,10 +106,8 @@ class RemoteStore:
         if parts.username or parts.password or parts.query or parts.fragment:
             text = "no credentials or options: they come from the environment"
             raise StoreError(f"{parts.scheme}://: the URL of a store takes {text}")
-        try:
-            from obstore.store import from_url
-        except ImportError as error:
-            raise StoreError(f"{url}: stores need `pip install '{EXTRA}'` ({error})") from error
+        from obstore.store import from_url  # of an extra: the command line names it
+
         # No options for its client: they would replace those of the environment.
         retries = {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S)}
         with _as_store_error(url):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -44,11 +45,18 @@ def is_held(path: Path) -> bool:
     return False
 
 
+def has_failed(path: Path) -> bool:
+    """Whether the log failed while it was written (`Disk.mark_failed`)."""
+    return not path.stat().st_mode & stat.S_IWUSR
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 
 FILE_MODE: Final = 0o600
 """A recording holds a person's voice: only its owner may read it."""
+FAILED_MODE: Final = 0o400
+"""Of a log that failed: a mark that needs no room, on a disk that has none."""
 
 
 class Disk:
@@ -71,6 +79,10 @@ class Disk:
             os.close(descriptor)
             raise
         return descriptor
+
+    def mark_failed(self, descriptor: int) -> None:
+        """Make the file of a failed log read-only: its session went on without it."""
+        os.fchmod(descriptor, FAILED_MODE)
 
     def truncate(self, descriptor: int, file_bytes: int) -> None:
         """Cut the file off by one system call."""

@@ -141,6 +141,12 @@ class LogFile:
                 )
             self._directories.sync(self.path, self._number)
 
+    def mark_failed(self) -> None:
+        """Mark the file as that of a failed log, if it is open; `OSError`: the disk refused."""
+        with self._closing:
+            if self._descriptor is not None:
+                self._disk.mark_failed(self._descriptor)
+
     def close(self) -> None:
         """Close the file, if open, even where the disk raises `OSError`."""
         with self._closing:

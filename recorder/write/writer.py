@@ -397,6 +397,8 @@ class Recorder:
             except OSError as error:
                 _LOG.error("%s is not wanted, and could not be removed: %s", log.path, error)
         with contextlib.suppress(OSError):  # it has failed already
+            log.file.mark_failed()
+        with contextlib.suppress(OSError):
             self._drop(log)
         if log.is_unwanted:
             log.leave()

@@ -27,7 +27,7 @@ from ..eval.condition import Condition, ConditionType, judge
 from ..eval.evaluate import Baseline, Evaluation, Json, Row, measure_logs, sum_up
 from ..eval.table import MEASURES, OWN_VOICE
 from ..rerun.environment import Loading, model_of
-from ..rerun.folder import JOBS_MAX, find_logs
+from ..rerun.folder import JOBS_MAX, find_logs, logs_to_rewrite
 from ..shared.commands import (
     UnusableError,
     calls_of,
@@ -343,7 +343,7 @@ def eval_command(
     if suite:
         judge_suite(request, files, as_json=as_json)
     if record_suite is not None:
-        make_suite(request.check(), record_suite, layout)
+        make_suite(logs_to_rewrite(request.check(), None), record_suite, layout)
     measure(request, files, as_json=as_json)
 
 
@@ -364,8 +364,10 @@ def make_suite(found: list[Path], folder: Path, layout: str) -> NoReturn:
     made, left_out = write(found, folder)
     for complaint in left_out:
         click.echo(complaint, err=True)
+    if not made:
+        raise UnusableError(f"{folder} is not made: none of the recordings can be a case")
     click.echo(f"{folder}: {made} cases, {len(left_out)} recordings left out")
-    sys.exit(0 if made else 2)
+    sys.exit(0)
 
 
 def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> NoReturn:

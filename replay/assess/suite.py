@@ -154,6 +154,8 @@ def read_suite(folder: Path) -> Suite:
     """Read the manifest of a folder; `UnusableError` names what is wrong, and where."""
     path = folder / MANIFEST
     try:
+        if not path.is_file():
+            raise UnusableError(f"{path}: there is no suite; --record-suite makes one")
         body = tomllib.loads(_bounded(path, MANIFEST_BYTES_MAX).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UnusableError(f"{path}: is no TOML: {error}") from error
@@ -448,6 +450,8 @@ SLACK_S: Final = 0.5
 def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
     """Write a suite into a new folder; return how many cases it has, and why logs are not in it.
 
+    Without a case there is no folder.
+
     `UnusableError`: the folder cannot be written, or is there.
     """
     make_folder(folder)
@@ -464,6 +468,9 @@ def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
         cases[log.name] = "\n".join(_case(log.name, found, expected))
 
     left_out = _write_each(logs, write)
+    if not cases:
+        folder.rmdir()
+        return 0, left_out
     _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
     return len(cases), left_out
 
@@ -617,6 +624,8 @@ def read_json(path: Path) -> Any:
 def write_bench(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
     """Write recordings into a new folder; return how many, and why others are not in it.
 
+    Without a recording there is no folder.
+
     `UnusableError`: the folder cannot be written, or is there.
     """
     make_folder(folder)
@@ -630,6 +639,8 @@ def write_bench(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
             _write(samples[-1] / name, data, like=log)
 
     left_out = _write_each(logs, write)
+    if not samples:
+        folder.rmdir()
     return len(samples), left_out
 
 

@@ -218,6 +218,8 @@ class Gathering:
             self._talk.received(record.at_ns, story.wire.piece or request)
         for message in self.timeline.messages:
             self._talk.sent(record.at_ns, message)
+        if passage.effect == "StartUnit" and story.session is not None and story.is_in_step:
+            self._talk.unit_started(record.at_ns, story.session.samples_waiting)
         match passage.event:
             case ev.SpeechStarted() | ev.SpeechStopped():
                 self._talk.user.found(passage.event)

@@ -144,8 +144,8 @@ dropped_units | total | count | lower
     Seconds of input that were lost because too many waited (B7).
 
 input_lead | times | s | -
-    How long before it could have been spoken the user's sound came, at most: 0 with a microphone. A
-    client that sends a file ahead is answered earlier by that time.
+    How long before it could have been spoken the user's sound came, at most: 0 with a microphone.
+    What the model says is taken to be heard as much later than it was sent.
 
 underruns | total | count | lower
     Gaps of more than {JITTER_MS} ms within the sound of one response: the next sound came too late.

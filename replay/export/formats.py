@@ -221,7 +221,7 @@ SHOWN_NOTES: Final[frozenset[NoteKind]] = frozenset(
     {
         *("queued", "queue_done", "created", "paused", "resumed", "interrupted", "going_away"),
         *("error", "closed", "force_listen", "dropped", "unheard", "close", "damage", "mark"),
-        "shortened",
+        *("shortened", "ahead"),
     }
 )
 """Notes of interest to a reader; a listen each second is not."""
@@ -353,7 +353,7 @@ TOPICS: Final[Mapping[str, str]] = {
 }
 _SEVERITIES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("error", "damage"), "ERROR"),
-    **dict.fromkeys(("shortened", "dropped", "unheard", "going_away"), "WARNING"),
+    **dict.fromkeys(("shortened", "dropped", "unheard", "going_away", "ahead"), "WARNING"),
 }
 
 

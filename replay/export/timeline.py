@@ -8,8 +8,10 @@ Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the 
   session where it was decoded. Sound and pictures of a chat's question stand where it arrived; of
   its conversation, only the last message is new.
 - **Model sound** begins when its frame was sent, or after the sound that still plays, as a client
-  would play it. A listen during a turn, or `interrupted`, cuts playing sound short; sound left when
-  a turn has ended plays to its end.
+  would play it. If the user's sound came ahead of the clock, all that the server sends stands later
+  by the lead of the unit that the model works at (`placing.Lead`), and a note says so. A listen
+  during a turn, or `interrupted`, cuts playing sound short; sound left when a turn has ended plays
+  to its end.
 - **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
   follows the words, with the sound that comes within `HOLD_NS`. Words without sound, and those of a
   user's question, stand where they were sent; an utterance's text too, but not before its sound is
@@ -96,13 +98,15 @@ _Queue = Literal["queued", "queue_update", "queue_done", "created"]
 _Answer = Literal["listen", "paused", "resumed", "interrupted", "prefilled", "response"]
 _Ending = Literal["going_away", "error", "closed"]
 _Other = Literal["force_listen", "shortened", "dropped", "unheard", "close", "damage", "mark"]
-NoteKind = Literal[_Queue, _Answer, _Ending, _Other]
+_Lead = Literal["ahead"]
+NoteKind = Literal[_Queue, _Answer, _Ending, _Other, _Lead]
 """All but the last are the server's messages; see `protocol.values.messages`.
 
 `force_listen`: the user cuts the model short; `shortened`: a client's message was refused, and the
 log keeps its length, hash and start; `dropped`: a second of input was lost to newer input;
 `unheard`: words that were sent and, cut short, not heard; `close`: the WebSocket was closed;
-`damage`: some of the log is lost here; `mark`: an annotation of the running session.
+`damage`: some of the log is lost here; `mark`: an annotation of the running session; `ahead`: the
+user's sound comes that long before it can have been spoken.
 """
 
 
@@ -168,11 +172,15 @@ class Holding:
         *,
         is_captured: bool = False,
         response_id: str = "",
+        later_ns: int = 0,
     ) -> Sound:
-        """Hold a sound, placed after its voice's earlier sound; `is_captured` as in `place`."""
+        """Hold a sound, placed after its voice's earlier sound; `is_captured` as in `place`.
+
+        It is heard so much later than it was sent, or, if that is negative, than it came.
+        """
         samples = len(pcm) // SAMPLE_BYTES
         line = self.lines[voice]
-        begin = line.place(at_ns, samples, is_captured=is_captured)
+        begin = line.place(max(at_ns + later_ns, 0), samples, is_captured=is_captured)
         sound = Sound(voice=voice, at_ns=at_ns, begin=begin, pcm=pcm, response_id=response_id)
         held = self._new(attrs.evolve(sound, pcm=b""), sound.end_ns)
         held.place, held.length = self._pcm_bytes, len(pcm)
@@ -289,6 +297,12 @@ _NOTES: Final[dict[type, NoteKind]] = {
 }
 
 
+AHEAD_NS_MIN: Final = 3 * NS_PER_S // 2
+"""A client that sends each second when it begins is one ahead, which is not worth a note."""
+_SAID: Final = (ms.Speech, ms.Listen, ms.Interrupted, oa.ReplyStep, oa.ReplyState)
+"""Messages that a unit of the model is answered by."""
+
+
 class Timeline:
     """The moments of one session, to be iterated once; or `take` and `end` give them step by step.
 
@@ -318,6 +332,8 @@ class Timeline:
         self._asked_ns: int | None = None
         self._utterances = 0
         self._positions: Final = Positions()
+        self._lead: Final = placing.Lead()
+        self._lead_told_ns = 0
 
     def __iter__(self) -> Iterator[Moment]:
         try:
@@ -368,6 +384,29 @@ class Timeline:
     def _now_ns(self) -> int:
         return self.story.duration_ns
 
+    @property
+    def heard_ns(self) -> int:
+        """When it is heard what the server sends now: later, if the model is ahead of the clock."""
+        is_said = any(isinstance(message, _SAID) for message in self.messages)
+        return self._lead.at(self._now_ns) if is_said else self._lead.after(self._now_ns)
+
+    @property
+    def _spoken_ns(self) -> int:
+        """When it is spoken what the client sends now, with its sound so far."""
+        end_ns = placing.time_of("user", self._holding.lines["user"].end)
+        return self._now_ns + placing.ahead_ns(end_ns, self._now_ns)
+
+    def _begin_unit(self) -> None:
+        """Learn how far the model is ahead of the clock, and tell it if that is news."""
+        if self.story.session is None or not self.story.is_in_step:
+            return
+        line, waiting = self._holding.lines["user"], self.story.session.samples_waiting
+        self._lead.begin(self._now_ns, line, waiting)
+        if abs(self._lead.ns - self._lead_told_ns) >= AHEAD_NS_MIN:
+            self._lead_told_ns = self._lead.ns
+            text = f"the user's sound is {self._lead.ns / NS_PER_S:.1f} s ahead of the clock"
+            self._note("ahead", f"{text}: what is sent is heard as much later")
+
     def _take(self, item: Record | Damage, passage: Passage | None) -> None:
         if isinstance(item, Damage):
             self._asked_ns = None
@@ -389,10 +428,12 @@ class Timeline:
                 self._note("shortened", passage.short.told)
             case "rx":
                 self._take_request(self.request)
+            case "effect" if passage.effect == "StartUnit":
+                self._begin_unit()
             case "effect" if passage.effect == "DropUnit":
                 self._note("dropped", f"second {fields.get('ordinal')} of the input")
             case "effect" if passage.effect == "Close":
-                self._note("close", f"{fields.get('code')} {fields.get('reason')}")
+                self._note("close", f"{fields.get('code')} {fields.get('reason')}", self.heard_ns)
             case "mark" if isinstance(text := fields.get("text"), str):
                 self._note("mark", text)
         match passage.event:
@@ -413,13 +454,14 @@ class Timeline:
                 sound = self._hear(pcm, self._now_ns, is_captured=True)
                 self.story.dictated.hear(len(pcm) // SAMPLE_BYTES, sound.end_ns, self.story.session)
             case Append():
-                if request.force_listen:
-                    self._note("force_listen")
-                for jpeg in request.frames:
-                    self._show(jpeg)
                 self._hear(request.pcm, self._now_ns, is_captured=True)
+                if request.force_listen:
+                    self._note("force_listen", at_ns=self._spoken_ns)
+                for picture in request.frames:
+                    if isinstance(picture, bytes):  # else it was not one
+                        self._show(picture, self._spoken_ns)
             case See() if request.jpeg:
-                self._show(request.jpeg)
+                self._show(request.jpeg, self._spoken_ns)
             case oa.CreateItem():
                 for picture in request.item.pictures:
                     if kind_of(picture) == "JPEG":  # others are shown once they are decoded
@@ -429,7 +471,7 @@ class Timeline:
 
     def _take_words(self, event: ev.UserTranscribed) -> None:
         """Place what the user said where it was heard."""
-        begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, self._now_ns)
+        begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, self._spoken_ns)
         if event.text.strip():
             words = attrs.evolve(self._words("user", event.text), is_transcribed=True)
             self._holding.add(attrs.evolve(words, begin_ns=begin_ns, end_ns=end_ns))
@@ -458,7 +500,8 @@ class Timeline:
                 self._asked_ns = None
 
     def _hear(self, pcm: bytes, at_ns: int, *, is_captured: bool = False) -> Sound:
-        sound = self._holding.sound("user", at_ns, pcm, is_captured=is_captured)
+        later_ns = -self.story.wire.lag_ns if is_captured else 0
+        sound = self._holding.sound("user", at_ns, pcm, is_captured=is_captured, later_ns=later_ns)
         if is_captured:
             self._positions.heard(len(pcm) // SAMPLE_BYTES, sound.begin_ns)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
@@ -498,10 +541,10 @@ class Timeline:
         self._utterances += isinstance(message, ms.TranscriptDone)
         self._flush_texts()
         if is_stop or (isinstance(message, ms.Listen) and self._is_speaking):
-            self._holding.cut(self._now_ns)
+            self._holding.cut(self.heard_ns)
         if is_stop or isinstance(message, ms.Listen | ms.Response):
             self._is_speaking = False
-        self._note(_NOTES.get(type(message), "interrupted"), _details(message))
+        self._note(_NOTES.get(type(message), "interrupted"), _details(message), self.heard_ns)
 
     def _speak(self, text: str, pcm: bytes, response_id: str) -> None:
         """Add the model's words and sound; its words may come before their sound."""
@@ -511,7 +554,10 @@ class Timeline:
             self._texts.append(self._words("model", text, response_id))
         if not pcm:
             return
-        sound = self._holding.sound("model", self._now_ns, pcm, response_id=response_id)
+        later_ns = self.heard_ns - self._now_ns
+        sound = self._holding.sound(
+            "model", self._now_ns, pcm, response_id=response_id, later_ns=later_ns
+        )
         self.duration_ns = max(self.duration_ns, sound.end_ns)
         if self._texts:
             words = attrs.evolve(self._texts[0], text="".join(it.text for it in self._texts))
@@ -529,14 +575,16 @@ class Timeline:
         return Words(
             voice=voice,
             at_ns=self._now_ns,
-            begin_ns=self._now_ns,
+            begin_ns=self.heard_ns if voice == "model" else self._now_ns,
             end_ns=None,
             text=text,
             response_id=response_id,
         )
 
-    def _note(self, kind: NoteKind, text: str = "") -> None:
-        self._holding.add(Note(begin_ns=self._now_ns, kind=kind, text=text))
+    def _note(self, kind: NoteKind, text: str = "", at_ns: int | None = None) -> None:
+        begin_ns = self._now_ns if at_ns is None else at_ns
+        self._holding.add(Note(begin_ns=begin_ns, kind=kind, text=text))
+        self.duration_ns = max(self.duration_ns, begin_ns)
 
 
 def _details(message: ms.ServerMessage) -> str:

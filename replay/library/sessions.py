@@ -96,7 +96,7 @@ def list_command(
     while a server writes it, and `crashed` otherwise; one whose head is lost is `unreadable`.
 
     The list of a folder is cached in its .index.sqlite, which may be deleted at any time. A store
-    (s3://, gs://, az://, file://) needs antiphon[store] and has no such cache: each log costs two
+    (s3://, gs://, az://, file://) needs the extra store and has no such cache: each log costs two
     requests.
 
     --measure, --sort and --where read whole logs and measure them as `antiphon eval` does; its

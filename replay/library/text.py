@@ -179,6 +179,7 @@ def summary_lines(outcomes: Sequence[Outcome], elapsed_s: float) -> list[Rendera
     severity = list(EXIT_CODES)
     ordered = sorted(outcomes, key=lambda outcome: -severity.index(outcome.result))
     folder = Path(commonpath([Path(outcome.log).absolute().parent for outcome in outcomes]))
+    folder = Path() if folder.parent == folder else folder  # else paths would lack their root
     rows = [_outcome_row(outcome, folder) for outcome in ordered[:LOGS_MAX]]
     name_chars = min(max(len(row[0]) for row in rows), NAME_CHARS_MAX)
     lines = [table(_COLUMNS, rows, overflow="fold", first_chars_min=name_chars)]
@@ -188,7 +189,8 @@ def summary_lines(outcomes: Sequence[Outcome], elapsed_s: float) -> list[Rendera
 
 
 def _outcome_row(outcome: Outcome, folder: Path) -> tuple[str, ...]:
-    name = Path(outcome.log).absolute().relative_to(folder).as_posix().removesuffix(SUFFIX)
+    path = Path(outcome.log).absolute()
+    name = (path.relative_to(folder) if folder.parts else path).as_posix().removesuffix(SUFFIX)
     units = "" if outcome.logic is None else str(outcome.logic.units)
     session = "" if outcome.logic is None else f"{outcome.span_ns / NS_PER_S:.1f} s"
     return (label(name), outcome.result.replace("_", " "), units, session, _where(outcome))

@@ -34,7 +34,16 @@ from numpy.typing import NDArray
 
 from protocol.values.errors import FieldError
 from protocol.values.model import SAMPLE_BYTES
-from protocol.wire.media import PNG_SIGNATURE, check_image, container_of, is_webp, read_wav
+from protocol.wire.codec import LOUDEST, looks_float32, looks_int16
+from protocol.wire.media import (
+    PNG_SIGNATURE,
+    SOUND_HEADS,
+    check_image,
+    container_of,
+    is_webp,
+    read_wav,
+    sound_kind,
+)
 from runtime.media.image import decode_image
 from runtime.media.values import MediaError
 
@@ -136,20 +145,34 @@ Pixels = NDArray[np.uint8]
 
 
 def mute(pcm: bytes) -> bytes:
-    """Silence in place of float32 LE samples."""
-    silence = np.zeros(len(pcm) // SAMPLE_BYTES, "<f4")
-    finite = np.isfinite(np.frombuffer(pcm, "<f4", count=len(silence)))
+    """Silence in place of float32 LE samples; what is refused as int16 still is."""
+    samples = np.frombuffer(pcm, "<f4", count=len(pcm) // SAMPLE_BYTES)
+    silence = np.full(len(samples), 2 * LOUDEST if looks_int16(samples) else 0, "<f4")
+    finite = np.isfinite(samples)
     if not finite.all():
         silence[finite.argmin()] = _NAN
     return silence.tobytes() + bytes(len(pcm) % SAMPLE_BYTES)
 
 
+def mute16(pcm16: bytes) -> bytes:
+    """Silence in place of 16-bit samples; what is refused as float32 still is."""
+    if not looks_float32(pcm16):
+        return bytes(len(pcm16))
+    tenth = np.full(len(pcm16) // SAMPLE_BYTES + 1, 0.1, "<f4").tobytes()
+    return tenth[: len(pcm16)]
+
+
 def mute_file(data: bytes) -> bytes:
-    """Silence in place of a WAV file, known by its head, or of float32 LE samples."""
-    if not data.startswith(b"RIFF"):
+    """Silence in place of a WAV or of float32 LE samples; of another sound file, its head."""
+    kind = sound_kind(data)
+    if kind is None and container_of(data) is not None:
+        return hide_video(data)
+    if kind is None:
         return mute(data)
+    if kind != "WAV":
+        return SOUND_HEADS[kind].ljust(len(data), b"\0")[: len(data)]
     try:
-        header = read_wav("", data)
+        header = read_wav("", data, is_piped=True)
     except FieldError:
         return b"RIFF".ljust(len(data), b"\0")
     fill = _UNSIGNED_SILENCE if header.sample_bits == 8 else b"\0"
@@ -356,9 +379,14 @@ def refuse_json(raw: str) -> str:
     return fill_json(raw).translate(_REFUSED).replace(_SHORT_ESCAPE, "\\n").replace("0078", "003f")
 
 
-def fill_number(text: str) -> str:
-    """Replace the digits of a number; its sign, point and exponent stay."""
-    return re.sub("[0-9]+", lambda digits: "1" + "0" * (len(digits[0]) - 1), text)
+def numbers(text: str) -> tuple[str, ...]:
+    """Replace the digits of a number in several ways: by low ones, nines, zeros; or not at all.
+
+    Its sign, point and exponent stay. Of these, a field that refuses the number refuses one: the
+    last only of a single digit.
+    """
+    low = re.sub("[0-9]+", lambda digits: "1" + "0" * (len(digits[0]) - 1), text)
+    return low, re.sub("[0-9]", "9", text), re.sub("[0-9]", "0", text), text
 
 
 class Pseudonyms:

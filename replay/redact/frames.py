@@ -6,7 +6,8 @@
 - `HOLDS` names every field that a dialect reads, and what its row says that it holds. What has no
   name there is a client's own text, its key too: it may hold anything.
 - A frame is changed where it holds something to be taken out, and nowhere else.
-- A value that is refused is replaced by one that is refused; so is a frame.
+- A value that is refused is replaced by one that is refused; so is a frame. A number is a setting
+  only where a row takes it: any other may be a telephone number.
 
 It knows nothing of sessions: the same frame is the same wherever it comes.
 """
@@ -22,16 +23,17 @@ import attrs
 import orjson
 import pybase64
 
-from protocol.values.errors import FrameError
-from protocol.values.limits import CHAT_FRAME_BYTES_MAX, JSON_DEPTH_MAX
+from protocol.values.errors import FieldError, FrameError
+from protocol.values.limits import CHAT_FRAME_BYTES_MAX, JSON_DEPTH_MAX, NS_PER_MS
 from protocol.values.utf8 import Frame, Utf8Text
-from protocol.wire.codec import parse_frame
+from protocol.wire.codec import DATA_URL, Reading, Value, parse_frame
 from protocol.wire.dialects import DIALECTS
 from protocol.wire.dialects.chat import TURN_BASED
 from protocol.wire.dialects.realtime import FULL_DUPLEX
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
 from protocol.wire.kinds import IMAGE_URL_HEADS, PROMPTED, SAID, STOCK_VOICES, VOICE_NAMED, Holds
-from protocol.wire.table import Field, Object, Table, tables_in, walk
+from protocol.wire.kinds import Kind as FieldKind
+from protocol.wire.table import READER, Field, Object, Table, tables_in, walk
 
 from . import content
 from .content import Kind, Policy, Pseudonyms, Side, Tally
@@ -154,6 +156,8 @@ def _path(levels: list[_Level]) -> Path:
 SETTING: Final = None
 """What a field holds that holds nothing personal: a number, a switch, a word, or other fields."""
 TEXT: Final = SAID
+_PLAYED: Final = "played_ms"
+"""A time since the session began: one that is still to come says something else."""
 _PART: Final = "data"
 """The one field whose key has several meanings: of a part of a message, told by its `type`."""
 
@@ -195,6 +199,11 @@ _PARTS: Final[Mapping[str, Holds]] = {
     if isinstance(row, Field) and row.name == _PART and row.kind.holds is not None
 }
 """The content of `data`, by its part's `type`."""
+_KINDS: Final[Mapping[str, tuple[FieldKind, ...]]] = {
+    name: tuple(row.kind for row in _FIELDS if name in row.names)
+    for name in {name for row in _FIELDS for name in row.names}
+}
+"""The kinds of value that a key has, in all dialects."""
 _OPAQUE: Final = frozenset(
     row.name
     for row in _FIELDS
@@ -225,7 +234,7 @@ class FrameEditor:
     Attributes:
         is_rehearsal: do not draw pictures: the frames are discarded.
         is_shorter: remove words instead of replacing them.
-        is_pcm16: sound is 16-bit samples: of a transcription, or in pieces (`events.PIECES`).
+        is_pcm16: sound is 16-bit samples: of a transcription, or of `events.EVENT_IDS`.
         has_line_breaks: base64 of sound may have line breaks.
         known_words: further values of settings: the server's names of its model.
         changed: the kinds that were taken out of some frame.
@@ -264,7 +273,7 @@ class FrameEditor:
         body, keys = _body(frame), Pseudonyms()
         changes: list[tuple[Span, str]] = []
         for span in spans(frame):
-            side, holds = _judge(span, frame, body, self.known_words)
+            side, holds = _judge(span, frame, body, self.known_words, at_ns)
             if self.is_shorter and span.kind != "text":
                 continue
             if holds is None or not self.policy.covers(holds.kind, side, at_ns):
@@ -282,7 +291,8 @@ class FrameEditor:
 
     def _replace(self, span: Span, old: str, holds: Holds) -> str:
         if span.kind == "number":
-            return content.fill_number(old)
+            taken, like = _taken(span, old), content.numbers(old)
+            return next((new for new in like if _taken(span, new) == taken), like[0])
         if span.kind == "word":
             return content.fill(old)
         if holds.form == "words":
@@ -297,18 +307,26 @@ class FrameEditor:
         if form == "pcm" and self.has_line_breaks and _LINE_BREAK.search(old):
             return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
         text = unescaped(old)
-        head = next(filter(text.startswith, IMAGE_URL_HEADS.values()), "")
+        said = DATA_URL.match(text)
+        known = next(filter(text.startswith, IMAGE_URL_HEADS.values()), "")
+        head = known or (_unnamed(said[0]) if said else "")
         try:
-            data = pybase64.b64decode(text.removeprefix(head), validate=True)
+            data = pybase64.b64decode(text[said.end() :] if said else text, validate=True)
         except ValueError:
-            return head + content.refuse_json(old.removeprefix(head))
+            return head + content.refuse_json(old.removeprefix(said[0] if said else ""))
         hide: Mapping[str, Callable[[bytes], bytes]] = {
-            "pcm": _zeros if self.is_pcm16 else content.mute,
+            "pcm": content.mute16 if self.is_pcm16 else content.mute,
             "sound": content.mute_file,
             "picture": self.hide,
             "video": content.hide_video,
         }
         return head + pybase64.b64encode_as_string(hide[form](data))
+
+
+def _unnamed(head: str) -> str:
+    """The head of a data URL without its media type, which may be any words."""
+    begin, end = "data:", ";base64,"
+    return begin + "x" * (len(head) - len(begin + end)) + end
 
 
 def _with_line_breaks_of(old: str, new: str) -> str:
@@ -321,12 +339,34 @@ def _with_line_breaks_of(old: str, new: str) -> str:
     return "".join([*pieces, new[at:]])
 
 
-def _zeros(data: bytes) -> bytes:
-    return bytes(len(data))
+def _taken(span: Span, text: str) -> list[bool] | None:
+    """Which of the rows for a key take a number as its value; None: it is not JSON."""
+
+    def takes(kind: FieldKind, number: object) -> bool:
+        try:
+            kind.read(Value(path="$", value=number), Reading({}, "$", "", READER, {}))
+        except FieldError:
+            return False
+        return True
+
+    key = span.path[-1] if span.path else 0
+    kinds = _KINDS.get(key, ()) if isinstance(key, str) else ()
+    try:
+        number = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return [takes(kind, number) for kind in kinds]
+
+
+def _is_setting(span: Span, text: str, at_ns: int) -> bool:
+    """Whether a number is what its field may hold, at the time of its frame."""
+    if not any(_taken(span, text) or ()):
+        return False
+    return span.path[-1] != _PLAYED or orjson.loads(text) <= at_ns // NS_PER_MS
 
 
 def _judge(
-    span: Span, frame: str, body: object, known_words: frozenset[str]
+    span: Span, frame: str, body: object, known_words: frozenset[str], at_ns: int
 ) -> tuple[Side, Holds | None]:
     """The side and content of a span; None for no content."""
     key = next((place for place in reversed(span.path) if isinstance(place, str)), None)
@@ -337,7 +377,9 @@ def _judge(
     holds = HOLDS[key]
     if holds is SETTING:
         word = frame[span.start : span.end]
-        is_said = span.kind == "number" or word in WORDS or unescaped(word) in known_words
+        if span.kind == "number":
+            return "user", None if _is_setting(span, word, at_ns) else TEXT
+        is_said = word in WORDS or unescaped(word) in known_words
         return "user", None if is_said else TEXT
     if holds is VOICE_NAMED and unescaped(frame[span.start : span.end]) in STOCK_VOICES:
         return "user", None

@@ -131,10 +131,10 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         " barge_in"
     ),
     ev.FrameReceived: _fields("at_ns has_room", frame="frame", below="shortened"),
-    Shortened: _fields("size_bytes blake2b unreadable", frame="head", below="refused"),
+    Shortened: _fields("size_bytes blake2b unreadable read_bytes", frame="head", below="refused"),
     Refused: _fields("code ignored", frame="message"),
     **dict.fromkeys((ev.SendFailed, ev.TicketLeft, ev.TicketCancelled, ev.Admitted), _TIMED),
-    **dict.fromkeys((ev.RecordingFailed, ev.Draining, ev.Flooded), _TIMED),
+    **dict.fromkeys((ev.RecordingFailed, ev.Draining, ev.Flooded, ev.AnswerCancelled), _TIMED),
     ev.Forked: _fields("at_ns resume_hash recording_notice", below="limits"),
     ev.PeerGone: _fields("at_ns close_code"),
     ev.PeerAttached: _fields("at_ns after resume_hash"),
@@ -216,7 +216,7 @@ class EventEditor:
         """The event without content; raises `KeyError` for a field that `FIELDS` does not name."""
         if isinstance(event, ev.ConnectionOpened):
             is_transcription = event.mode == "transcription"
-            self.frames.is_pcm16 = is_transcription or event.endpoint in ev.PIECES
+            self.frames.is_pcm16 = is_transcription or event.endpoint in ev.EVENT_IDS
             self.frames.has_line_breaks = is_transcription
             self.frames.known_words |= frozenset(event.limits.models)
         if isinstance(event, ev.FrameReceived):
@@ -237,7 +237,8 @@ class EventEditor:
         if short is None or not any(policy.covers(it, "user", event.at_ns) for it in policy.kinds):
             return short
         refused = short.refused and attrs.evolve(short.refused, message=LEFT_OUT)
-        return attrs.evolve(short, head="", refused=refused)
+        hashed = short.blake2b if short.read_bytes is None else ""  # of a few bytes: a guess
+        return attrs.evolve(short, head="", blake2b=hashed, refused=refused)
 
     def _edit(self, value: Any, at_ns: int) -> Any:
         changes: dict[str, object] = {}

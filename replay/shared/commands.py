@@ -172,16 +172,24 @@ def complaint(error: Exception, file: Path) -> str:
 
 def reason(error: Exception) -> str:
     """Why a file cannot be read or written, without its name."""
-    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+    if not isinstance(error, OSError):
+        return str(error)
+    named = error.filename2 or error.filename
+    path = None if named is None or isinstance(named, int) else Path(os.fsdecode(named))
+    if error.errno == errno.ELOOP:
         return "it is a symbolic link, which is not followed: name the file itself"
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+    if path is not None and isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if path is not None and isinstance(error, FileExistsError):
+        return "it is a folder" if path.is_dir() else "it is there already: give another name"
+    return error.strerror or str(error)
 
 
 def unwritable(error: Exception, output: Path) -> UnusableError:
     """The error of a command that has `--force`, for an unwritable file."""
-    is_there = isinstance(error, FileExistsError) and output.is_file()
-    hint = ": --force replaces it" if is_there else ""
-    return UnusableError(f"{output}: {reason(error)}{hint}")
+    if isinstance(error, FileExistsError) and output.is_file():
+        return UnusableError(f"{output}: it is there already: --force replaces it")
+    return UnusableError(f"{output}: {reason(error)}")
 
 
 def make_folder(folder: Path) -> None:

@@ -154,7 +154,10 @@ def logs_at(place: str) -> Logs:
     """The logs of a folder, or under the URL of an object store; raises `UnusableError`."""
     if not is_url(place):
         if not Path(place).is_dir():
-            raise UnusableError(f"{place}: there is no such folder")
+            is_file = Path(place).exists()
+            raise UnusableError(
+                f"{place}: {'it is a file, not a folder' if is_file else 'there is no such folder'}"
+            )
         return Store(Path(place))
     try:
         return RemoteStore.open(place)

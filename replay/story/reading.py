@@ -23,6 +23,7 @@ from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, DuplexConfig, Opened
+from protocol.values.omni import Acknowledged
 from protocol.values.requests import Played
 from protocol.values.state import State
 from protocol.values.utf8 import Shortened
@@ -45,7 +46,8 @@ def show_shortened(short: Shortened) -> str:
     """Describe a refused message, and the part that is kept."""
     is_kept = bool(short.head or short.unreadable)
     kept = "first 1 KiB kept" if is_kept else "its start left out"
-    return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}"
+    read = "" if short.read_bytes is None else f" of the {show_bytes(short.read_bytes)} read"
+    return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}{read}"
 
 
 @attrs.frozen(kw_only=True)
@@ -438,14 +440,20 @@ class SessionStory:
         is_refused = self.session is not None and self.session.state is not State.ACTIVE
         request = self.wire.request(frame)
         if isinstance(request, Played) and not is_refused:
-            spoken = self._spoken_ms + spoken_ms(self.exchanges.current)
-            playback = Playback(
-                at_ns=record.at_ns,
-                played_ms=request.played_ms,
-                behind_ms=max(0, spoken - request.played_ms),
-                seq=record.seq,
-            )
-            self.playback.append(playback)
+            self._note_played(record, request.played_ms)
+
+    @property
+    def _all_spoken_ms(self) -> int:
+        return self._spoken_ms + spoken_ms(self.exchanges.current)
+
+    def _note_played(self, record: Record, played_ms: int) -> None:
+        playback = Playback(
+            at_ns=record.at_ns,
+            played_ms=played_ms,
+            behind_ms=max(0, self._all_spoken_ms - played_ms),
+            seq=record.seq,
+        )
+        self.playback.append(playback)
 
     def _take_sent(self, passage: Passage) -> Passage:
         self.frames_sent += 1
@@ -463,6 +471,11 @@ class SessionStory:
                     seq=passage.record.seq,
                 )
                 self.errors.append(sent)
+        if len(frame) <= ERROR_CHARS_MAX and '"playback.acknowledged"' in frame:
+            for it in self.wire.messages(frame):
+                if isinstance(it, Acknowledged):  # of one response, which is the last
+                    behind_ms = max(0, it.playback.generated_ms - it.playback.played_ms)
+                    self._note_played(passage.record, max(0, self._all_spoken_ms - behind_ms))
         return attrs.evolve(passage, frame=frame)
 
     def _take_mark(self, record: Record) -> None:

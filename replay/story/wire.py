@@ -13,13 +13,14 @@ from typing import Final
 
 from protocol.values import events as ev
 from protocol.values.errors import RemoteProtocolError
+from protocol.values.limits import NS_PER_S
 from protocol.values.messages import Created, ServerMessage, TranscriptDelta, TranscriptDone
-from protocol.values.model import Coding, rate_of
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, Coding, rate_of
 from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import Configured, InputStep
 from protocol.values.requests import Append, ClientMessage, Request
 from protocol.values.utf8 import Frame
-from protocol.wire.audio import LIVE_RATE_HZ, Heard, compress, to_pcm16
+from protocol.wire.audio import LIVE_RATE_HZ, Heard, compress, lag_of, to_pcm16
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import OPENAI_TRANSCRIPTION, REALTIME, first_dialect
 from protocol.wire.dialects.base import Context, Dialect, Json
@@ -35,6 +36,8 @@ INVALID: Final = "invalid"
 class Wire:
     """One connection's dialect, as known from its frames so far; `context` is for reading requests.
 
+    The sound of pieces that were resampled lies `lag_ns` before what came with it.
+
     If the session's first event is lost, `/v1/realtime` is assumed.
     """
 
@@ -46,6 +49,7 @@ class Wire:
             self.mode, self.endpoint, behaviour=0 if opened is None else opened.behaviour
         )
         self._heard: Heard | None = None
+        self._lag_bytes = self.lag_ns = 0
         self.piece: Piece | None = None
         self._coding: Coding = "audio/pcm"
         self._spoken = Heard()
@@ -72,8 +76,8 @@ class Wire:
     def request(self, frame: Frame) -> ClientMessage | None:
         """Read a client's frame; None if a server would refuse it in every state.
 
-        Sound in pieces is read at the model's rate, so each frame is to be read once; `piece` has
-        it as it came.
+        Sound in pieces is read at the model's rate, without what a resampler puts before it
+        (`lag_ns`), so each frame is to be read once; `piece` has it as it came.
         """
         body = self._body(frame)
         if body is None:
@@ -89,8 +93,11 @@ class Wire:
 
     def _resampled(self, piece: Piece) -> Append:
         if self._heard is None or self._heard.rate_hz != piece.rate_hz:
-            self._heard = Heard(piece.rate_hz)
-        return Append(pcm=self._heard.take(piece.pcm16))
+            self._heard, self.lag_ns = Heard(piece.rate_hz), lag_of(piece.rate_hz, INPUT_RATE_HZ)
+            self._lag_bytes = self.lag_ns * INPUT_RATE_HZ // NS_PER_S * SAMPLE_BYTES
+        pcm = self._heard.take(piece.pcm16)
+        left, self._lag_bytes = self._lag_bytes, max(self._lag_bytes - len(pcm), 0)
+        return Append(pcm=pcm[left:])
 
     def prepare(self, frame: Frame) -> None:
         """Note what a client's frame says of the next ones, whether it was taken or not."""

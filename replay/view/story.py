@@ -13,6 +13,8 @@ Rules of the dialogue:
 
 - Frames are read with the dialect's own parsers; one that cannot be read, or that was refused, has
   no sound, picture or text.
+- If the user's sound came ahead of the clock, what the server sends stands later by as much
+  (`placing.Lead`).
 - A model's words stand where their sound is heard, since text is sent earlier; words without sound
   stand where they were sent.
 - From an answer's end, the words that were in no delta are taken: all, if it was not streamed.
@@ -45,7 +47,7 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
 from runtime.measures.conversation import Span, Turns, ns_of, shared
 from runtime.measures.measure import NEAR_TIE_LOGITS
-from runtime.measures.placing import Positions, Voice
+from runtime.measures.placing import Positions, Voice, ahead_ns
 
 from ..diff import DiffReport, Parting, compare
 from ..eval.evaluate import own_values
@@ -172,23 +174,30 @@ class Dialogue:
         self._is_chat = False
         self._positions: Final = Positions()
 
-    def receive(self, record: Record, request: ClientMessage) -> list[Part]:
-        """Take a request that the session took."""
+    def receive(self, record: Record, request: ClientMessage, lag_ns: int) -> list[Part]:
+        """Take a request that the session took; resampling made its sound later by `lag_ns`."""
         match request:
             case AppendSound(pcm16=pcm16):
                 return self.user.take(record.at_ns, to_float32(pcm16), is_captured=True)[1]
             case Append(pcm=pcm, frames=frames):
-                place, parts = self.user.take(record.at_ns, pcm, is_captured=True)
+                came_ns = max(record.at_ns - lag_ns, 0)
+                place, parts = self.user.take(came_ns, pcm, is_captured=True)
                 self._positions.heard(len(pcm) // SAMPLE_BYTES, place.begin_ns)
-                return [*parts, *(self.pictures.take(record.at_ns, jpeg) for jpeg in frames)]
+                spoken_ns = self._spoken_ns(record.at_ns)
+                pictures = [each for each in frames if isinstance(each, bytes)]  # others were none
+                return [*parts, *(self.pictures.take(spoken_ns, each) for each in pictures)]
             case See(jpeg=jpeg):
-                return [self.pictures.take(record.at_ns, jpeg)]
+                return [self.pictures.take(self._spoken_ns(record.at_ns), jpeg)]
             case CreateItem(item=item):
                 shown = (one for one in item.pictures if kind_of(one) == "JPEG")
                 return [self.pictures.take(record.at_ns, jpeg) for jpeg in shown]
             case Ask(messages=messages):
                 return self._asked(record, messages[-1].content)
         return []
+
+    def _spoken_ns(self, at_ns: int) -> int:
+        """When it is spoken what the client sends at a time, with its sound so far."""
+        return at_ns + ahead_ns(self.user.end_ns, at_ns)
 
     def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
         self._asked_ns, self._is_chat = record.at_ns, True
@@ -197,7 +206,11 @@ class Dialogue:
         self._add_words("user", place, " ".join(words), record.seq)
         parts: list[Part] = []
         for sound in content:
-            if isinstance(sound, AudioPart) and not sound.is_wav and sound.rate_hz == INPUT_RATE_HZ:
+            if (
+                isinstance(sound, AudioPart)
+                and not sound.is_file
+                and sound.rate_hz == INPUT_RATE_HZ
+            ):
                 parts += self.user.take(record.at_ns, sound.data)[1]
         return parts
 
@@ -213,29 +226,29 @@ class Dialogue:
 
     def transcribed(self, event: ev.UserTranscribed, seq: int) -> None:
         """Take what the user said, as it was written down."""
-        begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, event.at_ns)
+        now_ns = self._spoken_ns(event.at_ns)
+        begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, now_ns)
         text = f"{event.text.strip()} (transcribed)" if event.text.strip() else ""
         self._add_words("user", Placed(begin_ns=begin_ns, end_ns=end_ns), text, seq)
 
-    def send(self, record: Record, messages: Iterable[ms.ServerMessage]) -> list[Part]:
-        """Take the server's messages of a frame."""
-        return [part for message in messages for part in self._take(record, message)]
+    def send(self, record: Record, messages: Iterable[ms.ServerMessage], at_ns: int) -> list[Part]:
+        """Take the server's messages of a frame, heard at `at_ns` at the earliest."""
+        return [part for message in messages for part in self._take(record, message, at_ns)]
 
     def end(self) -> list[Part]:
         """Give the rest."""
         self._let_go()
         return [*self.user.flush(), *self.model.flush()]
 
-    def _take(self, record: Record, message: ms.ServerMessage) -> list[Part]:
-        at_ns = record.at_ns
+    def _take(self, record: Record, message: ms.ServerMessage, at_ns: int) -> list[Part]:
         match message:
             case ms.Speech(response_id=turn, text=text, pcm=pcm, end_of_turn=is_end):
                 self._in_turn = not is_end
-                return self._speak(record, turn, text, pcm)
+                return self._speak(record, at_ns, turn, text, pcm)
             case ms.Delta(response_id=turn, text=text, pcm=pcm):
                 streamed = self._streamed[1] if self._streamed[0] == turn else ""
                 self._streamed = (turn, streamed + text)
-                return self._speak(record, turn, text, pcm)
+                return self._speak(record, at_ns, turn, text, pcm)
             case ms.TranscriptDelta(text=text):
                 self._hold(max(record.at_ns, self._dictated.heard_ns), record.seq, "", text)
             case ms.TranscriptDone():
@@ -243,7 +256,7 @@ class Dialogue:
             case ms.Response(response_id=turn, text=text, pcm=pcm, tool_calls=calls):
                 streamed = self._streamed[1] if self._streamed[0] == turn else ""
                 rest = [text.removeprefix(streamed), *([calls_text(calls)] if calls else ())]
-                return self._speak(record, turn, " ".join(rest), pcm)
+                return self._speak(record, at_ns, turn, " ".join(rest), pcm)
             case ms.Listen():
                 self._let_go()
                 return self.model.stop(at_ns) if self._in_turn else []
@@ -257,11 +270,11 @@ class Dialogue:
 
     # -- words ----------------------------------------------------------------------------------
 
-    def _speak(self, record: Record, turn: str, text: str, pcm: bytes) -> list[Part]:
-        self._hold(record.at_ns, record.seq, turn, text)
+    def _speak(self, record: Record, at_ns: int, turn: str, text: str, pcm: bytes) -> list[Part]:
+        self._hold(at_ns, record.seq, turn, text)
         if not pcm:
             return []
-        place, parts = self.model.take(record.at_ns, pcm)
+        place, parts = self.model.take(at_ns, pcm)
         self._let_go(place)
         return parts
 
@@ -479,9 +492,11 @@ class Narrator(Inspector):
     def _note(self, passage: Passage) -> list[Part]:
         record, read = passage.record, self._gathering.timeline
         if record.kind == "rx":
-            return [] if read.request is None else self.dialogue.receive(record, read.request)
+            if read.request is None:
+                return []
+            return self.dialogue.receive(record, read.request, read.story.wire.lag_ns)
         if record.kind == "tx":
-            return self.dialogue.send(record, read.messages)
+            return self.dialogue.send(record, read.messages, read.heard_ns)
         if record.kind == "mark":
             self._mark("mark", record, record.fields)
         elif passage.effect:

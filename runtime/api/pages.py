@@ -30,12 +30,13 @@ from __future__ import annotations
 import gzip
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from http import HTTPStatus
 from io import FileIO
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
@@ -61,7 +62,9 @@ from .requests import InMemory, send_file
 # -- a folder of pages -----------------------------------------------------------------------------
 
 
-RESERVED: Final = frozenset({"api", "v1", "ws", "health", "ready", "status", "metrics"})
+RESERVED: Final = frozenset(
+    {"api", "v1", "ws", "health", "ready", "status", "metrics", "workers", "sessions"}
+)
 """First parts of the server's own paths, now and in later versions."""
 PREFIX: Final = "static/"
 PATH_CHARS_MAX: Final = 1024
@@ -112,10 +115,18 @@ OTHER_TYPE: Final = "application/octet-stream"
 
 
 class Pages:
-    """The pages of one folder; files may come and go while the server runs."""
+    """The pages of one folder; files may come and go while the server runs.
 
-    def __init__(self, folder: Path) -> None:
+    `others` are answers to paths without a file.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        others: Mapping[str, Callable[[Request], Awaitable[Response]]] = MappingProxyType({}),
+    ) -> None:
         self._folder = folder
+        self._others = others
         self._files = StaticFiles(directory=folder, check_dir=False)
 
     def route(self) -> Route:
@@ -126,6 +137,9 @@ class Pages:
         find = partial(self._find, str(request.scope["path"]).removeprefix("/"))
         found = await anyio.to_thread.run_sync(find, abandon_on_cancel=True)
         if found is None:
+            other = self._others.get(str(request.scope["path"]))
+            if other is not None:
+                return await other(request)
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such page")
         if isinstance(found, str):
             query = request.scope["query_string"].decode("latin-1")

@@ -7,7 +7,7 @@
 | `DELETE /api/recordings/{recording_id}` | remove one that is not being written, here and in the store; for `admin` |
 | `GET /api/recordings/{recording_id}/log` | the log, or a range; of an open log its whole blocks |
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
-| `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer; `?diff=` marks where another recording differs, `?to=previous`, `next` lead to the sessions around it, `?to=talk&unit=` to the console, where it is talked on from |
+| `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer; `?diff=` marks where another recording differs, `?to=previous`, `next` lead to the sessions around it, `?to=talk&unit=` to the console, where it is talked on from, `?to=list` to its list |
 | `GET /api/recordings/{recording_id}/digest` | what was said, and the measures of `antiphon eval` |
 | `GET /api/recordings/{recording_id}/replay` | what `antiphon replay` finds without the model; of no open log |
 | `GET /api/recordings/{recording_id}/redacted` | a copy of the log without `?kinds=`, or `?as=page` its page; of no open log |
@@ -133,7 +133,7 @@ TAILS_PER_KEY_MAX: Final = 4
 NUMBER_MAX: Final = 10**15
 """Unix milliseconds of more than 30,000 years, and more records than a log has."""
 NO_RECORDING: Final = "there is no such recording"
-DIRECTIONS: Final = ("previous", "next", "talk")
+DIRECTIONS: Final = ("previous", "next", "talk", "list")
 """The first two in time; those are in a list after and before it."""
 VIEW_PARAMETERS: Final = ("to", "unit", "diff")
 REDACTED_PARAMETERS: Final = ("kinds", "as")
@@ -331,8 +331,8 @@ class Recordings:
         check_names(request, VIEW_PARAMETERS)
         summary, info = await self.found(request)
         direction = read_choice(request, "to", DIRECTIONS)
-        if direction == "talk":
-            return self._talk_on(request, info)
+        if direction in ("talk", "list"):
+            return self._lead_to_console(request, info, direction)
         if direction is not None:
             following = around(await self._all(), principal_of(request), summary, direction)
             return RedirectResponse(f"/api/recordings/{following}/view", HTTPStatus.SEE_OTHER)
@@ -349,10 +349,12 @@ class Recordings:
         make_of = partial(make_marked, told)
         return await views.answer(request, info, "page", make_of=make_of, acts=True)
 
-    def _talk_on(self, request: Request, info: LogInfo) -> Response:
-        """Lead to the console, where a conversation begins from a unit of this one, or its end."""
+    def _lead_to_console(self, request: Request, info: LogInfo, direction: str) -> Response:
+        """Lead to the console's list, or where a conversation begins from a unit of this one."""
         if not self._console:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server shows no console")
+        if direction == "list":
+            return RedirectResponse(f"{self._console}#recordings", HTTPStatus.SEE_OTHER)
         unit = read_number(request, "unit", -1, low=0, high=NUMBER_MAX)
         before = "" if unit < 0 else f"/{unit}"
         to = f"{self._console}#talk/{info.recording_id}{before}"

@@ -8,6 +8,7 @@
 | `GET /api/queue` | the waiting tickets | each key its own, `admin` all |
 | `GET /api/queue/{ticket_id}` | one ticket | as above |
 | `DELETE /api/queue/{ticket_id}` | cancel a ticket | as above |
+| `POST /api/streaming/stop` | end the answers of `/ws/chat` that the same key, or address, waits for | each key |
 | `GET /api/sessions` | the running sessions | as above |
 | `GET /api/sessions/{recording_id}` | one session | as above |
 | `GET /v1/models` | the names of the model, as OpenAI's API lists them | each key |
@@ -28,6 +29,7 @@ settings: another machine needs the token, and TLS.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -45,12 +47,14 @@ from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..model.backends.base import BackendError
 from ..net.http import json_response
+from ..net.limits import origin_of
 from ..session.server import Server
 from ..settings.settings import TEXT_CHARS_MAX
 from ..slots.admission import TicketStatus
 from ..slots.workers import UnknownWorkerError, WorkersDifferError, WorkerStatus
 from ..telemetry.metrics import Metrics
 from ..telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
+from .demo_pages import queue_of
 from .requests import NotHere, read_body, read_text
 
 # -- workers ---------------------------------------------------------------------------------------
@@ -154,6 +158,7 @@ class Api:
             Route("/api/queue", self._list_queue),
             Route("/api/queue/{ticket_id}", self._show_ticket),
             Route("/api/queue/{ticket_id}", self._cancel, methods=["DELETE"]),
+            Route("/api/streaming/stop", self._cancel_answers, methods=["POST"]),
             Route("/api/sessions", self._list_sessions),
             Route("/api/sessions/{recording_id}", self._show_session),
             Route("/v1/models", self._list_models),
@@ -190,8 +195,12 @@ class Api:
     # -- for each key, its own ------------------------------------------------------------------
 
     async def _list_queue(self, request: Request) -> Response:
-        tickets = [_ticket_json(ticket) for ticket in self._tickets(principal_of(request))]
-        return json_response({"queue_length": self._queue_length(), "tickets": tickets})
+        principal = principal_of(request)
+        tickets = [_ticket_json(ticket) for ticket in self._tickets(principal)]
+        items = queue_of(tickets, datetime.now(UTC))
+        tasks = status_json(self._status())["running_tasks"] if principal.is_admin else []
+        told = {"queue_length": self._queue_length(), "tickets": tickets}
+        return json_response(told | {"items": items, "running_tasks": tasks})
 
     async def _show_ticket(self, request: Request) -> Response:
         for status in self._tickets(principal_of(request)):
@@ -205,6 +214,12 @@ class Api:
         if server is None or ticket_id not in seen or not server.admission.cancel(ticket_id):
             raise HTTPException(HTTPStatus.NOT_FOUND, NO_TICKET)
         return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def _cancel_answers(self, request: Request) -> Response:
+        host = request.client.host if request.client else ""
+        party, server = principal_of(request).name or origin_of(host), self._server()
+        stopped = 0 if server is None else server.cancel_answers(party)
+        return json_response({"success": stopped > 0, "message": f"{stopped} answers end"})
 
     async def _list_sessions(self, request: Request) -> Response:
         sessions = [session_json(session) for session in self._sessions(principal_of(request))]

@@ -3,7 +3,7 @@
 | path | is | for |
 |---|---|---|
 | `GET /api/voices` | `{"voices": [{"name", "bytes"}], "default"}`, sorted by name | each key |
-| `PUT /api/voices/{name}` | add a voice, a WAV file; `?replace=1` may replace one | `admin` |
+| `PUT /api/voices/{name}` | add a sound file as a voice; `?replace=1` may replace one | `admin` |
 | `DELETE /api/voices/{name}` | remove a voice | `admin` |
 | `GET /api/default_ref_audio` | the default voice as samples, for pages to send | each key |
 
@@ -30,10 +30,11 @@ from starlette.routing import Route
 
 from protocol.values.limits import WAV_BYTES_MAX
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.wire.media import sound_kind
 
 from ..access.gate import require_admin
 from ..access.middleware import principal_of
-from ..media.sound import decode_wav
+from ..media.sound import as_wav, decode_voice
 from ..media.values import MediaError
 from ..media.voices import NAME_RULE, VoiceLibrary, VoiceRefusal, VoiceRefused, is_voice_name
 from ..net.http import json_response
@@ -91,8 +92,9 @@ class Voices:
             raise _refused("name")
         with self._uploads.take(request):
             data = await read_body(request, WAV_BYTES_MAX)
+            data = await _in_thread(partial(_as_kept, data))
             try:
-                is_new = await _in_thread(partial(_store, library, name, data, replace=replace))
+                is_new = await _in_thread(partial(library.add, name, data, replace=replace))
             except VoiceRefused as refused:
                 raise _refused(refused.reason) from None
         status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
@@ -147,14 +149,15 @@ async def _in_thread(work: Callable[[], T], wrong: HTTPStatus = HTTPStatus.BAD_R
         raise HTTPException(_UNAVAILABLE, text) from None
 
 
-def _store(library: VoiceLibrary, name: str, data: bytes, *, replace: bool) -> bool:
-    decode_wav(data)
-    return library.add(name, data, replace=replace)
+def _as_kept(data: bytes) -> bytes:
+    """A sound file that was proven, as a WAV."""
+    pcm = decode_voice(data)
+    return data if sound_kind(data) == "WAV" else as_wav(pcm)
 
 
 def _decode(library: VoiceLibrary, name: str) -> bytes:
     """A voice as JSON for the pages of MiniCPM-o's demo."""
-    pcm = decode_wav(library.read(name))
+    pcm = decode_voice(library.read(name))
     samples = len(pcm) // SAMPLE_BYTES
     return orjson.dumps(
         {

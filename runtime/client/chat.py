@@ -6,8 +6,8 @@
 
 A server keeps nothing between turns: each question carries the whole conversation. Read an answer
 to its end before the next question. A refused question raises `ReportedError`, and the session goes
-on. `close`, from another task, cuts an answer: it ends with a `Response` whose reason is
-`interrupted`.
+on. `cancel`, from another task, ends an answer with a `Response` whose reason is `interrupted`;
+`close` ends the session with it.
 """
 
 from __future__ import annotations
@@ -81,10 +81,12 @@ class ChatSession:
         *,
         created: Created | None,
         on_queue: Callable[[QueuePlace], object] | None = None,
+        record: bool = True,
     ) -> None:
         self.raw = raw
         self.created = created
         self._on_queue = on_queue
+        self._record = record or created is not None  # else the question says so (004)
         self._answer: Answer | None = None
 
     async def ask(
@@ -142,6 +144,7 @@ class ChatSession:
             thinking=thinking,
             tools=tuple(tools),
             tool_choice=tool_choice,
+            record=self._record,
             input_id=input_id,
         )
         try:
@@ -163,6 +166,16 @@ class ChatSession:
         """Ask and wait for the whole answer; arguments and errors as `ask`, `Answer.finish`."""
         answer = await self.ask(question, stream=False, speech=speech, config=config, tools=tools)
         return await answer.finish()
+
+    async def cancel(self) -> None:
+        """Ask for the end of the answer that is under way; its `Response` is still to be read.
+
+        Raises:
+            LocalProtocolError: the dialect has no such message (`legacy-chat`).
+            SessionClosedError: the session is over.
+        """
+        if self._answer is not None and not self._answer.is_over:
+            await self.raw.cancel()
 
     async def close(self, reason: str | None = None) -> None:
         """Ask for the session's end; an answer in progress is cut.

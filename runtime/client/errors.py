@@ -1,7 +1,7 @@
 """Errors between a client and its server, as a tree of exceptions.
 
     ClientError
-      AddressError            the address is no ws:// or wss:// URL
+      AddressError            the address is not a server's
       CannotConnectError      no answer at the address, or it is no WebSocket server
       HandshakeRejectedError  an HTTP error instead of a WebSocket, with the server's message
       SessionRefusedError     the server has no place: its code and message (`queue_full` ...)
@@ -35,11 +35,15 @@ class AddressError(ClientError):
 
 
 class CannotConnectError(ClientError):
-    """The address does not answer as a WebSocket server; `may_pass`: a retry could succeed."""
+    """The address does not answer as a WebSocket server.
 
-    def __init__(self, text: str, *, may_pass: bool = True) -> None:
+    `may_pass`: a retry could succeed. `is_tls`: it was tried with TLS, which is what failed.
+    """
+
+    def __init__(self, text: str, *, may_pass: bool = True, is_tls: bool = False) -> None:
         super().__init__(text)
         self.may_pass = may_pass
+        self.is_tls = is_tls
 
 
 class HandshakeRejectedError(ClientError):

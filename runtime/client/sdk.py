@@ -161,7 +161,8 @@ def connect(
 async def transcribe(
     url: str,
     *,
-    model: str,
+    model: str | None = None,
+    record: bool = True,
     retries: int = RETRIES,
     jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
@@ -171,7 +172,10 @@ async def transcribe(
 ) -> AsyncIterator[TranscriptionSession]:
     """Open a transcription and choose its model; cancelled or left, it is closed.
 
-    Arguments and `ClientError`s as of `connect`; an unknown model is raised on reading.
+    `model` is a name that the server knows its model by; None takes that model, whatever its name,
+    which other servers may refuse. With `record` false, which needs a `model`, the server is asked
+    not to record it. Other arguments and `ClientError`s as of `connect`; an unknown model is raised
+    on reading.
     """
     connecting = partial(
         connect_raw,
@@ -188,7 +192,8 @@ async def transcribe(
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
-        await raw.choose(model)
+        if model is not None:
+            await raw.choose(model, record=record)
         yield TranscriptionSession(raw, created=created)
 
 
@@ -206,7 +211,8 @@ async def _duplex(opening: _Opening, mode: Mode) -> AsyncIterator[DuplexSession]
 async def _chat(opening: _Opening) -> AsyncIterator[ChatSession]:
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
-        session = ChatSession(raw, created=created, on_queue=opening.on_queue)
+        record = opening.init.record
+        session = ChatSession(raw, created=created, on_queue=opening.on_queue, record=record)
         yield session
         await session.leave()
 

@@ -16,6 +16,7 @@ runs on asyncio and on trio.
 from __future__ import annotations
 
 import random
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -28,6 +29,7 @@ from protocol.machine.client import ClientConnection
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.modes import OF_MODE, Mode
+from protocol.values.openai import CancelResponse
 from protocol.values.requests import (
     Append,
     AppendSound,
@@ -62,6 +64,7 @@ CHAT_PATH: Final = "/ws/chat"
 """That of `legacy-chat` (004)."""
 LIVE_PATH: Final = "/v1/live/sessions"
 """That of `live`."""
+_HOST_PORT: Final = re.compile(r"(\[[\d:.a-fA-F]+\]|[\w.-]+):\d+([/?#].*)?")
 DUPLEX_PATH: Final = "/ws/duplex"
 """That of `legacy-duplex` (002); the client's own label follows."""
 
@@ -146,9 +149,13 @@ class ClientSession:
         """Ask for a turn of chat."""
         await self.say(ask)
 
-    async def choose(self, model: str) -> None:
-        """Choose the model of a transcription."""
-        await self.say(ChooseModel(model=model))
+    async def cancel(self) -> None:
+        """Ask for the end of the answer that is under way, in a chat."""
+        await self.say(CancelResponse())
+
+    async def choose(self, model: str, *, record: bool = True) -> None:
+        """Choose the model of a transcription, and whether it may be recorded."""
+        await self.say(ChooseModel(model=model, record=record))
 
     async def append_sound(self, pcm16: bytes) -> None:
         """Send 16-bit sound to be transcribed."""
@@ -273,29 +280,42 @@ async def connect(
 
 
 def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
-    """Complete a server's `ws://` or `wss://` address; raises `AddressError`.
+    """Complete a server's address, as `normal_url` takes it; raises `AddressError`.
 
     The mode goes into the query, or into the label in which 002 carries it. The dialect's endpoint
     replaces a missing path, or that of `realtime`.
     """
-    try:
-        parts = urlsplit(url)
-        is_address = parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_address = False
-    if not is_address:
-        raise AddressError(f"{url!r} is no address: it is like ws://127.0.0.1:8006")
+    parts = urlsplit(normal_url(url))
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "mode"]
     path = parts.path if parts.path.strip("/") else REALTIME_PATH
     paths = {"legacy-chat": CHAT_PATH, "live": LIVE_PATH, "openai": REALTIME_PATH}
     paths["legacy-duplex"] = f"{DUPLEX_PATH}/{_label(mode)}"
     if dialect == "openai-transcription":
         query.append(("intent", "transcription"))
+    elif dialect == "vllm-omni":
+        query += [("duplex", "1"), ("mode", mode)]
     elif dialect not in paths:
         query.append(("mode", mode))
     elif path == REALTIME_PATH:
         path = paths[dialect]
     return urlunsplit((parts.scheme, parts.netloc, path, urlencode(query), ""))
+
+
+def normal_url(url: str) -> str:
+    """Write an address as `ws://` or `wss://`; raises `AddressError`.
+
+    `http://` and `https://` are those of the console, in a browser; HOST:PORT has no TLS.
+    """
+    given = f"ws://{url}" if _HOST_PORT.fullmatch(url) else url
+    try:
+        parts = urlsplit(given)
+        scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+        is_address = scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise AddressError(f"{url!r} is no address of a server: it is like 127.0.0.1:8006")
+    return parts._replace(scheme=scheme).geturl()
 
 
 def _label(mode: Mode) -> str:

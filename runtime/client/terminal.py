@@ -6,7 +6,7 @@ A server's text is shown without control characters, so that it cannot move the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -14,21 +14,44 @@ import click
 import orjson
 
 from protocol.values.errors import FieldError
-from protocol.values.messages import QueuePlace
-from protocol.values.modes import Mode
+from protocol.values.messages import Created, QueuePlace
 
 from ..media.sound import AudioFileError
 from ..settings.settings import DEFAULT_PORT
-from .errors import AddressError
+from .errors import AddressError, CannotConnectError, HandshakeRejectedError
 from .resuming import Reconnected, Reconnecting
-from .session import endpoint
+from .session import normal_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_URL: Final = f"ws://127.0.0.1:{DEFAULT_PORT}"
+NOT_RECORDED: Final = "not recorded"
+NO_SERVER_ADVICE: Final = "is a server running there? Start one with: antiphon serve"
+TLS_ADVICE: Final = (
+    "a server without TLS is at ws://HOST:PORT; SSL_CERT_FILE names the authority of a certificate "
+    "of your own"
+)
+KEY_ADVICE: Final[Mapping[int, str]] = {
+    401: "give a key of this server with --key, or in ANTIPHON_KEY",
+    403: "give another key with --key, or in ANTIPHON_KEY",
+}
+"""By the status of a refusal."""
+
+
+def _read_url(_ctx: click.Context, _option: click.Parameter, url: str) -> str:
+    """Normalize an address; refuse one that cannot be a server's before anything else."""
+    try:
+        return normal_url(url)
+    except AddressError as error:
+        raise UnusableError(f"--url: {error}") from error
+
 
 url_option: Final = click.option(
-    "--url", default=DEFAULT_URL, show_default=True, help="Address of the server."
+    "--url",
+    default=DEFAULT_URL,
+    show_default=True,
+    callback=_read_url,
+    help="Address of the server: HOST:PORT, or ws, wss, http or https://HOST:PORT.",
 )
 key_option: Final = click.option(
     "--key",
@@ -36,6 +59,9 @@ key_option: Final = click.option(
     show_envvar=True,
     help="API key, where the server asks for one; others on this machine see options, so rather "
     "set the variable.",
+)
+no_record_option: Final = click.option(
+    "--no-record", is_flag=True, help="Ask the server not to record it."
 )
 json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON objects, one a line."
@@ -70,12 +96,16 @@ def usable() -> Iterator[None]:
         raise UnusableError(str(error)) from error
 
 
-def check_url(url: str, mode: Mode, dialect: str = "realtime") -> None:
-    """Refuse an address that cannot be a server's, before anything else: `UnusableError`."""
-    try:
-        endpoint(url, mode, dialect)
-    except AddressError as error:
-        raise UnusableError(f"--url: {error}") from error
+def explain(error: Exception) -> str:
+    """Say what went wrong with a server, and what to do about it, in one line."""
+    if isinstance(error, CannotConnectError):
+        return f"{error}; {TLS_ADVICE if error.is_tls else NO_SERVER_ADVICE}"
+    return advise(str(error), error.status if isinstance(error, HandshakeRejectedError) else 0)
+
+
+def advise(text: str, status: int) -> str:
+    """Add what a refusal with this status of HTTP asks for."""
+    return clean(f"{text}; {KEY_ADVICE[status]}" if status in KEY_ADVICE else text)
 
 
 def echo_json(fields: dict[str, object]) -> None:
@@ -89,7 +119,7 @@ def echo_json(fields: dict[str, object]) -> None:
 
 def echo_error(error: Exception) -> None:
     """Write the error that ended a session as a JSON object."""
-    echo_json({"type": "error", "code": getattr(error, "code", None), "message": str(error)})
+    echo_json({"type": "error", "code": getattr(error, "code", None), "message": explain(error)})
 
 
 def connection_fields(change: Reconnecting | Reconnected) -> dict[str, object]:
@@ -127,6 +157,23 @@ class TextOutput:
 def clean(text: str, kept: str = "\n\t") -> str:
     """Replace characters that are not text for a terminal: escapes and other control characters."""
     return "".join(char if char.isprintable() or char in kept else " " for char in text)
+
+
+def tell_recording(created: Created, *, record: bool) -> None:
+    """Say on standard error that a session is recorded, or not though it might have been."""
+    told = show_recording(created, record=record)
+    if told != NOT_RECORDED or not record:
+        click.echo(f"({told})", err=True)
+
+
+def show_recording(created: Created, *, record: bool = True) -> str:
+    """Say whether a session is recorded, with the operator's notice; `record`: it may be."""
+    if not record or not (created.recording_id or created.recording == "on"):
+        return NOT_RECORDED
+    if created.recording == "failed":
+        return "the recording has failed"
+    notice = f": {created.recording_notice}" if created.recording_notice else ""
+    return clean(f"recorded{notice}", kept="")
 
 
 def show_place(place: QueuePlace) -> str:

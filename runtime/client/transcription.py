@@ -1,6 +1,6 @@
 """A transcription in the SDK: sound in, its text out while it comes.
 
-    async with antiphon.transcribe(url, model="tiny") as session:
+    async with antiphon.transcribe(url) as session:
         await session.append(pcm)              # any amount of float32, 16 kHz mono
         await session.finish()                 # that was the utterance
         async for event in session:

@@ -19,6 +19,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 import anyio
 import orjson
@@ -262,24 +263,33 @@ async def _open(
         protocol = ClientProtocol(parse_uri(address), max_size=frame_bytes_max)
     except (InvalidURI, UnicodeError):
         raise AddressError(f"{address!r} is no address of a WebSocket") from None
-    why, may_pass = f"no WebSocket within {CONNECT_WAIT_S:g} s", True
+    why, may_pass, is_tls = f"no WebSocket within {CONNECT_WAIT_S:g} s", True, False
     with anyio.move_on_after(CONNECT_WAIT_S):
         try:
             stream = await _dial(protocol, tls)
             await _shake_hands(stream, protocol, key)
             return ClientSocket(stream, protocol, frame_bytes_max)
         except ssl.SSLError as error:
-            why, may_pass = f"no TLS, {error}", False
+            why, may_pass, is_tls = reason_of(error), False, True
         except (anyio.EndOfStream, anyio.BrokenResourceError):
             why = "the connection was closed"
         except OSError as error:
-            why = _reason_of(error)
+            why = reason_of(error)
         except InvalidStatus as error:
             response = error.response
             raise HandshakeRejectedError(response.status_code, _said(response.body)) from None
         except InvalidHandshake:
             why, may_pass = "what answers there does not speak WebSocket", False
-    raise CannotConnectError(f"cannot connect to {address}: {why}", may_pass=may_pass)
+    raise cannot_connect(address, why, may_pass=may_pass, is_tls=is_tls)
+
+
+def cannot_connect(
+    address: str, why: str, *, may_pass: bool = True, is_tls: bool = False
+) -> CannotConnectError:
+    """Make the error of an address, without what a command added to it."""
+    parts = urlsplit(address)
+    text = f"cannot connect to {parts.scheme}://{parts.netloc.rpartition('@')[2]}: {why}"
+    return CannotConnectError(text, may_pass=may_pass, is_tls=is_tls)
 
 
 async def _dial(protocol: ClientProtocol, tls: ssl.SSLContext | None) -> ByteStream:
@@ -329,8 +339,11 @@ def _said(body: bytes | bytearray | None) -> str:
     return " ".join(text.split())[:MESSAGE_CHARS_SHOWN]
 
 
-def _reason_of(error: OSError) -> str:
-    """The system's message, unwrapped from attempts at several addresses."""
+def reason_of(error: OSError) -> str:
+    """The system's message, unwrapped from attempts at several addresses, or the TLS library's."""
+    if isinstance(error, ssl.SSLError):
+        said = getattr(error, "verify_message", None) or error.reason or str(error)
+        return f"no TLS, {str(said).replace('_', ' ').lower()}"
     attempts: BaseException | None = error.__cause__ or error
     while isinstance(attempts, BaseExceptionGroup):
         attempts = attempts.exceptions[0]

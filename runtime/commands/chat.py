@@ -22,11 +22,12 @@ import attrs
 import click
 
 from protocol.values.limits import VIDEO_BYTES_MAX
-from protocol.values.messages import Delta, QueuePlace, Response
+from protocol.values.messages import Created, Delta, QueuePlace, Response
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, ChatConfig
 from protocol.values.requests import (
     ChatMessage,
     ImagePart,
+    Init,
     Part,
     SpeechRequest,
     VideoPart,
@@ -54,7 +55,7 @@ class ChatOptions:
     """The settings of each question.
 
     `streams`: the answer comes as it is made; `speech` is None for words only; `key` is the API
-    key, if the server needs one.
+    key, if the server needs one; `record`: whether the server may record it.
     """
 
     url: str
@@ -63,6 +64,7 @@ class ChatOptions:
     speech: SpeechRequest | None
     config: ChatConfig
     key: str | None = attrs.field(default=None, repr=False)
+    record: bool = True
 
 
 class TextAnswer(terminal.TextOutput):
@@ -71,6 +73,11 @@ class TextAnswer(terminal.TextOutput):
     def __init__(self) -> None:
         super().__init__()
         self._said = ""
+
+    def begins(self, created: Created | None, *, record: bool) -> None:
+        """Write that the session is recorded, or not as asked, where the server says so."""
+        if created is not None:
+            terminal.tell_recording(created, record=record)
 
     def waits(self, place: QueuePlace) -> None:
         """Write the place in the queue."""
@@ -94,6 +101,12 @@ class TextAnswer(terminal.TextOutput):
 
 class JsonAnswer:
     """One JSON object a line, without the sound."""
+
+    def begins(self, created: Created | None, *, record: bool) -> None:  # noqa: ARG002
+        """Write the session, where the server describes it."""
+        if created is not None:
+            names = ("session_id", "recording", "recording_id", "recording_notice")
+            terminal.echo_json({"type": "created"} | {it: getattr(created, it) for it in names})
 
     def waits(self, place: QueuePlace) -> None:
         """Write the place in the queue."""
@@ -145,6 +158,7 @@ class Chat:
         self._media = media
         self._speak = speak
         self._speech = bytearray()
+        self._is_begun = False
 
     def ask(self, text: str, shown: Shown) -> Response:
         """Ask, show the answer as it comes, and remember both; return the end of the answer.
@@ -175,7 +189,11 @@ class Chat:
             on_connection=shown.connects,
             retries=RETRIES,
             key=how.key,
+            init=Init(instructions="", notices=True, record=how.record),
         ) as session:
+            if not self._is_begun:
+                shown.begins(session.created, record=how.record)
+                self._is_begun = True
             answer = await session.ask(
                 conversation,
                 stream=how.streams,
@@ -237,6 +255,7 @@ FAILURES: Final = (ClientError, AudioFileError)
     help="TextOutput as they are made, or all at once.",
 )
 @terminal.dialect_option("realtime", "legacy-chat")
+@terminal.no_record_option
 @terminal.json_option
 def chat_command(
     *,
@@ -253,6 +272,7 @@ def chat_command(
     temperature: float | None,
     streams: bool,
     dialect: Dialect,
+    no_record: bool,
     as_json: bool,
 ) -> None:
     """Ask a server TEXT, and read what it answers.
@@ -287,8 +307,8 @@ def chat_command(
         streams=streams,
         speech=_choose_speech(speak, voice),
         config=config,
+        record=not no_record,
     )
-    terminal.check_url(url, "chat", dialect)
     chat = Chat(asking, system=system, media=read_media(images, sounds, video), speak=speak)
     if text is None and sys.stdin.isatty() and not as_json:
         _converse(chat)
@@ -301,7 +321,7 @@ def chat_command(
     except FAILURES as error:
         if as_json:
             terminal.echo_error(error)
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(terminal.explain(error)) from error
 
 
 def _converse(chat: Chat) -> None:
@@ -315,7 +335,7 @@ def _converse(chat: Chat) -> None:
         except KeyboardInterrupt:
             click.echo("\n(cut short, and forgotten)", err=True)
         except FAILURES as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {terminal.explain(error)}", err=True)
 
 
 def _read_all() -> str:

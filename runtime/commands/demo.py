@@ -9,11 +9,13 @@ reply and the server's standard error.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import anyio
@@ -24,14 +26,24 @@ from rich.console import Console
 from protocol.values.modes import Mode
 
 from .. import SOURCE_TREE
-from ..client.terminal import UnusableError, echo_json, json_option
+from ..client.terminal import UnusableError, echo_json, json_option, usable
 from ..client.websocket import background
 from ..media.sound import AudioFileError, write_wav
 from .server_process import RUN, model_option, served
 from .talk import JsonView, LineView, View, read_frame, read_speech, summarize
 from .talk_session import Plan, Tally, talk
 
-SPEECH: Final = Path("fixtures") / "speech"
+SAMPLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "demo.wav": "speech/demo.wav",
+        "frame.jpg": "speech/frame.jpg",
+        "news.flac": "speech/heldout/076-read-me-the-news.flac",
+        "video.session.zst": "logs/v1-realtime-video.session.zst",
+        "flood.session.zst": "logs/v1-realtime-flood.session.zst",
+        "damaged.session.zst": "logs/v1-damaged-payload.session.zst",
+    }
+)
+"""Files that the guides work on, and where they are in the sources, in `fixtures`."""
 INSTRUCTIONS: Final = "Answer what you hear and see."
 SILENCE_S: Final = 8
 """With the seconds that end the file and the close, within ten seconds of the file's end."""
@@ -73,6 +85,20 @@ class Check:
     output: str
 
 
+def sample(name: str) -> Path:
+    """One of `SAMPLES`: in the installed package, else in the sources."""
+    installed = Path(__file__).parent / "samples" / name
+    return installed if installed.exists() else SOURCE_TREE / "fixtures" / SAMPLES[name]
+
+
+def write_samples(folder: Path) -> None:
+    """Copy the samples into a folder; one that is there is written again. `UnusableError`."""
+    with usable():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in SAMPLES:
+            shutil.copyfile(sample(name), folder / name)
+
+
 @click.command("demo")
 @model_option
 @click.option(
@@ -86,9 +112,15 @@ class Check:
 @click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV instead.")
 @click.option("--frame", type=click.Path(path_type=Path), help="Show this JPEG instead.")
 @click.option("--fast", is_flag=True, help="As quickly as the model answers, not in real time.")
+@click.option(
+    "--samples",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Only write the files of the guides to this folder: speech, a picture, recordings.",
+)
 @json_option
 def demo_command(
     *,
+    samples: Path | None,
     model: str,
     folder: Path,
     speech: Path | None,
@@ -106,6 +138,7 @@ def demo_command(
     Examples:
       antiphon demo
       antiphon demo --speech question.wav --record ./mine
+      antiphon demo --samples samples
 
     \b
     Exit codes:
@@ -114,6 +147,10 @@ def demo_command(
       2  a file that cannot be used
       130  interrupted; the server is stopped
     """  # noqa: D301 - click takes a backspace to keep the lines
+    if samples is not None:
+        write_samples(samples)
+        click.echo(f"{samples}: {', '.join(SAMPLES)}")
+        return
     demo = _plan(model, folder, speech, frame, fast=fast, as_json=as_json)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,11 +167,8 @@ def _plan(
     model: str, folder: Path, speech: Path | None, frame: Path | None, *, fast: bool, as_json: bool
 ) -> Demo:
     """Find and read the files; a speech of the user's own needs no picture."""
-    fixtures = SOURCE_TREE / SPEECH
     if speech is None:
-        speech, frame = fixtures / "demo.wav", frame or fixtures / "frame.jpg"
-        if missing := [path for path in (speech, frame) if not path.is_file()]:
-            raise UnusableError(f"{missing[0]} is only in the source tree: give --speech FILE.wav")
+        speech, frame = sample("demo.wav"), frame or sample("frame.jpg")
     plan = Plan(
         units=read_speech(speech),
         instructions=INSTRUCTIONS,

@@ -137,6 +137,22 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         says="The transcription sessions of the same API. `model` may name the server's model.",
         query={"intent": {"type": "string", "const": "transcription"}},
     ),
+    Channel(
+        name="vllm-omni",
+        address=REALTIME_PATH,
+        dialects=("vllm-omni",),
+        says="The duplex WebSocket of vLLM-Omni, for its clients (`DuplexClient`); `/v1/duplex` is "
+        "the same. `mode` is `video` where the model sees, unless the query says otherwise. With "
+        "`model` and without `autostart=0` the session begins without a message of the client. "
+        "Without, the first message may be `session.resume`, which goes on with the session that "
+        "it names.",
+        query={
+            "duplex": {"type": "string", "const": "1"},
+            "mode": {"type": "string", "enum": ["video", "audio"]},
+            "model": {"type": "string"},
+            "autostart": {"type": "string", "enum": ["0", "1"]},
+        },
+    ),
 )
 
 DIALECTS: Final[Mapping[str, str]] = {
@@ -157,6 +173,9 @@ DIALECTS: Final[Mapping[str, str]] = {
     "its name.",
     "openai-transcription": "OpenAI's Realtime API (GA), where the model writes down what the "
     "client says: each utterance is an item, and its text comes while it is spoken.",
+    "vllm-omni": "vLLM-Omni's duplex protocol: each second of sound is answered by a listen, or by "
+    "a piece of a response, in words of OpenAI's Realtime API. The client says how much it has "
+    "played, and comes back to its session by an id and a token.",
     "transcription-responses": "The same with other names, for clients that know these: a client "
     "that chooses its model by `session.create` gets them. Either may send the types of both.",
 }
@@ -234,7 +253,13 @@ RULES: Final[tuple[str, ...]] = (
     f"Sound is float32, little-endian, mono, and finite: {INPUT_RATE_HZ} Hz to the server, "
     f"{OUTPUT_RATE_HZ} Hz from it; to be transcribed, and in `live` and `openai`, it is 16-bit "
     "integers. Bytes are base64 with the standard alphabet and padding, without white space; 16-"
-    "bit sound may have line breaks in its base64.",
+    "bit sound may have line breaks in its base64. Base64 of media may stand in a data URL, whose "
+    "media type is not looked at. Samples of one format that look like the other are refused.",
+    "A sound file, where there may be one, is a WAV (also one from a pipe, without its sizes), "
+    "RF64, AIFF, FLAC, Ogg (Vorbis or Opus) or MP3 of 8 to 192 kHz and up to 8 channels. It is "
+    "known by its head; what has no head of a file is float32 samples.",
+    "A picture is a JPEG, PNG or WebP, and is turned as its EXIF orientation says. A picture next "
+    "to sound that is wrong or damaged is left out, with an `error`; the sound is kept.",
     "The beta of OpenAI's Realtime API is not spoken: the header `OpenAI-Beta` is HTTP 400 with "
     "the list of dialects. An address with `model` and no `mode` (where the default is not "
     "`transcription`), or the subprotocol `realtime`, is `openai`. At an address with a `mode`, "
@@ -347,11 +372,12 @@ def states(messages: tuple[Message, ...], session_kind: SessionKind) -> Json:
 
 def _gates(messages: tuple[Message, ...], session_kind: SessionKind) -> tuple[Gate, ...]:
     requests = {message.request for message in messages}
-    if Request.RESPOND in requests:
+    if {Request.UPDATE, Request.RESPOND} <= requests:
         return (Gate.OPEN,)
-    return tuple(
-        gate for gate in GATES[session_kind] if gate is not Gate.PAUSED or "pause" in requests
-    )
+    gates = [it for it in GATES[session_kind] if it is not Gate.PAUSED or "pause" in requests]
+    if Request.HEARTBEAT in requests:
+        gates[gates.index(Gate.ACTIVE)] = Gate.STEERED
+    return tuple(gates)
 
 
 WITHOUT_A_FRAME: Final[Mapping[str, str]] = {

@@ -16,6 +16,7 @@ import click
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from .. import ERROR
 from .. import RUN as RUN  # noqa: PLC0414 - a part of this module
 from ..model.models import MODELS
 
@@ -23,8 +24,12 @@ READY_WAIT_S: Final = 120.0
 """Torch and a model from a cold disk on a busy machine take a part."""
 STOP_WAIT_S: Final = 60.0
 """Longer than the server waits for its sessions; then it is killed."""
-HURRY_WAIT_S: Final = 0.5
-"""The same after an interrupt: a log without its end is valid up to there."""
+LOADING_WAIT_S: Final = 0.5
+"""The same after an interrupt while the model loads: there is no recording to be finished."""
+HURRY_WAIT_S: Final = 5.0
+"""The same during a conversation: its last second is computed, and its recording gets its end."""
+NO_DRAIN: Final = ("--drain-s", "0")
+"""What ends the server is over itself: sessions end at once, and in order."""
 LINE_BYTES_MAX: Final = 4096
 """The server's lines are short."""
 
@@ -51,7 +56,17 @@ async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str
     `ServerProcessError` if the server did not start, or did not stop cleanly.
     """
     errors = folder / "server.log"
-    words = ("serve", "--port", "0", "--record", str(folder), "--model", model, *arguments)
+    words = (
+        "serve",
+        "--port",
+        "0",
+        "--record",
+        str(folder),
+        "--model",
+        model,
+        *NO_DRAIN,
+        *arguments,
+    )
     with errors.open("wb") as written:
         process = await anyio.open_process(
             [*RUN, *words],
@@ -59,9 +74,11 @@ async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str
             stderr=written,
             start_new_session=True,  # Ctrl-C is ours: we stop it
         )
-    wait_s = HURRY_WAIT_S
+    wait_s = LOADING_WAIT_S
     try:
-        yield await _wait_until_ready(process, errors)
+        url = await _wait_until_ready(process, errors)
+        wait_s = HURRY_WAIT_S
+        yield url
         wait_s = STOP_WAIT_S
     except Exception:
         wait_s = STOP_WAIT_S
@@ -96,7 +113,8 @@ def _last_words(errors: Path) -> str:
     """The last line with words of a possible traceback, framed as a group's is."""
     lines = errors.read_text(errors="replace").splitlines()
     said = [line.strip(" |+-") for line in lines]
-    return next((line for line in reversed(said) if line), "it does not say why")
+    last = next((line for line in reversed(said) if line), "it does not say why")
+    return last.removeprefix(ERROR)
 
 
 async def _stop(process: Process, wait_s: float) -> None:

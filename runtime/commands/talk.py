@@ -58,6 +58,7 @@ from ..client import terminal
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.websocket import background
 from ..media.sound import AudioFileError, read_wav, write_wav
+from ..settings.extras import install
 from .interrupts import run
 from .talk_session import Happening, Observer, Plan, Tally, cut_units, talk
 
@@ -98,7 +99,7 @@ class LineView(Observer):
             case Queued(place=place) | QueueUpdate(place=place):
                 self._write(at_s, "queue", terminal.show_place(place))
             case Created():
-                text = f"{message.session_id}, recording {message.recording}"
+                text = f"{message.session_id}, {terminal.show_recording(message)}"
                 self._write(at_s, "session", printable(text))
             case Listen() if self._listens:
                 self._write(at_s, "model", "(listens)", _cost(happening), style="dim")
@@ -120,6 +121,8 @@ class LineView(Observer):
 
     def end(self, summary: dict[str, object]) -> None:
         """Write the sums in two lines; a conversation that failed gets its error elsewhere."""
+        if summary["session_id"] is None and summary["error"] is not None:
+            return
         said = f"{summary['units_speech']} speaking, {summary['units_listen']} listening"
         line = f"{summary['units_sent']} s sent: {said}, {summary['units_dropped']} dropped"
         times = summary["round_trip_ms"]
@@ -347,7 +350,6 @@ BLOCK_MS: Final = 20
 """Of both directions: short, as it adds to the delay of an answer."""
 HEARD_S_MAX: Final = 3
 """A server that accepts nothing for longer has lost what was said meanwhile."""
-MISSING: Final = "--mic needs sounddevice: pip install 'antiphon[mic]'"
 
 
 class Devices:
@@ -460,7 +462,8 @@ def _sounddevice() -> Any:
     try:
         return import_module("sounddevice")
     except ImportError as error:
-        raise terminal.UnusableError(MISSING) from error
+        text = f"--mic needs the extra 'mic': {install('mic')}"
+        raise terminal.UnusableError(text) from error
     except OSError as error:  # sounddevice is there, and PortAudio is not
         text = f"--mic: {error}: install PortAudio (on Debian: apt install libportaudio2)"
         raise terminal.UnusableError(text) from error
@@ -505,8 +508,10 @@ SILENCE_S: Final = 10
 @click.option(
     "--fast",
     is_flag=True,
-    help="Send a second as soon as the one before it was answered, and not in real time.",
+    help="Send a second as soon as the one before it was answered, and not in real time: delays of "
+    "such a recording mean nothing.",
 )
+@terminal.no_record_option
 @terminal.json_option
 def talk_command(
     *,
@@ -521,17 +526,18 @@ def talk_command(
     reply: Path | None,
     wait_s: int,
     fast: bool,
+    no_record: bool,
     as_json: bool,
 ) -> None:
     """Say FILE, or what you say, to a server in real time, and hear what it answers.
 
-    FILE is a WAV of any rate; it is sent as it would be spoken, a second each second. After it
-    comes silence, until the model has answered and listens again. The model's words are shown as
-    they come; its voice is written as one WAV file (mono, 24 kHz): all it said, one reply after
-    the other, without the pauses between them. The file is empty when the model said nothing.
+    FILE is a WAV of any rate; it is sent as it would be spoken, each second when it is over.
+    After it comes silence, until the model has answered and listens again. The model's words are
+    shown as they come; its voice is written as one WAV file (mono, 24 kHz): all it said, one reply
+    after the other, without the pauses between them. The file is empty when the model said nothing.
 
     With --mic you speak into the default microphone and hear the model, until Ctrl-C. Use
-    headphones: there is no echo cancellation. It needs antiphon[mic].
+    headphones: there is no echo cancellation. It needs the extra mic.
 
     \b
     Example:
@@ -551,8 +557,10 @@ def talk_command(
     mode = mode or ("audio" if frame is None else "video")
     if frame is not None and mode == "audio":
         raise terminal.UnusableError("--frame: there is nothing to see with --mode audio")
-    if (file is None) is not mic or (mic and fast):
-        raise click.UsageError("either FILE or --mic is needed; --fast is for a FILE")
+    if (file is None) is not mic:
+        raise click.UsageError("name a WAV file to be said, or give --mic; not both")
+    if mic and fast:
+        raise click.UsageError("--fast is for a FILE: a microphone is as fast as its user")
     devices = Devices() if mic else None
     plan = Plan(
         units=() if file is None else read_speech(file),
@@ -561,9 +569,10 @@ def talk_command(
         silence_s_max=wait_s,
         fast=fast,
         microphone=devices,
+        record=not no_record,
     )
     reply = reply if file is None else reply or Path(f"{file.stem}.reply.wav")
-    _check(file, reply, url, mode)
+    _check(file, reply)
     tally = Tally()
     panel = StatePanel(tally, "" if file is None else f"{file.name} to {url}", len(plan.units))
     view, panel_shown = _choose_view(panel, as_json=as_json, is_file=file is not None)
@@ -602,9 +611,8 @@ def read_frame(path: Path) -> bytes:
         return data
 
 
-def _check(file: Path | None, reply: Path | None, url: str, mode: Mode) -> None:
+def _check(file: Path | None, reply: Path | None) -> None:
     """Check before the conversation for errors that would come after it."""
-    terminal.check_url(url, mode)
     if reply is None:
         return
     if not reply.parent.is_dir():

@@ -2,8 +2,10 @@
 
 Two tasks: one sends, one receives. The rules:
 
-- Second n is sent n seconds after the first, by the clock and not by how long sending took, so that
-  an hour does not drift; `fast` sends it when second n - 1 was answered instead.
+- Second n is sent when it could have been spoken, n + 1 seconds after the beginning: a microphone
+  sends it then, and a model that had it earlier would answer within it. The clock counts, and not
+  how long sending took, so that an hour does not drift. `fast` sends it when second n - 1 was
+  answered instead.
 - A lost connection comes back by itself, and the file waits for it: the time away does not count.
 - After the file comes silence, until the model has answered the last sound and listens again, or
   `silence_s_max` has passed. Then `session.close`, and the server's own end is waited for.
@@ -48,6 +50,7 @@ from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
 from protocol.values.state import Gate
 
+from ..client import terminal
 from ..client.errors import ClientError, ReportedError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.session import ClientSession, connect
@@ -257,6 +260,7 @@ class Plan:
         silence_s_max: whole seconds of silence after the file, at most.
         fast: send a second as soon as the one before it was answered, not in real time.
         microphone: what is said in place of a file, until the conversation is stopped.
+        record: whether the server may record it.
     """
 
     units: tuple[bytes, ...] = ()
@@ -265,6 +269,7 @@ class Plan:
     silence_s_max: int = 10
     fast: bool = False
     microphone: Microphone | None = None
+    record: bool = True
 
     @cached_property
     def last_sound(self) -> int:
@@ -337,7 +342,7 @@ async def talk(
         async with connecting as session:
             await converse(session, plan, observer, tally=tally, started_s=started_s, stop=stop)
     except ClientError as error:
-        tally.failure = str(error)
+        tally.failure = terminal.explain(error)
     return tally
 
 
@@ -413,7 +418,8 @@ class _Conversation:
             self._observer.heard(self._tally.heard(message, self._clock()))
             match message:
                 case QueueDone() if self._session.connection.gate is Gate.CONNECTED:
-                    init = Init(instructions=self._plan.instructions, notices=True)
+                    plan = self._plan
+                    init = Init(instructions=plan.instructions, notices=True, record=plan.record)
                     await self._session.init(init)
                 case ErrorReport() if self._session.connection.gate is Gate.CONNECTED:
                     self._stopped = True  # what was refused is our init: there is no other
@@ -481,7 +487,7 @@ class _Conversation:
         if self._plan.fast:
             await self._wait_answer(number)
             return
-        tally, due_s = self._tally, started_s + number
+        tally, due_s = self._tally, started_s + number + 1
         while anyio.current_time() < due_s + tally.away_s and not self._is_over():
             await self._until(self._is_over, due_s + tally.away_s)
 

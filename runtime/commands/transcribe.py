@@ -24,11 +24,11 @@ import attrs
 import click
 
 from protocol.values.errors import ErrorCode
-from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDone
+from protocol.values.messages import Created, ErrorReport, TranscriptDelta, TranscriptDone
 from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
-from ..client.errors import ClientError, SessionClosedError
+from ..client.errors import ClientError, ReportedError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
 from ..client.transcription import TranscriptionSession
@@ -45,6 +45,10 @@ UTTERANCES_IN_FLIGHT: Final = 2
 
 class TextTranscript(terminal.TextOutput):
     """The words on standard output, a line an utterance, and errors on standard error."""
+
+    def begins(self, created: Created, *, record: bool) -> None:
+        """Write that it is recorded, or not as asked."""
+        terminal.tell_recording(created, record=record)
 
     def hears(self, delta: TranscriptDelta) -> None:
         """Write the words."""
@@ -70,6 +74,13 @@ class TextTranscript(terminal.TextOutput):
 
 class JsonTranscript:
     """One JSON object a line."""
+
+    def begins(self, created: Created, *, record: bool) -> None:
+        """Write whether it is recorded, and by what name."""
+        recording_id = created.recording_id if record else ""
+        notice = created.recording_notice if recording_id else ""
+        fields = {"recording_id": recording_id, "recording_notice": notice}
+        terminal.echo_json({"type": "created", "session_id": created.session_id, **fields})
 
     def hears(self, delta: TranscriptDelta) -> None:
         """Write a piece."""
@@ -101,14 +112,20 @@ Shown = TextTranscript | JsonTranscript
 @terminal.key_option
 @click.option(
     "--model",
-    default="tiny",
-    show_default=True,
-    help="The model, by a name that the server knows it by.",
+    help="The model, by a name that the server knows it by. Without it, the server's own.",
 )
 @click.option("--realtime", is_flag=True, help="Send a second each second, as it would be spoken.")
+@terminal.no_record_option
 @terminal.json_option
 def transcribe_command(
-    *, file: Path, url: str, key: str | None, model: str, realtime: bool, as_json: bool
+    *,
+    file: Path,
+    url: str,
+    key: str | None,
+    model: str | None,
+    realtime: bool,
+    no_record: bool,
+    as_json: bool,
 ) -> None:
     """Have a server write down what is said in FILE.
 
@@ -128,18 +145,34 @@ def transcribe_command(
       1  the server could not be reached, refused, reported an error, or ended it
       2  a file or an option that cannot be used
     """  # noqa: D301 - click takes a backspace to keep the lines
-    terminal.check_url(url, "transcription", "transcription")
+    if no_record and model is None:
+        raise click.UsageError("--no-record is told with the model's name: add --model NAME")
     with terminal.usable():
         utterances = cut_utterances(read_wav(file))
     shown = JsonTranscript() if as_json else TextTranscript()
-    dictation = partial(dictate, url, utterances, shown, model=model, key=key, realtime=realtime)
+    dictation = partial(
+        dictate,
+        url,
+        utterances,
+        shown,
+        model=model,
+        key=key,
+        realtime=realtime,
+        record=not no_record,
+    )
     try:
         whole = run(dictation)
     except ClientError as error:
         shown.breaks_off(error)
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(f"{terminal.explain(error)}{_hint(error)}") from error
     if not whole:
         raise click.ClickException("not all of it was transcribed")
+
+
+def _hint(error: ClientError) -> str:
+    """Say what to do about a server that wants to be told its model."""
+    is_unnamed = isinstance(error, ReportedError) and error.code is ErrorCode.MODEL_NOT_VALIDATED
+    return "; name its model: --model NAME" if is_unnamed else ""
 
 
 def cut_utterances(pcm: bytes, seconds: int = UTTERANCE_S_MAX) -> tuple[bytes, ...]:
@@ -153,23 +186,27 @@ async def dictate(
     utterances: Sequence[bytes],
     shown: Shown,
     *,
-    model: str,
+    model: str | None = None,
     key: str | None = None,
     realtime: bool = False,
+    record: bool = True,
 ) -> bool:
     """Have a server transcribe sound; return whether no utterance had an error.
 
     Args:
         url: its address.
         utterances: float32 LE, 16 kHz mono, each within the model's context.
-        model: by a name that the server knows it by.
+        model: by a name that the server knows it by; None takes the server's own.
         key: the API key, if the server needs one.
         realtime: send a second each second; else as fast as it goes.
+        record: whether the server may record it.
 
     `ClientError`: the server could not be reached, refused, has no such model, or ended it; or it
     did not keep all of the sound.
     """
-    async with transcribe(url, model=model, key=key, on_connection=shown.connects) as session:
+    opening = transcribe(url, model=model, record=record, key=key, on_connection=shown.connects)
+    async with opening as session:
+        shown.begins(session.created, record=record)
         places = anyio.Semaphore(UTTERANCES_IN_FLIGHT)
         async with background() as tasks:
             tasks.start_soon(partial(_send, session, utterances, places, realtime=realtime))

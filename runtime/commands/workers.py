@@ -7,6 +7,7 @@ server has keys.
 from __future__ import annotations
 
 import http.client
+import ssl
 import time
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -17,7 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..client import terminal
+from ..client.errors import CannotConnectError
 from ..client.session import REALTIME_PATH
+from ..client.websocket import cannot_connect, reason_of
 
 ANSWER_WAIT_S: Final = 30.0
 """A server waits 10 s for a worker's greeting; what takes longer hangs."""
@@ -29,15 +32,10 @@ POLL_S: Final = 1.0
 Worker = dict[str, Any]
 
 
-class Refused(click.ClickException):
-    """The server answered with an error."""
-
-
 class WorkersClient:
-    """Requests to one server, one a connection; `UnusableError`: the address is invalid."""
+    """Requests to one server, one a connection; `url` is one of `terminal.url_option`."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        terminal.check_url(url, "audio")
         parts = urlsplit(url)
         self._url, self._host, self._port = url, parts.hostname or "", parts.port
         self._is_tls = parts.scheme == "wss"
@@ -65,14 +63,18 @@ class WorkersClient:
             answer = connection.getresponse()
             status, said = answer.status, _read(answer.read(ANSWER_BYTES_MAX))
         except (OSError, http.client.HTTPException, ValueError) as error:
-            text = f"no answer at {self._url}: {str(error) or type(error).__name__}"
-            raise click.ClickException(terminal.clean(text)) from error
+            raise click.ClickException(terminal.explain(self._failure(error))) from error
         finally:
             connection.close()
         if not 200 <= status < 300:
-            message = terminal.clean(str(said.get("message", "no reason")))
-            raise Refused(f"the server refused: {message} (HTTP {status})")
+            text = f"the server refused: {said.get('message', 'no reason')} (HTTP {status})"
+            raise click.ClickException(terminal.advise(text, status))
         return said
+
+    def _failure(self, error: Exception) -> CannotConnectError:
+        is_tls = isinstance(error, ssl.SSLError)
+        why = reason_of(error) if isinstance(error, OSError) else "what answers is no Antiphon"
+        return cannot_connect(self._url, why, is_tls=is_tls)
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -98,7 +100,9 @@ def list_command(*, url: str, key: str | None, as_json: bool) -> None:
         for worker in workers:
             terminal.echo_json(worker)
         return
-    table = Table("worker", "where", "state", "slots", "free", "leased", "model", "age", box=None)
+    table = Table("worker", box=None)
+    for name in ("where", "state", "slots", "free", "leased", "model", "age"):
+        table.add_column(name, overflow="fold")  # cut off, two workers would look alike
     for worker in workers:
         age_s = worker["age_s"]
         names = ("number", "where", "state", "slots", "free", "leased", "fingerprint")

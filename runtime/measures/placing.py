@@ -6,6 +6,9 @@ Rules:
 - A microphone's sound was heard before it came. A sound of `n` samples that came at `t` ends at
   `t`, or follows the sound before if that is not over: if a client sends faster than real time, its
   sound is heard later than it came.
+- What a model says is heard as much later than it was sent as its unit was begun before the unit's
+  sound could have been spoken (`Lead`). A client that sends a file at once is answered in a moment;
+  heard like that, the answers would stand in the middle of the question.
 - Sound that a network held up comes at once, and was heard in the gap before: the stretch that
   begins after a gap is moved back into it, while sound comes that would otherwise be late.
 - Played sound begins when it came, or after the sound that still plays: the model's sound, as a
@@ -25,7 +28,7 @@ from typing import Final, Literal
 
 import attrs
 
-from protocol.values.limits import APPEND_SAMPLES_MAX, MS_PER_S, NS_PER_S
+from protocol.values.limits import APPEND_SAMPLES_MAX, MS_PER_S, NS_PER_MS, NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 
 Voice = Literal["user", "model"]
@@ -82,6 +85,36 @@ def sample_at(voice: Voice, at_ns: int) -> int:
 def time_of(voice: Voice, sample: int) -> int:
     """Return when a sample is heard; never before the time that `sample_at` was given."""
     return sample * NS_PER_S // RATE_HZ[voice]
+
+
+class Lead:
+    """How far the model is ahead of the clock: it hears sound before that can have been spoken.
+
+    `ns` is 0 with a microphone; a shorter lead is the jitter of a network.
+    """
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self._last_ns = 0
+
+    def begin(self, at_ns: int, user: Line, samples_waiting: int) -> None:
+        """Take a unit that begins; the model does not have the last samples of the user."""
+        heard_ns = time_of(user.voice, max(user.end - samples_waiting, 0))
+        self.ns = ahead_ns(heard_ns, at_ns)
+
+    def at(self, at_ns: int) -> int:
+        """When it is heard what a unit says, sent at a time, which does not decrease."""
+        self._last_ns = max(self._last_ns, at_ns + self.ns)
+        return self._last_ns
+
+    def after(self, at_ns: int) -> int:
+        """When it happens what else the server does at a time: not before what was said."""
+        return max(self._last_ns, at_ns)
+
+
+def ahead_ns(end_ns: int, at_ns: int) -> int:
+    """How long before its end sound came, at a time."""
+    return end_ns - at_ns if end_ns - at_ns > JITTER_MS * NS_PER_MS else 0
 
 
 @attrs.frozen(kw_only=True)

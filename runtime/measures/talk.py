@@ -4,7 +4,8 @@ It is fed with the messages of both ends, live from the machine and later from a
 give the same. Memory holds intervals, the sound that may still move (`placing`) and 2 s more.
 
 Where the model is heard: its sound as a client plays it, and the words that go with it. A piece
-begins when it was sent, or after the sound that still plays. An interruption cuts what is not heard
+begins when it was sent, or after the sound that still plays; later, if the client's sound came
+ahead of the clock (`placing.Lead`). An interruption cuts what is not heard
 by then, with its words. Words stand where the sound does that is sent at the same time; without
 one, where they were sent.
 
@@ -57,7 +58,7 @@ from .conversation import (
     ticks_of,
 )
 from .measure import PAUSE_MS, SPEECH_GAP_MS
-from .placing import JITTER_MS, Line, Sound, Stretch, sample_at, time_of
+from .placing import JITTER_MS, Lead, Line, Sound, Stretch, sample_at, time_of
 
 # -- where the model is heard ----------------------------------------------------------------------
 
@@ -457,6 +458,7 @@ class Talk:
         self.user: Final = UserSpeech()
         self.model: Final = ModelSpeech()
         self._line: Final = Line("user")
+        self._lead: Final = Lead()
         self._heard = deque[_Heard]()
         self._rest = self._ticks = 0
         self._is_speaking = False
@@ -469,7 +471,7 @@ class Talk:
         match message:
             case Append(pcm=pcm):
                 if message.force_listen:
-                    self._asked_to_stop(at_ns)
+                    self._asked_to_stop(self._lead.at(at_ns))
                 self._hear(at_ns, len(pcm) // SAMPLE_BYTES, pcm)
             case Piece(pcm16=pcm16, rate_hz=rate_hz):
                 count = len(pcm16) // SAMPLE16_BYTES
@@ -479,8 +481,13 @@ class Talk:
                 self._ticks += count * (TICK_HZ // rate_hz)
                 self._hear(at_ns, blocks * up, pcm16, rate_hz, first)
 
+    def unit_started(self, at_ns: int, samples_waiting: int) -> None:
+        """Take a unit, and how many samples of the user the model has not begun to hear."""
+        self._lead.begin(at_ns, self._line, samples_waiting)
+
     def sent(self, at_ns: int, message: ms.ServerMessage, rate_hz: int = LIVE_RATE_HZ) -> None:
         """Take a message to the client, whose sound has a rate."""
+        at_ns = self._lead.at(at_ns)
         match message:
             case ms.Speech(text=text, pcm=pcm, response_id=response_id):
                 samples = len(pcm) // SAMPLE_BYTES * OUTPUT_RATE_HZ // rate_hz
@@ -489,16 +496,19 @@ class Talk:
             case oa.ReplyStep(kind="text_delta", text=text, response_id=response_id):
                 self.model.say(at_ns, text, 0, response_id)
             case ms.Listen() if self._is_speaking:
-                self.stopped(at_ns)
+                self._stop(at_ns)
             case ms.Interrupted():
-                self.stopped(at_ns)
+                self._stop(at_ns)
             case oa.ReplyState(reply=reply) if reply.status == "cancelled":
-                self.stopped(at_ns)
+                self._stop(at_ns)
             case ms.Paused() if len(self._pauses) < NOTES_MAX:
                 self._pauses.append(ticks_of(at_ns))
 
     def stopped(self, at_ns: int) -> None:
         """End the model's sound: its client plays it no longer."""
+        self._stop(self._lead.at(at_ns))
+
+    def _stop(self, at_ns: int) -> None:
         self.model.cut(at_ns)
         self._is_speaking = False
 
@@ -511,7 +521,7 @@ class Talk:
             texts=tuple(self.model.texts),
             stops=tuple(self._stops),
             pauses=tuple(self._pauses),
-            end=ticks_of(end_ns),
+            end=ticks_of(self._lead.after(end_ns)),
         )
 
     def _asked_to_stop(self, at_ns: int) -> None:

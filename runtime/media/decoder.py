@@ -9,11 +9,11 @@
 - Sessions share the decoder by processor time (`FairQueue`). A session's waiting pictures are
   bounded, in pixels.
 
-A video, or a large picture, is decoded in a process of its own (`decode_apart`). A decoder for
-every video format is the most likely place for a file to break in, hang or take all memory. In a
-process that costs the client its file, and the server nothing. The process is killed when its
-client leaves, when it takes too long, and when it answers too much; its own bounds (`worker`) end
-it even after the server was killed.
+A video, a packed sound file, or a large picture, is decoded in a process of its own
+(`decode_apart`). A decoder for every video format is the most likely place for a file to break in,
+hang or take all memory. In a process that costs the client its file, and the server nothing. The
+process is killed when its client leaves, when it takes too long, and when it answers too much; its
+own bounds (`worker`) end it even after the server was killed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ from protocol.values.effects import DecodeMedia, MediaKind
 from protocol.values.limits import FRAME_PIXELS_MAX, FRAMES_MAX, UNITS_PENDING_MAX, VIDEO_S_MAX
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire.audio import LIVE_RATE_HZ, resample
+from protocol.wire.media import PACKED_KINDS, sound_kind
 
 from .image import SMALL_PIXELS, decode_image, decode_jpeg, needs_process, pixels_of, prove_small
-from .sound import decode_audio, decode_wav
-from .values import IMAGE, Decoded, MediaError
+from .sound import decode_audio, decode_voice
+from .values import WORDS, Decoded, MediaError
 from .video import PICTURES_BYTES_MAX, read_video
 from .voices import VoiceLibrary, no_such_voice
 
@@ -290,14 +291,14 @@ async def decode_apart(
     command: tuple[str, ...] = _COMMAND,
     wait_s: float = VIDEO_WAIT_S,
 ) -> Decoded:
-    """Decode a video, or a picture as `image.decode_image`; cancelled, it kills the process.
+    """Decode a file as the thread of a `MediaDecoder` would; cancelled, it kills the process.
 
-    `argument`: the worker's, `IMAGE` or a video's pictures a second; `command`: its command line
-    without that; `wait_s`: the most that it may take.
-    `MediaError`: it is no video, damaged, too long, too large, or too slow to decode; or the system
-    has no room for a process.
+    `argument`: the worker's; `command`: its command line without that; `wait_s`: the most that it
+    may take.
+    `MediaError`: it is damaged, too long, too large, or too slow to decode; or the system has no
+    room for a process.
     """
-    what = IMAGE if argument == IMAGE else "video"
+    what = WORDS.get(argument, "video")
     process = await _start(what, [*command, argument])
     with anyio.move_on_after(wait_s):
         async with process:  # Left by a cancellation, it kills the process and waits for its end.
@@ -364,7 +365,7 @@ async def _read(stdout: BufferedByteReceiveStream) -> Decoded | MediaError:
 # -- the decoder -----------------------------------------------------------------------------------
 
 
-__all__ = ["Decoded", "MediaDecoder", "MediaError", "decode_at_once", "decode_jpeg", "decode_wav"]
+__all__ = ["Decoded", "MediaDecoder", "MediaError", "decode_at_once", "decode_jpeg", "decode_voice"]
 
 WORKERS_MAX: Final = 2
 """Decoding takes a thread for 0.5 to 500 ms; more threads would take cores from the model."""
@@ -401,15 +402,15 @@ class MediaDecoder:
         self._apart = FairQueue(PROCESSES_MAX)
 
     async def decode(self, effect: DecodeMedia, client: Client) -> Decoded:
-        """Decode in a thread, or a video and a large image in a process, in fair turns.
+        """Decode in a thread, or in a process what could inflate, in fair turns.
 
         Cancelled, it waits for a running thread and kills a process. The result is sound for `wav`,
-        `voice`, `audio` and `second`, a picture for `image`, both for `video`; nothing for `jpeg`.
+        `voice`, `audio` and `second`, a picture for `image`, both for `video`; for `jpeg` nothing,
+        or the picture upright.
         `MediaError`: the media is of another kind, damaged, or outside the limits; or its session
         has too many pictures waiting.
         """
-        is_image = effect.kind == "image"
-        if effect.kind == "video" or (is_image and needs_process(effect.data)):
+        if _inflates(effect):
             return await self._decode_apart(effect, client)
         pixels = 0
         if effect.kind in ("jpeg", "image"):
@@ -430,7 +431,8 @@ class MediaDecoder:
         async with self._apart.place(client) as place:
             before_s = _children_s()
             try:
-                argument = IMAGE if effect.kind == "image" else str(effect.stack_frames)
+                is_video = effect.kind == "video"
+                argument = str(effect.stack_frames) if is_video else effect.kind
                 return await decode_apart(effect.data, argument)
             finally:
                 place.used_s = _children_s() - before_s  # These are the only children.
@@ -446,9 +448,9 @@ class MediaDecoder:
         """As `decode`, but in the calling thread, blocking; a video has no process's bounds."""
         data, rate_hz = effect.data, effect.rate_hz or LIVE_RATE_HZ
         decoders: dict[MediaKind, Callable[[], Decoded]] = {
-            "jpeg": lambda: Decoded(pcm=decode_jpeg(data)),
-            "wav": lambda: Decoded(pcm=decode_wav(data)),
-            "voice": lambda: Decoded(pcm=decode_wav(self._read_voice(data))),
+            "jpeg": lambda: Decoded(pictures=tuple(filter(None, (decode_jpeg(data),)))),
+            "wav": lambda: Decoded(pcm=decode_voice(data)),
+            "voice": lambda: Decoded(pcm=decode_voice(self._read_voice(data))),
             "image": lambda: Decoded(pictures=(decode_image(data),)),
             "audio": lambda: Decoded(pcm=decode_audio(data, effect.rate_hz)),
             "video": lambda: read_video(data, effect.stack_frames),
@@ -460,6 +462,18 @@ class MediaDecoder:
         if self._voices is None:
             raise no_such_voice()
         return self._voices.read(name.decode("utf-8", "replace"))
+
+
+def _inflates(effect: DecodeMedia) -> bool:
+    """Whether it is a file that may unpack to far more than it shows."""
+    match effect.kind:
+        case "video":
+            return True
+        case "image":
+            return needs_process(effect.data)
+        case "wav" | "audio":
+            return effect.rate_hz == 0 and sound_kind(effect.data) in PACKED_KINDS
+    return False
 
 
 def _children_s() -> float:

@@ -1,12 +1,14 @@
 """Decoding of images: a JPEG is proven and kept unchanged, a PNG or a WebP becomes a JPEG.
 
+- A picture that its EXIF data turns or mirrors, as a phone writes it, becomes an upright JPEG.
+
 - A PNG is proven before it is decoded: each chunk's checksum, the order of critical chunks, and
   that its data inflates to exactly the bytes of its header.
 - A WebP has no checksums: its sizes must agree, so a truncated file is refused. A truncated lossy
   picture with all sizes corrected is not noticed.
 - The decoder gets only the picture's chunks: text and colour profiles could inflate to gigabytes.
-- A PNG or a WebP is shown on white, and scaled down to `SIDE_MAX`, as pictures of videos are.
-  Orientation, gamma and colour profiles are not applied.
+- What becomes a JPEG is shown on white, and scaled down to `SIDE_MAX`, as pictures of videos are.
+  Gamma and colour profiles are not applied.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def pixels_of(data: bytes) -> int:
 def decode_jpeg(data: bytes, bytes_max: int = FRAME_JPEG_BYTES_MAX) -> bytes:
     """Prove that a JPEG of at most 20 megapixels decodes; else `MediaError`.
 
-    The result is empty: the model decodes the file again in its own way.
+    The result is the picture upright, or empty if it is: the model decodes the file again in its
+    own way.
     """
     if len(data) > bytes_max:
         raise MediaError(f"the image has more than {bytes_max} bytes")
@@ -80,8 +83,19 @@ def decode_jpeg(data: bytes, bytes_max: int = FRAME_JPEG_BYTES_MAX) -> bytes:
         raise MediaError(f"the image has more than {JPEG_SCANS_MAX} scans")
     if _jpeg_pixels(data) > FRAME_PIXELS_MAX:
         raise MediaError(f"the image has more than {FRAME_PIXELS_MAX} pixels")
-    _prove_jpeg(data)
-    return b""
+    turned = orientation(data)
+    if turned == UPRIGHT:
+        _prove_jpeg(data)
+        return b""
+    height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    size = fitted(width, height)
+    try:
+        whole = simplejpeg.decode_jpeg(data, min_width=size[0], min_height=size[1])
+    except ValueError:
+        raise _damaged_jpeg() from None
+    return encode_jpeg(
+        upright(whole if whole.shape[1::-1] == size else scale(whole, *size), turned)
+    )
 
 
 def prove_small(data: bytes) -> bool:
@@ -90,6 +104,8 @@ def prove_small(data: bytes) -> bool:
     `MediaError`: it is small, and damaged.
     """
     if len(data) > SMALL_BYTES or data.count(_START_OF_SCAN) != 1:
+        return False
+    if orientation(data) != UPRIGHT:
         return False
     if _jpeg_pixels(data) > SMALL_PIXELS:
         return False
@@ -127,20 +143,19 @@ def encode_jpeg(picture: NDArray[np.uint8], colours: Literal["444", "420"] = "44
 
 
 def decode_image(data: bytes) -> bytes:
-    """A JPEG unchanged, or a PNG or WebP as a JPEG with no side above `SIDE_MAX`.
+    """An upright JPEG unchanged, or another picture as a JPEG with no side above `SIDE_MAX`.
 
     `MediaError`: the file is of another kind, damaged, or above 16 MiB or 20 megapixels.
     """
     kind = "PNG" if data.startswith(PNG_SIGNATURE) else "WebP"
     if kind == "WebP" and not is_webp(data):
-        decode_jpeg(data, IMAGE_BYTES_MAX)
-        return data
+        return decode_jpeg(data, IMAGE_BYTES_MAX) or data
     try:
         width, height = check_image("image", data)
     except FieldError:
         raise MediaError(f"the image is a {kind} that is too big, or damaged") from None
     made = _decode_webp(data) if kind == "WebP" else _decode_png(data, width, height)
-    return encode_jpeg(made)
+    return encode_jpeg(upright(made, orientation(data)))
 
 
 def needs_process(data: bytes) -> bool:
@@ -149,6 +164,65 @@ def needs_process(data: bytes) -> bool:
         return is_webp(data) and read_webp("image", data).packed_bytes > PACKED_BYTES_MAX
     except FieldError:
         return False
+
+
+# -- orientation (Exif 2.32, 4.6.4: tag 0x0112) -------------------------------------------------
+
+
+UPRIGHT: Final = 1
+"""Also of a picture whose EXIF data says nothing, or cannot be read."""
+EXIF_AT_MAX: Final = 64 * 1024
+"""Of a JPEG: EXIF data is the first of its segments, or the second."""
+TAGS_MAX: Final = 256
+_TAG: Final = 0x0112
+_SHORT: Final = 3
+_MIRRORED: Final = frozenset({2, 3, 6, 7})
+_UPSIDE_DOWN: Final = frozenset({3, 4, 7, 8})
+_LYING: Final = frozenset({5, 6, 7, 8})
+"""Orientations whose rows are columns; the others are flips, which come after that."""
+
+
+def orientation(data: bytes) -> int:
+    """How a JPEG, PNG or WebP is to be turned, by its EXIF data: 1 to 8."""
+    if data.startswith(PNG_SIGNATURE):
+        at = data.find(b"eXIf")
+        start = at + 4
+    elif is_webp(data):
+        at = data.find(b"EXIF")
+        start = at + 8 + 6 * data.startswith(b"Exif\0\0", at + 8)
+    else:
+        at = data.find(b"Exif\0\0", 0, EXIF_AT_MAX)
+        start = at + 6
+    if at < 0:
+        return UPRIGHT
+    try:
+        return _orientation_in(data, start)
+    except struct.error:
+        return UPRIGHT
+
+
+def _orientation_in(data: bytes, start: int) -> int:
+    """Read the first directory of a TIFF file in some bytes."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[start : start + 4])
+    if order is None:
+        return UPRIGHT
+    (offset,) = struct.unpack_from(f"{order}I", data, start + 4)
+    (count,) = struct.unpack_from(f"{order}H", data, start + offset)
+    for number in range(min(count, TAGS_MAX)):
+        at = start + offset + 2 + 12 * number
+        tag, kind, _, value = struct.unpack_from(f"{order}HHIH", data, at)
+        if tag == _TAG and kind == _SHORT and 1 <= value <= 8:
+            return int(value)
+    return UPRIGHT
+
+
+def upright(picture: NDArray[np.uint8], turned: int) -> NDArray[np.uint8]:
+    """Turn a picture as its orientation says; uint8, shape (height, width, 3)."""
+    if turned in _LYING:
+        picture = picture.swapaxes(0, 1)
+    if turned in _MIRRORED:
+        picture = picture[:, ::-1]
+    return picture[::-1] if turned in _UPSIDE_DOWN else picture
 
 
 # -- WebP (RFC 9649) ----------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Sound: decoding of clients' WAV files and samples, and files for the command line.
+"""Sound: decoding of clients' sound files and samples, and files for the command line.
 
 - A conversation's sound may last minutes, at any rate and with eight channels: it is decoded in
-  blocks, and memory holds the file and the result. The same bytes give the same samples. Compressed
-  files are refused: their size would be unbounded.
+  blocks, and memory holds the file and the result. The same bytes give the same samples. Of a
+  packed file (FLAC, Ogg, MP3) no more is read than may be, whatever its header says; `decoder` has
+  it read in a process.
 - Files of the command line are the user's own. They are read and written whole, blocking; an
   existing file is replaced only by a complete one.
 """
@@ -10,7 +11,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -19,15 +21,17 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from protocol.values.errors import LocalProtocolError
+from protocol.values.errors import FieldError, LocalProtocolError
 from protocol.values.limits import AUDIO_S_MAX, REFERENCE_S_MAX, REFERENCE_S_MIN, WAV_BYTES_MAX
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.wire import media
 from protocol.wire.media import (
     AUDIO_BYTES_MAX,
     AUDIO_S_MIN,
     WAV_CHANNELS_MAX,
     WAV_RATE_HZ_MAX,
     WAV_RATE_HZ_MIN,
+    sound_kind,
 )
 from recorder.write.files import new_file
 
@@ -111,49 +115,94 @@ def write_wav(path: Path, pcm: bytes) -> None:
 # -- sound of clients ------------------------------------------------------------------------------
 
 
-WAV_SUBTYPES: Final = frozenset(
-    {"PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
+PLAIN: Final = frozenset(
+    {"PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
 )
 """At least a byte a sample: the file's size bounds the memory."""
+SUBTYPES: Final[Mapping[str, frozenset[str]]] = {
+    **dict.fromkeys(("WAV", "WAVEX", "RF64", "AIFF", "FLAC"), PLAIN),
+    "OGG": frozenset({"VORBIS", "OPUS"}),
+    "MP3": frozenset({"MPEG_LAYER_III"}),
+}
+"""What is taken of each format, by libsndfile's names."""
+PACKED: Final = frozenset({"FLAC", "OGG", "MP3"})
+"""Formats whose samples are counted as they are read."""
 BLOCK_SAMPLES: Final = 65_536
 """2 MiB of eight channels: a pass costs far more than its call, and ends soon."""
 
 
-def decode_wav(data: bytes) -> bytes:
-    """Decode reference audio to float32 LE, 16 kHz mono, finite.
+def decode_voice(data: bytes) -> bytes:
+    """Decode reference audio, a sound file of 0.5 to 30 s, to float32 LE, 16 kHz mono, finite.
 
-    A WAV file, 0.5 to 30 s, of a common rate, 8 channels at most, uncompressed; else `MediaError`.
+    The file has a common rate and 8 channels at most; else `MediaError`.
     """
     if len(data) > WAV_BYTES_MAX:
         raise MediaError(f"the audio has more than {WAV_BYTES_MAX} bytes")
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check_wav(file, REFERENCE_S_MIN, REFERENCE_S_MAX)
-            samples = file.read(dtype="float32", always_2d=True)
-            rate_hz = file.samplerate
-    except soundfile.SoundFileError:
-        raise _not_wav() from None
-    _check_duration(len(samples), rate_hz, REFERENCE_S_MIN, REFERENCE_S_MAX)
-    with np.errstate(all="ignore"):  # An overflow shows as a value that is not finite.
-        return _finite(to_model_rate(samples, rate_hz))
+    with _opened(data, REFERENCE_S_MIN, REFERENCE_S_MAX) as file:
+        mono = np.concatenate(list(_read_blocks(file, REFERENCE_S_MIN, REFERENCE_S_MAX)))
+        with np.errstate(all="ignore"):  # An overflow shows as a value that is not finite.
+            return _finite(to_model_rate(mono[:, None], file.samplerate))
+
+
+def as_wav(pcm: bytes) -> bytes:
+    """Write float32 LE, 16 kHz mono as a WAV file, without loss."""
+    file = io.BytesIO()
+    soundfile.write(file, np.frombuffer(pcm, "<f4"), INPUT_RATE_HZ, "FLOAT", format="WAV")
+    return file.getvalue()
 
 
 def decode_audio(data: bytes, rate_hz: int) -> bytes:
-    """Decode a conversation's sound to float32 LE, 16 kHz mono, finite.
+    """Decode a conversation's sound of 0.1 to 300 s to float32 LE, 16 kHz mono, finite.
 
-    A WAV file as above, or float32 LE mono at `rate_hz`, 8-192 kHz; 0.1 to 300 s; else
+    A sound file as above if `rate_hz` is 0, else float32 LE mono at that rate, 8-192 kHz; else
     `MediaError`.
     """
     if len(data) > AUDIO_BYTES_MAX:
         raise MediaError(f"the audio has more than {AUDIO_BYTES_MAX} bytes")
-    if not data.startswith(b"RIFF"):
+    if rate_hz:
         return _decode_raw(data, rate_hz)
+    with _opened(data, AUDIO_S_MIN, AUDIO_S_MAX) as file:
+        return _resample(_read_blocks(file, AUDIO_S_MIN, AUDIO_S_MAX), file.samplerate)
+
+
+class _Stream(soundfile.SoundFile):  # type: ignore[misc]  # it has no types
+    """A file that is read once: libsndfile cannot seek in a FLAC that does not know its length."""
+
+    def seekable(self) -> bool:
+        """Return False."""
+        return False
+
+
+@contextmanager
+def _opened(data: bytes, s_min: float, s_max: float) -> Iterator[soundfile.SoundFile]:
+    """Open a file, and check its header's limits before samples are read."""
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check_wav(file, AUDIO_S_MIN, AUDIO_S_MAX)
-            return _resample(_read_blocks(file), file.samplerate)
+        with _Stream(io.BytesIO(_with_sizes(data))) as file:
+            if file.subtype not in SUBTYPES.get(file.format, ()):
+                raise MediaError("the audio is no plain WAV or AIFF, FLAC, Ogg or MP3 file")
+            _check_rate(file.samplerate)
+            if file.channels > WAV_CHANNELS_MAX:
+                raise MediaError(f"the audio has more than {WAV_CHANNELS_MAX} channels")
+            if file.format not in PACKED:
+                _check_duration(file.frames, file.samplerate, s_min, s_max)
+            yield file
     except soundfile.SoundFileError:
-        raise _not_wav() from None
+        raise _damaged() from None
+
+
+def _with_sizes(data: bytes) -> bytes:
+    """Put the sizes into a WAV from a pipe, and leave other files as they are."""
+    if sound_kind(data) != "WAV":
+        return data
+    try:
+        header = media.read_wav("audio", data, is_piped=True)
+    except FieldError:
+        return data
+    size_at, size = header.data_at - 4, header.data_bytes.to_bytes(4, "little")
+    if data[size_at : header.data_at] == size:
+        return data
+    whole = data[:size_at] + size + data[header.data_at : header.data_at + header.data_bytes]
+    return whole[:4] + (len(whole) - 8).to_bytes(4, "little") + whole[8:]
 
 
 def _decode_raw(data: bytes, rate_hz: int) -> bytes:
@@ -166,16 +215,22 @@ def _decode_raw(data: bytes, rate_hz: int) -> bytes:
     return _resample((samples[at : at + BLOCK_SAMPLES] for at in starts), rate_hz)
 
 
-def _read_blocks(file: soundfile.SoundFile) -> Iterator[NDArray[np.float32]]:
-    """The file in mono blocks; as many samples as its header says."""
-    left = file.frames
-    while left:
-        block = file.read(min(left, BLOCK_SAMPLES), dtype="float32", always_2d=True)
-        if not len(block):
-            raise _not_wav()
-        left -= len(block)
+def _read_blocks(
+    file: soundfile.SoundFile, s_min: float, s_max: float
+) -> Iterator[NDArray[np.float32]]:
+    """The file in mono blocks: as many samples as its header says, or as a packed one has."""
+    is_packed, count = file.format in PACKED, 0
+    while is_packed or count < file.frames:
+        most = BLOCK_SAMPLES if is_packed else min(file.frames - count, BLOCK_SAMPLES)
+        block = file.read(most, dtype="float32", always_2d=True)
+        if not len(block) and not is_packed:
+            raise _damaged()
+        count += len(block)
+        if not len(block) or count > s_max * file.samplerate:
+            break
         with np.errstate(all="ignore"):
             yield block.mean(axis=1, dtype=np.float32)
+    _check_duration(count, file.samplerate, s_min, s_max)
 
 
 def _resample(blocks: Iterator[NDArray[np.float32]], rate_hz: int) -> bytes:
@@ -194,16 +249,6 @@ def _finite(pcm: NDArray[np.float32]) -> bytes:
     return pcm.astype("<f4", copy=False).tobytes()
 
 
-def _check_wav(file: soundfile.SoundFile, s_min: float, s_max: float) -> None:
-    """Check the header's limits, before samples are read."""
-    if file.format not in {"WAV", "WAVEX"} or file.subtype not in WAV_SUBTYPES:
-        raise MediaError("the audio is not an uncompressed WAV file")
-    _check_rate(file.samplerate)
-    if file.channels > WAV_CHANNELS_MAX:
-        raise MediaError(f"the audio has more than {WAV_CHANNELS_MAX} channels")
-    _check_duration(file.frames, file.samplerate, s_min, s_max)
-
-
 def _check_rate(rate_hz: int) -> None:
     if not WAV_RATE_HZ_MIN <= rate_hz <= WAV_RATE_HZ_MAX:
         raise MediaError(f"the audio's rate is not {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX} Hz")
@@ -214,5 +259,5 @@ def _check_duration(samples: int, rate_hz: int, s_min: float, s_max: float) -> N
         raise MediaError(f"the audio does not last {s_min} to {s_max} s")
 
 
-def _not_wav() -> MediaError:
-    return MediaError("the audio is not a WAV file, or is damaged")
+def _damaged() -> MediaError:
+    return MediaError("the audio is not a sound file that is taken, or is damaged")

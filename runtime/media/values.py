@@ -6,8 +6,8 @@ from typing import Final
 
 import attrs
 
-IMAGE: Final = "image"
-"""The argument of a process that decodes a picture; for a video it is a number."""
+WORDS: Final = {"image": "image", "audio": "audio", "wav": "audio"}
+"""By argument of a process that decodes a file, the word for that; a video's is a number."""
 
 
 class MediaError(Exception):

@@ -26,7 +26,8 @@ import orjson
 from protocol.values.limits import VIDEO_BYTES_MAX
 
 from .image import decode_image
-from .values import IMAGE, Decoded, MediaError
+from .sound import decode_audio, decode_voice
+from .values import Decoded, MediaError
 from .video import read_video
 
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -38,16 +39,21 @@ NICENESS: Final = 10
 
 
 def main() -> None:
-    """Decode the file on stdin; the argument is `IMAGE`, or a video's pictures a second."""
+    """Decode the file on stdin; the argument is its kind, or a video's pictures a second."""
     argument = sys.argv[1]
     av.logging.set_level(None)
     limit_itself()
     try:
         data = sys.stdin.buffer.read(VIDEO_BYTES_MAX + 1)
-        if argument == IMAGE:
-            made = Decoded(pictures=(decode_image(data),))
-        else:
-            made = read_video(data, int(argument))
+        match argument:
+            case "image":
+                made = Decoded(pictures=(decode_image(data),))
+            case "audio":
+                made = Decoded(pcm=decode_audio(data, 0))
+            case "wav":
+                made = Decoded(pcm=decode_voice(data))
+            case _:
+                made = read_video(data, int(argument))
     except MediaError as error:
         sys.stdout.buffer.write(orjson.dumps({"reason": error.reason}) + b"\n")
     else:

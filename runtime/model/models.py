@@ -10,6 +10,7 @@ A folder holds a published checkpoint: `config.json`, `tokenizer.json`, safetens
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -206,6 +207,16 @@ def _checked(made: Backend) -> Backend:
 
 
 @contextmanager
+def _pointing_to_doctor(name: str) -> Iterator[None]:
+    """Name the command that says what a folder lacks."""
+    try:
+        yield
+    except ModelUnusableError as error:
+        command = f"antiphon doctor --model {shlex.quote(name)}"
+        raise ModelUnusableError(f"{error}; to see what is missing: {command}") from error
+
+
+@contextmanager
 def explained(folder: Path | str) -> Iterator[None]:
     """Turn any error of a checkpoint, or of a named backend, into a `ModelUnusableError`."""
     try:
@@ -251,7 +262,7 @@ def load_checkpoint(
     folder = model_folder(name)
     where = pick_device(device, prefer_cuda=name != "tiny")
     what = pick_dtype(dtype, where)
-    with explained(folder), raising_device_lost():
+    with _pointing_to_doctor(name), explained(folder), raising_device_lost():
         if slots is None:
             config = load_config(folder / "config.json")
             needs = planned(plan(config, what), folder / VOCODER, what, voice_steps)

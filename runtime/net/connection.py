@@ -74,7 +74,7 @@ class Connection:
 
     Attributes:
         websocket: open; `run` closes it in every case.
-        on_frames: takes messages, None for one that was too big; its awaitable holds the reader.
+        on_frames: takes messages as `WebSocket.receive` gives them; its awaitable holds the reader.
         on_gone: called once, with the code of the close; 1006 without one.
         on_send_failed: called once.
         stall_s: the time for a frame of any size to be taken.

@@ -72,12 +72,12 @@ class FrameScanner:
     """Scans the bytes of one client, with messages of at most `message_bytes_max` in all frames.
 
     `finished`: messages that have passed whole. `passed_bytes`: of the payload of the message in
-    progress. `is_too_big`: a message above the limit came; no data pass now.
+    progress; `message_bytes`: as its frames announced it. `is_too_big`: a message above the limit
+    came; no data pass now.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
         self._message_bytes_max = message_bytes_max
-        self._message_bytes = 0
         self._left = 0
         self._is_data = False
         self._is_last = True
@@ -85,6 +85,7 @@ class FrameScanner:
         self._is_lost = False
         self.finished = 0
         self.passed_bytes = 0
+        self.message_bytes = 0
         self.is_too_big = False
 
     @property
@@ -133,7 +134,7 @@ class FrameScanner:
             if cost + frame_cost > cost_max:
                 break
             is_dropped = not first & _CONTROL and (
-                self.is_too_big or self._message_bytes + size > self._message_bytes_max
+                self.is_too_big or self.message_bytes + size > self._message_bytes_max
             )
             if is_dropped and at > start:
                 break
@@ -150,7 +151,7 @@ class FrameScanner:
         self._is_dropped = is_dropped
         if self._is_data:
             self._is_last = bool(first & _FIN)
-            self._message_bytes += size
+            self.message_bytes += size
         return self._walk(body, end)
 
     def _walk(self, at: int, end: int) -> int:
@@ -162,7 +163,7 @@ class FrameScanner:
             if self._is_last and not self._left:
                 self.finished += 1
                 self.passed_bytes = 0
-                self._message_bytes = 0
+                self.message_bytes = 0
         return at + size
 
 
@@ -174,6 +175,12 @@ def _payload_at(data: bytes, at: int) -> tuple[int, int]:
         size = int.from_bytes(data[start : start + width], "big")
         start += width
     return start + _MASK_BYTES, size
+
+
+def payload_in(data: bytes, end: int) -> bytes:
+    """Unmask the payload of the frame at the beginning of `data`, as far as `end`."""
+    start, _ = _payload_at(data, 0)
+    return bytes(FastMasker(data[start - _MASK_BYTES : start]).process(data[start:end]))
 
 
 def _payload_start(size: int) -> int:

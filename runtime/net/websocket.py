@@ -1,8 +1,8 @@
 """One WebSocket: a small interface of our own, and trio-websocket behind it.
 
 - One task receives or delivers, one task sends; any task may call `close` and `abort`.
-- `receive` returns None once for a message above the limit, and then only the end; the WebSocket
-  stays open, so that the client can be told. `WebSocketClosed` ends everything.
+- `receive` returns a `Shortened` once for a message above the limit, and then only the end; the
+  WebSocket stays open, so that the client can be told. `WebSocketClosed` ends everything.
 - A cancelled send may have left half a frame: the connection is aborted.
 - `close` waits at most `CLOSE_WAIT_S` for the peer; `abort` does not wait.
 
@@ -31,6 +31,7 @@ How trio-websocket is used, and why (design.md, "Transport facts"):
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -42,9 +43,10 @@ import trio_websocket
 from wsproto.connection import SERVER, Connection
 from wsproto.events import CloseConnection
 
-from protocol.values.utf8 import Frame
+from protocol.values.digest import DIGEST_BYTES
+from protocol.values.utf8 import KEPT_CHARS, UTF8_BYTES_MAX, Received, Shortened
 
-from .frames import FastMasker, FrameScanner, Whole, message_of, text_frames, tune
+from .frames import FastMasker, FrameScanner, Whole, message_of, payload_in, text_frames, tune
 from .limits import UNCOUNTED_BYTES, Counters, RateLimiter, Share
 from .link import READ_BYTES, RECEIVE_BUFFER_BYTES, Link
 from .monitor import ConnectionMonitor, WatchedConnection
@@ -71,7 +73,8 @@ class Intake(trio.abc.Stream):
         rate: at which it is read.
         message_bytes_max: larger messages are not passed on.
         share: of the room for large messages.
-        on_too_big: called once, in the codec's task, before a message above the limit.
+        on_too_big: called once, in the codec's task, before a message above the limit, with the
+            size that its frames announced and the bytes of its last one that have come.
         last_words: gives the bytes to send before the codec closes the connection, without a close
             frame of its own.
 
@@ -92,7 +95,7 @@ class Intake(trio.abc.Stream):
         message_bytes_max: int,
         share: Share,
         counters: Counters,
-        on_too_big: Callable[[], object],
+        on_too_big: Callable[[int, bytes], object],
         last_words: Callable[[], bytes],
     ) -> None:
         self.link = link
@@ -118,7 +121,7 @@ class Intake(trio.abc.Stream):
         unfinished message would wait minutes for the garbage collector.
         """
         self.take = None
-        self._on_too_big = self._last_words = bytes
+        self._on_too_big, self._last_words = lambda *_: None, bytes
 
     @property
     def messages(self) -> int:
@@ -228,7 +231,7 @@ class Intake(trio.abc.Stream):
         self._rate.take(cost, end)
         self._rest = data[end:]
         if scanner.is_too_big and not was_too_big:
-            self._on_too_big()
+            self._on_too_big(scanner.message_bytes, payload_in(data, end))
         if scanner.finished > finished:
             self.share.finish(finished)
         if scanner.passed_bytes > UNCOUNTED_BYTES:
@@ -261,6 +264,8 @@ MESSAGE_QUEUE_SIZE: Final = 4
 CLOSE_WAIT_S: Final = 2.0
 """A live peer answers a close within a round trip; others are given up."""
 
+SIZE_BYTES_MAX: Final = (1 << 63) - 1
+"""The largest that a header may announce (RFC 6455, 5.2)."""
 BROKEN: Final = {
     code: Connection(SERVER).send(CloseConnection(code=code, reason=text))
     for code, text in ((1002, "no frame of RFC 6455"), (1007, "invalid UTF-8"))
@@ -290,15 +295,15 @@ class WebSocketStalled(WebSocketClosed):
 class OnMessages(Protocol):
     """Takes messages at once, from whichever task; only small ones of text come together."""
 
-    def __call__(self, *messages: Frame) -> Awaitable[None] | None:
+    def __call__(self, *messages: Received) -> Awaitable[None] | None:
         """Take messages in order, and return what to wait for before the next."""
 
 
 class WebSocket(Protocol):
     """An open WebSocket; its acceptor closes or aborts it."""
 
-    async def receive(self) -> Frame:
-        """Wait for a message; None, once, for one above the limit. Raises `WebSocketClosed`."""
+    async def receive(self) -> Received:
+        """Wait for a message; once a `Shortened` for one above the limit. Or `WebSocketClosed`."""
 
     async def deliver(self, on_messages: OnMessages) -> NoReturn:
         """Give messages to `on_messages`, each as `receive` would return it, in order.
@@ -374,6 +379,7 @@ class TrioWebSocket:
         self._connection: trio_websocket.WebSocketConnection
         self._reader_ended = trio.Event()
         self._received = 0
+        self._too_big: Shortened | None = None
         self._too_big_reported = False
         self._getting = trio.CancelScope()
         self._waiting: trio.CancelScope | None = None
@@ -422,7 +428,7 @@ class TrioWebSocket:
         self._intake.open()
         return connection
 
-    async def receive(self) -> Frame:
+    async def receive(self) -> Received:
         """As `WebSocket`."""
         self._saw()
         if self._too_big_reported:
@@ -438,7 +444,7 @@ class TrioWebSocket:
                 raise self._closed() from None
         if message is None:
             self._too_big_reported = True
-            return None
+            return self._too_big
         self._received += 1
         return message_of(message)
 
@@ -493,8 +499,11 @@ class TrioWebSocket:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    def _too_big_comes(self) -> None:
+    def _too_big_comes(self, size_bytes: int, beginning: bytes) -> None:
         """Let `receive` report it, after the messages before, while the WebSocket stays open."""
+        parts = self._connection._message_parts
+        fragments = [it.encode("latin-1") if isinstance(it, str) else it for it in parts]
+        self._too_big = _shortened(size_bytes, [*fragments, beginning])
         if self._is_too_big_next():
             self._getting.cancel()
 
@@ -540,3 +549,17 @@ class TrioWebSocket:
         if reason is None:
             return WebSocketClosed(ABNORMAL_CLOSURE, "")
         return WebSocketClosed(reason.code, reason.reason or "")
+
+
+def _shortened(size_bytes: int, parts: Sequence[bytes]) -> Shortened:
+    """Describe a message above the limit by the `parts` that were read."""
+    hasher, head = hashlib.blake2b(digest_size=DIGEST_BYTES), bytearray()
+    for part in parts:
+        hasher.update(part)
+        head += part[: KEPT_CHARS * UTF8_BYTES_MAX - len(head)]
+    return Shortened(
+        size_bytes=min(size_bytes, SIZE_BYTES_MAX),
+        blake2b=hasher.hexdigest(),
+        head=head.decode(errors="replace")[:KEPT_CHARS],
+        read_bytes=sum(map(len, parts)),
+    )

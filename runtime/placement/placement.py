@@ -44,7 +44,7 @@ import anyio.to_thread
 from anyio.abc import ByteReceiveStream, Process, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from .. import RUN
+from .. import ERROR, RUN
 from ..link.address import UnixAddress, WorkerAddress, read_address
 from ..link.backend import WorkerBackend, connect, greet
 from ..link.hello import read_token
@@ -281,7 +281,7 @@ class StderrLog:
         """Log it line by line to its end."""
         began_s, lines, left_out = anyio.current_time(), 0, 0
         async for line in _lines(stderr):
-            self.last = line
+            self.last = line.removeprefix(ERROR)
             now_s = anyio.current_time()
             if now_s - began_s >= 1:
                 if left_out:

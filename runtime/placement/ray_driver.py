@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TextIO
 
-from .. import RUN
+from .. import ERROR, RUN
 from ..link.address import TcpAddress
 
 SAY_S: Final = 30.0
@@ -109,7 +109,7 @@ class WorkerActor:
         """Copy the worker's log to the actor's, which Ray keeps, and keep its last line."""
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self._last_words = line.strip() or self._last_words
+            self._last_words = line.strip().removeprefix(ERROR) or self._last_words
             print(line, end="", file=sys.stderr, flush=True)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NoReturn
 
 import anyio
 import anyio.to_thread
@@ -41,9 +41,11 @@ from protocol.values.errors import (
 )
 from protocol.values.messages import ComeBack, EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE
-from protocol.values.utf8 import Frame
+from protocol.values.utf8 import Frame, Received, Shortened
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import LIVE
+from protocol.wire.dialects import LIVE, OMNI
+from protocol.wire.dialects.omni import NOT_RESUMED, Return
+from protocol.wire.dialects.omni import RESUME as OMNI_RESUME
 from protocol.wire.dialects.shared import RESUME, SESSION_RESUME
 from recorder.read.reader import next_seq
 from recorder.storage.remote import RemoteStore
@@ -53,6 +55,7 @@ from recorder.write.writer import Recorder
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
+from ..api.demo_pages import DemoPages
 from ..api.marks import Marks
 from ..api.pages import ADDRESS as CONSOLE
 from ..api.pages import Console, Pages, is_public
@@ -68,9 +71,10 @@ from ..net.connection import Connection
 from ..net.http import body_of, error_body, make_app
 from ..net.limits import Counters, origin_of
 from ..net.listener import WebSocketRequest, tasks_living
-from ..net.websocket import WebSocket, WebSocketClosed
+from ..net.websocket import OnMessages, WebSocket, WebSocketClosed
 from ..session.forking import ForkRefused
 from ..session.journal import ready_now
+from ..session.peer import Ended
 from ..session.server import NO_SESSION, Server
 from ..session.setup import VERSION, Parent, model_names
 from ..settings.settings import Settings
@@ -108,7 +112,7 @@ async def _asked(websocket: WebSocket) -> ComeBack | str:
     with anyio.move_on_after(HELLO_S):
         frame = await websocket.receive()
     try:
-        body = parse_frame(frame, HELLO_BYTES_MAX)
+        body = parse_frame(_frame_of(frame), HELLO_BYTES_MAX)
         if body.get("type") != SESSION_RESUME:
             return f"the first message here is {SESSION_RESUME}"
         asked: ComeBack = RESUME.parse(body)
@@ -117,6 +121,75 @@ async def _asked(websocket: WebSocket) -> ComeBack | str:
     except FieldError as error:
         return error.message
     return asked
+
+
+def _frame_of(received: Received) -> Frame:
+    return None if isinstance(received, Shortened) else received
+
+
+@attrs.frozen
+class _Begun:
+    """A WebSocket whose first message was read before its session began."""
+
+    websocket: WebSocket
+    first: Received
+    _unread: list[Received] = attrs.field(init=False)
+
+    @_unread.default
+    def _all(self) -> list[Received]:
+        return [self.first]
+
+    async def receive(self) -> Received:
+        return self._unread.pop() if self._unread else await self.websocket.receive()
+
+    async def deliver(self, on_messages: OnMessages) -> NoReturn:
+        if self._unread and (waits := on_messages(self._unread.pop())) is not None:
+            await waits
+        await self.websocket.deliver(on_messages)
+
+    async def send(self, *frames: str) -> None:
+        await self.websocket.send(*frames)
+
+    async def close(self, code: int, reason: str) -> None:
+        await self.websocket.close(code, reason)
+
+    async def abort(self) -> None:
+        await self.websocket.abort()
+
+
+async def come_back_or_begin(
+    server: Server, websocket: WebSocket, to: Route, owner: str
+) -> WebSocket | None:
+    """Let a client of vLLM-Omni's protocol go on with the session that its first message names.
+
+    Returns:
+        The connection of one that wants a new session; else None, and the connection is over.
+    """
+    frame = None
+    with anyio.move_on_after(HELLO_S) as waiting:
+        frame = await websocket.receive()
+    if waiting.cancelled_caught:
+        return websocket
+    try:
+        body = parse_frame(_frame_of(frame), HELLO_BYTES_MAX)
+        if body.get("type") != SESSION_RESUME:
+            return _Begun(websocket, frame)
+        back: Return = OMNI_RESUME.parse(body)
+    except FrameError:
+        return _Begun(websocket, frame)
+    except FieldError as error:
+        refusal = error.message
+    else:
+        is_over = isinstance(server.find(back.recording_id), Ended)
+        name, mode = back.recording_id, to.mode
+        refusal = NO_SESSION
+        if not is_over:
+            refusal = await server.resume(websocket, name, mode, owner, back.asked)
+    if refusal:
+        report = ErrorReport(code=ErrorCode.NOT_READY, message=refusal)
+        await websocket.send(NOT_RESUMED.encode(report))
+        await websocket.close(CLOSE_POLICY, refusal)
+    return None
 
 
 # -- clients that attach ---------------------------------------------------------------------------
@@ -187,10 +260,10 @@ class SidebandServer:
     async def _carry(self, websocket: WebSocket, info: LogInfo, from_seq: int) -> None:
         """Send what the log holds, and refuse what the client sends."""
 
-        async def answer(*frames: Frame) -> None:
+        async def answer(*frames: Received) -> None:
             for frame in frames:
                 try:
-                    connection.send(refused(frame), ready_now)
+                    connection.send(refused(_frame_of(frame)), ready_now)
                 except FrameError as error:
                     connection.close(error.close_code, error.reason, ready_now)
 
@@ -314,7 +387,8 @@ class Gateway:
         marks = Marks(lambda: self.server, self._recordings)
         voices = Voices(self._voices, self._settings.default_voice)
         folder = self._settings.static
-        pages = [] if folder is None else [Pages(folder).route()]
+        demo = DemoPages(lambda: self.server, self._voices).answers()
+        pages = [] if folder is None else [Pages(folder, demo).route()]
         app = make_app(
             self.readiness,
             [
@@ -463,6 +537,12 @@ class Gateway:
         elif server.admission.state != "open":
             await _turn_away(websocket, to, _UNAVAILABLE, REFUSALS[_UNAVAILABLE])
         else:
+            if to.dialect is OMNI and not to.label:
+                owner = admitted.principal.name
+                begun = await come_back_or_begin(server, websocket, to, owner)
+                if begun is None:
+                    return
+                websocket = begun
             left = anyio.Event()
             arrival = attrs.evolve(to, address=origin_of(request.peer.host))
             serve = partial(self._serve, server, websocket, arrival, admitted.principal, left.set)

@@ -17,6 +17,8 @@
 | `/v1/realtime` with the subprotocol `realtime`, | `openai`, with the first model where none is |
 | or a header of OpenAI's packages | named |
 | `/v1/realtime?intent=transcription` | `openai-transcription` |
+| `/v1/realtime?duplex=1`, `/v1/duplex` | `vllm-omni`; `&model=` begins without a message, unless |
+| | there is `&autostart=0` |
 
 With `resumable=1` in the query the client may come back to its session after the loss of its
 connection, and does so with `resume={recording_id}` at the same address.
@@ -41,6 +43,7 @@ from protocol.wire.dialects import (
     LEGACY_DUPLEX,
     LIVE,
     MODES_OF,
+    OMNI,
     OPENAI,
     OPENAI_TRANSCRIPTION,
     TRANSCRIPTION,
@@ -55,6 +58,7 @@ REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
 CHAT_PATH: Final = "/ws/chat"
 LIVE_PATH: Final = "/v1/live/sessions"
+OMNI_PATH: Final = "/v1/duplex"
 _ATTACH: Final = re.compile(rf"{LIVE_PATH}/([^/]+)/attach")
 _FORK: Final = re.compile(rf"{LIVE_PATH}/([^/]+)/fork")
 _UNIT: Final = re.compile(r"[0-9]{1,9}")
@@ -62,6 +66,9 @@ RECORDING_CHARS_MAX: Final = 64
 """A recording's id has 28 characters."""
 AUDIO_LABELS: Final = ("adx_", "audio_duplex")
 """Prefixes of the labels of sessions without video (the wire decisions, legacy-duplex)."""
+_YES: Final = frozenset({"1", "true", "yes", "on"})
+_NO: Final = frozenset({"0", "false", "no", "off"})
+"""The words of vLLM-Omni's switches."""
 MODEL_CHARS_MAX: Final = 256
 """Of a model's name in an address: no model has a longer one."""
 OPENAI_HEADER: Final = "openai-beta"
@@ -93,6 +100,7 @@ SPOKEN: Final[Mapping[str, Spoken]] = {
     "live": Spoken(path=LIVE_PATH, first="session.start", query=""),
     "openai": Spoken(path=REALTIME_PATH, first="", query="?model={model}"),
     "openai-transcription": Spoken(path=REALTIME_PATH, first="", query="?intent=transcription"),
+    "vllm-omni": Spoken(path=REALTIME_PATH, first="session.update", query="?duplex=1"),
 }
 """All dialects, and their addresses."""
 
@@ -147,6 +155,8 @@ def route(
         raise NotServedError(400, "invalid_query", "resumable is 0 or 1")
     if len(resume) != 1 or len(resume[0]) > RECORDING_CHARS_MAX:
         raise NotServedError(400, "invalid_query", "resume names one recording")
+    if to.dialect is OMNI:  # which has its own way back
+        return attrs.evolve(to, resumable=True)
     return attrs.evolve(to, resumable=list(resumable) == ["1"], resume=resume[0])
 
 
@@ -159,6 +169,8 @@ def _address(
     headers: Sequence[tuple[str, str]],
     subprotocols: Sequence[str],
 ) -> Route:
+    if path == OMNI_PATH or (path == REALTIME_PATH and _said(query, "duplex") in _YES):
+        return _omni(query, modes)
     if path == REALTIME_PATH:
         if _is_beta(headers, subprotocols):
             text = "the beta of OpenAI's Realtime API is not spoken here, its GA version is"
@@ -211,6 +223,21 @@ def _duplex(label: str, modes: Sequence[Mode], *, quiet: bool) -> Route:
         label=label,
         quiet=quiet,
     )
+
+
+def _omni(query: Mapping[str, Sequence[str]], modes: Sequence[Mode]) -> Route:
+    """Route a client of vLLM-Omni; where it names a model, its session begins without a message."""
+    seen: tuple[Mode, ...] = ("video", "audio")
+    mode: Mode = next((it for it in seen if it in modes), "audio")
+    waits = _said(query, "autostart") in _NO or _said(query, "resume") in _YES
+    label = "" if waits else _said(query, "model")[:MODEL_CHARS_MAX]
+    asked = _mode_of(query["mode"], seen) if "mode" in query else mode
+    return Route(mode=_served(asked, modes), dialect=OMNI, endpoint="omni", label=label)
+
+
+def _said(query: Mapping[str, Sequence[str]], name: str) -> str:
+    found = query.get(name, ())
+    return found[0] if len(found) == 1 else ""
 
 
 def _fork(query: Mapping[str, Sequence[str]], mode: Mode) -> tuple[str, int | None]:

@@ -7,6 +7,7 @@ problems are reported at once, each with its remedy.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -42,12 +43,14 @@ from ..settings.sources import (
     settings_options,
     to_toml,
 )
-from ..telemetry.logs import configure
+from ..telemetry.logs import announce, configure
 from .gateways import read_gateway
 
 if TYPE_CHECKING:
     from ..api.views import LoadViewer
 
+
+_logger: Final = logging.getLogger("antiphon.serve")
 
 # -- checks of the settings ------------------------------------------------------------------------
 
@@ -304,25 +307,29 @@ def _check(settings: Settings) -> None:
         check(settings)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+    configure(settings.log_format, settings.log_level)
     for warning in warnings(settings):
-        click.echo(f"Warning: {warning}", err=True)
+        if settings.log_format == "json":
+            _logger.warning("%s", warning)
+        else:
+            click.echo(f"Warning: {warning}", err=True)
 
 
 def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -> None:
     from .serving import CannotServeError, run
 
-    configure(settings.log_format, settings.log_level)
+    say = partial(announce, settings.log_format)
     bound: list[Address] = []
 
     def loading(addresses: tuple[Address, ...]) -> None:
         bound.extend(addresses)
         names = settings.worker_addresses or (settings.model, *settings.workers)
-        _print(f"loading {', '.join(names)}")
+        say(f"loading {', '.join(names)}")
 
     def ready() -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"
         listening = [f"listening on {_url(scheme, address)}" for address in bound]
-        _print(*listening, "ready", *_whereabouts(settings, bound))
+        say(*listening, "ready", *_whereabouts(settings, bound))
         if opens:
             threading.Thread(target=_open, args=(_console(settings, bound),), daemon=True).start()
 
@@ -338,7 +345,7 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -
         cut_by = anyio.run(serve, backend="trio")
     except CannotServeError as error:
         raise click.ClickException(str(error)) from error
-    click.echo("stopped")
+    say("stopped")
     if cut_by is not None:
         sys.exit(CUT_OFF + cut_by)
 
@@ -391,9 +398,3 @@ def _url(scheme: str, address: Address) -> str:
 
 def _host(address: Address) -> str:
     return f"[{address.host}]" if ":" in address.host else address.host
-
-
-def _print(*lines: str) -> None:
-    for line in lines:
-        click.echo(line)
-    sys.stdout.flush()

@@ -156,7 +156,8 @@ class Shutdown:
         """
         drain_s = self.settings.drain_s
         told = logging.WARNING if server.sessions and drain_s else level
-        _logger.log(told, "%s: %d sessions have %d s to finish", asked_by, server.sessions, drain_s)
+        text = "%s: %d sessions have %d s to finish; a signal from now on ends them at once"
+        _logger.log(told, text, asked_by, server.sessions, drain_s)
         self.begin(server)
 
     def begin(self, server: Server) -> None:

@@ -32,6 +32,7 @@ from recorder.format.records import Fields, Record, Value
 from recorder.format.steps import Step, step_records, steps
 from recorder.read.reader import RESTARTED, end_of, read
 from recorder.storage.store import Store
+from recorder.write.disk import has_failed
 from recorder.write.logfile import LogFile
 from recorder.write.writer import Recorder
 
@@ -308,7 +309,8 @@ def recover_sessions(
     """Read the sessions of a folder that a client may come back to, the last used first.
 
     A log that has a writer is left alone, also by the next server on this folder; so is one that
-    cannot be gone on with, which the server's log says. Of those that are over, clients hear the
+    failed, whose session went on without it or ended; and one that cannot be gone on with, which
+    the server's log says. Of those that are over, clients hear the
     end. `OSError`: the folder cannot be read.
     """
     found = list[RecoveredSession]()
@@ -317,6 +319,8 @@ def recover_sessions(
         if away_ns > resume_s * NS_PER_S or len(found) == sessions_max:
             break
         try:
+            if has_failed(info.path):
+                continue
             recovered = _recover(recorder, info.path, away_ns, fingerprint)
         except BlockingIOError:
             continue  # another server writes it

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -32,7 +32,7 @@ from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.state import State
-from protocol.values.utf8 import Frame
+from protocol.values.utf8 import Frame, Received, Shortened
 from recorder.format.records import Fields
 from recorder.format.steps import fin_fields
 from recorder.read.past import Past
@@ -103,6 +103,7 @@ class Driver:
     ) -> None:
         self.recording_id: Final = opened.recording_id
         self.mode: Final = opened.mode
+        self.is_request: Final = opened.endpoint == "chat"
         self.owner: Final = owner
         self.party: Final = party
         self.session: Session | None = None
@@ -288,7 +289,7 @@ class Driver:
         """End a session that waits for its client: there are too many."""
         self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
 
-    def frames_received(self, number: int, *frames: Frame) -> Awaitable[None] | None:
+    def frames_received(self, number: int, *frames: Received) -> Awaitable[None] | None:
         """Bring frames of a connection; returns what to wait for before the next ones.
 
         Only small ones come together (`OnMessages`).
@@ -297,9 +298,12 @@ class Driver:
             return anyio.sleep_forever()  # another connection has taken its place
         self.peer.received()
         first = frames[0]
-        if first is not None and len(first) > LARGE_BYTES_MIN:
+        if isinstance(first, Shortened):
+            self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=None, shortened=first))
+        elif first is not None and len(first) > LARGE_BYTES_MIN:
             return self._large_frame_received(first)
-        self._bring_frames(frames)
+        else:
+            self._bring_frames(cast("tuple[Frame, ...]", frames))
         if self._errors:
             return self._pause()
         return self._wait_for_room() if self._is_behind or self._journal.is_behind else None

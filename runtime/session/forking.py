@@ -2,23 +2,30 @@
 
 The recording's events up to a unit are stepped again under a new name, and `Forked` after them, so
 the new log is whole by itself: it replays, is redacted and deleted like any other, and does not
-need its parent. What follows is what follows a restart (`crash_recovery`): a driver goes on with
-it, and the model is rebuilt from the log. So a fork may be refused only before its log is there.
+need its parent. The copy costs disk and time, which `ForkQueue` shares among parties (a key, or an
+address): they have turns, and each may copy so many bytes.
 
-Everything here works in a thread, on logs of any content.
+What follows is what follows a restart (`crash_recovery`): a driver goes on with the log, and the
+model is rebuilt from it. So a fork may be refused only before its log is there.
+
+A fork is written in a thread, from a log of any content.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Final
 
+import anyio
 import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.errors import ErrorCode, LocalProtocolError
+from protocol.values.errors import REFUSALS, ErrorCode, LocalProtocolError
 from protocol.values.record_names import RECORD_NAMES
 from protocol.values.state import State
 from recorder.format.errors import RecorderError
@@ -44,6 +51,9 @@ AT_ONCE: Final = 2
 """Forks being written: each takes a thread, and as long as its recording is to be read twice."""
 WAITING_MAX: Final = 16
 """Forks that wait to be written; more are refused: each is written though its client has left."""
+SPENT_S: Final = 15 * 60
+"""After so long a party may copy as much again. With the default that is what one session records
+in this time: a client that forks costs no more disk than one that talks."""
 EDITED: Final = {
     "redacted": "it is redacted",
     "shrunk": "it was cut down to an error",
@@ -57,6 +67,100 @@ class ForkRefused(Exception):  # noqa: N818 - an answer to the peer, not an erro
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code, self.message = code, message
+
+
+@attrs.define(eq=False)
+class _Turn:
+    """A fork that waits to be written, or to hear that it is refused."""
+
+    party: str
+    decided: anyio.Event = attrs.Factory(anyio.Event)
+    is_refused: bool = False
+
+
+class ForkQueue:
+    """Forks to be written: of the parties in turn, each one's oldest first.
+
+    A full queue refuses the newest of the party that has most. `bytes_max`: what the forks of a
+    party may copy at once; one more may begin while it has any left.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._waiting: list[_Turn] = []
+        self._writing = Counter[str]()
+        self._served: dict[str, int] = {}
+        self._spent: dict[str, tuple[float, float]] = {}
+
+    @asynccontextmanager
+    async def turn(self, party: str) -> AsyncIterator[None]:
+        """Wait until a fork may be written; `ForkRefused`: it may not."""
+        turn = _Turn(party)
+        self._enter(turn)
+        self._go_on()
+        try:
+            await turn.decided.wait()
+        except BaseException:
+            self._leave(turn)
+            raise
+        if turn.is_refused:
+            raise ForkRefused(ErrorCode.QUEUE_FULL, REFUSALS[ErrorCode.QUEUE_FULL])
+        try:
+            self._check(party)
+            yield
+        finally:
+            self._leave(turn)
+
+    def copied(self, party: str, size_bytes: int) -> None:
+        """Count what a fork takes on the disk."""
+        self._spent[party] = (self._left_to_pay(party) + size_bytes, anyio.current_time())
+
+    def _left_to_pay(self, party: str) -> float:
+        spent, at_s = self._spent.get(party, (0.0, 0.0))
+        return max(0.0, spent - (anyio.current_time() - at_s) * self._bytes_max / SPENT_S)
+
+    def _check(self, party: str) -> None:
+        self._spent = {it: at for it, at in self._spent.items() if self._left_to_pay(it)}
+        spent = self._left_to_pay(party)
+        if spent >= self._bytes_max:
+            wait_s = math.ceil((spent - self._bytes_max) * SPENT_S / self._bytes_max) or 1
+            text = f"the forks of this client have copied as much as they may; again in {wait_s} s"
+            raise ForkRefused(ErrorCode.QUEUE_FULL, text)
+
+    def _enter(self, turn: _Turn) -> None:
+        self._check(turn.party)
+        if len(self._waiting) >= WAITING_MAX:
+            count = Counter(it.party for it in self._waiting)
+            ((heaviest, most),) = count.most_common(1)
+            if most < count[turn.party] + 2:
+                raise ForkRefused(ErrorCode.QUEUE_FULL, REFUSALS[ErrorCode.QUEUE_FULL])
+            last = next(it for it in reversed(self._waiting) if it.party == heaviest)
+            self._waiting.remove(last)
+            last.is_refused = True
+            last.decided.set()
+        self._waiting.append(turn)
+
+    def _go_on(self) -> None:
+        """Let those write whose turn it is."""
+        while self._waiting and self._writing.total() < AT_ONCE:
+            turn = min(self._waiting, key=self._order)
+            self._waiting.remove(turn)
+            self._writing[turn.party] += 1
+            self._served[turn.party] = max(self._served.values(), default=0) + 1
+            turn.decided.set()
+        if not self._waiting and not self._writing.total():
+            self._served.clear()
+
+    def _order(self, turn: _Turn) -> tuple[int, int]:
+        """The party that writes fewest goes first, then the one that was served longest ago."""
+        return self._writing[turn.party], self._served.get(turn.party, 0)
+
+    def _leave(self, turn: _Turn) -> None:
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+        elif not turn.is_refused:
+            self._writing[turn.party] -= 1
+        self._go_on()
 
 
 def unsupported(why: str) -> ForkRefused:

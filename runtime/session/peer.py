@@ -20,14 +20,13 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from protocol.machine.peer import TOKEN
 from protocol.machine.session import Session
 from protocol.values.effects import Attach
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ComeBack, Replaced, Resumable
 from protocol.values.modes import Mode
-from protocol.wire.dialects.shared import REPLACED, RESUMABLE
+from protocol.wire.dialects.shared import REPLACED, RESUMABLE, TOKEN
 
 from ..net.connection import Connection, Ready
 from ..net.websocket import WebSocket
@@ -35,6 +34,11 @@ from .journal import FrameIndex, frames_of, ready_now
 
 NO_TOKEN: Final = "0" * 64
 """In a fork's log, in place of the hash of a token of its parent's client: no token has it."""
+
+
+_CREATED: Final = '{"type":"session.created"'
+_OWN_TOKEN: Final = f'"resume_token":"{TOKEN}"'
+"""No text of a client is written like this: it would have its quotes escaped."""
 
 
 def hash_of(token: str) -> str:
@@ -116,7 +120,13 @@ class Peer:
         self.tokens.forget_old()
 
     def send(self, frame: str, ready: Ready) -> None:
-        """Send a frame on the connection, if there was one since the server began."""
+        """Send a frame on the connection, if there was one since the server began.
+
+        In vLLM-Omni's protocol the first token comes in `session.created`.
+        """
+        if self._arrivals and frame.startswith(_CREATED) and _OWN_TOKEN in frame:
+            token = self._arrivals.popleft().token
+            frame = frame.replace(TOKEN, token, 1)
         if self._connection is not None:
             self._connection.send(frame, ready)
 

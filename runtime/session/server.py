@@ -41,7 +41,7 @@ from ..telemetry.watching import SessionStatus, Telemetry
 from . import journal
 from .crash_recovery import RecoveredSession, recover_sessions
 from .driver import DecodeMedia, Driver
-from .forking import AT_ONCE, WAITING_MAX, ForkRefused, unsupported, write_fork
+from .forking import ForkQueue, ForkRefused, unsupported, write_fork
 from .identity import Identities, Identity
 from .journal import MarkRefused, OnFailed, OpenLog
 from .model_calls import ModelCalls
@@ -149,6 +149,13 @@ class Server:
     def find(self, recording_id: str) -> Driver | Ended | None:
         """The session of this name: it runs, or ended while its client may have been away."""
         return self.running(recording_id) or self._ended.get(recording_id, now_ns())
+
+    def cancel_answers(self, party: str) -> int:
+        """End the answers of `/ws/chat` that a party waits for; returns how many it has."""
+        found = [it for it in self._drivers if it.is_request and it.party == party]
+        for driver in found:
+            driver.post(ev.AnswerCancelled(at_ns=driver.now_ns()))
+        return len(found)
 
     async def mark(self, recording_id: str, fields: Fields) -> tuple[int, int]:
         """Write a mark into a running session's log; raises `MarkRefused` as `Driver.mark` does."""
@@ -504,7 +511,7 @@ class SessionLogs:
         self._folder = settings.record_to
         self.recorder = recorder if self._folder is not None else None
         self._workers = workers
-        self._forking = anyio.Semaphore(AT_ONCE)
+        self._forks = ForkQueue(settings.fork_mb * MIB)
 
     @property
     def is_recording(self) -> bool:
@@ -535,14 +542,13 @@ class SessionLogs:
         assert arrival.parent is not None
         if self.recorder is None or not opened.limits.rebuild_wait_s:
             raise ForkRefused(ErrorCode.UNSUPPORTED, _CANNOT)
-        if self._forking.statistics().tasks_waiting >= WAITING_MAX:
-            raise ForkRefused(ErrorCode.QUEUE_FULL, REFUSALS[ErrorCode.QUEUE_FULL])
         head = log_head(self._settings, self._workers.info, opened, arrival.owner)
         file = self.recorder.file(self._store.path(opened.recording_id))
         write = partial(write_fork, arrival.parent, opened, head, self._workers.info, file)
         try:
-            async with self._forking:
+            async with self._forks.turn(arrival.party):
                 fork = await journal.in_thread(write)
+                self._forks.copied(arrival.party, file.path.stat().st_size)
         except FileNotFoundError:
             raise unsupported("it was removed") from None
         except OSError as error:

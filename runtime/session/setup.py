@@ -152,14 +152,14 @@ def _session_s(settings: Settings, arrival: Arrival) -> int:
 def _model_limits(settings: Settings, info: BackendInfo, arrival: Arrival) -> Mapping[str, Any]:
     """The limits of a session whose client chooses a model; none for another."""
     is_transcription = arrival.mode == "transcription"
-    if not is_transcription and arrival.endpoint not in ev.PIECES:
+    if not is_transcription and arrival.endpoint not in ev.EVENT_IDS:
         return {}
     sound = {"sound_bytes": settings.transcription_buffer_mb * MIB} if is_transcription else {}
     able = {"can_speak": info.can_speak, "can_see": "video" in info.modes}
     return {
         "models": model_names(settings, info),
         **sound,
-        **(able if arrival.endpoint == "openai" else {}),
+        **(able if arrival.endpoint in ("openai", "omni") else {}),
     }
 
 

@@ -1,14 +1,23 @@
 """Which extra of the distribution brings a package that is not installed.
 
-`pip install antiphon` brings the client and the tools for recordings. What serves, runs a model or
+Without an extra it brings the client and the tools for recordings. What serves, runs a model or
 writes films comes with an extra, and who lacks it is told which.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from .. import SOURCE_TREE
+
+NAME: Final = "antiphon"
+"""Of the distribution."""
 
 MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -31,8 +40,28 @@ _EXTRA_OF: Final = {module: extra for extra, modules in MODULES.items() for modu
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra."""
-    return f"pip install 'antiphon[{extra}]'"
+    """The command that installs an extra, from where Antiphon itself was installed (PEP 610).
+
+    Never by its bare name, which a stranger may have registered in a public index.
+    """
+    try:
+        installed = distribution(NAME)
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return f"pip install -e {shlex.quote(f'{SOURCE_TREE}[{extra}]')}"
+    url = origin.get("url", "")
+    if not url:
+        named = shlex.quote(f"{NAME}[{extra}]=={installed.version}")
+        return f"pip install {named} (from the index that it came from)"
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        place = f"{NAME}[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
+    elif url.startswith("file:"):
+        place = f"{unquote(urlsplit(url).path)}[{extra}]"
+    else:
+        place = f"{NAME}[{extra}] @ {url}"
+    edits = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {edits}{shlex.quote(place)}"
 
 
 def what_is_missing(error: BaseException) -> str | None:

@@ -317,6 +317,8 @@ QUEUE_MAX: Final = 64
 """At 90 s a session and one slot, the last of 64 waits over an hour; any more would time out."""
 DETACHED_MAX: Final = 256
 """Sessions without a connection: each holds memory and an open log, and a slot for its grace."""
+FORK_MB: Final = 128
+"""A quarter of an hour of speech; more may be copied then."""
 CHATS_MAX: Final = 256
 """Connected chats: each holds a socket, and memory during a turn."""
 CONNECTIONS_MAX: Final = 4096
@@ -383,7 +385,7 @@ class Settings:
     detector: Literal["energy", "silero"] = setting(
         "energy",
         "What finds the speech of users who may interrupt: energy, by loudness; silero, by a "
-        "trained model (antiphon[vad]), which takes music and coughs for speech far less often.",
+        "trained model (the extra vad), which takes music and coughs for speech far less often.",
     )
     barge_in: bool = setting(
         False,
@@ -590,6 +592,13 @@ class Settings:
         "queue_full); the metrics always count them.",
         served=False,
     )
+    fork_mb: int = setting(
+        FORK_MB,
+        "Megabytes of recordings that the forks of one key or address may copy in a quarter of an "
+        "hour; one more may begin while any are left.",
+        low=1,
+        high=MEGABYTES_MAX,
+    )
     record_keep_days: int | None = setting(
         None,
         "Days after its last write that a log is kept; then it is removed.",
@@ -608,7 +617,7 @@ class Settings:
     store: str | None = setting(
         None,
         "URL of an object store that takes all finished logs: s3://BUCKET/PREFIX, gs://, az:// or "
-        "file:/// (antiphon[store]), with credentials from the environment. Logs are removed from "
+        "file:/// (the extra store), with credentials from the environment. Logs are removed from "
         "the folder only after that.",
         unset="logs stay in the folder",
     )
@@ -693,7 +702,7 @@ class Settings:
         "warning", "Lowest level of its messages; -v stands for info."
     )
     traces: bool = setting(
-        False, "Send OpenTelemetry spans, as the OTEL_ variables say (antiphon[traces])."
+        False, "Send OpenTelemetry spans, as the OTEL_ variables say (the extra traces)."
     )
 
     def limit_s(self, mode: Mode) -> int:

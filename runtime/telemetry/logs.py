@@ -110,6 +110,15 @@ def configure(format: Format, level: Level, *, stream: TextIO | None = None) -> 
     return handler
 
 
+def announce(format: Format, *lines: str, logger: str = "antiphon.serve") -> None:  # noqa: A002
+    """Write what a start script waits for to standard output, in the format of the log."""
+    for line in lines:
+        body = {"level": "info", "logger": logger, "event": line}
+        structlog.processors.TimeStamper(fmt="iso", utc=True)(None, "", body)
+        print(line if format == "text" else _as_json(None, "", body))
+    sys.stdout.flush()
+
+
 def bound_session(recording_id: str) -> AbstractContextManager[None]:
     """Set the session ids on log records within this context."""
     return bound_contextvars(session=recording_id, session_id=session_id_of(recording_id))

@@ -459,6 +459,8 @@ class TalkMeter:
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
         for message in session.said:
             self._say(talk, at_ns, message)
+        if any(isinstance(effect, ef.StartUnit) for effect in effects):
+            talk.unit_started(at_ns, session.samples_waiting)
 
     def _say(self, talk: Talk, at_ns: int, message: ServerMessage) -> None:
         if not isinstance(message, Speech):
@@ -665,7 +667,8 @@ def error_code(frame: str) -> str:
 
 
 def _size_bytes(event: ev.FrameReceived) -> int:
-    """The bytes of a frame; 0 for one that was too long, and never read whole."""
+    """The bytes of a frame; of one that was too long, those that were read."""
     if event.shortened is not None:
-        return event.shortened.size_bytes
+        read_bytes = event.shortened.read_bytes
+        return event.shortened.size_bytes if read_bytes is None else read_bytes
     return 0 if event.frame is None else frame_bytes(event.frame)

@@ -265,6 +265,7 @@ class _Noted:
     state: State
     taken: ClientMessage | None
     units_waiting: int
+    samples_waiting: int
 
 
 class Backlog:
@@ -339,7 +340,12 @@ class DeferredMeter:
 
 def _note(session: Session) -> _Noted:
     return _Noted(
-        session.end_reason, session.said, session.state, session.taken, session.units_waiting
+        end_reason=session.end_reason,
+        said=session.said,
+        state=session.state,
+        taken=session.taken,
+        units_waiting=session.units_waiting,
+        samples_waiting=session.samples_waiting,
     )
 
 

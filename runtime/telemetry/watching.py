@@ -53,6 +53,10 @@ class Shown(Protocol):
     def units_waiting(self) -> int:
         """Full seconds of input that wait."""
 
+    @property
+    def samples_waiting(self) -> int:
+        """Samples of input that the model has not begun to hear."""
+
 
 class Watcher(Protocol):
     """Sees one session, from the event loop; it must return at once and raise nothing."""

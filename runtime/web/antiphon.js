@@ -13,7 +13,7 @@
  *     const chat = await connect("ws://127.0.0.1:8006", { mode: "chat" });
  *     for await (const piece of await chat.ask("Good morning!")) show(piece.text);
  *
- *     const dictation = await connect("ws://127.0.0.1:8006", { mode: "transcription", model: "tiny" });
+ *     const dictation = await connect("ws://127.0.0.1:8006", { mode: "transcription" });
  *     microphone.onSamples = (samples) => dictation.append(samples);
  *     button.onclick = () => dictation.finish();                       // that was the utterance
  *     for await (const event of dictation) if (event.type === "delta") show(event.text);
@@ -95,7 +95,8 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
  * @property {"realtime" | "live"} [dialect] `live`: OpenAI's Live API, for mode `audio`, with `model` and
  *   without `config`, `voice`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
- * @property {string} [model] of a transcription and of `live`, which need it: by a name that the server knows it by
+ * @property {string} [model] of `live`, which needs it, and of a transcription: by a name that the server knows it by;
+ *   without it a transcription takes the server's
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
@@ -734,6 +735,11 @@ export class ChatSession {
     return (await this.ask(question, { ...how, stream: false })).finish();
   }
 
+  /** End the answer that is under way: its response, with the reason `interrupted`, is still to be read. */
+  cancel() {
+    if (this.#answer && !this.#answer.isOver) this.#channel.send({ type: "response.cancel" });
+  }
+
   /**
    * End the session; an answer that is under way is cut.
    * @param {string} [reason] in the caller's own words
@@ -907,8 +913,8 @@ export async function connect(url, options) {
   if (options.onEvent && typeof options.onEnd !== "function") {
     throw new TypeError("onEvent needs onEnd: a function that is told when the session is over");
   }
-  if (options.mode === "transcription" && !options.model) {
-    throw new MisuseError("mode=transcription needs a model");
+  if (options.mode === "transcription" && !options.model && options.record === false) {
+    throw new MisuseError("a transcription that is not to be recorded needs a model");
   }
   const { dialect = "realtime", retries = 4, random = Math.random, signal } = options;
   const lacking = Object.keys(options).find((name) => dialectOf(options).lacks.includes(name));
@@ -1017,7 +1023,7 @@ async function setUp(channel, options) {
     if (isNext) channel.send(dialect.init(options));
     const created = dialect.created(event);
     if (created) {
-      if (mode === "transcription") channel.send({ type: "session.update", model, record });
+      if (mode === "transcription" && model) channel.send({ type: "session.update", model, record });
       return created;
     }
     if (event.type === "error" && !REFUSALS.includes(event.error.code)) {

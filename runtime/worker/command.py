@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -28,7 +27,7 @@ from ..model.models import (
 )
 from ..net.tls import Certificate, CertificateError
 from ..settings.settings import DEVICES, DTYPES
-from ..telemetry.logs import configure
+from ..telemetry.logs import Format, announce, configure
 from .worker import Worker
 
 SOCKET_MODE: Final = 0o600
@@ -124,7 +123,9 @@ def start_command(
       1  the address or the model is not available, or the model was lost; start it again
       2  an option is wrong
     """  # noqa: D301 - click takes a backspace to keep the lines
-    configure("json" if log_format == "json" else "text", "info" if verbose else "warning")
+    format: Format = "json" if log_format == "json" else "text"  # noqa: A001
+    configure(format, "info" if verbose else "warning")
+    say = partial(announce, format, logger="antiphon.worker")
     if until_stdin_ends:
         threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
@@ -147,14 +148,17 @@ def start_command(
         deterministic=deterministic,
         voice_steps=voice_steps,
     )
-    serve = partial(_serve, address, token, certificate, load, model, deterministic=deterministic)
+    serve = partial(
+        _serve, address, token, certificate, load, model, deterministic=deterministic, say=say
+    )
     try:
         lost = anyio.run(serve, backend="trio")
     except (OSError, ValueError, RuntimeError, BackendError) as error:
-        raise click.ClickException(f"cannot serve {model} at {listen}: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise click.ClickException(f"cannot serve {model} at {listen}: {why}") from error
     if lost:
         raise click.ClickException(f"the model is lost: {lost}")
-    click.echo("stopped")
+    say("stopped")
 
 
 def _certificate(cert: Path | None, key: Path | None) -> Certificate | None:
@@ -173,6 +177,7 @@ async def _serve(
     model: str,
     *,
     deterministic: bool,
+    say: Callable[..., None],
 ) -> str:
     """Serve until a signal; return why the model was lost, or an empty text.
 
@@ -185,7 +190,7 @@ async def _serve(
     try:
         async with listener, anyio.create_task_group() as tasks:
             tasks.start_soon(_end_by_signal, tasks)
-            _say(f"loading {model}")
+            say(f"loading {model}")
             try:
                 backend = await load()
                 if deterministic:
@@ -198,7 +203,7 @@ async def _serve(
                 if certificate is not None:
                     tasks.start_soon(certificate.watch)
                     worker.tls = lambda: certificate.context
-                _say(f"listening on {bound}", "ready")
+                say(f"listening on {bound}", "ready")
                 await worker.serve(listener)
     finally:
         if isinstance(address, UnixAddress):
@@ -248,9 +253,3 @@ def _end_with_stdin() -> None:
     while os.read(STDIN, 1):
         pass
     os._exit(0)
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        click.echo(line)
-    sys.stdout.flush()

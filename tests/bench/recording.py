@@ -288,7 +288,7 @@ async def measure_recording(
     return RecordingResult(
         unit_bytes={
             "pcm_in": len(append.pcm),
-            "jpeg_in": sum(map(len, append.frames)),
+            "jpeg_in": sum(len(each) for each in append.frames if isinstance(each, bytes)),
             "frame_in": len(units[0].frame),
             "pcm_out": len(units[0].pcm),
         },

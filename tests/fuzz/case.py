@@ -283,6 +283,8 @@ def address_of(dialect: str, mode: Mode) -> str:
         return CHAT_PATH
     if dialect == "live":
         return LIVE_PATH
+    if dialect == "vllm-omni":
+        return f"{REALTIME_PATH}?duplex=1&mode={mode}"
     if dialect in OPENAI_DIALECTS:
         return f"{REALTIME_PATH}{OPENAI_DIALECTS[dialect]}"
     if dialect == "legacy-duplex":

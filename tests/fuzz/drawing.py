@@ -46,7 +46,7 @@ Strategy = st.SearchStrategy[Any]
 
 MEDIA: Final[Mapping[str, tuple[Json, ...]]] = {
     "float32 PCM": ({"$pcm": 16_000}, {"$pcm": 16_000}, {"$pcm": 8_000}, {"$pcm": 40_000}),
-    "int16 PCM": ({"$pcm": 16_000}, {"$bytes": 32_000}, {"$bytes": 50_000}, {"$bytes": 2}),
+    "int16 PCM": ({"$wav": 1}, {"$bytes": 32_000}, {"$bytes": 50_000}, {"$bytes": 2}),
     "audio/wav": ({"$wav": 1}, {"$wav": 1, "$rate_hz": 48_000, "$channels": 2}),
     "image/jpeg": ({"$jpeg": "64x48"},),
     "image/png": ({"$head": "image/png"},),

@@ -27,6 +27,7 @@ import attrs
 
 from protocol.machine.client import ClientConnection
 from protocol.machine.kind import CLOSE_CODES
+from protocol.values import omni as om
 from protocol.values import openai as oa
 from protocol.values.errors import (
     ADMISSION_ERRORS,
@@ -88,7 +89,7 @@ from protocol.values.state import (
 )
 from protocol.values.utf8 import frame_bytes
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import DIALECTS, OPENAI, OPENAI_TRANSCRIPTION
+from protocol.wire.dialects import DIALECTS, OMNI, OPENAI, OPENAI_TRANSCRIPTION
 from protocol.wire.dialects.base import Context, Dialect
 from protocol.wire.dialects.opening import OPENING, choose
 from protocol.wire.dialects.shared import is_openai_update
@@ -131,7 +132,7 @@ def sign_of(text: str) -> str:
 # -- the answers that are owed --------------------------------------------------------------------
 
 ANSWERS: Final[Mapping[type, tuple[type, ...]]] = {
-    Init: (Created, ErrorReport),
+    Init: (Created, om.SessionUpdated, ErrorReport),
     Ask: (Response, ErrorReport),
     Pause: (Paused,),
     Resume: (Resumed,),
@@ -145,6 +146,10 @@ ANSWERS: Final[Mapping[type, tuple[type, ...]]] = {
     oa.DeleteItem: (oa.ItemDeleted, ErrorReport),
     oa.RetrieveItem: (oa.ItemStep, ErrorReport),
     oa.TruncateItem: (oa.ItemTruncated, ErrorReport),
+    om.CommitTurn: (oa.InputStep, ErrorReport),
+    om.Heartbeat: (om.HeartbeatAck,),
+    om.ClearOutput: (om.OutputCleared,),
+    om.AckPlayback: (om.Acknowledged, ErrorReport),
 }
 """The answers to a valid message; an `error` where its media may turn out damaged."""
 OUTCOMES: Final = (Listen, Speech, ErrorReport)
@@ -232,7 +237,8 @@ class Reader:
             return self._refused(kind, gate, ErrorCode.MODEL_NOT_FOUND)
         is_half = isinstance(message, Commit) and not (message.final and message.begins)
         answers = () if is_half else ANSWERS.get(type(message), ())
-        return Demand(kind=kind, gate=gate, answers=answers, message=message)
+        is_kept = self.dialect is OMNI and gate is Gate.CONNECTED  # where it may be queued
+        return Demand(kind=kind, gate=gate, answers=answers, message=message, is_kept=is_kept)
 
     def read(self, frame: str | bytes | None) -> ClientMessage | None:
         """Parse a frame, wherever it is allowed; None if it is always invalid."""
@@ -261,11 +267,14 @@ class Reader:
         return True
 
     def _refused(self, kind: str, gate: Gate, code: ErrorCode) -> Demand:
-        return Demand(kind=kind, gate=gate, answers=(ErrorReport,), code=code)
+        is_either = self.dialect is OMNI and gate is Gate.CONNECTED  # it may be queued as well
+        told = None if is_either else code
+        return Demand(kind=kind, gate=gate, answers=(ErrorReport,), code=told)
 
     def _beyond_repair(self, frame: str | bytes | None, gate: Gate, error: FrameError) -> Demand:
         kind = "too big" if frame is None else "binary" if isinstance(frame, bytes) else "no JSON"
-        if self._session_kind is SessionKind.TRANSCRIPTION and frame is not None:
+        goes_on = self._session_kind is SessionKind.TRANSCRIPTION or self.dialect is OMNI
+        if goes_on and frame is not None:
             is_binary = isinstance(frame, bytes)
             code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
             return self._refused(kind, gate, code)
@@ -484,8 +493,8 @@ class Judge:
         if self.owed is not None or not (self.has_slot or self.is_over or self.holds_slot):
             self.is_sure = False
         demand = self._reader.demand_of(frame, self._gate())
-        if isinstance(message, ChooseModel) and not (demand.answers and self.is_sure):
-            self._has_chosen |= message.model in MODELS
+        if isinstance(message, ChooseModel | Commit) and not (demand.answers and self.is_sure):
+            self._has_chosen |= isinstance(message, Commit) or message.model in MODELS
             self._follow_choice()
         if demand.kind in _SPOILS:
             self._spoiled.add(_SPOILS[demand.kind])
@@ -503,6 +512,8 @@ class Judge:
     def _gate(self) -> Gate:
         if self.state is State.ACTIVE and self._paused:
             return Gate.PAUSED
+        if self._reader.dialect is OMNI and self.state is State.ACTIVE:
+            return Gate.STEERED
         if self._is_openai and self.state is not State.CLOSED:
             return Gate.OPEN if self.has_slot else Gate.QUEUED
         return gate_of(self._session_kind, self.state)
@@ -619,7 +630,8 @@ class Judge:
     def _take_outcome(self) -> None:
         self._outcomes += 1
         units = self._samples_max // UNIT_SAMPLES
-        if self._outcomes > units * FRAMES_A_UNIT and not self._is_openai:  # it hears silence too
+        hears_silence = self._is_openai or self._reader.dialect is OMNI
+        if self._outcomes > units * FRAMES_A_UNIT and not hears_silence:
             self.found("answer", "more outcomes than units")
 
     def _take_error(self, message: ErrorReport) -> None:

@@ -61,6 +61,8 @@ from tests.fuzz.judge import ABNORMAL, Judge
 # -- a client that plays a case -------------------------------------------------------------------
 
 PROBE_AUDIO: Final = {"$pcm": UNIT_SAMPLES}
+PROBE_AUDIO16: Final = {"$wav": 2}
+"""Samples of 16 bits, after a head that is heard as a click; more than a second at any rate."""
 WAIT_S_MAX: Final = 700.0
 """Longer than any session may last."""
 SILENCE_S: Final = 1.0
@@ -335,6 +337,8 @@ def init_of(case: Case) -> dict[str, Any]:
             return {"type": "session.update", "session": {"type": "realtime"}}
         case "openai-transcription":
             return {"type": "session.update", "session": {"type": "transcription"}}
+        case "vllm-omni":
+            return {"type": "session.update", "session": {}}
     return {"type": "session.init", "payload": {}}
 
 
@@ -344,10 +348,12 @@ def append_of(case: Case) -> dict[str, Any]:
         case "legacy-duplex":
             return {"type": "audio_chunk", "audio": PROBE_AUDIO}
         case "live":
-            return {"type": "session.input_audio.append", "audio": PROBE_AUDIO}
+            return {"type": "session.input_audio.append", "audio": PROBE_AUDIO16}
         case "realtime":
             return {"type": "input.append", "input": {"audio": PROBE_AUDIO}}
-    return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
+        case "duplex-v1":
+            return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO}
+    return {"type": "input_audio_buffer.append", "audio": PROBE_AUDIO16}
 
 
 # -- a server in memory ---------------------------------------------------------------------------

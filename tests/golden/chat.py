@@ -99,6 +99,18 @@ async def closes_amid_an_answer(server: World) -> None:
     await peer.over()
 
 
+async def cancels_answers(server: World) -> None:
+    """Answers that are cancelled: while media is decoded, amid the answer, and too late."""
+    peer = await server.activate_chat()
+    cancel = '{"type": "response.cancel"}'
+    peer.send(ask("tell me all"))
+    await peer.heard("text", 3)
+    peer.send(cancel, ask("and this?"))
+    await peer.heard("text", 5)
+    peer.send(cancel, cancel, close_frame())
+    await peer.over()
+
+
 async def torn_picture(server: World) -> None:
     """A picture that cannot be decoded costs the question, whatever else is in it."""
     peer = await server.activate_chat()
@@ -172,6 +184,17 @@ async def legacy_vanishes(server: World) -> None:
     await server.quiet()
 
 
+async def legacy_stops(server: World) -> None:
+    """A page that asks over HTTP for the end of its answer, and of one that has not begun."""
+    peer = server.connect("chat", endpoint="chat")
+    assert server.server.cancel_answers("another") == 0
+    peer.send(request("tell me all"))
+    await peer.heard("chunk", 2)
+    assert server.server.cancel_answers("") == 1
+    await peer.over()
+    assert peer.closed == (1000, "answered")
+
+
 async def legacy_waits(server: World) -> None:
     """A request that waits for the only slot."""
     first = await server.activate("audio")
@@ -191,6 +214,7 @@ CHAT_SCENES: dict[str, Scene] = {
             ("chat-fails", fails_and_goes_on, {"chat": failing}, {}),
             ("chat-vanishes", vanishes_amid_an_answer, {"chat": long}, {}),
             ("chat-cut", closes_amid_an_answer, {"chat": long}, {}),
+            ("chat-cancelled", cancels_answers, {"chat": long}, {}),
             ("chat-drained", is_drained, {"chat": long}, {}),
             ("chat-idle", is_left, {}, {"idle_s": 3}),
             ("chat-torn-picture", torn_picture, {}, {}),
@@ -202,6 +226,7 @@ CHAT_SCENES: dict[str, Scene] = {
             ("legacy-chat-fails", legacy_question, {"chat": failing}, {}),
             ("legacy-chat-nonsense", legacy_nonsense, {}, {}),
             ("legacy-chat-vanishes", legacy_vanishes, {"chat": long}, {}),
+            ("legacy-chat-stops", legacy_stops, {"chat": long}, {}),
             ("legacy-chat-queue", legacy_waits, ONE_SLOT, {}),
         )
     },

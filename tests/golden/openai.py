@@ -179,6 +179,38 @@ def talks_on(unit: Unit, seed: int) -> Step:
     return Step(speech=speech, generate_s=0.4, steps=8)
 
 
+async def talks_to_vllm_omni(server: World) -> None:
+    """A client of vLLM-Omni's protocol: it commits, loses its connection, and interrupts."""
+    peer = server.connect("audio", endpoint="omni", resumable=True)
+    say(peer, "session.update", session={"model": "scripted", "overlap_policy": "listen_only"})
+    created = await peer.heard("session.created")
+    second = LOUD[: 2 * 16_000]
+    await speak(peer, "input_audio_buffer.append", second, second)
+    say(peer, "input_audio_buffer.commit", final=True, response_create=False)
+    await peer.heard("response.done")
+    say(peer, "playback.ack", played_ms=300, committed_ms=200, truncate=True)
+    say(peer, "session.heartbeat", event_id="evt_1")
+    await speak(peer, "input_audio_buffer.append", second)
+    await hear(server, (" so", 0, False), (" it is", 1000, True))
+    say(peer, "input_audio_buffer.commit", is_speech=False)
+    await peer.heard("conversation.item.input_audio_transcription.completed")
+    peer.vanish()
+    await anyio.sleep(5)
+    name, last = created["session"]["id"], peer.events[-1]["server_event_seq"] - 1
+    again = server.come_back(name.removeprefix("duplex-"), created["resume_token"], last)
+    await again.heard("session.resumed")
+    detection = {"type": "server_vad", "silence_duration_ms": 600}
+    say(again, "session.update", session={"turn_detection": detection})
+    await speak(again, "input_audio_buffer.append", bytes(2 * 16_000), second)
+    say(again, "barge_in")
+    await again.heard("response.done")
+    say(again, "response.create", response={"modalities": ["text"], "max_output_tokens": 1})
+    await again.heard("response.done", 2)
+    say(again, "session.update", session={"instructions": "Be brief."})
+    say(again, "session.close")
+    await again.over()
+
+
 async def is_interrupted(server: World) -> None:
     """A user speaks as the model begins, and on; is quiet; and interrupts it."""
     peer = server.connect("audio")
@@ -224,6 +256,7 @@ OPENAI_SCENES: dict[str, Scene] = {
     "openai-push-to-talk": Scene(play=pushes_to_talk, backend={"script": asked}),
     "openai-resumed": Scene(play=responds_after_a_loss, backend={"script": brief}),
     "openai-transcription": Scene(play=dictates),
+    "vllm-omni": Scene(play=talks_to_vllm_omni, backend={"script": brief}, settings=TRANSCRIBED),
     "barge-in": Scene(
         play=is_interrupted, backend={"script": talks_on}, settings={"barge_in": True}
     ),

@@ -47,10 +47,10 @@ async def conversation(server: World) -> None:
     """Mistakes, then utterances: pipelined, empty, and one of a dozen seconds."""
     peer = server.connect("transcription")
     await peer.heard("session.created")
-    peer.send(append_sound(speech(0.5)), commit())
+    peer.send(append_sound(speech(0.5)))
     peer.send('{"type": "session.update", "model": "whisper-9"}', '{"type": "session.update"}')
     peer.send("no JSON", b"\0", '{"type": "nope"}', append_sound(b"odd"))
-    await peer.heard("error", 7)
+    await peer.heard("error", 6)
     peer.send('{"type": "session.update", "model": "scripted"}')
     peer.send(*said(1.5), commit(final=True), *said(12, 440))
     await done(peer, 3)

@@ -59,5 +59,10 @@ const spoken = await chat.ask("speak", { speech: { mode: "default" } });
 let samples = 0;
 for await (const piece of spoken) samples += piece.audio.length;
 assert.ok(samples > 0);
+const long = await chat.ask("a question to be cut");
+chat.cancel();
+assert.equal((await long.finish()).reason, "interrupted");
+chat.cancel(); // too late
+assert.match((await chat.answer("go on")).text, /go on/);
 await chat.close("done");
 console.log("ok");

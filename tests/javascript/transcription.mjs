@@ -4,7 +4,7 @@ import { connect, MisuseError, ReportedError, SessionClosedError } from "../../r
 
 const [, , url] = process.argv;
 const loud = Float32Array.from({ length: 16_000 }, (_, i) => Math.sin(i / 20) / 2);
-await assert.rejects(connect(url, { mode: "transcription" }), MisuseError);
+await assert.rejects(connect(url, { mode: "transcription", record: false }), MisuseError);
 
 const session = await connect(url, { mode: "transcription", model: "scripted" });
 assert.match(session.created.sessionId, /^sess_/);
@@ -69,7 +69,7 @@ const ended = new Promise((onEnd) => {
     heard.push(event.type);
     if (event.type === "done") third.then((it) => it.close());
   };
-  const options = { mode: "transcription", model: "scripted", onEvent, onEnd };
+  const options = { mode: "transcription", onEvent, onEnd }; // the server's model
   const third = connect(url, options);
   third.then((it) => (it.append(loud), it.finish()));
 });

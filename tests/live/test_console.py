@@ -35,7 +35,7 @@ from tests.sessions.in_memory import init_frame
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
 
-README: Final = Path(__file__).parents[2] / "README.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "console.md"
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
 ANSWER: Final = "No news is good news, and there is no news today."
 KEY: Final = "antiphon_of_anna"
@@ -178,7 +178,11 @@ def test_a_recording_is_talked_on_from(console: Console, recordings: Path) -> No
     parent = max(recordings.glob("*.zst"))
     name = recording_id_of(parent)
     console.tab.open("about:blank")
-    console.tab.open(f"{console.base}/api/recordings/{name}/view#t=0.01")
+    console.tab.open(f"{console.base}/api/recordings/{name}/view")
+    console.tab.until("document.querySelector('#talk-on')?.search === '?to=talk'")  # from its end
+    assert "read me the news" in console.text("h1") or ANSWER[:30] in console.text("h1")
+    assert console.tab.run("document.querySelector('#all').search") == "?to=list"
+    console.tab.run("antiphonView.view.player.seek(0.01)")
     console.tab.until("document.querySelector('#talk-on')?.search.endsWith('unit=0')")
     console.tab.run("antiphonView.view.player.seek(antiphonView.view.past[1].finalized)")
     assert console.tab.barriers() == []
@@ -355,6 +359,36 @@ def test_a_chat(console: Console) -> None:
     assert console.tab.run("document.querySelectorAll('.message').length") == 2
 
 
+@pytest.mark.parametrize("page", ["Talk", "Chat", "Transcribe"])
+def test_a_page_says_what_is_recorded(console: Console, page: str) -> None:
+    """A user would be recorded and told that nothing is kept, or could not decline."""
+    console.open(page)
+    console.tab.until("document.querySelector('.consent p').textContent.endsWith(' is recorded.')")
+    console.tab.run("document.querySelector('.consent input').click()")
+    console.wait_for(".consent p", "is not recorded.")
+    assert "keeps none" not in console.text("main")
+
+
+def test_a_chat_need_not_be_recorded(console: Console, recordings: Path) -> None:
+    """The switch would be shown and not obeyed, or only by the first question's session."""
+
+    def ask(question: str) -> int:
+        before = len(list(recordings.glob("*.session.zst")))
+        said = console.tab.run("document.querySelectorAll('.message.model').length")
+        console.tab.run("document.querySelector('.composer textarea').focus()")
+        console.tab.type(question)
+        console.tab.key("Enter")
+        ready = "document.querySelector('.composer .primary').textContent === 'Send'"
+        console.tab.until(f"document.querySelectorAll('.message.model').length > {said} && {ready}")
+        return len(list(recordings.glob("*.session.zst"))) - before
+
+    console.open("Chat")
+    assert ask("Good morning!") == 1
+    console.tab.run("document.querySelector('.consent input').click()")
+    assert ask("Good morning!") == 0
+    assert console.tab.run("document.querySelectorAll('.message').length") == 4
+
+
 def test_a_chat_goes_on_after_a_pause(tab: Tab) -> None:
     """A server ends a chat in which nothing is asked; its user would have to ask twice."""
     with live_server("--no-record", "--chat-idle-s", "1") as server:
@@ -415,6 +449,49 @@ def test_recordings_are_listed_and_removed(console: Console) -> None:
     assert set(console.tab.run(modes)) == {"chat"}
 
 
+def test_many_recordings_are_removed_and_an_empty_list_leads_to_talk(
+    tab: Tab, tmp_path: Path
+) -> None:
+    """An operator would delete hundreds one by one, or a new user not know what the page is for."""
+    for number, name in enumerate(OLD):
+        shutil.copy(FOLDER / f"{name}.session.zst", Store(tmp_path).path(f"0-old-{number}"))
+    with live_server("--record", str(tmp_path)) as server:
+        console = Console(tab, server)
+        console.open("Recordings")
+        rows = "document.querySelectorAll('tbody td.pick').length"
+        console.tab.until(f"{rows} === {len(OLD)}")
+        console.tab.run("document.querySelector('td.pick input').click()")
+        console.press("Delete 1")
+        console.press("Really delete 1?")
+        console.tab.until(f"{rows} === {len(OLD) - 1}")
+        console.tab.run("document.querySelector('th.pick input').click()")
+        console.press(f"Delete {len(OLD) - 1}")
+        console.press(f"Really delete {len(OLD) - 1}?")
+        console.tab.until(f"{rows} === 0")
+        assert list(tmp_path.glob("*.session.zst")) == []
+        console.press("Refresh")
+        console.wait_for("tbody", "Nothing is recorded yet")
+        assert console.tab.barriers() == []
+        console.tab.run("document.querySelector('tbody a').click()")
+        console.tab.until("document.title === 'Talk - Antiphon'")
+        tab.open("about:blank")
+
+
+def test_a_microphone_is_tested_before_a_conversation(console: Console) -> None:
+    """A user would talk to a microphone that is off, or the test hold it during a conversation."""
+    console.open()
+    assert not console.tab.run("document.querySelector('.lane').checkVisibility()")
+    console.press("Test the microphone")
+    console.tab.until("document.querySelector('.meter meter').value > 0.02")  # the question begins
+    assert console.tab.barriers() == []
+    console.press("Start talking")
+    console.wait_until("listening")
+    assert not console.tab.run("document.querySelector('.meter').checkVisibility()")
+    assert console.tab.run("document.querySelector('.lane').checkVisibility()")
+    console.press("Stop")
+    console.wait_until("ended")
+
+
 def test_recordings_are_previewed_compared_and_searched(console: Console) -> None:
     """What a session was about would be found by opening each."""
     console.open("Recordings")
@@ -425,7 +502,7 @@ def test_recordings_are_previewed_compared_and_searched(console: Console) -> Non
     wanted = console.tab.run(words)[:4]
     delays = "[...document.querySelectorAll('td[data-name=Delay]')].map((it) => it.textContent)"
     console.tab.until(f"{delays}.some((it) => /^[0-9]+[.][0-9]{{2}} s$/.test(it))")
-    picked = "[...document.querySelectorAll('.pick input')].slice(0, 2)"
+    picked = "[...document.querySelectorAll('td.pick input')].slice(0, 2)"
     console.tab.run(f"{picked}.map((it) => it.click())")
     console.tab.until("button('Compare') !== undefined", setup=BUTTON)
     link = console.tab.run("button('Compare').getAttribute('href')")
@@ -531,9 +608,9 @@ def is_usable(node: dict[str, Any]) -> bool:
 # -- a page of one's own --------------------------------------------------------------------------
 
 
-def test_the_page_of_the_readme_talks(tab: Tab, tmp_path: Path) -> None:
+def test_the_page_of_the_guide_talks(tab: Tab, tmp_path: Path) -> None:
     """A reader copies it into a folder, opens it, and it does nothing."""
-    (page,) = re.findall(r"```html\n(.*?)```", README.read_text(), re.DOTALL)
+    (page,) = re.findall(r"```html\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "index.html").write_text(page)
     with live_server("--no-record", "--static", str(tmp_path)) as server:
         console = Console(tab, server)
@@ -559,6 +636,11 @@ def test_a_server_that_is_lost_and_comes_back(tab: Tab, tmp_path: Path) -> None:
         first.kill()
         console.wait_until("reconnecting")
         console.tab.until("!document.querySelector('#banner').hidden")
+        console.wait_for("#server .pill", "no answer")  # and not `ready`, in green
+        console.tab.run("location.hash = '#recordings'")
+        console.wait_for("[aria-label=Recordings] .notice", "does not answer")
+        assert "no such recordings" not in console.text("main")
+        console.tab.run("location.hash = '#talk'")
     with live_server(*options, "--port", str(first.address[1])):
         console.tab.until("document.querySelector('.talk').dataset.state !== 'reconnecting'")
         console.tab.until("document.querySelector('#banner').hidden")

@@ -120,7 +120,7 @@ async def test_a_chat_over_the_sdk(server: LiveServer, fake: FakeServer, recordi
         pieces = [piece async for piece in await session.ask("good morning", speech=True)]
         assert "".join(piece.text for piece in pieces[:-1]) == pieces[-1].text == "good morning "
         assert sum(len(piece.pcm) for piece in pieces) == 2 * 4 * WORD_SAMPLES
-        heard = AudioPart(data=sound(1600), is_wav=False, rate_hz=16_000)
+        heard = AudioPart(data=sound(1600), is_file=False, rate_hz=16_000)
         question = antiphon.message("user", "what is it?", ImagePart(data=JPEG), heard)
         whole = await session.answer(question, config=ChatConfig(max_new_tokens=7))
         assert (whole.text, whole.pcm, whole.reason) == ("what is it? ", b"", "turn_end")

@@ -123,7 +123,8 @@ def test_sessions_and_tickets_are_seen_by_their_own_key(keyed: Keyed) -> None:
         assert keyed.ask(path, "bert")[0] == 404
         assert len(keyed.ask("/api/sessions", "root")[1]["sessions"]) == 2
 
-        assert keyed.ask("/api/queue", "anna")[1] == {"queue_length": 1, "tickets": []}
+        told = {"queue_length": 1, "tickets": [], "items": [], "running_tasks": []}
+        assert keyed.ask("/api/queue", "anna")[1] == told
         (place,) = keyed.ask("/api/queue", "bert")[1]["tickets"]
         assert (place["ticket_id"], place["position"]) == (ticket, 1)
         assert keyed.ask(f"/api/queue/{ticket}", "anna")[0] == 404
@@ -287,6 +288,30 @@ def test_whoever_comes_while_the_server_drains_is_sent_away_without_a_session(
             assert hear(websocket)["type"] == "session.closed"
         assert server.process.wait(WAIT_S) == 0
     assert len(list(tmp_path.glob("*.zst"))) == 1
+
+
+def test_json_logging_leaves_no_plain_line(tmp_path: Path) -> None:
+    """What collects the lines of a container would stumble over those of the start and the end."""
+    options = ("--host", "0.0.0.0", "--insecure", "--no-record", "--log-format", "json")
+    worker = ("workers", "start", "--listen", f"unix:{tmp_path}/w", "--log-format", "json")
+    for words in (("serve", "--port", "0", *options), worker):
+        process = subprocess.Popen(
+            (*RUN, *words, "--model", "scripted"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with process:
+            assert process.stdout is not None
+            said = []
+            for line in process.stdout:
+                said.append(json.loads(line))
+                if said[-1]["event"] == "ready":
+                    process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+        events = [line["event"] for line in said]
+        assert {"loading scripted", "ready", "stopped"} <= set(events)
+        assert all({"timestamp", "level", "logger"} <= line.keys() for line in said)
 
 
 def test_a_folder_that_cannot_be_written_is_found_at_the_start(tmp_path: Path) -> None:

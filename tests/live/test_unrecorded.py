@@ -8,17 +8,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 from websockets.sync.client import connect
 
 import antiphon
 from protocol.values.requests import Init
 from runtime.access.keys import Key, change_key_file, hash_key
+from runtime.cli import main
 from tests.live.servers import LiveServer, live_server
 
 Body = dict[str, Any]
 NOTICE: Final = "This call is recorded, and kept for a week."
 QUESTION: Final = {"role": "user", "content": "hello"}
 COMMIT: Final[Body] = {"type": "input_audio_buffer.commit", "final": True}
+SPEECH: Final = str(Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav")
+COMMANDS: Final[dict[str, tuple[str, ...]]] = {
+    "talk": ("talk", SPEECH, "--fast", "--wait-s", "0"),
+    "chat": ("chat", "hello"),
+    "chat, in 004": ("chat", "hello", "--dialect", "legacy-chat"),
+    "transcribe": ("transcribe", SPEECH, "--model", "scripted"),
+}
 ENDS: Final = {"error", "session.created", "prepared", "done", "transcription.done"}
 DIALECTS: Final[dict[str, tuple[str, Body, str]]] = {
     "realtime": (
@@ -117,6 +126,26 @@ def test_who_must_be_recorded_is_refused(strict: LiveServer, folder: Path, diale
     said = json.dumps(heard)
     assert "invalid_payload" in said
     assert f"{path}: false, but this server records" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_says_what_is_recorded_and_may_decline(
+    server: LiveServer, folder: Path, command: str, tmp_path: Path
+) -> None:
+    """A user at a terminal would be recorded without a word, and without a way to decline."""
+    words = [*COMMANDS[command], "--url", server.url]
+    if words[0] == "talk":
+        words += ["--reply", str(tmp_path / "reply.wav")]
+    before = {log.name for log in folder.glob("*.session.zst")}
+    declined = CliRunner().invoke(main, [*words, "--no-record"])
+    assert declined.exit_code == 0, declined.output
+    assert {log.name for log in folder.glob("*.session.zst")} == before
+    assert NOTICE not in declined.output
+    recorded = CliRunner().invoke(main, words)
+    assert len({log.name for log in folder.glob("*.session.zst")} - before) == 1
+    if "004" not in command:  # which says nothing before its answer
+        assert "not recorded" in declined.output
+        assert f"recorded: {NOTICE}" in recorded.output
 
 
 def test_no_is_a_boolean(server: LiveServer, folder: Path) -> None:

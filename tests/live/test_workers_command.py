@@ -155,7 +155,7 @@ def test_the_command_lists_adds_and_drains(site: Site) -> None:
 
 def test_a_server_that_is_not_there_is_told() -> None:
     """An operator would read a traceback, or wait."""
-    for url, code in (("ws://127.0.0.1:1", 1), ("http://127.0.0.1:1", 2)):
+    for url, code in (("ws://127.0.0.1:1", 1), ("http://127.0.0.1:1", 1), ("ftp://127.0.0.1:1", 2)):
         command = [*RUN, "workers", "list", "--url", url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False)

@@ -4,6 +4,7 @@
 - The version stands in the changelog, with a date, and its section has entries; nothing is left
   under "Unreleased".
 - pyproject.toml, the npm package and its lock file have the same version, and no tag has it yet.
+- pyproject.toml and README.md name the repository.
 - `.ci/run` was green on this very commit: whoever ran it says so by `--tested`.
 - The packages build, twice to the same bytes; the wheel has the pages and the model; pip takes it.
 
@@ -78,6 +79,15 @@ def versions() -> Iterator[str]:
         yield f"there is a tag v{VERSION} already"
 
 
+def sources() -> Iterator[str]:
+    """The package and its page say where the sources are."""
+    address = PROJECT.get("urls", {}).get("Repository")
+    if address is None:
+        yield "pyproject.toml has no [project.urls] with the Repository"
+    elif address not in (ROOT / "README.md").read_text():
+        yield f"README.md does not name {address}"
+
+
 def tested(commit: str | None) -> Iterator[str]:
     """The tests were green on what is released."""
     head = git("rev-parse", "HEAD")
@@ -115,6 +125,7 @@ def main() -> None:
         "clean": clean,
         "changelog": changelog,
         "versions": versions,
+        "sources": sources,
         "tested": lambda: tested(commit),
         "packages": packages,
     }

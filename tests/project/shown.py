@@ -186,6 +186,6 @@ class Runner:
 
 def _check_extras(line: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    for extras in re.findall(r"antiphon\[(.*?)\]", line):
+    for extras in re.findall(r"(?:antiphon|[.]whl)\[(.*?)\]", line):
         for extra in extras.split(","):
             assert extra in project["optional-dependencies"], f"{line}: there is no extra {extra}"

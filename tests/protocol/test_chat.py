@@ -150,6 +150,46 @@ def test_a_turn_that_the_model_cannot_do_says_why() -> None:
     assert run.kinds[-1] == "response.done"
 
 
+def test_a_question_is_answered_once() -> None:
+    """What a model that was lost had said last came as another answer, or as that to another."""
+    late = TurnResult(index=0, text="late", kv_length=20)
+    run = active()
+    run.ask(question())
+    answer(run, 0, "a")
+    assert not run.step(ev.TurnDone, result=late)
+    run.ask(question())
+    assert not run.step(ev.TurnDone, result=late)
+    run.step(ev.SlotLeased, lease=2, slot=0)
+    assert not run.step(ev.TurnDone, result=late)
+    assert not run.step(ev.TurnFailed, index=0)
+    run.step(ev.TurnDone, result=TurnResult(index=1, text="b", kv_length=20))
+    assert not run.step(ev.TurnFailed, index=1)
+    assert [body["text"] for body in run.sent if body["type"] == "response.done"] == ["a", "b"]
+    assert [release.lease for release in run.of(ef.Release)] == [1, 2]
+
+
+def test_a_question_that_is_asked_again_is_answered_by_the_new_model() -> None:
+    """The lost model's end came before the new one's, and the client got both or half of one."""
+    run = active(rebuild_wait_s=10, can_repeat=True)
+    run.ask(question())
+    run.step(ev.SlotLeased, lease=1, slot=0)
+    chunks = [TurnChunk(index=0, step=step, text=text) for step, text in enumerate("abc")]
+    run.step(ev.TurnProgress, chunk=chunks[0])
+    run.step(ev.TurnProgress, chunk=chunks[1])
+    run.step(ev.BackendLost, lease=1)
+    done = TurnResult(index=0, text="abc", kv_length=20)
+    for _ in range(2):  # on its way back, and in the queue
+        assert not run.step(ev.TurnProgress, chunk=chunks[2])
+        assert not run.step(ev.TurnDone, result=done)
+        run.step(ev.BackendReleased, lease=1)
+    run.step(ev.SlotLeased, lease=2, slot=0)
+    for chunk in chunks:
+        run.step(ev.TurnProgress, chunk=chunk)
+    run.step(ev.TurnDone, result=done)
+    assert [body["text"] for body in run.sent if body.get("kind") == "text"] == ["a", "b", "c"]
+    assert [body["text"] for body in run.sent if body["type"] == "response.done"] == ["abc"]
+
+
 def test_a_single_request_that_the_model_cannot_do_ends_as_the_clients_mistake() -> None:
     """A client could not tell its own mistake from ours."""
     run = Run("chat")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import orjson
 import pytest
+import soundfile
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -24,6 +26,7 @@ from protocol.wire.codec import (
     decode_base64,
     dump_frame,
     encode_base64,
+    looks_float32,
     parse_frame,
 )
 from protocol.wire.kinds import INTEGER
@@ -308,3 +311,58 @@ def test_a_bomb_of_nesting_is_never_unpacked(name: str) -> None:
     frame, _ = BAD_FRAMES[name]
     assert isinstance(frame, str)
     assert "more than 65536 values" in str(outcome(frame))
+
+
+# -- data URLs, and samples of the other format ---------------------------------------------------
+
+DEMO: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
+SPEECH: Final = soundfile.read(DEMO, dtype="int16")[0].astype("<i2")
+SOUNDS: Final = {
+    "speech": SPEECH,
+    "noise": np.random.default_rng(0).integers(-32_768, 32_768, 16_000).astype("<i2"),
+    "quiet": np.random.default_rng(0).integers(-3, 4, 16_000).astype("<i2"),
+    "tone": (16_000 * np.sin(np.arange(16_000) / 20)).astype("<i2"),
+    "square": (16_200 * np.sign(np.sin(np.arange(16_000) / 20))).astype("<i2"),
+    "silence": np.zeros(16_000, "<i2"),
+}
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("scale", [1, 32_768])
+@pytest.mark.parametrize("piece", [320, 16_000])
+def test_sound_is_never_taken_for_the_other_format(name: str, scale: int, piece: int) -> None:
+    """A client that is right is refused."""
+    for start in range(0, len(SOUNDS[name]), piece):
+        sound = SOUNDS[name][start : start + piece]
+        assert not looks_float32(sound.tobytes())
+        floats = (sound / scale).astype("<f4")
+        assert check_pcm("$", floats.tobytes(), 1, 16_000, compares=True) == floats.tobytes()
+
+
+@pytest.mark.parametrize("name", ["speech", "noise", "tone"])
+def test_sound_of_the_other_format_is_seen(name: str) -> None:
+    """A client hears nothing of its mistake, and the model hears noise."""
+    sound = SOUNDS[name][: len(SOUNDS[name]) // 2 * 2]
+    assert looks_float32((sound / 32_768).astype("<f4").tobytes())
+    with pytest.raises(FieldError, match="look like int16, float32 are needed"):
+        check_pcm("$", sound.tobytes(), 1, 200_000, compares=True)
+
+
+def test_one_bad_sample_is_no_other_format() -> None:
+    """A client with a NaN would look for another mistake."""
+    floats = np.ones(1000, "<f4")
+    floats[7] = np.nan
+    with pytest.raises(FieldError, match="sample 7 is not finite"):
+        check_pcm("$", floats.tobytes(), 1, 1000, compares=True)
+
+
+URLS: Final = ["data:;base64,", "data:audio/wav;base64,", "data:audio/ogg; codecs=opus;base64,"]
+
+
+@pytest.mark.parametrize("head", URLS)
+def test_a_data_url_is_read_where_it_may_be(head: str) -> None:
+    """A page sends what its FileReader gives."""
+    assert decode_base64("$", f"{head}QUJD", data_url=True) == b"ABC"
+    for text, may_be in ((f"{head}QUJD", False), (f"{head}QU D", True), (f"x{head}QUJD", True)):
+        with pytest.raises(FieldError, match="not base64"):
+            decode_base64("$", text, data_url=may_be)

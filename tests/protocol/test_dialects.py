@@ -28,6 +28,7 @@ from protocol.values.messages import (
     TranscriptDelta,
 )
 from protocol.values.modes import Mode
+from protocol.values.omni import AckPlayback, BargeIn, ClearOutput, CommitTurn, Heartbeat
 from protocol.values.openai import (
     CancelResponse,
     ClearSound,
@@ -35,6 +36,7 @@ from protocol.values.openai import (
     Configure,
     CreateItem,
     DeleteItem,
+    ItemStep,
     Respond,
     RetrieveItem,
     TruncateItem,
@@ -63,6 +65,7 @@ from protocol.wire.dialects import (
     LEGACY_CHAT,
     LEGACY_DUPLEX,
     LIVE,
+    OMNI,
     OPENAI,
     OPENAI_TRANSCRIPTION,
     REALTIME,
@@ -77,6 +80,7 @@ from tests.sessions.told import (
     told_in_legacy_chat,
     told_in_legacy_duplex,
     told_in_live,
+    told_in_omni,
     told_in_openai,
     told_in_realtime,
 )
@@ -103,6 +107,7 @@ CASES: tuple[tuple[str, Mode], ...] = (
     ("live", "audio"),
     ("openai", "audio"),
     ("openai-transcription", "transcription"),
+    ("vllm-omni", "video"),
 )
 in_every_case = pytest.mark.parametrize(("name", "mode"), CASES)
 MODES: tuple[Mode, ...] = ("video", "audio", "chat", "transcription")
@@ -116,6 +121,7 @@ TYPED: tuple[Dialect, ...] = (
     LIVE,
     OPENAI,
     OPENAI_TRANSCRIPTION,
+    OMNI,
 )
 """The dialects whose client messages have a type."""
 EVERY_DIALECT: tuple[Dialect, ...] = (*TYPED, LEGACY_CHAT)
@@ -145,6 +151,11 @@ KINDS: dict[type[ClientMessage], set[Request]] = {
     DeleteItem: {Request.DELETE_ITEM},
     RetrieveItem: {Request.RETRIEVE_ITEM},
     TruncateItem: {Request.TRUNCATE_ITEM},
+    CommitTurn: {Request.COMMIT},
+    Heartbeat: {Request.HEARTBEAT},
+    BargeIn: {Request.INTERRUPT},
+    ClearOutput: {Request.CLEAR_OUTPUT},
+    AckPlayback: {Request.PLAYED},
 }
 
 
@@ -304,6 +315,7 @@ _TOLD: dict[str, Callable[[ServerMessage], ServerMessage]] = {
     "live": told_in_live,
     "openai": told_in_openai,
     "openai-transcription": told_in_openai,
+    "vllm-omni": told_in_omni,
 }
 
 
@@ -312,6 +324,8 @@ def joined(messages: list[ServerMessage]) -> ServerMessage:
     first = messages[0]
     for part in messages[1:]:
         match first, part:
+            case ItemStep(), ItemStep() if first == part:
+                pass  # told in two words
             case Closed(), Closed():
                 pass  # an error's, and the `stopped` after it (002)
             case (Speech(end_of_turn=False), Speech()) | (Delta(), Delta()):
@@ -520,5 +534,6 @@ def test_the_registry_holds_what_a_client_can_speak() -> None:
         "live": "live",
         "openai": "openai",
         "openai-transcription": "openai-transcription",
+        "vllm-omni": "vllm-omni",
     }
     assert OPENING.name == "opening"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -27,6 +27,7 @@ from protocol.wire.dialects.base import Context
 from tests.strategies.messages import jpeg_header, mp4_head, noise, png_header, wav
 
 CHAT = Context(mode="chat")
+OLD = Context(mode="chat", behaviour=0)
 VOICE = noise(8000)
 VOICE_TEXT = encode_base64(VOICE)
 SOUND = noise(4800)
@@ -37,9 +38,9 @@ VIDEO_TEXT = encode_base64(mp4_head())
 HELLO: list[dict[str, object]] = [{"role": "user", "content": "Hello!"}]
 
 
-def ask(**fields: object) -> Any:
+def ask(context: Context = CHAT, **fields: object) -> Any:
     """Parse a turn as 004 has it, with a greeting where it has no messages."""
-    return LEGACY_CHAT.parse(Request.INIT, {"messages": HELLO, **fields}, CHAT)
+    return LEGACY_CHAT.parse(Request.INIT, {"messages": HELLO, **fields}, context)
 
 
 def ask_of_001(**fields: object) -> Any:
@@ -62,6 +63,7 @@ def message(*content: object, role: str = "user") -> dict[str, object]:
     return {"role": role, "content": list(content)}
 
 
+SPOKEN = SpeechRequest(mode="default", language="en", voice=None)
 GREETING = (ChatMessage(role="user", content=(TextPart(text="Hello!"),)),)
 
 # -- what is read -------------------------------------------------------------------------------
@@ -73,7 +75,7 @@ def test_the_defaults_are_the_sources() -> None:
         messages=GREETING,
         streaming=True,
         config=ChatConfig(max_new_tokens=512, temperature=0.7, top_p=0.8, length_penalty=1.0),
-        speech=SpeechRequest(mode="default", language="en", voice=None),
+        speech=None,
         max_slice_nums=None,
         use_image_id=True,
         omni=False,
@@ -83,8 +85,23 @@ def test_the_defaults_are_the_sources() -> None:
 
 def test_a_turn_of_001_is_silent_unless_it_says_tts() -> None:
     """Else a client that wants text pays for speech, or one that wants speech gets none."""
-    assert ask_of_001() == attrs.evolve(ask(), speech=None)
-    assert ask_of_001(tts={}) == ask(tts={}) == ask()
+    assert ask_of_001() == ask()
+    assert ask_of_001(tts={}) == attrs.evolve(ask(), speech=SPOKEN)
+
+
+@pytest.mark.parametrize("tts", [None, {}, {"enabled": None}, {"enabled": False}, {"mode": "omni"}])
+def test_a_request_of_004_is_silent_unless_it_is_enabled(tts: object) -> None:
+    """A page of the source that wants text is answered in speech."""
+    assert ask(tts=tts).speech is None
+    assert ask(tts={"enabled": True}).speech == SPOKEN
+
+
+def test_a_recorded_request_is_spoken_as_it_was() -> None:
+    """A recording of the drafts is answered in text when it is replayed."""
+    for tts in (None, {}, {"enabled": None}, {"enabled": True}):
+        assert ask(OLD, tts=tts).speech == SPOKEN
+    assert ask(OLD).speech == SPOKEN
+    assert ask(OLD, tts={"enabled": False}).speech is None
 
 
 SETTINGS: list[tuple[dict[str, object], dict[str, Any]]] = [
@@ -121,13 +138,13 @@ SETTINGS: list[tuple[dict[str, object], dict[str, Any]]] = [
         {"tts": {"mode": "voice_cloning", "ref_audio_data": VOICE_TEXT}},
         {
             "speech": SpeechRequest(
-                mode="voice_cloning", voice=ReferenceAudio(data=VOICE, is_wav=False)
+                mode="voice_cloning", voice=ReferenceAudio(data=VOICE, is_file=False)
             )
         },
     ),
     (
         {"tts": {"ref_audio_data": encode_base64(wav(16_000))}},
-        {"speech": SpeechRequest(voice=ReferenceAudio(data=wav(16_000), is_wav=True))},
+        {"speech": SpeechRequest(voice=ReferenceAudio(data=wav(16_000), is_file=True))},
     ),
     (
         {"tts": {"mode": "voice_cloning", "ref_audio_path": "calm_voice-2.1"}},
@@ -142,15 +159,17 @@ def test_every_setting_is_honoured_in_both_dialects(
 ) -> None:
     """Else a client believes in a setting that is not in force."""
     expected = attrs.evolve(ask(), **changes)
-    assert ask(**fields) == expected
     if "tts" in fields:
         assert ask_of_001(**fields) == expected
+        fields = {"tts": {"enabled": True, **cast("dict[str, object]", fields["tts"])}}
+    assert ask(**fields) == expected
 
 
 def test_reference_audio_comes_before_the_name_of_a_voice() -> None:
     """Else a client that sends both, as 004's do, is answered in another voice (TTSConfig)."""
-    turn = ask(tts={"ref_audio_data": VOICE_TEXT, "ref_audio_path": "/srv/voices/any path.wav"})
-    assert turn.speech == SpeechRequest(voice=ReferenceAudio(data=VOICE, is_wav=False))
+    names = {"ref_audio_data": VOICE_TEXT, "ref_audio_path": "/srv/voices/any path.wav"}
+    turn = ask(tts={"enabled": True, **names})
+    assert turn.speech == SpeechRequest(voice=ReferenceAudio(data=VOICE, is_file=False))
     assert turn.ignored == ("$.tts.ref_audio_path",)
 
 
@@ -182,9 +201,9 @@ def test_every_kind_of_content_is_read() -> None:
                 TextPart(text="Describe this image"),
                 ImagePart(data=JPEG),
                 ImagePart(data=png_header(64, 48)),
-                AudioPart(data=SOUND, is_wav=False),
-                AudioPart(data=SOUND, is_wav=False, rate_hz=48_000),
-                AudioPart(data=wav(8000), is_wav=True),
+                AudioPart(data=SOUND, is_file=False),
+                AudioPart(data=SOUND, is_file=False, rate_hz=48_000),
+                AudioPart(data=wav(8000), is_file=True),
                 VideoPart(data=mp4_head(), stack_frames=5),
             ),
         ),
@@ -378,7 +397,7 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     ({"tts": {"enabled": "true"}}, "invalid_payload", "tts.enabled: a string of 4 characters, a"),
     ({"tts": {"mode": "opera"}}, "invalid_payload", "tts.mode: a string of 5 characters, allowed"),
     (
-        {"tts": {"mode": "voice_cloning"}},
+        {"tts": {"enabled": True, "mode": "voice_cloning"}},
         "invalid_payload",
         "tts.mode: voice_cloning, which needs ref_audio_data or ref_audio_path",
     ),

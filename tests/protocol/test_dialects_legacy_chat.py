@@ -36,7 +36,7 @@ from tests.strategies.messages import noise
 CHAT = Context(mode="chat")
 VOICE = noise(16_000)
 VOICE_TEXT = encode_base64(VOICE)
-REFERENCE = ReferenceAudio(data=VOICE, is_wav=False)
+REFERENCE = ReferenceAudio(data=VOICE, is_file=False)
 GREETING = ChatMessage(role="user", content=(TextPart(text="Hello!"),))
 PLACE = QueuePlace(position=2, estimated_wait_s=20, ticket_id="ticket_xxx", queue_length=3)
 
@@ -101,7 +101,7 @@ def test_the_request_of_the_sources_clients_is_read() -> None:
     )
     system = (
         TextPart(text="Mimic the voice from the audio sample."),
-        AudioPart(data=VOICE, is_wav=False),
+        AudioPart(data=VOICE, is_file=False),
         TextPart(text="You are a helpful assistant. Reply naturally."),
     )
     assert request == Ask(

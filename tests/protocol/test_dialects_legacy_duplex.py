@@ -45,7 +45,7 @@ SECOND = noise(16_000)
 AUDIO_TEXT = encode_base64(SECOND)
 VOICE = noise(8000)
 VOICE_TEXT = encode_base64(VOICE)
-REFERENCE = ReferenceAudio(data=VOICE, is_wav=False)
+REFERENCE = ReferenceAudio(data=VOICE, is_file=False)
 JPEG = jpeg_header(640, 480)
 FRAME = encode_base64(JPEG)
 
@@ -102,7 +102,7 @@ PREPARES: list[tuple[dict[str, object], dict[str, Any]]] = [
     ({"ref_audio_base64": VOICE_TEXT}, {"ref_audio": REFERENCE}),
     (
         {"ref_audio_base64": encode_base64(wav(16_000))},
-        {"ref_audio": ReferenceAudio(data=wav(16_000), is_wav=True)},
+        {"ref_audio": ReferenceAudio(data=wav(16_000), is_file=True)},
     ),
     ({"ref_audio_path": "calm-voice_1.0"}, {"ref_audio": VoiceName(name="calm-voice_1.0")}),
     (

@@ -10,14 +10,22 @@ import pytest
 
 from protocol.values.errors import FieldError, LocalProtocolError
 from protocol.values.model import DuplexConfig
-from protocol.values.requests import Append, CloseRequest, Init, ReferenceAudio, Request
+from protocol.values.requests import (
+    Append,
+    BadPicture,
+    CloseRequest,
+    Init,
+    ReferenceAudio,
+    Request,
+)
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.realtime import REALTIME
-from tests.strategies.messages import jpeg_header, noise, wav
+from tests.strategies.messages import jpeg_header, noise, png_header, wav
 
 VIDEO = Context(mode="video", sliding_windows=("off", "basic"))
 AUDIO = Context(mode="audio")
+OLD = Context(mode="video", behaviour=0)
 SECOND = noise(16_000)
 AUDIO_TEXT = encode_base64(SECOND)
 JPEG = jpeg_header(640, 480)
@@ -97,8 +105,8 @@ def test_voices_may_be_raw_or_wav() -> None:
     }
     assert init({"voice": voice}) == Init(
         instructions="",
-        ref_audio=ReferenceAudio(data=noise(8000), is_wav=False),
-        tts_ref_audio=ReferenceAudio(data=wav(24_000, 48_000), is_wav=True),
+        ref_audio=ReferenceAudio(data=noise(8000), is_file=False),
+        tts_ref_audio=ReferenceAudio(data=wav(24_000, 48_000), is_file=True),
     )
 
 
@@ -274,27 +282,42 @@ BAD_APPENDS: list[tuple[object, str, str]] = [
         "invalid_payload",
         "$.input.video_frames: 5 items, allowed is 0 to 4",
     ),
-    (
-        GOOD | {"video_frames": [FRAME, None]},
-        "invalid_payload",
-        "$.input.video_frames[1]: null, a string is needed",
-    ),
-    (
-        GOOD | {"video_frames": [encode_base64(b"GIF89a")]},
-        "invalid_payload",
-        "$.input.video_frames[0]: 6 bytes that are not a JPEG",
-    ),
-    (
-        GOOD | {"video_frames": [encode_base64(jpeg_header(65_500, 65_500))]},
-        "invalid_payload",
-        "$.input.video_frames[0]: a JPEG of 65500 x 65500 pixels, at most 20000000 are allowed",
-    ),
     (GOOD | {"force_listen": "no"}, "invalid_payload", "$.input.force_listen: a string of 2 char"),
     (GOOD | {"max_slice_nums": 0}, "invalid_payload", "$.input.max_slice_nums: 0, allowed is 1 to"),
     (GOOD | {"max_slice_nums": 1.0}, "invalid_payload", "$.input.max_slice_nums: a number, an int"),
     (GOOD | {"max_slice_nums": 1e30}, "invalid_payload", "$.input.max_slice_nums: a number, an in"),
     (GOOD | {"max_slice_nums": True}, "invalid_payload", "$.input.max_slice_nums: a boolean, an i"),
 ]
+
+
+TOO_LARGE = "a JPEG of 65500 x 65500 pixels, at most 20000000 are allowed"
+BAD_PICTURES: list[tuple[object, str, str]] = [
+    (None, "null, a string is needed", "null, a string is needed"),
+    (
+        encode_base64(b"GIF89a"),
+        "6 bytes that are not a JPEG",
+        "6 bytes that are no JPEG, PNG or WebP",
+    ),
+    (encode_base64(jpeg_header(65_500, 65_500)), *[TOO_LARGE] * 2),
+]
+
+
+@pytest.mark.parametrize(("picture", "before", "now"), BAD_PICTURES)
+def test_a_bad_picture_costs_only_itself(picture: object, before: str, now: str) -> None:
+    """A second of sound is lost for a camera's torn frame."""
+    fields: dict[str, object] = GOOD | {"video_frames": [FRAME, picture]}
+    reason = f"$.input.video_frames[1]: {now}"
+    assert append(fields).frames == (JPEG, BadPicture(reason=reason))
+    with pytest.raises(FieldError) as caught:
+        REALTIME.parse(Request.APPEND, {"type": "input.append", "input": fields}, OLD)
+    assert caught.value.message == f"$.input.video_frames[1]: {before}"
+
+
+@pytest.mark.parametrize("head", ["", "data:image/png;base64,", "data:;base64,"])
+def test_a_picture_of_any_kind_is_a_frame(head: str) -> None:
+    """A page that captures PNG files shows the model nothing."""
+    png = png_header(640, 480)
+    assert append(GOOD | {"video_frames": [head + encode_base64(png)]}).frames == (png,)
 
 
 @pytest.mark.parametrize(("fields", "code", "text"), BAD_APPENDS)

@@ -1,15 +1,18 @@
-"""The frames of a unit that is dropped are decoded no more."""
+"""What a unit that is dropped leaves behind: no decoding of its frames, a second of silence."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import simplejpeg
 
 from protocol.machine.duplex import Duplex
+from protocol.machine.live import Live
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import UNITS_PENDING_MAX
-from protocol.values.model import Opened
+from protocol.values.model import Finalized, Opened, UnitResult
 from tests.protocol.test_early import Waiting, said
 from tests.sessions.in_memory import append_frame, base64, init_frame
 
@@ -57,3 +60,24 @@ def test_only_what_is_not_decoded_yet_is_cancelled() -> None:
     kind = client.session.kind
     assert isinstance(kind, Duplex)
     assert kind.loop.input.undecided_media == set(range(2, 2 * UNITS_PENDING_MAX + 2))
+
+
+def test_a_dropped_second_is_a_second_of_the_time_line_of_live() -> None:
+    """All that was said after it came a second too early, and another unit's answer for its own."""
+    client = Waiting("live", models=("m",))
+    client.step(ev.SlotLeased, lease=1, slot=0)
+    audio = {"format": {"type": "audio/pcm", "rate": 16_000}}
+    client.say(json.dumps({"type": "session.start", "session": {"model": "m", "audio": audio}}))
+    client.step(ev.BackendOpened, lease=1, opened=Opened(prompt_length=40))
+    kind = client.session.kind
+    assert isinstance(kind, Live)
+    second = {"type": "session.input_audio.append", "audio": base64(bytes(32_000))}
+    for _ in range(1 + UNITS_PENDING_MAX):
+        assert client.say(json.dumps(second)) == []
+    (silence,) = client.say(json.dumps(second))
+    assert silence["delta"] == base64(bytes(32_000))
+    assert kind.seconds == 1
+    for index in range(1 + UNITS_PENDING_MAX):
+        client.step(ev.UnitDone, result=UnitResult(index=index, is_listen=True))
+        client.step(ev.FinalizeDone, finalized=Finalized(index=index, kv_length=50))
+    assert kind.seconds == 2 + UNITS_PENDING_MAX

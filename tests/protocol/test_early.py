@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from protocol.machine.session import Session
@@ -26,13 +27,13 @@ PLACE = QueuePlace(position=1, estimated_wait_s=20, ticket_id="ticket_1", queue_
 class Waiting:
     """A session in the queue; what it says and asks for is kept."""
 
-    def __init__(self, endpoint: ev.Endpoint, *, mode: Mode = "audio") -> None:
+    def __init__(self, endpoint: ev.Endpoint, *, mode: Mode = "audio", **limits: Any) -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",
             created_ms=1,
             mode=mode,
             seed=1,
-            limits=LIMITS,
+            limits=attrs.evolve(LIMITS, **limits),
             recording="off",
             endpoint=endpoint,
             label="omni_1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -20,18 +21,22 @@ from protocol.values.limits import (
     VIDEO_BYTES_MAX,
     WAV_BYTES_MAX,
 )
-from protocol.values.requests import AudioPart
+from protocol.values.requests import AudioPart, ReferenceAudio
 from protocol.wire.media import (
     AUDIO_BYTES_MAX,
+    SOUND_HEADS,
     WavHeader,
+    audio_s,
     check_frame,
     check_image,
     check_video,
     check_wav,
     read_audio,
     read_reference_audio,
+    read_wav,
+    sound_kind,
 )
-from tests.strategies.messages import jpeg_header, noise, wav
+from tests.strategies.messages import jpeg_header, mp4_head, noise, wav
 
 BASELINE = simplejpeg.encode_jpeg(np.zeros((48, 64, 3), dtype=np.uint8))
 FILLED = jpeg_header(640, 480).replace(b"\xff\xc0", b"\xff\xff\xff\xc0")
@@ -175,8 +180,8 @@ def test_chunks_before_the_data_are_stepped_over() -> None:
 
 def test_reference_audio_is_told_apart_by_its_head() -> None:
     """Else a raw voice is taken for a broken WAV, or a WAV's header is heard as a click."""
-    assert read_reference_audio("$", GOOD).is_wav
-    assert not read_reference_audio("$", noise(8000)).is_wav
+    assert read_reference_audio("$", GOOD).is_file
+    assert not read_reference_audio("$", noise(8000)).is_file
 
 
 @pytest.mark.parametrize("samples", [7999, 480_001])
@@ -248,15 +253,15 @@ def test_a_bad_image_is_refused_by_its_header(name: str) -> None:
 def test_a_conversation_s_sound_is_told_apart_by_its_head() -> None:
     """Else a WAV's header is heard as a click, or raw sound at the wrong pitch."""
     raw = noise(2400)
-    assert read_audio("$", GOOD, 24_000) == AudioPart(data=GOOD, is_wav=True)
-    assert read_audio("$", raw, 24_000) == AudioPart(data=raw, is_wav=False, rate_hz=24_000)
+    assert read_audio("$", GOOD, 24_000) == AudioPart(data=GOOD, is_file=True)
+    assert read_audio("$", raw, 24_000) == AudioPart(data=raw, is_file=False, rate_hz=24_000)
     assert read_audio("$", noise(1600)).rate_hz == 16_000
 
 
 def test_a_conversation_s_sound_may_last_longer_than_a_voice() -> None:
     """Else a question of a minute is refused."""
-    assert read_audio("$", wav(60 * 16_000)).is_wav
-    assert read_audio("$", wav(1600)).is_wav
+    assert read_audio("$", wav(60 * 16_000)).is_file
+    assert read_audio("$", wav(1600)).is_file
 
 
 BAD_SOUNDS = {
@@ -334,3 +339,68 @@ def test_no_garbage_crashes_a_check(head: bytes, tail: bytes, at: int, piece: by
     for check in checks:
         with contextlib.suppress(FieldError):
             check("$", data)
+
+
+# -- sound files of other kinds -------------------------------------------------------------------
+
+FILES: Final = {
+    "RF64": ("RF64", "PCM_16"),
+    "AIFF": ("AIFF", "PCM_16"),
+    "FLAC": ("FLAC", "PCM_16"),
+    "Ogg": ("OGG", "OPUS"),
+    "MP3": ("MP3", "MPEG_LAYER_III"),
+}
+
+
+def sound_file(kind: str, rate_hz: int = 24_000) -> bytes:
+    """A second of silence."""
+    file, (form, subtype) = io.BytesIO(), FILES[kind]
+    soundfile.write(file, np.zeros(rate_hz), rate_hz, format=form, subtype=subtype)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_sound_file_is_known_by_its_head(kind: Any) -> None:
+    """It would be heard as samples, which is noise."""
+    data = sound_file(kind)
+    assert sound_kind(data) == kind
+    assert sound_kind(SOUND_HEADS[kind] + bytes(100)) == kind
+    assert read_audio("$", data, is_any=True) == AudioPart(data=data, is_file=True)
+    assert read_reference_audio("$", data, is_any=True) == ReferenceAudio(data=data, is_file=True)
+    assert audio_s(AudioPart(data=data, is_file=True)) is None
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000])
+def test_an_mp3_is_known_at_every_rate(rate_hz: int) -> None:
+    """Only some of the files would be taken."""
+    data = sound_file("MP3", rate_hz)
+    assert sound_kind(data[data.index(b"\xff\xe3") :] if data[0] != 0xFF else data) == "MP3"
+
+
+@given(st.lists(st.floats(-1, 1, width=32), max_size=8), st.integers(0, 99))
+def test_samples_are_no_file(first: list[float], seed: int) -> None:
+    """Sound that happens to begin like a file would be refused."""
+    more = np.random.default_rng(seed).uniform(-1, 1, 2_000)
+    raw = np.asarray([*first, *more], "<f4").tobytes()
+    assert sound_kind(raw) is None
+    assert not read_audio("$", raw, is_any=True).is_file
+
+
+def test_a_file_of_another_kind_is_named() -> None:
+    """An M4A would be heard as samples."""
+    with pytest.raises(FieldError, match="a file of mp4, WAV, AIFF, FLAC"):
+        read_audio("$", mp4_head(), is_any=True)
+
+
+SIZES: Final = [(0, 0), (36, 0), (0x7FFFFFFF, 0x7FFFFFDB), (0xFFFFFFFF, 0xFFFFFFFF)]
+
+
+@pytest.mark.parametrize(("whole", "data"), SIZES)
+def test_a_wav_from_a_pipe_is_as_long_as_its_bytes(whole: int, data: int) -> None:
+    """What ffmpeg and sox write to a pipe is refused."""
+    file = wav(16_000)
+    piped = file[:4] + struct.pack("<I", whole) + file[8:40] + struct.pack("<I", data) + file[44:]
+    assert read_wav("$", piped, is_piped=True) == read_wav("$", file)
+    assert audio_s(AudioPart(data=piped, is_file=True)) == 1
+    with pytest.raises(FieldError):
+        read_audio("$", piped)

@@ -9,7 +9,13 @@ import pytest
 
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST
-from protocol.values.limits import APPEND_BYTES_MAX, BACKLOG_S_MAX, NS_PER_S, UNITS_PENDING_MAX
+from protocol.values.limits import (
+    ANSWER_UNITS,
+    APPEND_BYTES_MAX,
+    BACKLOG_S_MAX,
+    NS_PER_S,
+    UNITS_PENDING_MAX,
+)
 from protocol.values.messages import QueuePlace
 from tests.protocol import test_dictation as dictation
 from tests.protocol.test_openai_items import LOUD, QUIET, Client
@@ -188,6 +194,41 @@ def test_a_response_is_not_waited_for() -> None:
     client.speaks = True
     assert client.say("response.create")[0]["type"] == "response.created"
     assert client.wait(1.0), "the next second of the answer comes in a second"
+
+
+def test_silence_is_heard_while_an_answer_is_due_or_goes_on_and_no_longer() -> None:
+    """An answer was cut short for want of sound, or the model was fed silence for ever."""
+    client = Client()
+    client.update(audio=MANUAL)
+    client.hear(QUIET)
+    client.say("input_audio_buffer.commit")
+    client.say("response.create")
+    assert len(client.units) == 2  # the question, and the first second of silence
+    client.wait(ANSWER_UNITS - 1)
+    assert len(client.units) == 1 + ANSWER_UNITS
+    client.speaks = True  # in the last second in which it may
+    client.wait(20)
+    assert len(client.units) == 21 + ANSWER_UNITS
+    client.speaks = False
+    told = client.wait(60)
+    assert len(client.units) == 23 + ANSWER_UNITS
+    assert told.count("response.done") == 1
+    assert client.told[-1]["response"]["status"] == "completed"
+
+
+def test_an_answer_is_due_for_as_long_after_sound_that_waits() -> None:
+    """Who asked behind a long question was told that there is no answer, before it was heard."""
+    client = Client(is_slow=True)
+    client.update(audio=MANUAL)
+    append(client, QUIET * 10)
+    client.say("input_audio_buffer.commit")
+    client.say("response.create")
+    client.is_slow = False
+    client.answer()
+    assert len(client.units) == 10
+    client.wait(60)
+    assert len(client.units) == 10 + ANSWER_UNITS
+    assert client.told[-1]["response"]["status"] == "failed"
 
 
 def test_the_model_speaks_first_at_once() -> None:

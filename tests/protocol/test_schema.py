@@ -16,7 +16,7 @@ from protocol.values.errors import FieldError
 from protocol.values.messages import ServerMessage
 from protocol.values.model import SlidingWindow
 from protocol.values.modes import Mode
-from protocol.values.requests import Append, ClientMessage, Request
+from protocol.values.requests import Append, BadPicture, ClientMessage, Request
 from protocol.values.state import SessionKind, session_kind_of
 from protocol.wire.codec import Reading, Value, encode_base64, invalid, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
@@ -204,8 +204,10 @@ def test_what_base64_may_hold_is_what_its_reader_takes(name: str) -> None:
         value: object = [coded] if isinstance(field.kind, Items) else coded
         at = Reading({}, "$", "", context, {"rate_hz": 16_000})
         try:
-            field.kind.read(Value(path="$.a", value=value), at)
+            found = field.kind.read(Value(path="$.a", value=value), at)
         except FieldError:
+            continue
+        if isinstance(found, tuple) and any(isinstance(one, BadPicture) for one in found):
             continue
         taken.add(medium.name)
     assert taken == {*media_of(field)}

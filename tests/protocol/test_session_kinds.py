@@ -29,6 +29,7 @@ LIMITS: Final = ev.SessionLimits(
 OPENED: Final[tuple[tuple[Mode, ev.Endpoint], ...]] = (
     *(("audio", "realtime"), ("audio", "live"), ("audio", "openai"), ("chat", "realtime")),
     *(("chat", "chat"), ("transcription", "realtime"), ("transcription", "openai")),
+    ("audio", "omni"),
 )
 
 
@@ -78,8 +79,9 @@ def test_a_kind_handles_all_that_its_dialects_have() -> None:
     for name, dialect in DIALECTS.items():
         for mode in MODES_OF[name]:
             session_kind = session_kind_of(mode, is_request=name == "legacy-chat")
-            endpoint: ev.Endpoint = "live" if name == "live" else "openai"
-            is_own = name == "live" or name.startswith("openai")
+            endpoints: dict[str, ev.Endpoint] = {"live": "live", "vllm-omni": "omni"}
+            endpoint = endpoints.get(name, "openai")
+            is_own = name in endpoints or name.startswith("openai")
             kind = KINDS_OF_ENDPOINTS[endpoint, session_kind] if is_own else KINDS[session_kind]
             sent = {table.cls for _, table in dialect.requests(mode)}
             assert sent <= {*kind.handlers} | ANSWERED_BY_THE_SESSION, (name, mode)

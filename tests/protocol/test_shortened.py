@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.machine.reception import KEPT_CHARS, SHORTENED_BYTES_MIN
+from protocol.machine.reception import SHORTENED_BYTES_MIN
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -24,7 +24,7 @@ from protocol.values.effects import Effect
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX, FRAMES_MAX
 from protocol.values.model import Opened
 from protocol.values.modes import Mode
-from protocol.values.utf8 import Frame, Utf8Text
+from protocol.values.utf8 import KEPT_CHARS, Frame, Shortened, Utf8Text
 from protocol.wire.dialects.shared import KNOWN_TYPES
 from recorder.format.mapping import event_of, event_record
 from recorder.format.records import size_bytes
@@ -291,6 +291,15 @@ def test_a_redacted_log_does_not_hold_its_start() -> None:
     edited = EventEditor(frames=FrameEditor(policy=policy, tally=Tally())).edit(kept)
     assert isinstance(edited, ev.FrameReceived)
     assert edited.shortened == attrs.evolve(kept.shortened, head="")
+
+
+def test_a_redacted_log_does_not_hold_the_hash_of_a_few_bytes() -> None:
+    """A name of which only the length was hidden would be found by trying names."""
+    short = Shortened(size_bytes=1 << 30, blake2b="ab", head="Smith", read_bytes=5)
+    event = ev.FrameReceived(at_ns=0, frame=None, shortened=short)
+    edited = EventEditor(frames=FrameEditor(policy=Policy(), tally=Tally())).edit(event)
+    assert isinstance(edited, ev.FrameReceived)
+    assert edited.shortened == attrs.evolve(short, head="", blake2b="")
 
 
 @pytest.mark.anyio

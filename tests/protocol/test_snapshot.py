@@ -21,13 +21,16 @@ import pytest
 
 from protocol.machine.chat import ActiveTurn, PendingTurn
 from protocol.machine.core import Step
+from protocol.machine.omni import Omni
 from protocol.machine.peer import Peer
 from protocol.machine.session import Session
 from protocol.machine.setup import PendingInit
 from protocol.machine.slot import Migration
+from protocol.machine.unit_loop import UserSpeech
 from protocol.values import events as ev
 from protocol.values.messages import Listen, Speech
 from protocol.values.model import Picture, Prefill, Sound, Text, ToolCall, ToolResult
+from protocol.values.omni import OmniSession
 from protocol.values.openai import OpenAISession, Part, Reply, Respond
 from protocol.values.utf8 import Utf8Text
 from protocol.wire.dialects import LEGACY_CHAT
@@ -74,6 +77,15 @@ LEFT_OUT: Final = {
     "Listen.metrics": "they stand in the log, with the unit",
     "Listen.silence_samples": "no such message is held: it is made where it is sent",
     "Listen.coding": "the same",
+    "Listen.epoch": "the same",
+    "Speech.epoch": "the same",
+    "Omni.init_taken": "what was asked stands in the log",
+    "OmniSession.id": "it is made of the recording's id",
+    "OmniSession.instructions": "what was asked stands in the log",
+    "OmniSession.is_resumable": "it is of the first event and the recording",
+    "UserSpeech.sought": "it is of the settings",
+    "Peer.greeted": "it is the number of a frame that the log holds",
+    "Peer.greeting": "it is made where it is sent",
     "Speech.coding": "the same",
     "Speech.start_ms": "likewise",
     "Speech.session_id": "the session's",
@@ -96,7 +108,7 @@ LEFT_OUT: Final = {
 CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
-    *(OpenAISession, Part, Reply, Respond, ToolCall, ToolResult),
+    *(OpenAISession, Part, Reply, Respond, ToolCall, ToolResult, Omni, OmniSession, UserSpeech),
 )
 
 

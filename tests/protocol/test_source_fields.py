@@ -80,7 +80,7 @@ def test_the_message_of_the_sources_page_is_taken() -> None:
     ask = chat(**PAGE)
     assert isinstance(ask, Ask)
     assert ask.config == ChatConfig(max_new_tokens=256, length_penalty=1.1)
-    voice = ReferenceAudio(data=VOICE, is_wav=False)
+    voice = ReferenceAudio(data=VOICE, is_file=False)
     assert ask.speech == SpeechRequest(mode="audio_assistant", voice=voice)
     assert ask.tts_template
     assert ask.ignored == ("$.messages[1].content[0].name", "$.messages[1].content[0].duration")
@@ -120,7 +120,10 @@ CHAT_HONOURED: list[tuple[dict[str, object], dict[str, Any]]] = [
         {"config": ChatConfig(temperature=0.0)},
     ),
     ({"generation": {"min_new_tokens": 8}}, {"config": ChatConfig(min_new_tokens=8)}),
-    ({"tts": {"ref_audio_max_ms": 3000}}, {"speech": SpeechRequest(voice_ms_max=3000)}),
+    (
+        {"tts": {"enabled": True, "ref_audio_max_ms": 3000}},
+        {"speech": SpeechRequest(voice_ms_max=3000)},
+    ),
     ({"use_tts_template": True}, {"tts_template": True}),
 ]
 
@@ -158,7 +161,7 @@ def test_what_is_not_offered_is_refused_by_its_name(fields: dict[str, object], t
 
 def test_only_the_wanted_part_of_the_voice_is_used() -> None:
     """`ref_audio_max_ms` cuts the reference audio as the source does."""
-    voice = ReferenceAudio(data=VOICE, is_wav=False)
+    voice = ReferenceAudio(data=VOICE, is_file=False)
     ask = attrs.evolve(chat(), speech=SpeechRequest(voice=voice, voice_ms_max=1500))
     pending = PendingTurn.of(ask, pytest.fail)
     turn = pending.to_turn(0, 7)

@@ -16,12 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.machine.client import ClientConnection
+from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.errors import LocalProtocolError
+from protocol.values.behaviour import NEWEST, ONLY_MODEL
+from protocol.values.errors import CLOSE_NORMAL, LocalProtocolError
 from protocol.values.limits import FRAME_BYTES_MAX, NS_PER_S, UTTERANCES_PENDING_MAX
 from protocol.values.messages import QueuePlace, TranscriptDelta, TranscriptDone
 from protocol.values.model import UNIT_BYTES
+from protocol.values.modes import Mode
 from protocol.values.requests import AppendSound, ChooseModel, CloseRequest, Commit
 from protocol.values.state import State
 from tests.sessions.in_memory import base64
@@ -56,10 +59,59 @@ def test_a_commit_before_a_model_is_refused_and_what_was_appended_is_kept() -> N
     assert done_of(talk.hear_out())["text"] == "0.0 0.1!"
 
 
+def test_a_commit_before_a_model_takes_the_servers() -> None:
+    """A client of a server with one model has to know its name."""
+    talk = Talk(behaviour=ONLY_MODEL)
+    assert talk.append(SECOND) == []
+    talk.commit(final=True)
+    assert talk.stands_in(State.ACTIVE)
+    assert done_of(talk.hear_out())["text"] == "0.0 0.1!"
+    talk.step(ev.TimerFired, name="init", generation=1, later_s=LIMITS.init_wait_s)
+    assert talk.stands_in(State.ACTIVE)
+
+
+def test_a_commit_is_refused_where_no_model_has_a_name() -> None:
+    """A session that cannot be answered is set up."""
+    talk = Talk(attrs.evolve(LIMITS, models=()), behaviour=ONLY_MODEL)
+    assert talk.code({"type": "input_audio_buffer.commit"}) == "model_not_validated"
+    assert talk.stands_in(State.CONNECTED)
+
+
 @pytest.mark.parametrize("fields", [{}, {"model": None}, {"model": 5}, {"session": {"model": "a"}}])
 def test_an_update_without_a_model_is_an_invalid_event(fields: dict[str, Any]) -> None:
     """A client of the other protocol is told that its model is unknown."""
     assert Talk().code({"type": "session.update", **fields}) == "invalid_event"
+
+
+@pytest.mark.parametrize(
+    ("mode", "endpoint", "reason"),
+    [
+        ("transcription", "realtime", "client"),
+        ("audio", "openai", "client"),
+        ("audio", "realtime", "peer_gone"),
+    ],
+)
+@pytest.mark.parametrize("code", [CLOSE_NORMAL, 1001, 1006])
+def test_a_close_in_order_is_the_end_where_nothing_else_is(
+    mode: Mode, endpoint: ev.Endpoint, reason: str, code: int
+) -> None:
+    """Each transcription would look like a lost client, or the recordings of before part."""
+    for behaviour in (0, NEWEST):
+        opened = ev.ConnectionOpened(
+            recording_id="rec-1",
+            created_ms=1_700_000_000_123,
+            mode=mode,
+            endpoint=endpoint,
+            seed=7,
+            limits=LIMITS,
+            recording="off",
+            behaviour=behaviour,
+        )
+        session, _ = Session.open(opened)
+        session.step(ev.SlotLeased(at_ns=1, lease=1, slot=0))
+        session.step(ev.PeerGone(at_ns=2, code=code))
+        is_end = behaviour and code == CLOSE_NORMAL
+        assert session.end_reason == (reason if is_end else "peer_gone")
 
 
 def test_an_unknown_model_is_named_and_an_earlier_choice_stays() -> None:
@@ -165,6 +217,15 @@ def test_a_hint_that_the_model_cannot_take_is_refused_by_name(
     assert talk.stands_in(State.CONNECTED)
 
 
+@pytest.mark.parametrize(("name", "value"), HINTS[:2])
+def test_a_hint_has_no_effect_and_is_counted(name: str, value: object) -> None:
+    """A client of vLLM that names a language gets no session at all."""
+    talk = Talk(behaviour=ONLY_MODEL)
+    assert talk.say({"type": "session.update", "model": "tiny", name: value}) == []
+    assert talk.stands_in(State.ACTIVE)
+    assert talk.session.counts["fields_ignored"] == 1
+
+
 @pytest.mark.parametrize("value", [None, ""])
 def test_a_hint_that_hints_at_nothing_is_taken(value: str | None) -> None:
     """A client that fills in every field cannot choose a model."""
@@ -242,6 +303,21 @@ def test_utterances_past_their_number_are_refused() -> None:
     dones = [body for body in talk.hear_out() if body["type"] == "transcription.done"]
     assert len(dones) == UTTERANCES_PENDING_MAX
     assert talk.commit(final=True)[0]["type"] == "transcription.done"
+
+
+def test_the_last_utterance_that_may_wait_takes_sound_until_it_is_closed() -> None:
+    """Its beginning was kept, and the rest refused."""
+    talk = ready()
+    talk.append(SECOND)
+    for _ in range(UTTERANCES_PENDING_MAX - 1):
+        talk.commit(final=True)
+    assert talk.append(SECOND[:16_000]) == []
+    assert talk.append(SECOND[16_000:]) == []
+    assert talk.commit() == []
+    assert talk.commit(final=True) == []
+    assert talk.append(SECOND)[0]["code"] == "buffer_full"
+    dones = [body for body in talk.hear_out() if body["type"] == "transcription.done"]
+    assert dones[-1]["text"] == f"{UTTERANCES_PENDING_MAX - 1}.0 {UTTERANCES_PENDING_MAX - 1}.1!"
 
 
 def fire(talk: Talk, name: str, later_s: float) -> None:
@@ -474,7 +550,7 @@ def test_any_split_into_appends_gives_the_same_chunks(
 
 
 def test_the_client_says_nothing_that_would_be_refused() -> None:
-    """Our own client commits before it has chosen a model."""
+    """Our own client is told by the server what it could have known."""
     client = ClientConnection("transcription", "transcription")
     with pytest.raises(LocalProtocolError, match="not_ready"):
         client.send(ChooseModel(model="tiny"))
@@ -483,9 +559,9 @@ def test_the_client_says_nothing_that_would_be_refused() -> None:
     with pytest.raises(LocalProtocolError, match="not_ready"):
         client.send(AppendSound(pcm16=SECOND))
     client.receive('{"type":"session.created","id":"s","created":1}')
-    with pytest.raises(LocalProtocolError, match="model_not_validated"):
-        client.send(Commit())
     client.send(AppendSound(pcm16=SECOND))
+    client.send(Commit())
+    assert client.state is State.ACTIVE
     client.send(ChooseModel(model="tiny"))
     assert client.state is State.ACTIVE
     assert json.loads(client.send(Commit(final=True)))["final"] is True

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
+import attrs
 import pytest
 
+from protocol.values.record_names import RECORD_FIELDS, RECORD_NAMES
+from protocol.values.utf8 import Frame
 from recorder.format import blobs
 from recorder.format import format as log_format
 from recorder.format.blocks import LEVEL, LEVEL_KEPT
@@ -33,6 +38,7 @@ from recorder.format.format import (
     BlockHeader,
     pack_header,
 )
+from recorder.format.mapping import EFFECTS, EVENTS, plain_of
 from recorder.format.records import BLOB, FRAME_BYTES_MAX, FRAME_CUT, RECORD_VERSIONS, TEXT, WTF8
 from recorder.read.decoding import parse
 from recorder.read.verify import Report, State
@@ -180,3 +186,60 @@ def test_versions() -> None:
     """There are versions that the document does not know."""
     assert list(FORMAT_VERSIONS) == [FORMAT_VERSION, COMPACT_VERSION]
     assert f"{FORMAT_VERSION} is what servers write; {COMPACT_VERSION} says" in WORDS
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def kind_of(hint: Any) -> str:
+    """The kind of a field in words, by its annotation."""
+    if hint in (str, bytes, int, float, bool):
+        return "text" if hint is str else hint.__name__
+    if hint in RECORD_NAMES:
+        return f"`{RECORD_NAMES[hint]}`"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return "text"
+    if hint == Frame:
+        return "text, bytes or null"
+    if get_origin(hint) is Literal:
+        return "text"
+    if get_origin(hint) is tuple:
+        return f"list of {kind_of(get_args(hint)[0])}"
+    names = [kind_of(each) for each in get_args(hint) if each is not type(None)]
+    ends = ["null"] if type(None) in get_args(hint) else []
+    return " or ".join(names + ends)
+
+
+def default_of(default: Any) -> str:
+    """A field's default as the page writes it; nothing for a field that has none."""
+    if default is attrs.NOTHING:
+        return ""
+    if isinstance(default, bytes):
+        return " = empty"
+    return f" = `{json.dumps(plain_of(default) if attrs.has(type(default)) else default)}`"
+
+
+def names_table(heading: str, classes: Iterable[type]) -> str:
+    """The rows of the page for some classes of records: their names, and their fields."""
+    lines = [f"| {heading} | its fields |", "|---|---|"]
+    for cls in classes:
+        hints = get_type_hints(cls)
+        fields = [
+            f"`{name}`: {kind_of(hints[field.name])}{default_of(field.default)}"
+            for field, name in RECORD_FIELDS[cls]
+            if name != "at_ns" or heading != "event"
+        ]
+        lines.append(f"| `{RECORD_NAMES[cls]}` | {'; '.join(fields)} |".replace("|  |", "| |"))
+    return "\n".join(lines)
+
+
+def test_names_and_fields() -> None:
+    """A writer by the page would leave out a field, or make one up."""
+    others = [cls for cls in RECORD_NAMES if cls not in {*EVENTS.values(), *EFFECTS.values()}]
+    for heading, classes in (
+        ("event", EVENTS.values()),
+        ("effect", EFFECTS.values()),
+        ("value", others),
+    ):
+        table = names_table(heading, classes)
+        assert table in DOCUMENT, table

@@ -12,6 +12,7 @@ from shutil import copytree
 
 import attrs
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ from recorder.storage.remote import (
 )
 from recorder.storage.store import WITH_STORE_NAME, LocalLog, Store
 from recorder.storage.summary import Summary
+from runtime.cli import main
 from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import write_log
 
@@ -285,8 +287,9 @@ def test_a_wrong_url_is_told(url: str, told: str) -> None:
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator would see a traceback, and not what to install."""
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(StoreError, match=r"pip install 'antiphon\[store\]'"):
-        RemoteStore.open("s3://bucket/logs")
+    told = CliRunner().invoke(main, ["recordings", "list", "s3://bucket/logs"])
+    assert told.exit_code == 2
+    assert told.stderr.startswith("Error: antiphon recordings list needs the extra 'store': pip")
 
 
 def test_a_store_that_does_not_answer_says_so(

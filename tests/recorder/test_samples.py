@@ -74,6 +74,9 @@ class MemoryDisk(Disk):
         """Refuse what no test here asks for."""
         raise NotImplementedError
 
+    def mark_failed(self, descriptor: int) -> None:
+        """Do nothing: no server goes on with these."""
+
     def sync_directory(self, path: Path) -> None:
         assert path == PATH.parent
         self._call("sync_directory")

@@ -242,6 +242,15 @@ def test_jumping_past_damage() -> None:
                 assert found == [item for item in expected if item.seq >= seq]
 
 
+def test_blobs_that_begin_and_end_alike_are_all_remembered() -> None:
+    """Of sounds between two silences only the last was known again, and the others stored twice."""
+    memory = BlobMemory(REMEMBERED_BYTES)
+    blobs = [bytes(50_000) + bytes([number]) * 50_000 + bytes(50_000) for number in range(3)]
+    places = [(number, 0) for number in range(3)]
+    assert [memory.find_or_keep(*it) for it in zip(blobs, places, strict=True)] == [None] * 3
+    assert [memory.find_or_keep(blob, (9, 9)) for blob in blobs] == places
+
+
 def test_blobs_of_earlier_blocks_are_found_after_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that names what an earlier one holds could not be read alone."""
     steps = [[record("mark", 1 + seq, sound=pcm(300, seed=seq % 3))] for seq in range(9)]

@@ -15,8 +15,8 @@ import anyio.to_thread
 import pytest
 
 from recorder.format.errors import LogFailed, LogFull, LogMisuse
-from recorder.format.format import MIB, SUFFIX, recording_id_of
-from recorder.format.records import Record
+from recorder.format.format import MIB, RECORD_BYTES_MAX, SUFFIX, recording_id_of
+from recorder.format.records import RECORD_OVERHEAD_BYTES, Record, size_bytes
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from recorder.storage.store import Store
@@ -336,6 +336,21 @@ async def test_all_logs_together_are_bounded(disk: MemoryDisk) -> None:
         assert recorder.statistics.backlog_bytes < 3000
 
 
+async def test_who_waits_for_room_hears_that_the_log_is_given_up(disk: MemoryDisk) -> None:
+    """A client was not read until the disk that hung went on."""
+    policy = RecorderPolicy(session_backlog_bytes_max=1000, block_age_s=LONG_S)
+    disk.hold.clear()
+    with Recorder(policy, disk=disk) as recorder:
+        log = start(recorder)
+        log.append(record("rx", 1, frame=b"x" * 1500))
+        with anyio.fail_after(TIMEOUT_S), pytest.RaisesGroup(LogFailed):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(log.room)
+                await anyio.wait_all_tasks_blocked()
+                log.abandon("the disk hangs")
+        disk.hold.set()
+
+
 async def test_hard_bound_refuses_without_losing_count(disk: MemoryDisk) -> None:
     """A driver that ignores the bound must hear of it, and its next record still fits."""
     policy = RecorderPolicy(session_backlog_bytes_max=0, tick_s=LONG_S)
@@ -345,11 +360,14 @@ async def test_hard_bound_refuses_without_losing_count(disk: MemoryDisk) -> None
         log = start(recorder)
         log.append(record("rx", 1, frame=frame))
         log.append(record("rx", 2, frame=frame))
+        own_bytes = size_bytes(record("rx", 3, frame=b"").fields) + RECORD_OVERHEAD_BYTES
+        room_bytes = RECORD_BYTES_MAX - log.backlog_bytes - own_bytes
         with pytest.raises(LogFull):
-            log.append(record("rx", 3, frame=frame))
+            log.append(record("rx", 3, frame=bytes(room_bytes + 1)))
+        log.append(record("rx", 3, frame=bytes(room_bytes)))
         log.abandon("the test has seen enough")
         disk.hold.set()
-    assert log.next_seq == 3
+    assert log.next_seq == 4
 
 
 def recorder_threads() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,13 +15,16 @@ import attrs
 import click
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from recorder.format.format import HEADER_BYTES, MARK
 from recorder.format.records import Record
 from replay.cli import inspect_command, replay_command
 from replay.library.keep import verify_command
+from replay.library.text import summary_lines
 from replay.rerun import environment
 from replay.rerun.folder import find_logs, replay_logs, size_of
+from replay.shared.commands import print_all
 from runtime.cli import main
 from runtime.commands.server_process import RUN
 from runtime.model.backends.base import Backend
@@ -308,6 +312,17 @@ def test_a_table_shows_what_is_wrong_first(folder: Path) -> None:
     assert places == sorted(places)
     assert text.index("(tx Send)") < text.index("a-sound") < text.index("no fin")
     assert "5 logs: 2 identical, 1 diverged, 1 damaged, 1 unreadable" in text.splitlines()[-1]
+
+
+def test_logs_far_apart_are_named_from_the_root(folder: Path) -> None:
+    """`a/x` would be looked for in the current folder."""
+    (found,) = replay_logs([folder / "a-sound.session.zst"], lambda _: None)
+    apart = [attrs.evolve(found, log=f"/{name}/x.session.zst") for name in "ab"]
+    written = io.StringIO()
+    print_all(Console(file=written), summary_lines(apart, 1.0))
+    text = written.getvalue()
+    assert "\n/a/x " in text
+    assert "\n/b/x " in text
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_output_leaves_the_log_alone(folder: Path) -> None:
     assert items(output)[:-1] == items(path)[:-1]
     there = call(path, "--output", output)
     assert (there.exit_code, there.stderr.count("\n")) == (2, 1)
-    assert "File exists" in there.stderr
+    assert "it is there already" in there.stderr
     assert "is for one LOG" in call(folder, "--output", output).stderr
 
 
@@ -180,7 +180,8 @@ def test_what_cannot_be_written_is_named_and_links_are_what_they_are(folder: Pat
     path, link = log(folder / "below", "spoken"), log(folder, "link")
     output = folder / "none" / "a.session.zst"
     result = call(path, "--output", output)
-    assert (result.exit_code, result.stderr) == (2, f"Error: {output}: No such file or directory\n")
+    told = f"Error: {output}: there is no folder {output.parent}\n"
+    assert (result.exit_code, result.stderr) == (2, told)
     link.symlink_to(path)
     result = call(link)
     assert result.exit_code == 1

@@ -334,13 +334,33 @@ def test_speech_that_does_not_stop_ends_with_the_sound() -> None:
     assert session.facts(8).conversation.user == spans((0.4, 1))
 
 
+def test_a_question_that_is_sent_at_once_is_answered_after_it(tmp_path: Path) -> None:
+    """No turn would be taken, since each answer would come before its question had ended."""
+    session = Duplex()
+    session.hear(0.2, loud((0.3, 2.5), length=4))
+    for index in range(3):
+        session.speak(0.3 + index / 10, index)
+    session.speak(0.6, 3, 1, "so it is", ends=True)
+    facts = session.facts(0.9)
+    found = score(facts)
+    assert facts.conversation.user == spans((0.3, 2.5))
+    assert facts.conversation.model == spans((4.1, 5.1))
+    assert found["take_over_rate"] == found["fdb_v1_take_over_rate"] == Ratio(1, 1)
+    assert seconds(found["response_delay"]) == [(2.5, 1.6)]
+    assert seconds(found["input_lead"]) == [(0.2, 3.8)]
+    metrics = Metrics()
+    log = write_log(tmp_path, session.records)
+    meter_log(log, metrics)
+    assert told_by(metrics) == recorded_in([log])
+
+
 @pytest.mark.parametrize("endpoint", ["realtime", "duplex", "live"])
 def test_both_detectors_agree_on_a_recorded_session(endpoint: str, tmp_path: Path) -> None:
     """A folder of old and new recordings could not be compared."""
     for is_searched in (True, False):
         folder = tmp_path / str(is_searched)
         folder.mkdir()
-        converse(endpoint, barge_in=is_searched, record_to=folder)
+        converse(endpoint, "qqqqVVVqqq", barge_in=is_searched, record_to=folder)
     logs = [next((tmp_path / name).glob("*" + SUFFIX)) for name in ("True", "False")]
     searched, heard = map(facts_in, logs)
     assert (searched.speech_source, heard.speech_source) == ("log", "energy")
@@ -490,10 +510,11 @@ def test_a_transcription_is_measured_by_its_words() -> None:
 # -- all of them ----------------------------------------------------------------------------------
 
 
-def test_every_measure_has_its_kind_and_modes() -> None:
+def test_every_measure_has_its_kind_and_modes(tmp_path: Path) -> None:
     """The table would describe something else than what is computed."""
     seen = set()
-    for log in LOGS:
+    converse("realtime", "qqqqVVVqqq", barge_in=True, record_to=tmp_path)
+    for log in (*LOGS, *tmp_path.glob("*" + SUFFIX)):
         for name, value in score(facts_in(log)).items():
             seen.add(name)
             assert KINDS[type(value)] == MEASURES[name].kind, name

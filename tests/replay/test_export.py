@@ -50,6 +50,7 @@ from tests.replay.exported import (
     told,
 )
 from tests.replay.test_logs import HEAD, OPENED, Scene, scenes, write_log
+from tests.runtime.session.test_barge_in import begin, written
 from tests.sessions.in_memory import base64, close_frame, init_frame, on_virtual_time, world
 
 
@@ -105,43 +106,96 @@ def test_sound_is_queued_behind_what_its_voice_still_says() -> None:
     sounds = [one for one in moments(talk.records) if isinstance(one, Sound)]
     assert [(one.voice, one.begin, one.end) for one in sounds] == [
         ("user", 0, 32_000),
-        ("model", 4_800, 28_800),
         ("model", 28_800, 52_800),
         ("user", 32_000, 48_000),
+        ("model", 52_800, 76_800),
     ]
+
+
+def test_a_question_that_is_sent_at_once_is_answered_after_it() -> None:
+    """The answers would stand in the middle of the question, and a caption before its words."""
+    talk = Talk()
+    talk.activate()
+    talk.at(200 * MS)
+    talk.say(impulses(3 * SECOND + SECOND // 2))
+    talk.reply(0)
+    talk.at(300 * MS)
+    talk.reply(1)
+    talk.at(400 * MS)
+    talk.reply(2, impulses(24_000), "so", ends=True)
+    talk.at(900 * MS)
+    talk.finish()
+    told_of = moments(talk.records)
+    sounds = [(one.voice, one.begin_ns) for one in told_of if isinstance(one, Sound)]
+    assert sounds == [("user", 0), ("model", 3_100 * MS)]
+    (words,) = [one for one in told_of if isinstance(one, Words)]
+    assert (words.at_ns, words.begin_ns, words.end_ns) == (400 * MS, 3_100 * MS, 4_100 * MS)
+    notes = {one.kind: one.begin_ns // MS for one in told_of if isinstance(one, Note)}
+    assert notes["closed"] == 3_100
+    ahead = [one.text for one in told_of if isinstance(one, Note) and one.kind == "ahead"]
+    assert [text.split(" ahead")[0] for text in ahead] == ["the user's sound is 1.8 s"]
+    assert [one.begin_ns for one in told_of] == sorted(one.begin_ns for one in told_of)
+
+
+@pytest.mark.parametrize("rate_hz", [16_000, 24_000])
+def test_sound_of_a_live_session_lies_where_it_was_spoken(rate_hz: int, tmp_path: Path) -> None:
+    """Resampled sound would lag behind the other voice, by the half of a filter."""
+
+    async def body() -> None:
+        async with world(ScriptedBackend(), record_to=tmp_path) as server:
+            peer = await begin(server, "live", rate_hz)
+            sound = np.zeros(2 * rate_hz)
+            sound[rate_hz // 2] = 0.5
+            for piece in np.split(sound, 20):
+                await anyio.sleep(0.1)
+                peer.send(written("live", piece))
+            await anyio.sleep(1)
+            peer.leave(1000)
+            await server.quiet()
+
+    on_virtual_time(body)
+    (log,) = tmp_path.iterdir()
+    user = read_stereo(exported(log, "wav"))[:, 0]
+    assert abs(int(np.abs(user).argmax()) - 24_000) <= 3, "in a sample of 16 kHz"
 
 
 def test_a_listen_amid_a_turn_cuts_what_plays_and_its_words() -> None:
     """A model that was interrupted would be heard to go on."""
     talk = Talk()
     talk.activate()
-    talk.say(impulses(3 * SECOND))
-    talk.reply(0, impulses(24_000), "heard")
+    talk.at(1_000 * MS)
+    talk.say(impulses(SECOND))
+    talk.reply(0, impulses(60_000), "heard")
+    talk.at(2_000 * MS)
+    talk.say(impulses(SECOND))
     talk.reply(1, impulses(24_000), "never heard")
-    talk.at(600 * MS)
-    talk.reply(2)
     talk.at(3_000 * MS)
+    talk.say(impulses(SECOND))
+    talk.reply(2)
+    talk.at(6_000 * MS)
     talk.finish()
     told_of = moments(talk.records)
     said = [one for one in told_of if isinstance(one, Sound) and one.voice == "model"]
     words = [one for one in told_of if isinstance(one, Words)]
-    assert [(one.begin, one.end) for one in said] == [(0, 14_400)]
-    assert [(one.text, one.end_ns) for one in words] == [("heard", 600 * MS)]
+    assert [(one.begin, one.end) for one in said] == [(24_000, 72_000)]
+    assert [(one.text, one.end_ns) for one in words] == [("heard", 3_000 * MS)]
     notes = [one for one in told_of if isinstance(one, Note) and one.kind == "unheard"]
-    assert [(one.begin_ns, one.text) for one in notes] == [(600 * MS, "never heard")]
+    assert [(one.begin_ns, one.text) for one in notes] == [(3_000 * MS, "never heard")]
 
 
 def test_an_error_amid_a_turn_does_not_end_it() -> None:
     """A model that is interrupted after a mistake of the client would be heard to go on."""
     talk = Talk()
     talk.activate()
-    talk.say(impulses(2 * SECOND))
-    talk.reply(0, impulses(24_000), "heard")
+    talk.at(1_000 * MS)
+    talk.say(impulses(SECOND))
+    talk.reply(0, impulses(60_000), "heard")
     talk.send('{"type": "nope"}')
-    talk.at(600 * MS)
+    talk.at(2_000 * MS)
+    talk.say(impulses(SECOND))
     talk.reply(1)
     said = [one for one in moments(talk.records) if isinstance(one, Sound)]
-    assert [one.end_ns for one in said if one.voice == "model"] == [600 * MS]
+    assert [one.end_ns for one in said if one.voice == "model"] == [2_000 * MS]
 
 
 def chat_records(*told: tuple[int, str, dict[str, Any]]) -> list[Record]:
@@ -188,12 +242,15 @@ def test_a_turn_that_has_ended_plays_to_its_end() -> None:
     """The last words of every turn would be cut by the listen that follows."""
     talk = Talk()
     talk.activate()
-    talk.say(impulses(2 * SECOND))
+    talk.at(1_000 * MS)
+    talk.say(impulses(SECOND))
     talk.reply(0, impulses(30_720), "bye", ends=True)
-    talk.at(100 * MS)
+    talk.at(2_000 * MS)
+    talk.say(impulses(SECOND))
     talk.reply(1)
     said = [one for one in moments(talk.records) if isinstance(one, Sound | Words)]
-    assert {(one.begin_ns, one.end_ns) for one in said if one.voice == "model"} == {(0, 1_280 * MS)}
+    played = {(one.begin_ns, one.end_ns) for one in said if one.voice == "model"}
+    assert played == {(1_000 * MS, 2_280 * MS)}
 
 
 @settings(max_examples=40)
@@ -240,7 +297,7 @@ def test_held_sound_is_the_same_in_memory_and_in_a_file(
     for one in moments(talk.records):
         if isinstance(one, Sound):
             second = one.begin // (SECOND if one.voice == "user" else 24_000)
-            level = second / 10 if one.voice == "user" else -second / 10
+            level = second / 10 if one.voice == "user" else -(second - 1) / 10
             assert (np.frombuffer(one.pcm, "<f4") == np.float32(level)).all()
 
 

@@ -161,9 +161,9 @@ def test_logs_that_are_being_written_are_left_alone(folder: Path) -> None:
     [
         (["none.session.zst"], "no such log"),
         (["empty"], "no *.session.zst in it"),
-        (["junk.session.zst"], "no block of the log can be read"),
-        (["torn.session.zst", "--output", "sound.session.zst"], "File exists"),
-        (["torn.session.zst", "--output", "nowhere/a.session.zst"], "No such file"),
+        (["junk.session.zst"], "this is no recording"),
+        (["torn.session.zst", "--output", "sound.session.zst"], "it is there already"),
+        (["torn.session.zst", "--output", "nowhere/a.session.zst"], "there is no folder nowhere"),
         (["odd.name"], "--output is needed"),
     ],
 )

@@ -20,13 +20,23 @@ from protocol.values.errors import FieldError, FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX
 from protocol.values.modes import Mode
 from protocol.values.requests import Request
-from protocol.wire.codec import parse_frame
+from protocol.wire.codec import Reading, Value, looks_float32, looks_int16, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
-from protocol.wire.kinds import IMAGE_URL_HEADS
-from protocol.wire.media import ImageKind, check_image, container_of, kind_of, read_wav
+from protocol.wire.kinds import IMAGE_URL_HEADS, Kind
+from protocol.wire.media import (
+    SOUND_HEADS,
+    ImageKind,
+    SoundKind,
+    check_image,
+    container_of,
+    kind_of,
+    read_wav,
+    sound_kind,
+)
 from protocol.wire.schema import describe
+from protocol.wire.table import READER
 from replay.redact import frames as client_frames
 from replay.redact.content import (
     KINDS,
@@ -35,13 +45,14 @@ from replay.redact.content import (
     Tally,
     fill,
     fill_json,
-    fill_number,
     header_only,
     hide_picture,
     hide_video,
     is_whole,
     mute,
+    mute16,
     mute_file,
+    numbers,
 )
 from replay.redact.frames import HOLDS, WORDS, FrameEditor, replaced, spans, unescaped
 from runtime.media.image import decode_image
@@ -149,6 +160,48 @@ def _words(schema: Any) -> Iterator[str]:
         yield from _words(below)
 
 
+NUMBERED: Final = sorted(
+    name
+    for name, kinds in client_frames._KINDS.items()
+    if any("minimum" in it.schema for it in kinds)
+)
+
+
+@pytest.mark.parametrize("name", ["input", "type", "audio", "metadata", "x", *NUMBERED])
+@given(number=st.integers(10**4, 10**15) | st.floats(0, 20).map(lambda it: round(it, 10)))
+@example(number=4155551240)
+def test_a_number_that_its_field_does_not_take_goes(name: str, number: float) -> None:
+    """A telephone number stays in what is given away, since it came as a number."""
+    frame = json.dumps({"type": "input.append", name: number})
+    written = json.dumps(number)
+    if any(takes(kind, number) for kind in client_frames._KINDS.get(name, ())):
+        if name != "played_ms":
+            assert edited(frame) == frame
+    elif len(written) > 3:
+        assert edited(frame).endswith(tuple(f": {it}}}" for it in numbers(written)[:-1]))
+    assert len(edited(frame)) == len(frame)
+
+
+def takes(kind: Kind, number: float) -> bool:
+    """Whether a field of a kind may be a number."""
+    try:
+        kind.read(Value(path="$", value=number), Reading({}, "$", "", READER, {}))
+    except FieldError:
+        return False
+    return True
+
+
+def test_a_time_that_has_not_come_is_none() -> None:
+    """What a client has played could be any number of 15 digits."""
+    made = [
+        FrameEditor(policy=Policy(), tally=Tally()).edit(
+            f'{{"type": "playback.ack", "played_ms": {number}}}', at_ns=5_000_000_000
+        )
+        for number in (4_900, 5_100, 4_155_551_240)
+    ]
+    assert [json.loads(str(it))["played_ms"] for it in made] == [4_900, 1_000, 1_000_000_000]
+
+
 def test_a_name_that_is_no_voice_s_stays_none() -> None:
     """An init that was refused for a path would be accepted without it."""
     frame = '{"type": "prepare", "ref_audio_path": "../../etc/passwd"}'
@@ -218,7 +271,7 @@ def test_names_stay_apart() -> None:
     assert made[0] == made[2] == "xxx0"
     assert len(set(made)) == 3
     assert len(made[3].encode()) == len("\u00e9ve".encode())
-    assert fill_number("-12.50e+10") == "-10.10e+10"
+    assert numbers("-12.50e+10")[0] == "-10.10e+10"
 
 
 @given(st.text('{}[],:"\\ \nab1.', max_size=40))
@@ -343,6 +396,39 @@ def test_sound_is_silent() -> None:
         assert len(made) == len(data)
         assert header_of(made) == header_of(data)
         assert len(set(made[-200:])) <= 1 or len(data) < 200
+
+
+def test_sound_of_the_other_format_stays_refused() -> None:
+    """A redacted session would hear an append that the client's was refused."""
+    tone = 0.5 * np.sin(np.arange(1600))
+    as_int16, as_float32 = (tone * 32_767).astype("<i2").tobytes(), tone.astype("<f4").tobytes()
+    for made in (mute(as_int16), mute(mute(as_int16))):
+        assert looks_int16(np.frombuffer(made, "<f4"))
+        assert len({made[i : i + 4] for i in range(0, len(made), 4)}) <= 2
+    assert looks_float32(mute16(as_float32))
+    assert len(mute16(as_float32 + b"\1")) == len(as_float32) + 1
+    assert mute16(as_int16) == bytes(len(as_int16))
+
+
+@pytest.mark.parametrize("kind", SOUND_HEADS)
+def test_a_sound_file_keeps_its_head(kind: SoundKind) -> None:
+    """A voice would be left, or be taken for samples."""
+    made = mute_file(SOUND_HEADS[kind] + bytes(range(200)))
+    assert sound_kind(made) == kind
+    assert made == SOUND_HEADS[kind] + bytes(200)
+
+
+def test_sound_in_a_data_url_is_silent() -> None:
+    """A voice in a data URL would be left, or its media type, which may be any words."""
+    tone = np.sin(np.arange(8_000, dtype="<f4")).astype("<f4").tobytes()
+    head = "data:audio/my-own-words;base64,"
+    voice = {"ref_audio_base64": head + base64(tone)}
+    frame = json.dumps({"type": "session.init", "payload": {"voice": voice}})
+    made = edited(frame)
+    assert len(made) == len(frame)
+    said = json.loads(made)["payload"]["voice"]["ref_audio_base64"]
+    assert said == f"data:{'x' * 18};base64," + base64(bytes(len(tone)))
+    assert verdict("realtime", "audio", made) == verdict("realtime", "audio", frame)
 
 
 def header_of(data: bytes) -> object:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,9 @@ import pytest
 from click.testing import CliRunner
 from mcap.reader import make_reader
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
+from recorder.read.reader import read
 from replay.view import parts
 from runtime.cli import main
 from tests.browser.view_pages import read_page
@@ -111,3 +114,32 @@ def test_a_row_of_the_page_begins_with_it() -> None:
     command = [NODE, "--input-type=module", "-e", script]
     made = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert made.stdout.decode() == f"({KEPT}) {{}}"
+
+
+def test_a_message_that_is_too_long_is_told_of_by_its_size_and_its_start(tmp_path: Path) -> None:
+    """Why a client was thrown out could not be found out: its message would be null."""
+    frame = '{"type": "input.append", "junk": "' + "x" * (26 << 20) + '"}'
+
+    async def talk(url: str) -> None:
+        async with connect(f"{url}?mode=audio", max_size=None) as socket:
+            await socket.send(FRAMES[0])
+            with suppress(ConnectionClosed):  # it is closed before all of it was sent
+                await socket.send(frame)
+                while True:
+                    await socket.recv()
+            assert socket.close_code == 1009
+
+    with live_server("--record", str(tmp_path)) as server:
+        asyncio.run(talk(server.url))
+    (path,) = tmp_path.glob("*.session.zst")
+    (kept,) = json.loads(said("recordings", "inspect", str(path), "--json"))["shortened"]
+    assert kept["size_bytes"] == len(frame)
+    assert kept["told"].startswith("27.3 MB, first 1 KiB kept, blake2b ")
+    (record,) = [it.fields for it in read(path) if "shortened" in getattr(it, "fields", ())]
+    (shortened,) = [value for key, value in record.items() if key == "shortened"]
+    assert record["frame"] is None
+    assert isinstance(shortened, dict)
+    assert shortened["head"] == frame[:1024]
+    begin = frame[: shortened["read_bytes"]].encode()
+    assert shortened["blake2b"] == hashlib.blake2b(begin, digest_size=16).hexdigest()
+    said("replay", str(path))

@@ -289,7 +289,10 @@ def test_the_command_writes_a_fixture(tmp_path: Path) -> None:
     assert (result.exit_code, body["minimal"], body["events"]) == (0, True, 6)
     assert says(small)
     again = call(log, "--output", small, "--", sys.executable, check)
-    assert (again.exit_code, again.stderr) == (2, f"Error: {small}: File exists\n")
+    assert (again.exit_code, again.stderr) == (
+        2,
+        f"Error: {small}: it is there already: give another name\n",
+    )
 
 
 def test_what_the_command_says(tmp_path: Path) -> None:
@@ -314,7 +317,8 @@ def test_an_output_that_cannot_be_written_is_told_before_the_search(tmp_path: Pa
     """Minutes of work would be lost to a letter in the name of a folder."""
     log, small, ran = long_log(tmp_path, count=1), tmp_path / "no" / "small", tmp_path / "ran"
     result = call(log, "--output", small, "--", "sh", "-c", f"touch {ran}; exit 1")
-    assert (result.exit_code, result.stderr) == (2, f"Error: {small}: No such file or directory\n")
+    told = f"Error: {small}: there is no folder {small.parent}\n"
+    assert (result.exit_code, result.stderr) == (2, told)
     assert not ran.exists()
 
 
@@ -326,7 +330,9 @@ def test_what_was_found_is_kept_where_it_cannot_be_written(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     result = call(log, "--output", small, "--", "sh", "-c", f"echo theirs > {small}; exit 1")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith(f"Error: {small}: File exists; it was kept as ")
+    assert result.stderr.startswith(
+        f"Error: {small}: it is there already: give another name; it was kept as "
+    )
     kept = Path(result.stderr.split()[-1])
     assert (verify(kept).exit_code, shape_of(kept).events) == (0, 1)
     assert small.read_text() == "theirs\n"

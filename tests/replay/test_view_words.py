@@ -79,7 +79,8 @@ def test_an_answer_is_said_once(dialect: Dialect, pieces: tuple[str, ...]) -> No
     for message in answered:
         for frame in dialect.encode(message):
             record = Record(kind="tx", seq=1, at_ns=5, fields={"frame": frame})
-            dialogue.send(record, dialect.decode(parse_frame(frame), "chat"))
+            messages = dialect.decode(parse_frame(frame), "chat")
+            dialogue.send(record, messages, record.at_ns)
     dialogue.end()
     assert "".join(text for _, _, _, text, _ in dialogue.words) == "Good morning."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 from pybase64 import b64encode_as_string as base64
 
 from protocol.machine.session import Session
@@ -18,14 +19,14 @@ OTHER_RATE = {"type": "audio", "data": SOUND, "sample_rate": 8000}
 """A content that has to be decoded outside."""
 
 
-def opened(endpoint: ev.Endpoint = "realtime") -> ev.ConnectionOpened:
+def opened(endpoint: ev.Endpoint = "realtime", **limits: Any) -> ev.ConnectionOpened:
     """A chat's first event."""
     return ev.ConnectionOpened(
         recording_id="rec-1",
         created_ms=1_700_000_000_000,
         mode="chat",
         seed=7,
-        limits=LIMITS,
+        limits=attrs.evolve(LIMITS, **limits),
         recording="on",
         endpoint=endpoint,
     )
@@ -40,11 +41,11 @@ def question(*contents: dict[str, Any], **fields: Any) -> dict[str, Any]:
 class Run:
     """A session fed by hand; what it sends is kept, parsed."""
 
-    def __init__(self, endpoint: ev.Endpoint = "realtime") -> None:
+    def __init__(self, endpoint: ev.Endpoint = "realtime", **limits: Any) -> None:
         self.now_ns = 0
         self.sent: list[dict[str, Any]] = []
         self.effects: list[ef.Effect] = []
-        self.session, effects = Session.open(opened(endpoint))
+        self.session, effects = Session.open(opened(endpoint, **limits))
         self._keep(effects)
 
     def step(self, kind: type[Any], **fields: Any) -> list[ef.Effect]:
@@ -76,9 +77,9 @@ class Run:
         return list(effects)
 
 
-def active() -> Run:
+def active(**limits: Any) -> Run:
     """A chat that waits for its first question."""
-    run = Run()
+    run = Run(**limits)
     run.step(ev.Admitted)
     run.say({"type": "session.init", "payload": {}})
     return run

@@ -115,6 +115,23 @@ def told_in_live(message: ServerMessage) -> ServerMessage:
     return message
 
 
+def told_in_omni(message: ServerMessage) -> ServerMessage:
+    """`vllm-omni` has no ids of input and no metrics, 16-bit sound, and one word for lost clients.
+
+    The place of a second in its response is read with its sound, not with its words.
+    """
+    match message:
+        case Created():
+            return attrs.evolve(message, session_id="", prompt_length=0, recording="off")
+        case Listen():
+            return attrs.evolve(message, metrics=NO_METRICS, input_id="")
+        case Closed(reason="flooded"):
+            return attrs.evolve(message, reason="invalid_frame")
+        case Speech(epoch=epoch):
+            return attrs.evolve(told_in_openai(message), epoch=0 * epoch)
+    return told_in_openai(message)
+
+
 def told_in_openai(message: ServerMessage) -> ServerMessage:
     """`openai` has no ids but those of responses and items, no metrics, and 16-bit sound."""
     match message:

@@ -37,6 +37,7 @@ class Talk:
         limits: ev.SessionLimits = LIMITS,
         *,
         is_leased: bool = True,
+        behaviour: int = 0,
     ) -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",
@@ -45,6 +46,7 @@ class Talk:
             seed=7,
             limits=limits,
             recording="off",
+            behaviour=behaviour,
         )
         self.client = ClientConnection("transcription", "transcription")
         self.heard: list[ServerMessage] = []

@@ -379,7 +379,7 @@ class Client:
         voice = None
         if self.plan.has_voice:
             pcm = mark(self.plan.number, 0, VOICE_SAMPLES)
-            voice = rq.ReferenceAudio(data=pcm, is_wav=False)
+            voice = rq.ReferenceAudio(data=pcm, is_file=False)
         return rq.Init(
             instructions=f"<{self.plan.number}> be brief",
             ref_audio=voice,

@@ -107,6 +107,9 @@ class FaultyDisk(Disk):
         """Refuse what no test here asks for."""
         raise NotImplementedError
 
+    def mark_failed(self, descriptor: int) -> None:
+        """Do nothing: no server goes on with these."""
+
     def sync_directory(self, path: Path) -> None:
         """Do nothing."""
 

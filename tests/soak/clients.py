@@ -5,6 +5,7 @@
 LiveKit Agents (its Live and its Realtime model, with default arguments, and its `STT`), Pipecat
 (both services, and its transcription), the OpenAI Agents SDK, of Python and of npm, and the npm
 package `openai` (over `ws` and as in a browser) are installed, each in an environment of its own.
+vLLM-Omni's `DuplexClient` is taken from its package, without the packages of its models.
 Each asks `tiny` a recorded question and hears the answer, or has it write the question down, and
 interrupts the scripted model while it speaks. That its own playback stops is its package's matter,
 and needs the event that is waited for here; in the Live API, which has no such event, the silence
@@ -79,6 +80,7 @@ CLIENTS: Final[Mapping[str, Client]] = MappingProxyType(
             ("answer-live", "interrupt-live", "answer", "interrupt", "transcribe"),
         ),
         "agents": Client("agents_realtime.py", ("openai-agents==0.24.0", "numpy")),
+        "vllm-omni": Client("vllm_omni_duplex.py", ("vllm-omni==0.30.0", "websockets", "pybase64")),
         "node": Client("node.mjs", (), ("answer", "answer-browser", "interrupt")),
         "node-agents": Client("node_agents.mjs", ()),
     }
@@ -115,7 +117,11 @@ def prepare(client: Client, folder: Path) -> list[str]:
     python = home / "bin" / "python"
     if not python.exists():
         _call([sys.executable, "-m", "venv", str(home)])
-        _call([str(python), "-m", "pip", "install", "--quiet", *client.packages])
+        first, *others = client.packages
+        alone = ["--no-deps"] if first.startswith("vllm-omni") else []  # its client needs no model
+        _call([str(python), "-m", "pip", "install", "--quiet", *alone, first])
+        if others:
+            _call([str(python), "-m", "pip", "install", "--quiet", *others])
     return [str(python), "-W", "ignore", str(SCRIPTS / client.script)]
 
 

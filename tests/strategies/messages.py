@@ -64,6 +64,7 @@ from protocol.values.requests import (
     VoiceName,
 )
 from tests.strategies.live_messages import live_answers, live_requests
+from tests.strategies.omni_messages import omni_answers, omni_requests
 from tests.strategies.openai_messages import (
     dictation_answers,
     dictation_requests,
@@ -142,9 +143,9 @@ jpegs = st.builds(
 )
 images = jpegs | st.builds(png_header, st.integers(80, 4000), st.integers(80, 4000))
 reference_audios = st.one_of(
-    st.builds(lambda data: ReferenceAudio(data=data, is_wav=False), pcm(8000, 8003)),
+    st.builds(lambda data: ReferenceAudio(data=data, is_file=False), pcm(8000, 8003)),
     st.builds(
-        lambda rate, channels: ReferenceAudio(data=wav(rate, rate, channels), is_wav=True),
+        lambda rate, channels: ReferenceAudio(data=wav(rate, rate, channels), is_file=True),
         st.sampled_from([8000, 16000, 48000]),
         st.integers(1, 2),
     ),
@@ -213,10 +214,10 @@ close_requests = st.builds(
 _texts = st.builds(TextPart, text=st.text(max_size=20))
 _images = st.builds(ImagePart, data=images)
 _sounds = st.builds(
-    lambda data, rate: AudioPart(data=data, is_wav=False, rate_hz=rate),
+    lambda data, rate: AudioPart(data=data, is_file=False, rate_hz=rate),
     pcm(4800, 4802),
     st.sampled_from([8000, 16_000, 48_000]),
-) | st.builds(lambda rate: AudioPart(data=wav(rate, rate), is_wav=True), st.just(16_000))
+) | st.builds(lambda rate: AudioPart(data=wav(rate, rate), is_file=True), st.just(16_000))
 _videos = st.builds(
     VideoPart, data=st.builds(mp4_head, st.integers(0, 8)), stack_frames=st.integers(1, 5)
 )
@@ -310,6 +311,8 @@ def client_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return openai_requests(sounds16, images)
         case "openai-transcription", _:
             return dictation_requests(sounds16)
+        case "vllm-omni", _:
+            return omni_requests(sounds16, images, jpegs, reference_audios, close_requests)
         case "realtime", "chat":
             init = st.builds(Init, instructions=st.text(max_size=40), notices=st.booleans())
             return st.one_of(init, asks(), close_requests)
@@ -496,6 +499,10 @@ def server_messages(dialect_name: str, mode: Mode = "video") -> st.SearchStrateg
             return openai_answers(speeches, _session_ids)
         case "openai-transcription", _:
             return dictation_answers(_session_ids)
+        case "vllm-omni", _:
+            places = queue_events.filter(lambda it: not isinstance(it, QueueDone))
+            ends = st.sampled_from(["client", *SERVER_WORDS[1:-1], "flooded"])
+            return omni_answers(places, listens, speeches, _session_ids, ends)
         case "realtime", "chat":
             end = closed(*ends, "refused")
             return st.one_of(common, _warnings, created(is_chat=True), deltas, responses, end)

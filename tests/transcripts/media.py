@@ -23,7 +23,7 @@ SOUND_RATE_HZ = 16_000
 EXTRAS = {
     "$pcm": {"$nan_at"},
     **{name: {"$before"} for name in ("$jpeg", "$png", "$broken")},
-    "$wav": {"$rate_hz", "$channels"},
+    "$wav": {"$rate_hz", "$channels", "$format", "$before"},
 }
 """What may stand beside a marker."""
 
@@ -58,9 +58,8 @@ def _bytes_of(marker: dict[str, Any]) -> bytes:
         case "$png":
             return png(*_size(value))
         case "$wav":
-            return wav(
-                float(value), marker.get("$rate_hz", SOUND_RATE_HZ), marker.get("$channels", 1)
-            )
+            rate_hz, channels = marker.get("$rate_hz", SOUND_RATE_HZ), marker.get("$channels", 1)
+            return wav(float(value), rate_hz, channels, marker.get("$format", "WAV"))
         case "$video":
             return video(int(value))
         case "$broken":
@@ -106,11 +105,14 @@ def png(width: int, height: int) -> bytes:
 
 
 @cache
-def wav(seconds: float, rate_hz: int = SOUND_RATE_HZ, channels: int = 1) -> bytes:
-    """Make a WAV of 16 bits."""
+def wav(
+    seconds: float, rate_hz: int = SOUND_RATE_HZ, channels: int = 1, form: str = "WAV"
+) -> bytes:
+    """Make a WAV of 16 bits, or a sound file of another kind."""
     file = io.BytesIO()
     samples = np.resize(np.frombuffer(pcm(1.0), "<f4"), (int(seconds * rate_hz), channels))
-    soundfile.write(file, samples, rate_hz, format="WAV", subtype="PCM_16")
+    subtype = {"OGG": "VORBIS", "MP3": "MPEG_LAYER_III"}.get(form, "PCM_16")
+    soundfile.write(file, samples, rate_hz, format=form, subtype=subtype)
     return file.getvalue()
 
 

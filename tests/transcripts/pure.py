@@ -367,14 +367,14 @@ class PurePlayer:
 
     def _model_limits(self, to: Route) -> dict[str, Any]:
         """As a server sets them, for a session whose client chooses a model."""
-        if to.mode != "transcription" and to.endpoint not in ("live", "openai"):
+        if to.mode != "transcription" and to.endpoint not in ("live", "openai", "omni"):
             return {}
         settings, name = self.server.settings, self.model.backend.info.name
         names = (name, *settings.served_model_names)
         found: dict[str, Any] = {"models": names}
         if to.mode == "transcription":
             found["sound_bytes"] = settings.transcription_buffer_mb * MIB
-        if to.endpoint == "openai":
+        if to.endpoint in ("openai", "omni"):
             can_see = "video" in self.model.backend.info.modes
             found |= {"can_speak": self.model.backend.info.can_speak, "can_see": can_see}
         return found
@@ -431,6 +431,8 @@ class PurePlayer:
                 self.clock.at(self.began_ns + effect.at_ns, lambda: self._step(fired))
             case ef.CancelTimer() | ef.DropUnit() | ef.ForgetRecording() | ef.DetectSpeech():
                 pass  # a timer that is set no more is known by its generation
+            case ef.CancelDecode():
+                pass  # and so is media by its number
             case _:
                 self.model.perform(effect)
 

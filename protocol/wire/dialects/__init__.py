@@ -11,6 +11,7 @@ from .base import Dialect
 from .duplex_v1 import DUPLEX_V1
 from .legacy import LEGACY_CHAT, LEGACY_DUPLEX
 from .live import LIVE
+from .omni import OMNI
 from .openai import OPENAI, OPENAI_TRANSCRIPTION
 from .opening import OPENING
 from .realtime import REALTIME
@@ -23,6 +24,7 @@ __all__ = (
     "LEGACY_DUPLEX",
     "LIVE",
     "MODES_OF",
+    "OMNI",
     "OPENAI",
     "OPENAI_TRANSCRIPTION",
     "REALTIME",
@@ -42,6 +44,7 @@ _ALL: Final[tuple[Dialect, ...]] = (
     LIVE,
     OPENAI,
     OPENAI_TRANSCRIPTION,
+    OMNI,
 )
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in _ALL}
@@ -53,7 +56,7 @@ MODES_OF: Final[Mapping[str, tuple[Mode, ...]]] = MappingProxyType(
 """The modes of a dialect; a session kind is described by its first."""
 
 _BY_ENDPOINT: Final[Mapping[str, Dialect]] = MappingProxyType(
-    {"chat": LEGACY_CHAT, "duplex": LEGACY_DUPLEX, "live": LIVE, "openai": OPENAI}
+    {"chat": LEGACY_CHAT, "duplex": LEGACY_DUPLEX, "live": LIVE, "openai": OPENAI, "omni": OMNI}
 )
 
 

@@ -67,6 +67,11 @@ class Dialect:
         """The dialect's name, as in the log."""
         return self._name
 
+    @property
+    def has_close(self) -> bool:
+        """Whether a client can ask for the end, and does not only close the connection."""
+        return Request.CLOSE in self._requests
+
     def requests(self, _mode: Mode) -> tuple[tuple[Request, Table], ...]:
         """List the client's messages with their kinds of request."""
         return tuple(self._requests.items())

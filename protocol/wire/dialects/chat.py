@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
+from ...values.behaviour import ASKED_SPEECH, SOUND_FILES
 from ...values.limits import (
     AUDIO_SUM_S_MAX,
     CALL_ID_CHARS_MAX,
@@ -21,7 +22,9 @@ from ...values.limits import (
     CONTENTS_MAX,
     IMAGE_PIXELS_SUM_MAX,
     IMAGES_MAX,
+    INPUT_ID_CHARS_MAX,
     MESSAGES_MAX,
+    SOUND_FILES_MAX,
     STACK_FRAMES_MAX,
     TOOL_CHARS_MAX,
     TOOL_DEPTH_MAX,
@@ -42,6 +45,7 @@ from ...values.model import (
     ToolCall,
     ToolResult,
 )
+from ...values.openai import CancelResponse
 from ...values.requests import (
     Ask,
     AudioPart,
@@ -75,6 +79,7 @@ from ..kinds import (
     Kind,
     base64_of,
     because,
+    binary,
     choice,
     integer,
     number,
@@ -279,7 +284,8 @@ def chars_of(tools: tuple[Tool, ...], messages: tuple[ChatMessage, ...]) -> int:
 #   results of tools (`chat_tools`).
 # - Bounds hold for the whole conversation: text, images with their pixels, seconds of sound,
 #   videos.
-# - Without `tts`, a turn is spoken in 004, whose default that is, and not in 001.
+# - A turn is spoken if its `tts` asks for it: in 001 by being there, in 004 by `enabled`, which is
+#   false by default in the source's server, though true in 004.
 #
 # Only the headers of files are checked; nothing is decoded here.
 
@@ -300,7 +306,8 @@ VOICE_MS_MAX: Final = 600_000
 
 
 def _read_sound(value: Value, at: Reading) -> AudioPart:
-    return read_audio(value.path, value.binary(), at.values["rate_hz"])
+    is_any = at.context.behaves(SOUND_FILES)
+    return read_audio(value.path, binary(value, at), at.values["rate_hz"], is_any=is_any)
 
 
 _WORDS: Final = text(CHAT_TEXT_CHARS_MAX, holds=SAID)
@@ -313,7 +320,7 @@ _SOUND: Final = Table(
         integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
         INPUT_RATE_HZ,
         attr="rate_hz",
-        get=lambda part: INPUT_RATE_HZ if part.is_wav else part.rate_hz,
+        get=lambda part: INPUT_RATE_HZ if part.is_file else part.rate_hz,
         omit=True,
         rank=1,
     ),
@@ -384,7 +391,10 @@ def _check_sums(path: str, messages: tuple[ChatMessage, ...], of_tools: int) -> 
     # Only a bounded number of headers is read once more.
     pixels = sum(math.prod(check_image(path, image)) for image in images)
     _check_sum(path, pixels, IMAGE_PIXELS_SUM_MAX, "pixels of images")
-    _check_sum(path, math.ceil(sum(map(audio_s, sounds))), AUDIO_SUM_S_MAX, "seconds of sound")
+    seconds = [audio_s(sound) for sound in sounds]
+    known = math.ceil(sum(each for each in seconds if each is not None))
+    _check_sum(path, known, AUDIO_SUM_S_MAX, "seconds of sound")
+    _check_sum(path, seconds.count(None), SOUND_FILES_MAX, "sound files that are no WAV")
 
 
 def _check_sum(path: str, count: int, count_max: int, what: str) -> None:
@@ -438,7 +448,6 @@ _GENERATION: Final[tuple[Row, ...]] = (
     Rule(_greedy),
 )
 _TTS: Final[tuple[Row, ...]] = (
-    Field("enabled", FLAG, True, get=lambda _: True),
     Field("mode", choice(SPEECH_MODES), _SPEECH.mode),
     Field("language", choice(LANGUAGES), _SPEECH.language),
     Field("ref_audio_data", VOICE_OR_NAME, None, attr="voice", omit=True),
@@ -461,13 +470,14 @@ _TTS: Final[tuple[Row, ...]] = (
 )
 
 
-def _speech(at: Reading, *, speaks: bool) -> None:
+def _speech(at: Reading, *, is_enabled: bool) -> None:
     found = {key: at.values.pop(key) for key in [*at.values] if key.startswith("speech.")}
     given = {key.removeprefix("speech."): value for key, value in found.items()}
-    is_enabled = given.pop("enabled")
-    if at.body.get("tts") is None:
-        at.values["speech"] = _SPEECH if speaks else None
-        return
+    tts, asked = at.body.get("tts"), given.pop("enabled")
+    if not (is_enabled or at.context.behaves(ASKED_SPEECH)):
+        is_said = isinstance(tts, dict) and tts.get("enabled") is not None
+        tts, asked = tts or {}, asked or not is_said
+    is_enabled = tts is not None and asked
     if is_enabled:
         _check_voice(f"{at.path}.tts", given["mode"], given["voice"])
     at.values["speech"] = SpeechRequest(**given) if is_enabled else None
@@ -479,8 +489,9 @@ def _check_voice(path: str, mode: SpeechMode, voice: Voice | None) -> None:
         raise invalid(f"{path}.mode", f"voice_cloning, which needs {needed}")
 
 
-def ask_rows(*, speaks: bool) -> tuple[Row, ...]:
-    """Make the rows of a turn; `speaks`: it is spoken by default, without `tts`."""
+def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
+    """Make the rows of a turn; `is_enabled`: the default of `tts.enabled`."""
+    enabled = Field("enabled", FLAG, is_enabled, get=lambda _: True, doc="Whether it is spoken.")
     return (
         Object(
             "image",
@@ -497,8 +508,8 @@ def ask_rows(*, speaks: bool) -> tuple[Row, ...]:
         Rule(_check_conversation),
         Field("streaming", FLAG, True),
         Object("generation", _GENERATION, attr="config", closed=True, omit=True),
-        Object("tts", _TTS, attr="speech", closed=True, none={"enabled": False}),
-        Rule(lambda at: _speech(at, speaks=speaks)),
+        Object("tts", (enabled, *_TTS), attr="speech", closed=True, none={"enabled": False}),
+        Rule(lambda at: _speech(at, is_enabled=is_enabled)),
         Field("omni_mode", FLAG, False, attr="omni", omit=True, rank=2),
         Field("enable_thinking", FLAG, False, attr="thinking", omit=True, rank=2),
         Field(
@@ -563,14 +574,25 @@ _INIT: Final = Table(
 )
 ASK: Final = Table(
     Ask,
-    Object("input", ask_rows(speaks=False), is_required=True, rank=1),
+    Object("input", ask_rows(is_enabled=True), is_required=True, rank=1),
     INPUT_ID,
     tag={"type": shared.INPUT_APPEND},
     lacks={"record": True},
     where="a turn of realtime",
 )
 """A turn; its wish about the recording is in the init here."""
-REQUESTS: Final[Mapping[Request, Table]] = {Request.INIT: _INIT, Request.APPEND: ASK}
+RESPONSE_CANCEL: Final = "response.cancel"
+CANCEL: Final = Table(
+    CancelResponse,
+    Field("response_id", text(INPUT_ID_CHARS_MAX, 1, holds=NAMED), None, omit=True),
+    tag={"type": RESPONSE_CANCEL},
+    doc="End the answer that is under way; without one it has no effect.",
+)
+REQUESTS: Final[Mapping[Request, Table]] = {
+    Request.INIT: _INIT,
+    Request.APPEND: ASK,
+    Request.CANCEL: CANCEL,
+}
 
 # -- from the server ----------------------------------------------------------------------------
 

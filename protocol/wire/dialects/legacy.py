@@ -48,8 +48,8 @@ from ...values.requests import (
 from ..dialects import shared
 from ..kinds import (
     FLAG,
+    FRAME,
     INTEGER,
-    JPEG,
     OBJECT,
     SPEECH,
     TEXT,
@@ -306,7 +306,7 @@ def encode_closed(closed: Closed) -> tuple[str, ...]:
 
 _ASK: Final = Table(
     Ask,
-    *ask_rows(speaks=True),
+    *ask_rows(is_enabled=False),
     RECORD,
     lacks={"input_id": None},
     where="legacy-chat",
@@ -403,7 +403,7 @@ _REQUESTS: Final = {
     Request.CLOSE: Table(CloseRequest, tag={"type": "stop"}),
     Request.SEE: Table(
         See,
-        Field("frame", JPEG, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
+        Field("frame", FRAME, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
         tag={"type": "video_frame"},
     ),
     Request.PAUSE: Table(

@@ -26,6 +26,7 @@ import attrs
 from ...values.errors import LocalProtocolError
 from ...values.messages import Closed, Created, EndReason, Listen, ServerMessage, Speech
 from ...values.modes import Mode
+from ...values.openai import CancelResponse
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
 from ..codec import Fields, Reading, as_object
 from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, heard, word_of
@@ -226,6 +227,8 @@ class Realtime(Dialect):
 
     def classify(self, body: Json) -> Request:
         """Return the kind of request of a client's message."""
+        if body.get("type") == chat.RESPONSE_CANCEL:  # which only a chat knows
+            return Request.CANCEL
         return shared.classify(body, self.types)
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
@@ -246,6 +249,8 @@ class Realtime(Dialect):
         """Write a client's message as a frame."""
         if isinstance(message, Ask):
             return chat.ASK.encode(message)
+        if isinstance(message, CancelResponse):
+            return chat.CANCEL.encode(message)
         return super().encode_request(message)
 
     def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:

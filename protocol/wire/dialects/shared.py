@@ -36,8 +36,8 @@ from ...values.requests import CloseRequest, Played, Request
 from ..codec import Reading, Value, invalid
 from ..kinds import (
     FLAG,
+    FRAME_OF_SEVERAL,
     INTEGER,
-    JPEG,
     NAMED,
     PROMPTED,
     SAID,
@@ -63,7 +63,7 @@ APPEND_SLICES: Final = Field("max_slice_nums", SLICES, None, omit=True)
 
 def frames(name: str) -> Field:
     """Make the row of an append's pictures; `mode=audio` ignores them."""
-    kind = items(JPEG, FRAMES_MAX)
+    kind = items(FRAME_OF_SEVERAL, FRAMES_MAX)
     return Field(name, kind, (), attr="frames", omit=True, aside_in={"audio": ()})
 
 
@@ -343,6 +343,8 @@ def slices_once(name: str) -> Rule:
 # They belong to no dialect, as `seq` and `ack` do not: only a connection whose address asks for a
 # session that can be resumed has them.
 
+TOKEN: Final = "$token"
+"""Stands for the token in the log, and is replaced where a connection is greeted."""
 SESSION_RESUMABLE: Final = "session.resumable"
 SESSION_RESUME: Final = "session.resume"
 SESSION_REPLACED: Final = "session.replaced"

@@ -12,9 +12,10 @@ the set with which its client began:
 | a piece of text | `transcription.delta` | `response.text.delta` |
 | an utterance's end | `transcription.done` | `response.done` |
 
-A non-empty `language` or `prompt`, known from OpenAI's clients, is refused by its name: none of our
-models takes one. In addition to 003, an unwanted end is an `error` whose code names it, and is read
-as that end; another end has no message. A client's type is either known or not, never misplaced.
+`language` and `prompt`, which vLLM's clients send, have no effect: none of our models takes one.
+They are counted with the ignored fields. A client that commits before it chose a model gets the
+server's. In addition to 003, an unwanted end is an `error` whose code names it, and is read as that
+end; another end has no message. A client's type is either known or not, never misplaced.
 003 cannot show: the queue, whether there is a recording, that the server will shut down.
 """
 
@@ -25,7 +26,8 @@ from typing import Any, Final
 
 import attrs
 
-from ...values.errors import LIVE_ERRORS, ErrorCode, FieldError
+from ...values.behaviour import ONLY_MODEL
+from ...values.errors import LIVE_ERRORS, ErrorCode
 from ...values.messages import (
     Closed,
     Created,
@@ -70,24 +72,25 @@ _SILENT_ENDS: Final[frozenset[EndReason]] = frozenset(
 
 
 def begins_with_create(body: Json) -> bool:
-    """Whether a client that chooses its model so is answered in the second set of names."""
-    return body.get("type") == SESSION_CREATE
+    """Whether a client that begins so is answered in the second set of names."""
+    return body.get("type") in (SESSION_CREATE, RESPONSE_CREATE)
 
 
 # -- from the client ----------------------------------------------------------------------------
 
 
 def _hint(name: str, why: str, holds: Holds | None = None) -> Field:
-    """Make the row of a field that must be empty."""
+    """Make the row of a field without effect, which counts as ignored."""
 
-    def read(value: Value, _: Reading) -> str:
-        try:
-            return value.choice(("",))
-        except FieldError:
-            raise invalid(value.path, why) from None
+    def read(value: Value, at: Reading) -> None:
+        if at.context.behaves(ONLY_MODEL):
+            value.text()
+            at.aside.append(value.path)
+        elif value.value != "":
+            raise invalid(value.path, why)
 
-    kind = Kind(read=read, schema=choice(("",)).schema, holds=holds)
-    return Field(name, kind, "", attr=DROPPED)
+    kind = Kind(read=read, schema=TEXT.schema, holds=holds)
+    return Field(name, kind, "", attr=DROPPED, doc=f"Without effect: {why}.")
 
 
 def _choice(kind: str) -> Table:

@@ -37,6 +37,6 @@ const SERVED = /^\/api\/(recordings|sessions)\/[^/]+\/view$/;
 /** The addresses that lead on from here, where a server shows this session; else null. */
 export function neighboursOf({ protocol, pathname }) {
   if (!/^https?:$/.test(protocol) || !SERVED.test(pathname)) return null;
-  const [previous, next, talk] = ["previous", "next", "talk"].map((to) => `${pathname}?to=${to}`);
-  return { previous, next, talk };
+  const [all, previous, next, talk] = ["list", "previous", "next", "talk"].map((to) => `${pathname}?to=${to}`);
+  return { all, previous, next, talk };
 }

@@ -18,6 +18,8 @@ const ENDS = {
   peer_gone: ["warn", "the client was gone"],
   broken_off: ["bad", "broken off"],
 };
+const TITLE_CHARS = 60;
+const TITLE_PIECES = 20;
 const VERDICTS = {
   identical: ["good", "replays as recorded"],
   diverged: ["finding", "replay diverges"],
@@ -28,11 +30,23 @@ const VERDICTS = {
 export function showHeader(page, session) {
   const { story } = session;
   const name = story.recording_id ?? "a session";
-  document.title = `${name} · Antiphon`;
+  const title = titleOf(story);
+  document.title = `${title || name} · Antiphon`;
+  page.querySelector("#title").textContent = title;
   page.querySelector("#name").textContent = name;
   page.querySelector("#pills").replaceChildren(...pills(story));
   page.querySelector("#facts").replaceChildren(...facts(session));
   page.querySelector("#sentence").textContent = sentence(session);
+}
+
+/** When a session began, and its first words; empty where neither is known. */
+function titleOf({ wall_ms: began, said }) {
+  const ordered = [...said].sort((one, other) => one.begin - other.begin).filter(({ text }) => text.trim());
+  const parted = (at) => (ordered[at - 1]?.voice === ordered[at].voice ? " " : " – ");
+  const text = ordered.slice(0, TITLE_PIECES).reduce((all, it, at) => all + (at ? parted(at) : "") + it.text.trim(), "");
+  const shown = text.length > TITLE_CHARS ? `${text.slice(0, TITLE_CHARS).trimEnd()}…` : text;
+  const moment = began === null ? "" : new Date(began).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+  return [moment, shown && `“${shown}”`].filter(Boolean).join("  ");
 }
 
 function pills({ end, verdict, compared, damage_count: damages }) {

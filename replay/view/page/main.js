@@ -354,10 +354,13 @@ class View {
       this.page.querySelector(`#${name === "talk" ? "talk-on" : name}`).href = address;
   }
 
-  /** A conversation that is talked on begins with the units that are over by now. */
+  /** A conversation that is talked on begins with the units that are over by now; before it was played, with all. */
   showTalk(now) {
+    if (!this.past.length) return;
     const unit = (this.past[lastBefore(this.past, now, ({ finalized }) => finalized)]?.index ?? -1) + 1;
-    if (this.past.length) this.talk.search = `?to=talk&unit=${unit}`;
+    this.talk.search = now ? `?to=talk&unit=${unit}` : "?to=talk";
+    const text = now ? `Talk on from second ${unit}` : "Talk on";
+    if (this.talk.textContent !== text) this.talk.textContent = text;
   }
 
   clear() {

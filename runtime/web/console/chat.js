@@ -3,6 +3,7 @@
 import { AntiphonError, connect, encodeBase64, SessionClosedError } from "../antiphon.js";
 import { Speaker } from "../speaker.js";
 import { askJson, connection, sentence, url } from "./api.js";
+import { Consent } from "./consent.js";
 import { button, check, field, fill, h, notice, select, spoken } from "./dom.js";
 import { settingsForm } from "./settings.js";
 
@@ -37,7 +38,7 @@ class ChatPage {
   #empty = h(
     "p",
     { class: "nothing" },
-    "Ask something. The whole conversation is sent with each question; the server keeps none of it.",
+    "Ask something. The model sees the whole conversation with each question, and forgets it afterwards.",
   );
   #text = h("textarea", {
     rows: 2,
@@ -59,6 +60,7 @@ class ChatPage {
   #prompt = h("textarea", { rows: 2, placeholder: "You are a helpful assistant." });
   #advanced = h("div", {});
   #status = h("p", { class: "soft small", role: "status" });
+  #consent = new Consent("chat", () => this.#hangUp());
   #notice = notice("bad");
 
   constructor() {
@@ -91,6 +93,7 @@ class ChatPage {
         h("div", { class: "pair" }, field("Prompt", this.#prompt), field("Voice of the answer", this.#voice)),
         this.#advanced,
       ),
+      this.#consent.element,
     );
     this.element = h(
       "section",
@@ -106,6 +109,7 @@ class ChatPage {
   /** @param {any} facts */
   learn(facts) {
     this.#speak.hidden = facts.speech === "off";
+    this.#consent.learn(facts);
     if (this.#form || !facts.models.length) return;
     this.#form = settingsForm(facts.settings.chat);
     fill(this.#advanced, this.#form.element);
@@ -115,6 +119,12 @@ class ChatPage {
   /** The page goes: what waits for it is over. */
   leave() {
     this.#session?.close().catch(() => {});
+  }
+
+  /** The next question begins another session, which may be recorded where this one is not. */
+  #hangUp() {
+    this.leave();
+    this.#session = null;
   }
 
   focus() {
@@ -186,7 +196,7 @@ class ChatPage {
   #connect() {
     const onQueue = (/** @type {{position: number}} */ { position }) =>
       this.#tell(`Place ${position} in the queue.`);
-    return connect(url, { mode: "chat", ...connection(), onQueue });
+    return connect(url, { mode: "chat", ...this.#consent.options(), ...connection(), onQueue });
   }
 
   /**
@@ -224,20 +234,21 @@ class ChatPage {
     this.#showFiles();
     this.#notice.say("");
     this.#send.textContent = "Stop";
+    this.#consent.lock(true);
     this.#tell("Thinking…");
   }
 
   #finish() {
     this.#isBusy = false;
     this.#send.textContent = "Send";
+    this.#consent.lock(false);
     this.#tell("");
     this.focus();
   }
 
   /** @param {Error} error @param {string} answer @param {HTMLElement} body */
   #fail(error, answer, body) {
-    this.#session?.close().catch(() => {});
-    this.#session = null;
+    this.#hangUp();
     if (!answer) body.textContent = this.#isStopped ? "Stopped." : "No answer.";
     if (!this.#isStopped) this.#notice.say(sentence(error.message));
   }

@@ -79,6 +79,18 @@ export function dialog(title, ...children) {
 export const when = (/** @type {number} */ ms) =>
   new Date(ms).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 
+/**
+ * Count seconds down, each second, until none is left or the place is taken from the page.
+ * @param {number} seconds @param {(left: number) => void} tell @returns {() => void} ends it
+ */
+export function countdown(seconds, tell) {
+  const end = performance.now() + seconds * 1000;
+  const left = () => Math.max(0, Math.round((end - performance.now()) / 1000));
+  tell(left());
+  const ticking = window.setInterval(() => (tell(left()), left() || clearInterval(ticking)), 1000);
+  return () => clearInterval(ticking);
+}
+
 /** @param {number} ms */
 export function duration(ms) {
   const s = Math.round(ms / 1000);

@@ -79,24 +79,30 @@ export class App {
     const tone =
       { ready: "good", full: "warn", draining: "warn", loading: "" }[/** @type {string} */ (facts.readiness)] ??
       "bad";
+    this.#showState(facts.models[0] ?? "the model loads", facts.readiness, tone);
+    this.#navigate();
+    if (isFirst) this.#show();
+    for (const page of this.#pages.values()) page.learn?.(facts);
+  }
+
+  /** @param {string} model @param {string} readiness @param {string} tone */
+  #showState(model, readiness, tone) {
+    const { name } = this.facts.key;
     const out =
       key.get() &&
       h(
         "button",
         { type: "button", class: "quiet", onclick: () => this.#leave() },
-        facts.key.name ? `${facts.key.name}: sign out` : "Sign out",
+        name ? `${name}: sign out` : "Sign out",
       );
     const told = [
-      h("span", { class: "model" }, facts.models[0] ?? "the model loads"),
-      h("span", { class: `pill ${tone}` }, facts.readiness),
+      h("span", { class: "model" }, model),
+      h("span", { class: `pill ${tone}` }, readiness),
       out || "",
     ];
     const line = told.map((it) => (it ? it.textContent : "")).join("\n");
     if (line !== this.#line) fill(at("server"), ...told); // told again, a screen reader would read it again
     this.#line = line;
-    this.#navigate();
-    if (isFirst) this.#show();
-    for (const page of this.#pages.values()) page.learn?.(facts);
   }
 
   /** @param {ApiError} error */
@@ -106,6 +112,7 @@ export class App {
       return true;
     }
     at("banner").hidden = false;
+    if (!error.status && this.facts) this.#showState(this.facts.models[0] ?? "", "no answer", "bad");
     at("banner").textContent = error.status
       ? error.message
       : "The server does not answer. This page tries again every second.";

@@ -59,8 +59,9 @@ class RecordingsPage {
     onchange: () => this.load(),
   });
   #digests = new Digests();
-  /** @type {Map<string, string>} the ids of the two that are selected, with their names */ #selected = new Map();
-  #compare = h("p", { class: "row under", hidden: true, role: "status" });
+  /** @type {Map<string, string>} the ids of those that are selected, with their names */ #selected = new Map();
+  #all = h("input", { type: "checkbox", "aria-label": "Select all that are shown", onchange: () => this.#selectAll() });
+  #chosen = h("p", { class: "row under", hidden: true, role: "status" });
   #owner = h("input", { type: "search", autocomplete: "off", spellcheck: false, onchange: () => this.load() });
   #rows = h("tbody", {});
   #count = h("p", { class: "soft small", role: "status" });
@@ -120,7 +121,7 @@ class RecordingsPage {
             h(
               "tr",
               {},
-              recording.has_views && h("th", { scope: "col" }, spoken("Compare")),
+              h("th", { scope: "col", class: "pick" }, this.#all),
               ...names.map(heading),
               h("th", { scope: "col" }, spoken("Actions")),
             ),
@@ -128,7 +129,7 @@ class RecordingsPage {
           this.#rows,
         ),
       ),
-      this.#compare,
+      this.#chosen,
       h("div", { class: "row under" }, this.#count, this.#more),
       recording.has_views &&
         key.get() &&
@@ -147,7 +148,7 @@ class RecordingsPage {
 
   load() {
     this.#selected.clear();
-    this.#offerComparison();
+    this.#offer();
     return this.#load("");
   }
 
@@ -176,7 +177,10 @@ class RecordingsPage {
       await (text ? this.#search(recordings, text, asked) : this.#list(recordings));
       if (asked === this.#asked) this.#tell(text ? `${this.#read} searched, ` : "");
     } catch (error) {
-      if (asked === this.#asked) this.#notice.say(/** @type {ApiError} */ (error).message);
+      if (asked !== this.#asked) return;
+      this.#notice.say(/** @type {ApiError} */ (error).message);
+      this.#count.textContent = "";
+      if (!after) fill(this.#rows); // what was there is not what was asked for
     }
   }
 
@@ -206,10 +210,24 @@ class RecordingsPage {
     if (!this.#shown)
       fill(
         this.#rows,
-        h("tr", {}, h("td", { class: "nothing wide", colSpan: 11 }, "There are no such recordings.")),
+        h("tr", {}, h("td", { class: "nothing wide", colSpan: 11 }, ...this.#nothing())),
       );
     const more = this.#next ? ", and there are more" : "";
     this.#count.textContent = this.#shown || before ? `${before}${this.#shown} shown${more}.` : "";
+  }
+
+  get #filters() {
+    return [this.#mode, this.#state, this.#since, this.#session, this.#owner, this.#text];
+  }
+
+  /** Why there is no row. */
+  #nothing() {
+    if (this.#filters.some((it) => it.value.trim())) {
+      const unfilter = () => (this.#filters.forEach((it) => (it.value = "")), this.load());
+      return ["No recording is like this. ", button("Show all", unfilter)];
+    }
+    const text = "Nothing is recorded yet. Talk to the model, and what was said is here.";
+    return [h("p", {}, text), h("a", { class: "button primary", href: "#talk" }, "Talk")];
   }
 
   /** @param {any} it a recording @param {{atMs: number, text: string} | null} [found] what was searched for */
@@ -222,7 +240,7 @@ class RecordingsPage {
     const row = h(
       "tr",
       {},
-      recording.has_views && h("td", { class: "pick" }, this.#picker(it)),
+      h("td", { class: "pick" }, this.#picker(it)),
       h("td", { "data-name": "Began", title: it.recording_id }, it.began_ms === null ? "–" : when(it.began_ms)),
       cell("Mode", it.mode ?? "–"),
       own.is_admin && own.is_needed && cell("Owner", it.owner || "–"),
@@ -273,28 +291,69 @@ class RecordingsPage {
     const name = it.began_ms === null ? it.recording_id : when(it.began_ms);
     return h("input", {
       type: "checkbox",
-      "aria-label": `Select the recording of ${name}, to compare`,
-      disabled: it.state === "unreadable",
+      "aria-label": `Select the recording of ${name}`,
       onchange: (/** @type {Event} */ event) => {
-        if (/** @type {HTMLInputElement} */ (event.target).checked) this.#selected.set(it.recording_id, name);
+        if (/** @type {HTMLInputElement} */ (event.target).checked)
+          this.#selected.set(it.recording_id, it.state === "unreadable" ? "" : name);
         else this.#selected.delete(it.recording_id);
-        this.#offerComparison();
+        this.#offer();
       },
     });
   }
 
-  /** Two that are selected can be compared. */
-  #offerComparison() {
+  #selectAll() {
+    const isWanted = this.#all.checked;
+    for (const it of this.#rows.querySelectorAll("td.pick input")) if (it.checked !== isWanted) it.click();
+  }
+
+  /** What can be done with those that are selected: two are compared, any number is deleted. */
+  #offer() {
     const [first, second, more] = [...this.#selected];
-    this.#compare.hidden = !first;
-    if (!first) return;
-    if (!second || more) return fill(this.#compare, second ? "Select two to compare." : "Select another one to compare.");
-    const path = `/api/recordings/${encodeURIComponent(first[0])}/view?diff=${encodeURIComponent(second[0])}`;
-    fill(
-      this.#compare,
-      h("a", { class: "button", href: path, target: "_blank", rel: "noopener" }, "Compare"),
-      h("span", { class: "soft" }, `${first[1]} with ${second[1]}`),
-    );
+    const { key: own, recording } = this.#app.facts;
+    const count = this.#selected.size;
+    this.#chosen.hidden = !count;
+    if (!count) return void (this.#all.checked = false);
+    const isPair = first[1] && second?.[1] && !more && recording.has_views;
+    const path = isPair && `/api/recordings/${encodeURIComponent(first[0])}/view?diff=${encodeURIComponent(second[0])}`;
+    const removal = own.is_admin && button(`Delete ${count}`, () => this.#removeSelected(removal), { class: "danger" });
+    const alone = recording.has_views ? "Select another one to compare." : "1 selected.";
+    const told = isPair ? `${first[1]} with ${second[1]}` : count === 1 ? alone : `${count} selected.`;
+    const compare = path && h("a", { class: "button", href: path, target: "_blank", rel: "noopener" }, "Compare");
+    fill(this.#chosen, ...[compare, removal, h("span", { class: "soft" }, told)].filter(Boolean));
+  }
+
+  /** The first click asks, the second one removes all that are selected. @param {any} button */
+  async #removeSelected(button) {
+    const text = button.textContent;
+    if (text.startsWith("Delete")) {
+      button.textContent = `Really ${text.toLowerCase()}?`;
+      return void button.addEventListener("blur", () => (button.textContent = text), { once: true });
+    }
+    button.disabled = true;
+    let failure = "";
+    for (const row of [...this.#rows.children]) {
+      if (this.#selected.has(this.#recordings.get(row)?.recording_id)) failure = (await this.#delete(row)) || failure;
+    }
+    this.#offer();
+    this.#notice.say(failure);
+  }
+
+  /** Remove a recording and its row. @param {Element} row @returns {Promise<string>} why it was not; empty if it was */
+  async #delete(row) {
+    const recording = this.#recordings.get(row);
+    this.#recordings.delete(row); // it is read no more
+    await this.#digests.reading;
+    try {
+      await ask(`/api/recordings/${encodeURIComponent(recording.recording_id)}`, { method: "DELETE" });
+    } catch (error) {
+      this.#recordings.set(row, recording);
+      return /** @type {ApiError} */ (error).message;
+    }
+    row.remove();
+    this.#selected.delete(recording.recording_id);
+    this.#shown -= 1;
+    this.#count.textContent = `Deleted. ${this.#shown} shown.`;
+    return "";
   }
 
   /** @param {any} it @param {boolean} hasViews @param {boolean} isAdmin */
@@ -340,7 +399,7 @@ class RecordingsPage {
             disabled: it.state === "open",
             "aria-label": `Delete the recording of ${name}`,
             onclick: (/** @type {Event} */ event) =>
-              this.#remove(/** @type {HTMLButtonElement} */ (event.target), path),
+              this.#remove(/** @type {HTMLButtonElement} */ (event.target)),
           },
           "Delete",
         ),
@@ -356,27 +415,17 @@ class RecordingsPage {
     }
   }
 
-  /** The first click asks, the second one removes. @param {HTMLButtonElement} button @param {string} path */
-  async #remove(button, path) {
+  /** The first click asks, the second one removes. @param {HTMLButtonElement} button */
+  async #remove(button) {
     if (button.textContent === "Delete") {
       button.textContent = "Really delete?";
       return void button.addEventListener("blur", () => (button.textContent = "Delete"), { once: true });
     }
     button.disabled = true;
-    const row = /** @type {Element} */ (button.closest("tr"));
-    const recording = this.#recordings.get(row);
-    this.#recordings.delete(row); // it is read no more
-    await this.#digests.reading;
-    try {
-      await ask(path, { method: "DELETE" });
-      row.remove();
-      this.#shown -= 1;
-      this.#count.textContent = `Deleted. ${this.#shown} shown.`;
-    } catch (error) {
-      button.disabled = false;
-      this.#recordings.set(row, recording);
-      this.#notice.say(/** @type {ApiError} */ (error).message);
-    }
+    const failure = await this.#delete(/** @type {Element} */ (button.closest("tr")));
+    button.disabled = false;
+    this.#notice.say(failure);
+    this.#offer();
   }
 }
 

@@ -1,9 +1,9 @@
-// How a conversation is set up: prompt, voice, devices, recording, and the model's settings.
+// How a conversation is set up: prompt, voice, devices, and the model's settings.
 
 import { encodeBase64 } from "../antiphon.js";
 import { devices } from "../microphone.js";
 import { askJson } from "./api.js";
-import { check, field, fill, h, select } from "./dom.js";
+import { field, fill, h, select } from "./dom.js";
 import { settingsForm } from "./settings.js";
 import { OwnVoice } from "./voice.js";
 
@@ -41,7 +41,6 @@ export class Setup {
     () => this.microphoneId || undefined,
     () => this.lookForDevices(),
   );
-  #unrecorded = check("Do not record this conversation", {});
   #problem = h("p", { class: "problem", role: "alert", hidden: true });
   #advanced = h("div", {});
   /** @type {{name: string, base64: string} | null} */ #reference = null;
@@ -59,15 +58,13 @@ export class Setup {
       this.#recorder.element,
       this.#problem,
       h("div", { class: "pair" }, field("Microphone", this.#microphone), field("Loudspeaker", this.#speaker)),
-      this.#unrecorded,
       advanced,
     );
     this.lookForDevices();
   }
 
   /** @param {any} facts of the server */
-  learn({ settings, recording, sliding_windows: windows }) {
-    this.#unrecorded.hidden = !recording.is_on || recording.is_always;
+  learn({ settings, sliding_windows: windows }) {
     if (this.#form || !windows.length) return;
     const duplex = { ...settings.duplex, sliding_window: { ...settings.duplex.sliding_window, enum: windows } };
     this.#form = settingsForm(duplex);
@@ -103,7 +100,6 @@ export class Setup {
       instructions: this.#prompt.value,
       ...(Object.keys(config).length ? { config } : {}),
       ...(base64 ? { voice: { ref_audio_base64: base64 } } : {}),
-      ...(this.#unrecorded.input.checked && !this.#unrecorded.hidden ? { record: false } : {}),
     };
   }
 

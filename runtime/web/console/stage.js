@@ -1,6 +1,8 @@
 // What a conversation looks like: captions, the lane of its seconds, its measures, its levels.
 
-import { fill, h } from "./dom.js";
+import { Microphone } from "../microphone.js";
+import { sentence } from "./api.js";
+import { button, fill, h } from "./dom.js";
 
 const LANE_MAX = 60;
 /** Turns that stay on the page: an hour has some hundred. */
@@ -164,6 +166,57 @@ export class Measures {
   clear() {
     for (const value of Object.values(this.#values)) value.textContent = "–";
     this.#kv.style.width = "0";
+  }
+}
+
+/** How loud the user is, before a conversation: the microphone is open while the test runs. */
+export class Meter {
+  /** @type {Microphone | null} */ #microphone = null;
+  #level = h("meter", { max: 1, "aria-label": "How loud you are", hidden: true });
+  #button = button("Test the microphone", () => this.#toggle(), { class: "quiet" });
+  #problem = h("p", { class: "problem", role: "alert", hidden: true });
+  #deviceId;
+  #frame = 0;
+
+  /** @param {() => string} deviceId of the chosen microphone; empty for the default */
+  constructor(deviceId) {
+    this.#deviceId = deviceId;
+    this.element = h("div", { class: "row meter" }, this.#button, this.#level, this.#problem);
+  }
+
+  /** Let go of the microphone. */
+  rest() {
+    cancelAnimationFrame(this.#frame);
+    this.#microphone?.close();
+    this.#microphone = null;
+    this.#level.hidden = true;
+    this.#button.textContent = "Test the microphone";
+  }
+
+  async #toggle() {
+    if (this.#microphone) return this.rest();
+    const microphone = (this.#microphone = new Microphone({ deviceId: this.#deviceId() || undefined, onLost: () => this.rest() }));
+    this.#button.textContent = "End the test";
+    this.#say("");
+    try {
+      await microphone.open();
+    } catch (error) {
+      this.rest();
+      return this.#say(sentence(/** @type {Error} */ (error).message));
+    }
+    if (this.#microphone !== microphone) return microphone.close(); // a conversation began meanwhile
+    this.#level.hidden = false;
+    const draw = () => {
+      this.#level.value = Math.min(1, 3 * microphone.level);
+      this.#frame = requestAnimationFrame(draw);
+    };
+    draw();
+  }
+
+  /** @param {string} text */
+  #say(text) {
+    this.#problem.textContent = text;
+    this.#problem.hidden = !text;
   }
 }
 

@@ -5,12 +5,13 @@ import { Conversation } from "../conversation.js";
 import { Microphone } from "../microphone.js";
 import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
-import { button, duration, fill, h, notice, select } from "./dom.js";
+import { Consent } from "./consent.js";
+import { button, countdown, duration, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
 import { replay } from "./replay.js";
 import { Setup } from "./setup.js";
 import { share } from "./share.js";
-import { Captions, Lane, Levels, Measures } from "./stage.js";
+import { Captions, Lane, Levels, Measures, Meter } from "./stage.js";
 import { ECHO, endOf, HINTS, SEEING, STATES } from "./words.js";
 
 const TICK_MS = 500;
@@ -31,6 +32,8 @@ class TalkPage {
   #measures = new Measures();
   #levels = new Levels();
   #setup = new Setup();
+  #consent = new Consent("conversation");
+  #meter = new Meter(() => this.#setup.microphoneId);
   #notice = notice("warn");
   #advice = notice("warn");
   #state = h("h1", { class: "state", "aria-live": "polite" }, STATES.idle);
@@ -39,6 +42,7 @@ class TalkPage {
   #hints = h("div", { class: "hints" });
   #past = new Past(() => {
     this.#setup.element.classList.toggle("fork", this.#past.mode !== null);
+    this.#consent.require(this.#past.mode !== null);
     if (this.#past.mode) this.rest();
     if (this.#past.mode === "audio") this.#show.value = "";
     this.#lockPicture();
@@ -53,6 +57,7 @@ class TalkPage {
   });
   #began = 0;
   #ticking = 0;
+  #stopCounting = () => {};
 
   #start = button("Start talking", () => this.#toggle(), { class: "primary large" });
   #mute = button("Mute", () => this.#setMuted(!this.#isMuted), { "aria-pressed": "false", title: "Mute (M)" });
@@ -115,6 +120,8 @@ class TalkPage {
         this.#notice.element,
         this.#advice.element,
         h("div", { class: "row big" }, this.#start, this.#hold, this.#links),
+        this.#meter.element,
+        this.#consent.element,
         controls,
         this.#captions.element,
         this.#hints,
@@ -134,6 +141,7 @@ class TalkPage {
   /** @param {any} facts */
   learn(facts) {
     this.#setup.learn(facts);
+    this.#consent.learn(facts);
     const hints = HINTS[facts.models[0]] ?? [];
     const seeing = this.#show.value ? SEEING[/** @type {keyof typeof SEEING} */ (facts.models[0])] : "";
     const shown = seeing ? [seeing, ...hints] : hints;
@@ -155,6 +163,7 @@ class TalkPage {
   /** End the recording or playing of the user's own voice; a conversation goes on. */
   rest() {
     this.#setup.rest();
+    this.#meter.rest();
   }
 
   // -- beginning and ending ------------------------------------------------------------------------
@@ -165,8 +174,8 @@ class TalkPage {
 
   async #toggle() {
     if (this.#conversation) return this.#conversation.stop();
-    const options = this.#past.options() ?? this.#setup.options();
-    if (this.#past.refusal || !options) return this.#notice.say(sentence(this.#past.refusal), "bad");
+    const setup = this.#past.options() ?? this.#setup.options();
+    if (this.#past.refusal || !setup) return this.#notice.say(sentence(this.#past.refusal), "bad");
     if (!this.#app.facts.models.length) return this.#notice.say("The model is still being loaded.");
     if (!this.#past.mode && !this.#app.facts.modes.includes(this.#show.value ? "video" : "audio")) {
       return this.#notice.say(
@@ -175,11 +184,13 @@ class TalkPage {
       );
     }
     this.#clear();
+    this.#meter.rest();
     const deviceId = this.#setup.microphoneId || undefined;
     const microphone = new Microphone({ deviceId });
     const speaker = new Speaker({ deviceId: this.#setup.speakerId || undefined });
     const camera = this.#show.value ? new Camera({ source: this.#show.value }) : null;
-    const conversation = new Conversation(url, { ...options, ...connection(), microphone, speaker, camera });
+    const options = { ...setup, ...this.#consent.options(), ...connection() };
+    const conversation = new Conversation(url, { ...options, microphone, speaker, camera });
     this.#conversation = conversation;
     this.#hear(conversation);
     this.#setMuted(this.#isMuted);
@@ -203,7 +214,8 @@ class TalkPage {
   #hear(conversation) {
     conversation.on("state", ({ state }) => this.#settle(state));
     conversation.on("queue", ({ position, estimated_wait_s: s, queue_length: length }) => {
-      this.#detail.textContent = `Place ${position} of ${length} in the queue${s ? `, about ${s} s` : ""}.`;
+      const place = `Place ${position} of ${length} in the queue`;
+      this.#count(s, (left) => (this.#detail.textContent = left ? `${place}, about ${left} s.` : `${place}.`));
     });
     conversation.on("created", (created) => this.#created(created));
     conversation.on("caption", (caption) => this.#captions.tell(caption));
@@ -219,7 +231,7 @@ class TalkPage {
       this.#measures.kv(Number(unit.metrics.kv_cache_length ?? 0), this.#app.facts.context_limit);
     });
     conversation.on("going_away", ({ secondsLeft }) =>
-      this.#notice.say(`The server will shut down: ${secondsLeft} s are left.`, "warn"),
+      this.#count(secondsLeft, (left) => this.#notice.say(`The server will shut down: ${left} s are left.`, "warn")),
     );
     conversation.on("error", ({ code, message }) => {
       this.#notice.say(sentence(message), "bad");
@@ -233,8 +245,15 @@ class TalkPage {
     conversation.on("ended", ({ reason, error }) => this.#ended(conversation, reason, error));
   }
 
+  /** Show what is left of some seconds, in place of what was counted before. @param {number} seconds @param {(left: number) => void} tell */
+  #count(seconds, tell) {
+    this.#stopCounting();
+    this.#stopCounting = countdown(seconds, tell);
+  }
+
   /** @param {import("../antiphon.js").Created} created */
   #created({ recording, recordingId, recordingNotice }) {
+    this.#stopCounting();
     this.#began = Date.now();
     this.#ticking = window.setInterval(() => this.#measures.time(duration(Date.now() - this.#began)), TICK_MS);
     const told = {
@@ -253,6 +272,7 @@ class TalkPage {
   /** @param {Conversation} conversation @param {string} reason @param {Error | null} error */
   #ended(conversation, reason, error) {
     clearInterval(this.#ticking);
+    this.#stopCounting();
     this.#advice.say("");
     this.#conversation = null;
     this.#detail.textContent = error ? "" : endOf(reason, null);
@@ -284,6 +304,7 @@ class TalkPage {
     this.#interrupt.disabled = state !== "speaking";
     this.#hold.hidden = !(isRunning && this.#isPush);
     this.#setup.lock(isRunning);
+    this.#consent.lock(isRunning);
     this.#lockPicture();
     if (this.#conversation && !["ended", "idle"].includes(state))
       this.#levels.follow(this.#conversation.microphone, this.#conversation.speaker);

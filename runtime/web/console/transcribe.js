@@ -3,6 +3,7 @@
 import { AntiphonError, connect } from "../antiphon.js";
 import { DeviceError, Microphone } from "../microphone.js";
 import { connection, sentence, url } from "./api.js";
+import { Consent } from "./consent.js";
 import { button, fill, h, notice, select, spoken } from "./dom.js";
 
 const RATE = 16_000;
@@ -50,6 +51,7 @@ class TranscribePage {
   #empty = h("p", { class: "nothing" }, "The text appears here while you speak.");
   #status = h("p", { class: "soft", role: "status" }, IDLE);
   #notice = notice("bad");
+  #consent = new Consent("transcription");
 
   /** @param {import("./main.js").App} app */
   constructor(app) {
@@ -63,6 +65,7 @@ class TranscribePage {
         { class: "card stack" },
         h("div", { class: "row" }, this.#listen, this.#next, this.#file, this.#picker, this.#models),
         this.#status,
+        this.#consent.element,
         this.#notice.element,
       ),
       h(
@@ -79,6 +82,7 @@ class TranscribePage {
 
   learn() {
     const { models } = this.#app.facts;
+    this.#consent.learn(this.#app.facts);
     if (this.#models.options.length === models.length) return;
     fill(this.#models, ...models.map((/** @type {string} */ name) => h("option", { value: name }, name)));
     this.#models.hidden = models.length < 2;
@@ -128,11 +132,13 @@ class TranscribePage {
     this.#listen.textContent = "Stop";
     this.#listen.classList.remove("primary");
     this.#file.disabled = true;
+    this.#consent.lock(true);
     const { signal } = (this.#connecting = new AbortController());
     try {
       this.#session = await connect(url, {
         mode: "transcription",
         model: this.#models.value || this.#app.facts.models[0],
+        ...this.#consent.options(),
         ...connection(),
         signal,
         onQueue: ({ position }) => (this.#status.textContent = `Place ${position} in the queue.`),
@@ -208,6 +214,7 @@ class TranscribePage {
     this.#listen.disabled = false;
     this.#listen.classList.add("primary");
     this.#file.disabled = false;
+    this.#consent.lock(false);
     this.#next.disabled = true;
     this.#wasHeard = false;
     this.#status.textContent = IDLE;

@@ -58,7 +58,8 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
  * @property {"realtime" | "live"} [dialect] `live`: OpenAI's Live API, for mode `audio`, with `model` and
  *   without `config`, `voice`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
- * @property {string} [model] of a transcription and of `live`, which need it: by a name that the server knows it by
+ * @property {string} [model] of `live`, which needs it, and of a transcription: by a name that the server knows it by;
+ *   without it a transcription takes the server's
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
@@ -187,6 +188,8 @@ export class ChatSession {
      * @returns {Promise<Response>}
      */
     answer(question: string | Message[], how?: Parameters<ChatSession["ask"]>[1]): Promise<Response>;
+    /** End the answer that is under way: its response, with the reason `interrupted`, is still to be read. */
+    cancel(): void;
     /**
      * End the session; an answer that is under way is cut.
      * @param {string} [reason] in the caller's own words
@@ -388,7 +391,8 @@ export type Options = {
      */
     dialect?: "realtime" | "live" | undefined;
     /**
-     * of a transcription and of `live`, which need it: by a name that the server knows it by
+     * of `live`, which needs it, and of a transcription: by a name that the server knows it by;
+     * without it a transcription takes the server's
      */
     model?: string | undefined;
     /**

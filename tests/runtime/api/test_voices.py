@@ -16,7 +16,7 @@ import soundfile
 
 from protocol.values.limits import WAV_BYTES_MAX
 from runtime.access.keys import Key, change_key_file, hash_key
-from runtime.media.sound import decode_wav
+from runtime.media.sound import decode_voice
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import Answer, request
 
@@ -96,6 +96,17 @@ def test_an_admin_adds_and_removes_a_voice(library: Library) -> None:
     assert sorted(it.name for it in library.folder.iterdir()) == ["anna.wav"]
 
 
+def test_a_file_of_another_kind_is_kept_as_a_wav(library: Library) -> None:
+    """A user has to convert a voice that every other program takes."""
+    file = io.BytesIO()
+    soundfile.write(file, np.sin(np.arange(32_000) / 9) / 2, 16_000, format="FLAC")
+    assert library.put("cleo", file.getvalue()).status == 201
+    kept = (library.folder / "cleo.wav").read_bytes()
+    assert kept.startswith(b"RIFF")
+    assert decode_voice(kept) == decode_voice(file.getvalue())
+    assert library.ask("/api/voices/cleo", method="DELETE").status == 204
+
+
 def test_a_voice_is_replaced_only_where_that_is_asked_for(library: Library) -> None:
     """A name that two people choose does not cost the first one its voice."""
     first, second = wav(), wav(loudness=0.5)
@@ -135,9 +146,9 @@ def test_a_name_is_never_a_path(library: Library, name: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"", "the audio is not a wav file, or is damaged"),
-        (b"RIFF" + b"x" * 100, "the audio is not a wav file, or is damaged"),
-        (b'{"audio": "UklGRg=="}', "the audio is not a wav file, or is damaged"),
+        (b"", "the audio is not a sound file that is taken, or is damaged"),
+        (b"RIFF" + b"x" * 100, "the audio is not a sound file that is taken, or is damaged"),
+        (b'{"audio": "UklGRg=="}', "the audio is not a sound file that is taken, or is damaged"),
         (wav(0.4), "the audio does not last 0.5 to 30 s"),
         (wav(30.5), "the audio does not last 0.5 to 30 s"),
         (wav(rate_hz=4_000), "the audio's rate is not 8000 to 192000 hz"),
@@ -219,7 +230,7 @@ def test_pages_get_the_default_voice_as_samples(library: Library) -> None:
         "sample_rate": 16_000,
         "samples": 32_000,
     }
-    assert b64decode(told["base64"]) == decode_wav((library.folder / "anna.wav").read_bytes())
+    assert b64decode(told["base64"]) == decode_voice((library.folder / "anna.wav").read_bytes())
     assert library.ask("/api/default_ref_audio", "").status == 401
     assert library.ask("/api/default_ref_audio", "anna", "HEAD").body == b""
 

@@ -27,6 +27,7 @@ from tests.network.peers import (
     report,
     say,
 )
+from tests.network.requesting import request
 
 pytestmark = pytest.mark.anyio
 
@@ -163,6 +164,27 @@ async def test_closing_cuts_an_answer() -> None:
                 await session.ask("more")
 
 
+async def test_an_answer_is_cancelled_and_the_chat_goes_on() -> None:
+    """To stop an answer, a program would have to close the chat."""
+
+    def talk_on(websocket: ServerConnection, question: dict[str, Any]) -> None:
+        if "?" in str(question["messages"]):
+            delta(websocket, "text", text="well, ")
+            assert hear(websocket) == {"type": "response.cancel"}
+            done(websocket, "well, ", "interrupted")
+        else:
+            done(websocket, "more", "turn_end")
+
+    with peer(chat(talk_on, talk_on)) as url:
+        async with antiphon.connect(url, mode="chat") as session:
+            answer = await session.ask("?")
+            await anext(answer)
+            await session.cancel()
+            assert (await answer.finish()).reason == "interrupted"
+            await session.cancel()  # there is nothing to be cancelled
+            assert (await session.answer("more")).text == "more"
+
+
 @pytest.mark.parametrize(
     ("leave", "error", "text"),
     [
@@ -247,7 +269,7 @@ async def test_turns_of_a_real_chat(url: str) -> None:
         assert not (await session.answer("Hello")).streaming
         with pytest.raises(antiphon.ReportedError, match=r"top_p.*allowed"):
             await session.answer("?", config=antiphon.ChatConfig(top_p=7))
-        sound = AudioPart(data=PCM, is_wav=False, rate_hz=24_000)
+        sound = AudioPart(data=PCM, is_file=False, rate_hz=24_000)
         question = message("user", ImagePart(data=JPEG), sound, "What is it?")
         seen = await session.answer(question, speech=True)
         assert seen.text == "turn 2: What is it? (1 pictures, 1 sounds)"
@@ -285,3 +307,10 @@ async def test_a_tool_is_called_and_its_result_answered(url: str, dialect: Any) 
     async with antiphon.connect(url, mode="chat") as session:
         with pytest.raises(antiphon.ReportedError, match="no name"):
             await session.answer("Hi", tools=[antiphon.tool("a clock")])
+
+
+def test_the_sources_page_asks_for_the_end_of_its_answer(url: str) -> None:
+    """The page's button stops nothing, and the model talks on."""
+    host, _, port = url.removeprefix("ws://").split("/")[0].partition(":")
+    answer = request((host, int(port)), "/api/streaming/stop", method="POST", headers={})
+    assert (answer.status, answer.said["success"]) == (200, False)

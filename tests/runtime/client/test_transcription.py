@@ -196,7 +196,8 @@ def test_json_is_for_programs(url: str, wav: Path) -> None:
     """A script could not read what was said."""
     result = transcribe(wav, "--url", url, "--model", "whisper-1", "--json", "--realtime")
     assert result.exit_code == 0, result.output
-    *deltas, done = [json.loads(line) for line in result.stdout.splitlines()]
+    created, *deltas, done = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (created["type"], created["recording_id"]) == ("created", "")
     assert {line["type"] for line in deltas} == {"delta"}
     assert done["type"] == "done"
     assert done["text"] == "".join(line["text"] for line in deltas)
@@ -222,12 +223,35 @@ def cut(pcm: bytes, seconds: int) -> tuple[bytes, ...]:
 
 def test_an_unknown_model_is_one_clear_line(url: str, wav: Path) -> None:
     """The first mistake that anybody makes would give a traceback."""
-    result = transcribe(wav, "--url", url)
+    result = transcribe(wav, "--url", url, "--model", "tiny")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert "'tiny'" in result.stderr
-    as_json = transcribe(wav, "--url", url, "--json")
-    assert json.loads(as_json.stdout)["code"] == "model_not_found"
+    as_json = transcribe(wav, "--url", url, "--model", "tiny", "--json")
+    assert json.loads(as_json.stdout.splitlines()[-1])["code"] == "model_not_found"
+
+
+def test_without_a_name_the_servers_own_model_is_meant(url: str, wav: Path) -> None:
+    """A user has to ask what a server with one model calls it."""
+    result = transcribe(wav, "--url", url)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == transcribe(wav, "--url", url, "--model", "scripted").stdout
+
+
+def wants_a_name(websocket: ServerConnection) -> None:
+    """Take no sound without a model, as vLLM does."""
+    say(websocket, "session.created", id="sess_1", created=1)
+    hear(websocket)
+    say(websocket, "error", error="no model yet", code="model_not_validated")
+    hear(websocket)
+
+
+def test_a_server_that_wants_a_name_is_told_of_with_the_option(wav: Path) -> None:
+    """A user reads an error that does not say what to do."""
+    with peer(wants_a_name) as address:
+        result = transcribe(wav, "--url", address)
+    assert result.exit_code == 1
+    assert "--model NAME" in result.stderr
 
 
 def fails_amid(websocket: ServerConnection) -> None:
@@ -245,7 +269,7 @@ def fails_amid(websocket: ServerConnection) -> None:
 def test_an_utterance_that_fails_is_told_and_costs_the_exit_code(wav: Path) -> None:
     """A script would take half a transcript for a whole one."""
     with peer(fails_amid) as address:
-        result = transcribe(wav, "--url", address)
+        result = transcribe(wav, "--url", address, "--model", "tiny")
     assert result.exit_code == 1
     assert "so far" in result.stdout
     assert "\x1b" not in result.output
@@ -255,7 +279,7 @@ def test_an_utterance_that_fails_is_told_and_costs_the_exit_code(wav: Path) -> N
 def test_a_lost_server_is_one_clear_line(wav: Path) -> None:
     """A lost connection would give a traceback."""
     with peer(greet) as address:
-        result = transcribe(wav, "--url", address)
+        result = transcribe(wav, "--url", address, "--model", "tiny")
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
 
@@ -271,7 +295,7 @@ def is_lost_amid(websocket: ServerConnection) -> None:
 def test_what_went_wrong_stands_on_a_line_of_its_own(wav: Path) -> None:
     """A terminal would show it as if it had been said, or behind empty lines."""
     with peer(is_lost_amid) as address:
-        result = transcribe(wav, "--url", address)
+        result = transcribe(wav, "--url", address, "--model", "tiny")
     first, words, last = result.output.splitlines()
     assert (first, words) == ("Error: too much (inference_error)", "so far")
     assert last.startswith("Error: ")
@@ -280,7 +304,7 @@ def test_what_went_wrong_stands_on_a_line_of_its_own(wav: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(("none.wav",), "none.wav: No such file"), (("{wav}", "--url", "http://a"), "no address")],
+    [(("none.wav",), "none.wav: No such file"), (("{wav}", "--url", "ftp://a"), "no address")],
 )
 def test_what_cannot_be_used_is_said_before_anything_is_sent(
     arguments: tuple[str, ...], text: str, wav: Path

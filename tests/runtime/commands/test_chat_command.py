@@ -125,7 +125,9 @@ def test_json_is_for_programs(url: str) -> None:
     """A script could not read what was said."""
     result = ask("Hello", "--json", "--speak", os.devnull, "--url", url)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert {line["type"] for line in lines[:-1]} == {"delta"}
+    assert lines[0]["type"] == "created"
+    assert lines[0]["recording"] == "off"
+    assert {line["type"] for line in lines[1:-1]} == {"delta"}
     assert lines[-1]["type"] == "response"
     assert lines[-1]["text"] == "".join(line.get("text", "") for line in lines[:-1])
     assert lines[-1]["speech_s"] > 0
@@ -169,7 +171,7 @@ def test_a_wait_and_a_limit_are_told() -> None:
         assert "limit of tokens" in result.stderr
         assert result.stdout == "half\n"
         lines = ask("?", "--json", "--url", url).stdout.splitlines()
-        assert [json.loads(line)["type"] for line in lines] == ["queued", "response"]
+        assert [json.loads(line)["type"] for line in lines] == ["created", "queued", "response"]
 
 
 # -- what goes wrong ----------------------------------------------------------------------------
@@ -209,7 +211,7 @@ UNUSABLE: dict[str, tuple[list[str], str]] = {
     "no voice": (["--speak", "x.wav", "--voice", "nobody.wav"], "nobody.wav"),
     "folder": (["--speak", "nowhere/x.wav"], "no folder nowhere"),
     "is a folder": (["--speak", "tests"], "is a folder"),
-    "address": (["--url", "http://h"], "is no address"),
+    "address": (["--url", "localhost"], "is no address"),
     "empty": ([], "no question"),
 }
 

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +18,7 @@ from click.testing import CliRunner
 from runtime.cli import main
 from runtime.commands.server_process import RUN
 from tests.golden.logs import FOLDER
+from tests.live.servers import live_server
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 60
@@ -113,6 +116,53 @@ def test_who_has_seen_enough_is_told_no_more(arguments: tuple[str, ...]) -> None
     reader, writer = os.pipe()
     os.close(reader)
     broken = run(*arguments, stdout=writer)
+    os.close(writer)
+    assert (broken.returncode, broken.stderr) == (128 + signal.SIGPIPE, "")
+
+
+SPEECH: Final = str(ROOT / "fixtures" / "speech" / "demo.wav")
+WITH_A_SERVER: Final = {
+    "talk": ("talk", SPEECH, "--fast", "--reply", "{folder}/reply.wav"),
+    "talk --json": ("talk", SPEECH, "--fast", "--reply", "{folder}/reply.wav", "--json"),
+    "chat": ("chat", "hello"),
+    "chat --json": ("chat", "hello", "--json"),
+    "transcribe": ("transcribe", SPEECH, "--model", "scripted"),
+    "transcribe --json": ("transcribe", SPEECH, "--model", "scripted", "--json"),
+    "workers list": ("workers", "list"),
+}
+"""Commands that print while tasks of theirs run."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with live_server("--no-record") as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("command", WITH_A_SERVER)
+def test_who_has_heard_enough_is_told_no_more(command: str, url: str, tmp_path: Path) -> None:
+    """`antiphon talk FILE | head -1` ends in 160 lines of tracebacks of its tasks."""
+    words = [word.format(folder=tmp_path) for word in WITH_A_SERVER[command]]
+    reader, writer = os.pipe()
+    os.close(reader)
+    broken = run(*words, "--url", url, stdout=writer)
+    os.close(writer)
+    assert (broken.returncode, broken.stderr) == (128 + signal.SIGPIPE, "")
+
+
+SERVERS: Final = {
+    "serve": ("serve", "--port", "0", "--no-record", "--model", "scripted"),
+    "demo": ("demo", "--fast", "--model", "scripted", "--record", "{folder}"),
+}
+
+
+@pytest.mark.parametrize("command", SERVERS)
+def test_a_server_that_nobody_reads_ends_quietly(command: str, tmp_path: Path) -> None:
+    """The same of what serves; a demo stops its server too."""
+    words = [word.format(folder=tmp_path) for word in SERVERS[command]]
+    reader, writer = os.pipe()
+    os.close(reader)
+    broken = run(*words, stdout=writer)
     os.close(writer)
     assert (broken.returncode, broken.stderr) == (128 + signal.SIGPIPE, "")
 

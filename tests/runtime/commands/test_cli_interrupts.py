@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 import soundfile
 
+from recorder.read.verify import verify
 from runtime.commands.server_process import RUN
 from tests.golden.logs import FOLDER
 from tests.network.peers import create, hear, peer
@@ -224,6 +225,8 @@ def test_a_demo(tmp_path: Path) -> None:
         until("listen", process.stdout)
         ends(process)
     assert not (tmp_path / "demo" / "reply.wav").exists()
+    (log,) = (tmp_path / "demo").glob("*.session.zst")
+    assert verify(log).state == "finished"  # killed amid the conversation, it would be crashed
 
 
 def test_a_demo_that_still_loads(tmp_path: Path) -> None:

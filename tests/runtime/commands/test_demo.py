@@ -83,7 +83,7 @@ def test_a_server_that_does_not_start(
     speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever lacks a model would wait for two minutes, and not be told what is missing."""
-    code = "raise SystemExit('there is no model')"
+    code = "raise SystemExit('Error: there is no model')"
     monkeypatch.setattr(server_process, "RUN", (sys.executable, "-c", code))
     result = run_demo("--speech", speech, "--record", tmp_path / "kept")
     assert result.exit_code == 1
@@ -109,10 +109,17 @@ def test_a_log_that_does_not_replay_fails_the_demo(tmp_path: Path) -> None:
         demo._conclude(shown, Tally(), log, [])
 
 
-def test_outside_the_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package would answer with a traceback about a path in site-packages."""
-    monkeypatch.setattr(demo, "SOURCE_TREE", tmp_path)
-    result = run_demo("--record", tmp_path / "kept")
-    assert result.exit_code == 2
-    assert "is only in the source tree: give --speech FILE.wav" in result.stderr
-    assert not (tmp_path / "kept").exists()
+def test_its_files_are_written_for_the_guides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a wheel, without the sources, no guide could be followed."""
+    names = {*demo.SAMPLES}
+    assert run_demo("--samples", tmp_path / "samples").exit_code == 0
+    assert {path.name for path in (tmp_path / "samples").iterdir()} == names
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "demo.py"))  # as an installed package
+    monkeypatch.setattr(demo, "SOURCE_TREE", tmp_path / "nowhere")
+    assert run_demo("--samples", tmp_path / "again").exit_code == 0
+    assert {path.name for path in (tmp_path / "again").iterdir()} == names
+    (tmp_path / "file").touch()
+    refused = run_demo("--samples", tmp_path / "file" / "below")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)

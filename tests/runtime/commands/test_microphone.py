@@ -21,8 +21,9 @@ from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from runtime.cli import main
-from runtime.commands.talk import HEARD_S_MAX, MISSING, Devices, LineView, PlayingObserver
+from runtime.commands.talk import HEARD_S_MAX, Devices, LineView, PlayingObserver
 from runtime.commands.talk_session import Plan, Tally, talk
+from runtime.settings.extras import install
 from tests.live.servers import live_server
 
 SPEED = 4
@@ -142,7 +143,7 @@ def test_what_nobody_takes_is_dropped(sounddevice: Any) -> None:
 @pytest.mark.parametrize(
     ("raises", "said"),
     [
-        (ImportError("no module"), MISSING),
+        (ImportError("no module"), f"--mic needs the extra 'mic': {install('mic')}"),
         (OSError("PortAudio library not found"), "apt install libportaudio2"),
     ],
 )

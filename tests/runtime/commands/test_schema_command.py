@@ -191,6 +191,7 @@ def address_of(name: str, mode: Mode) -> tuple[str, dict[str, Sequence[str]]]:
         "realtime": {"mode": (mode,)},
         "openai": {"model": ("tiny",)},
         "openai-transcription": {"intent": ("transcription",)},
+        "vllm-omni": {"duplex": ("1",), "mode": (mode,)},
     }
     query: dict[str, Sequence[str]] = dict(queries.get(channel.name, {}))
     return channel.address.replace("{session_id}", label), query
@@ -232,7 +233,7 @@ def test_every_state_of_the_table_is_in_the_document() -> None:
             rows = {state.value for state, row in TRANSITIONS[session_kind].items() if row}
             assert {move["from"] for move in found["transitions"]} == rows
             assert found["reception"].keys() <= {
-                gate.value for gate in (*GATES[session_kind], Gate.OPEN)
+                gate.value for gate in (*GATES[session_kind], Gate.OPEN, Gate.STEERED)
             }
 
 

@@ -116,6 +116,7 @@ def test_a_long_file_does_not_drift() -> None:
         async with world() as place:
             tally, notes = await talk_in(place, Plan(units=(pcm(),) * 60, silence_s_max=3))
         late_s = [at - number for number, at in enumerate(notes.sent_at_s)]
+        assert min(late_s) >= 1  # a second is over before it is sent, as with a microphone
         assert max(late_s) - min(late_s) < 1e-6
         assert tally.failure is None
         assert tally.metrics.dropped_units == 0
@@ -258,7 +259,7 @@ def test_stopped_by_its_user() -> None:
         assert tally.failure is None
         assert tally.closed is not None
         assert tally.closed.client_reason == "user_stop"
-        assert len(notes.sent_at_s) == 6
+        assert len(notes.sent_at_s) == 5
 
     on_virtual_time(body)
 
@@ -429,8 +430,9 @@ def test_nobody_there_is_one_line(tmp_path: Path) -> None:
     """Whoever forgot to start the server would get a traceback."""
     result = talk(write_speech(tmp_path / "ask.wav"), "--url", "ws://127.0.0.1:1")
     assert result.exit_code == 1
-    address = "ws://127.0.0.1:1/v1/realtime?mode=audio&resumable=1"
-    assert result.stderr == f"Error: cannot connect to {address}: connection refused\n"
+    advice = "is a server running there? Start one with: antiphon serve"
+    told = f"Error: cannot connect to ws://127.0.0.1:1: connection refused; {advice}\n"
+    assert result.stderr == told
     assert not (tmp_path / "ask.reply.wav").exists()
 
 

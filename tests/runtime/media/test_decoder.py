@@ -79,6 +79,20 @@ async def test_a_video_is_decoded_the_same_in_a_process_and_here() -> None:
     assert (len(made.pictures), len(made.stacked), len(made.pcm)) == (2, 1, 128_000)
 
 
+@pytest.mark.parametrize("kind", ["wav", "audio"])
+async def test_a_packed_sound_is_decoded_the_same_in_a_process_and_here(kind: MediaKind) -> None:
+    """A decoder that a stranger's file breaks would take the server with it."""
+    file = io.BytesIO()
+    sound = 0.5 * np.sin(np.arange(24_000) / 9)
+    soundfile.write(file, sound, 24_000, format="OGG", subtype="VORBIS")
+    asked = effect(kind, file.getvalue())
+    decoder, client = MediaDecoder(), Client()
+    assert await decoder.decode(asked, client) == decoder.decode_here(asked)
+    assert decoder._apart._clients[client].finish_s > 0.01
+    with pytest.raises(MediaError, match="sound file that is taken, or is damaged"):
+        await decoder.decode(effect(kind, file.getvalue()[:99]), client)
+
+
 async def test_decodes_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every session on the server would stand still while one frame decodes."""
     threads: set[int] = set()
@@ -123,7 +137,7 @@ async def test_bounds_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
             running -= 1
         return b""
 
-    monkeypatch.setattr("runtime.media.decoder.decode_wav", slow)
+    monkeypatch.setattr("runtime.media.decoder.decode_voice", slow)
     decoder = MediaDecoder()
     async with anyio.create_task_group() as tasks:
         for _ in range(3 * WORKERS_MAX):
@@ -236,10 +250,10 @@ async def test_a_video_is_charged_the_time_of_its_process() -> None:
     ("kind", "reason"),
     [
         ("jpeg", "the image is not a JPEG, or is damaged"),
-        ("wav", "the audio is not a WAV file, or is damaged"),
+        ("wav", "the audio is not a sound file that is taken, or is damaged"),
         ("voice", "there is no voice of that name"),
         ("image", "the image is not a JPEG, or is damaged"),
-        ("audio", "the audio is not whole samples of 4 bytes"),
+        ("audio", "the audio is not a sound file that is taken, or is damaged"),
         ("video", "the video is not of MP4, QuickTime, Matroska or WebM"),
     ],
 )

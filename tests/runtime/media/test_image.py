@@ -6,7 +6,8 @@ import base64
 import contextlib
 import struct
 import zlib
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,10 +22,13 @@ from runtime.media.image import (
     PNG_CHUNKS_MAX,
     decode_image,
     decode_jpeg,
+    orientation,
     pixels_of,
+    prove_small,
 )
 from runtime.media.values import MediaError
 from tests.fairness.heavy_pictures import heavy_jpeg
+from tests.media import webps
 
 DAMAGED = "the image is a damaged PNG"
 JPEG_DAMAGED = "the image is not a JPEG, or is damaged"
@@ -336,3 +340,93 @@ def test_the_same_bytes_give_the_same_picture() -> None:
     """A recording could not be replayed."""
     made: list[Any] = [decode_image(RGB_PNG) for _ in range(2)]
     assert made[0] == made[1]
+
+
+# -- orientation ----------------------------------------------------------------------------------
+
+
+STORED: Final[Mapping[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]]] = {
+    1: lambda shown: shown,
+    2: lambda shown: shown[:, ::-1],
+    3: lambda shown: np.rot90(shown, 2),
+    4: lambda shown: shown[::-1],
+    5: lambda shown: np.rot90(shown)[::-1],
+    6: np.rot90,
+    7: lambda shown: np.rot90(shown)[:, ::-1],
+    8: lambda shown: np.rot90(shown, -1),
+}
+"""By orientation: how a camera stores a picture that is shown so (Exif 2.32, 4.6.4)."""
+
+
+def exif(orientation: int, order: str = ">") -> bytes:
+    """The EXIF data of a phone: two tags."""
+    head = b"MM\0*" if order == ">" else b"II*\0"
+    tags = struct.pack(f"{order}HHIHH", 0x0100, 3, 1, 640, 0)
+    tags += struct.pack(f"{order}HHIHH", 0x0112, 3, 1, orientation, 0)
+    return head + struct.pack(f"{order}IH", 8, 2) + tags + struct.pack(f"{order}I", 0)
+
+
+def shown() -> NDArray[np.uint8]:
+    """A picture whose corners all differ, in blocks that a JPEG keeps."""
+    picture = np.zeros((64, 96, 3), np.uint8)
+    picture[:32, :48] = 255, 0, 0
+    picture[:32, 48:] = 0, 255, 0
+    picture[32:, :48] = 0, 0, 255
+    return picture
+
+
+def turned(kind: str, orientation: int) -> bytes:
+    """The picture as a camera stores it, with its orientation."""
+    stored = np.ascontiguousarray(STORED[orientation](shown()))
+    height, width = stored.shape[:2]
+    if kind == "PNG":
+        rows = [row.tobytes() for row in stored]
+        return make_png(rows, width, 8, 2, chunk(b"eXIf", exif(orientation)))
+    if kind == "WebP":
+        parts = webps.chunks_of(webps.encode(stored, lossless=True))
+        pieces = [webps.canvas(width, height, 8), webps.chunk(b"VP8L", parts[b"VP8L"])]
+        return webps.container(*pieces, webps.chunk(b"EXIF", exif(orientation, "<")))
+    body = b"Exif\0\0" + exif(orientation, "<" if orientation % 2 else ">")
+    jpeg = bytes(simplejpeg.encode_jpeg(stored, quality=95))
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WebP"])
+@pytest.mark.parametrize("orientation", STORED)
+def test_a_picture_is_shown_upright(kind: str, orientation: int) -> None:
+    """A phone's picture would lie on its side, and its text could not be read."""
+    seen = pixels(decode_image(turned(kind, orientation))).astype(int)
+    assert seen.shape == (64, 96, 3)
+    assert np.abs(seen - shown()).mean() < 4
+
+
+def test_only_a_turned_frame_is_made_anew() -> None:
+    """A camera's every frame would be decoded and encoded again."""
+    assert decode_jpeg(turned("JPEG", 1)) == b""
+    frame = turned("JPEG", 6)
+    assert not prove_small(frame)
+    assert np.abs(pixels(decode_jpeg(frame)).astype(int) - shown()).mean() < 4
+
+
+def test_a_large_turned_frame_is_scaled_down() -> None:
+    """A photograph of a phone would take its memory twice."""
+    body = b"Exif\0\0" + exif(8)
+    jpeg = bytes(simplejpeg.encode_jpeg(np.zeros((2_100, 4_200, 3), np.uint8)))
+    jpeg = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
+    assert pixels(decode_jpeg(jpeg)).shape == (1_920, 960, 3)
+
+
+@given(st.integers(0, 40), st.binary(max_size=8))
+def test_broken_exif_turns_nothing(at: int, piece: bytes) -> None:
+    """A strange file would end the session with an internal error."""
+    frame = turned("JPEG", 1)
+    broken = frame[: 12 + at] + piece + frame[12 + at + len(piece) :]
+    with contextlib.suppress(MediaError):
+        decode_jpeg(broken)
+
+
+def test_exif_without_end_is_bounded() -> None:
+    """Sixty-five thousand tags would be read for each frame."""
+    body = b"MM\0*" + struct.pack(">IH", 8, 0xFFFF)
+    assert orientation(b"\xff\xd8Exif\0\0" + body + bytes(12) * 300 + exif(6)[10:]) == 1
+    assert orientation(b"\xff\xd8Exif\0\0" + body) == 1

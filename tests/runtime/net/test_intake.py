@@ -68,7 +68,7 @@ class Client:
             message_bytes_max=message_bytes_max,
             share=self.share,
             counters=self.counters,
-            on_too_big=lambda: self.too_big.append(self.intake.messages),
+            on_too_big=lambda *_: self.too_big.append(self.intake.messages),
             last_words=bytes,
         )
         self.intake.open()

@@ -9,6 +9,7 @@ import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from hashlib import blake2b
 from importlib.metadata import version
 
 import pytest
@@ -18,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.values.utf8 import Utf8Text, frame_bytes
+from protocol.values.utf8 import KEPT_CHARS, Received, Shortened, Utf8Text, frame_bytes
 from runtime.net.frames import FastMasker
+from runtime.net.link import READ_BYTES
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.websocket import CLOSE_WAIT_S, WebSocket, WebSocketClosed
 from tests.network.transport import (
@@ -68,7 +70,7 @@ class Heard:
     """Plays a server that listens, keeps what it heard, and parts as a session does (1009)."""
 
     def __init__(self) -> None:
-        self.frames: list[str | bytes | None] = []
+        self.frames: list[Received] = []
         self.how = (0, "")
         self.done = trio.Event()
 
@@ -76,7 +78,7 @@ class Heard:
         try:
             while True:
                 self.frames.append(await websocket.receive())
-                if self.frames[-1] is None:
+                if isinstance(self.frames[-1], Shortened):
                     await websocket.send("that was too big")
                     await websocket.close(1009, "too big")
         except WebSocketClosed as closed:
@@ -223,7 +225,13 @@ async def test_a_huge_frame_is_told_at_once_and_never_held_in_memory() -> None:
         assert peak_bytes < 12 << 20
         await raw.stream.aclose()
         await heard.done.wait()
-    assert heard.frames == [None]
+    (told,) = heard.frames
+    assert isinstance(told, Shortened)
+    assert told.size_bytes == 100_000_000
+    assert told.read_bytes is not None
+    assert told.read_bytes <= READ_BYTES
+    assert told.blake2b == blake2b(bytes(told.read_bytes), digest_size=16).hexdigest()
+    assert told.head == "\0" * min(told.read_bytes, KEPT_CHARS)
 
 
 async def test_after_1009_the_connection_ends_in_peace(clock: MockClock) -> None:
@@ -255,9 +263,28 @@ async def test_too_many_fragments_are_too_big_as_well() -> None:
         await raw.send(TEXT, b"before")
         await raw.send(TEXT, b"x" * 1000, fin=False)
         for _ in range(10):
-            await raw.send(CONTINUATION, b"x" * 1000, fin=False)
+            await raw.send(CONTINUATION, "é".encode() * 500, fin=False)
         await told_too_big(raw)
-    assert heard.frames == ["before", None]
+    before, told = heard.frames
+    assert before == "before"
+    assert isinstance(told, Shortened)
+    whole = b"x" * 1000 + "é".encode() * 5000
+    assert (told.size_bytes, told.read_bytes) == (len(whole), len(whole))
+    assert told.blake2b == blake2b(whole, digest_size=16).hexdigest()
+    assert told.head == "x" * 1000 + "é" * 24
+
+
+async def test_a_size_that_no_message_can_have_is_told_as_the_largest() -> None:
+    """A number of more than 63 bits would stand in the log, which many readers do not take."""
+    heard = Heard()
+    async with playing(heard) as address, raw_client(address) as raw:
+        await raw.stream.send_all(struct.pack("!BBQ", 0x81, 0xFF, (1 << 64) - 1) + b"abcd")
+        await told_too_big(raw)
+    assert heard.frames == [
+        Shortened(
+            size_bytes=(1 << 63) - 1, blake2b=blake2b(digest_size=16).hexdigest(), read_bytes=0
+        )
+    ]
 
 
 async def test_a_message_at_the_limit_passes_and_one_byte_more_does_not() -> None:
@@ -270,7 +297,10 @@ async def test_a_message_at_the_limit_passes_and_one_byte_more_does_not() -> Non
         await raw.send(TEXT, b"after")
         await raw.stream.send_eof()
         await heard.done.wait()
-    assert heard.frames == ["x" * 3000, "é" * 1500, None]
+    *taken, told = heard.frames
+    assert taken == ["x" * 3000, "é" * 1500]
+    assert isinstance(told, Shortened)
+    assert (told.size_bytes, told.read_bytes, told.head) == (3001, 3001, "é" * KEPT_CHARS)
 
 
 async def test_what_came_before_a_message_that_is_too_big_is_heard_first() -> None:
@@ -287,7 +317,8 @@ async def test_what_came_before_a_message_that_is_too_big_is_heard_first() -> No
         await wait_all_tasks_blocked(SETTLE_S)
         held.set()
         await told_too_big(raw)
-    assert heard.frames == ["one", "two", None]
+    assert heard.frames[:2] == ["one", "two"]
+    assert isinstance(heard.frames[2], Shortened)
 
 
 @pytest.mark.parametrize(

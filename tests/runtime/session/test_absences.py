@@ -113,6 +113,24 @@ def test_a_chat_whose_client_is_away_holds_no_place(tmp_path: Path) -> None:
     on_virtual_time(body)
 
 
+def test_a_chat_that_is_away_takes_no_slot_from_its_owner(tmp_path: Path) -> None:
+    """Who was away from a chat and a conversation lost the conversation's slot to who waited."""
+
+    async def body() -> None:
+        async with world(ScriptedBackend(slots=1), record_to=tmp_path) as server:
+            talker = await server.activate("audio", resumable=True, address="honest")
+            talker.vanish()
+            await anyio.sleep(0.1)
+            (await prepared(server, "honest")).vanish()
+            waiting = server.connect("audio")
+            await anyio.sleep(20)
+            assert "session.queue_done" not in waiting.kinds
+            await anyio.sleep(20)
+            assert "session.queue_done" in waiting.kinds
+
+    on_virtual_time(body)
+
+
 def test_while_clients_wait_a_party_keeps_one_slot_for_its_absences(tmp_path: Path) -> None:
     """All slots were kept for clients that had gone, while others waited half a minute."""
 

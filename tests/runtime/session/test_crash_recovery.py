@@ -10,15 +10,28 @@ from typing import Any
 
 import anyio
 
+from protocol.machine.session import Session
+from protocol.values import effects as ef
+from protocol.values import events as ev
 from protocol.values.errors import CLOSE_RESTART
+from protocol.values.model import Opened
 from recorder.read.reader import LogReader, read
 from recorder.read.verify import verify
 from recorder.storage.store import Store
 from recorder.write.writer import Recorder
 from replay.story.inspect import inspect
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.session.crash_recovery import recover_sessions
-from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
+from runtime.session.crash_recovery import RecoveredSession, recover_sessions
+from tests.golden.forking import APPEND, begin, log_of
+from tests.golden.openai import LOUD, say, speak
+from tests.sessions.in_memory import (
+    Peer,
+    append_frame,
+    close_frame,
+    init_frame,
+    on_virtual_time,
+    world,
+)
 
 UNITS = 6
 CUTS = 16
@@ -162,3 +175,79 @@ def test_a_conversation_gets_its_slot_before_those_who_waited(tmp_path: Path) ->
         assert verify(Store(after).path(peer.way_back[0])).state == "finished"
 
     on_virtual_time(body)
+
+
+def test_the_client_of_a_fork_hears_nothing_of_its_parent(tmp_path: Path) -> None:
+    """Who came back to a fork on another server got what the model had said to somebody else."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path, resumable=True) as server:
+            parent = await begin(server, model="scripted")
+            await speak(parent, APPEND, LOUD, LOUD)
+            await anyio.sleep(1)
+            fork = await begin(server, log_of(server, parent))
+            await speak(fork, APPEND, LOUD)
+            await anyio.sleep(1)
+            server.server.begin_drain(5)
+            await fork.over()
+        for is_over in (False, True):
+            async with world(record_to=tmp_path, resumable=True) as server:
+                await server.server.recover()
+                recording_id, token, _, mode = fork.way_back
+                again = server.come_back(recording_id, token, -1, mode)
+                await again.until(lambda: len(again.numbers) >= len(fork.numbers))  # noqa: B023
+                assert again.numbers[: len(fork.numbers)] == fork.numbers
+                assert fork.numbers[0] > 0
+                if not is_over:
+                    say(again, "session.close")
+                    await again.over()
+                    fork = again
+
+    on_virtual_time(body)
+
+
+def test_a_slot_that_was_on_its_way_back_is_released_and_not_lost() -> None:
+    """A session that slept as its server died had a slot for ever, or moved from one it had not."""
+    limits = ev.SessionLimits(
+        session_s=600,
+        init_wait_s=30,
+        cleanup_wait_s=10,
+        context_tokens=8192,
+        rebuild_wait_s=10,
+        detach_s=30,
+        resume_s=600,
+    )
+    opened = ev.ConnectionOpened(
+        recording_id="rec-1",
+        created_ms=1,
+        mode="audio",
+        seed=1,
+        recording="on",
+        resume_hash="0" * 64,
+        limits=limits,
+    )
+    session, effects = Session.open(opened)
+    found = RecoveredSession(path=Path(), opened=opened, session=session, owner="", away_ns=0)
+    found.stepped(opened, effects)
+
+    def step(event: ev.Event) -> None:
+        found.stepped(event, session.step(event))
+
+    def left() -> list[type[Any]]:
+        return [type(effect) for effect in found.outstanding.effects()]
+
+    step(ev.SlotLeased(at_ns=1, lease=7, slot=0))
+    step(ev.FrameReceived(at_ns=1, frame=init_frame()))
+    step(ev.BackendOpened(at_ns=1, lease=7, opened=Opened(prompt_length=9)))
+    assert [type(event) for event in found.losses(2)] == [ev.PeerGone, ev.LeaseRevoked]
+    step(ev.PeerGone(at_ns=2, code=1006))
+    assert [type(event) for event in found.losses(3)] == [ev.LeaseRevoked]
+    detach = session.kind.timers.pending["detach"]
+    step(ev.TimerFired(at_ns=3, name="detach", generation=detach))
+    assert ef.Release in left()
+    assert found.outstanding.lease == 7
+    assert list(found.losses(4)) == []
+    step(ev.BackendReleased(at_ns=4, lease=7))
+    assert ef.Release not in left()
+    assert found.outstanding.lease is None
+    assert list(found.losses(5)) == []

@@ -20,7 +20,10 @@ from recorder.write.log import SessionLog
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
+from runtime.session import driver
 from runtime.session.rate_limiter import LARGE_BYTES_MIN
+from tests.golden.stage import picture
+from tests.runtime.session.test_crash_recovery import taken_up
 from tests.sessions.in_memory import (
     append_frame,
     base64,
@@ -176,6 +179,25 @@ async def test_a_full_disk_is_said_and_the_session_goes_on(tmp_path: Path) -> No
         assert replay(reader).divergence is None
 
 
+async def test_a_session_whose_log_failed_does_not_come_back(tmp_path: Path) -> None:
+    """It would take a slot, and have "restarted" written behind its end, for a client long gone."""
+    disk, backend = FullDisk(12_000), ScriptedBackend(quick)
+    async with world(backend, record_to=tmp_path, disk=disk, threaded=True) as server:
+        peer = await server.activate(resumable=True)
+        for count in range(1, 5):
+            peer.send(append_frame(2))
+            await peer.heard("audio", count)
+        assert peer.events[-1]["metrics"]["recording"] == "failed"
+        peer.vanish()
+        await server.quiet()
+    (path,) = logs(tmp_path)
+    before = path.read_bytes()
+    assert await taken_up(path) == 0
+    assert path.read_bytes() == before
+    path.chmod(0o600)
+    assert await taken_up(path) == 1, "but for the mark it would"
+
+
 async def test_a_full_disk_ends_the_session_where_that_is_asked_for(tmp_path: Path) -> None:
     """An operator who must record everything serves sessions that are not recorded."""
     disk = FullDisk(6_000)
@@ -266,5 +288,25 @@ def test_a_flood_is_bounded() -> None:
             await anyio.sleep(60)
             assert peer.events[-1]["metrics"]["dropped_units"] > 1900
             assert not peer.all("error")
+
+    on_virtual_time(body)
+
+
+def test_a_client_is_read_no_further_than_its_pictures_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client fills the server's memory with pictures, of which few are a lot to decode."""
+    monkeypatch.setattr(driver, "DECODE_BYTES_MAX", 0)
+    monkeypatch.setattr(driver, "decode_at_once", lambda _: None)
+
+    async def body() -> None:
+        async with world(decode_s=10) as server:
+            peer = await server.activate("video")
+            peer.send(*[append_frame(video_frames=[picture()])] * 3)
+            left = []
+            for _ in range(4):
+                await anyio.sleep(8)
+                left.append(len(peer._to_server))
+            assert left == [2, 1, 0, 0]
 
     on_virtual_time(body)

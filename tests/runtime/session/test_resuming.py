@@ -20,6 +20,8 @@ from replay.rerun.logic import replay
 from replay.story.inspect import inspect
 from runtime.client.resuming import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
+from runtime.session import journal
+from runtime.session.journal import Journal
 from runtime.session.peer import Ended, Tokens, hash_of
 from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
 
@@ -112,6 +114,63 @@ def test_what_was_said_meanwhile_is_heard_once(tmp_path: Path) -> None:
 
     on_virtual_time(body)
     replays(tmp_path)
+
+
+def test_frames_are_read_from_the_first_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them was left out: it stood at the very place where reading began."""
+    monkeypatch.setattr(journal, "EVERY", 1)
+    monkeypatch.setattr(journal, "BATCH_CHARS", 1)
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            await talk(peer, 8)
+            recording_id, token, seq, _ = peer.way_back
+            peer.vanish()
+            for last_seq in range(-1, seq + 1):
+                again = server.come_back(recording_id, token, last_seq)
+                await again.greeted()
+                await again.until(lambda: len(again.numbers) == seq - last_seq)  # noqa: B023
+                assert frames(again) == logged(tmp_path)[last_seq + 1 : seq + 1]
+                token = again.way_back[1]
+            again.send(close_frame())
+            await again.over()
+
+    on_virtual_time(body)
+
+
+def test_a_greeting_is_in_the_log_before_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is killed then knows nothing of the token that its client has."""
+    written = Journal._written
+
+    async def body() -> None:
+        disk = anyio.Event()
+
+        async def slowly(self: Journal, log: Any, seq: int) -> None:
+            await disk.wait()
+            await written(self, log, seq)
+
+        async with world(record_to=tmp_path) as server:
+            monkeypatch.setattr(Journal, "_written", slowly)
+            peer = server.connect("audio", resumable=True)
+            await anyio.sleep(1)
+            assert peer.frames == []
+            disk.set()
+            await peer.greeted()
+            way_back, disk = peer.way_back, anyio.Event()
+            peer.vanish()
+            again = server.come_back(*way_back)
+            await anyio.sleep(1)
+            assert again.frames == []
+            disk.set()
+            await again.greeted()
+            again.vanish()
+
+    on_virtual_time(body)
 
 
 def test_who_is_long_gone_gives_its_slot_back_and_is_rebuilt(tmp_path: Path) -> None:
@@ -225,6 +284,31 @@ def test_a_right_token_takes_over_a_session_that_is_alive(tmp_path: Path) -> Non
 
     on_virtual_time(body)
     assert ev.PeerGone not in [type(event) for event in events(tmp_path)]
+    replays(tmp_path)
+
+
+@pytest.mark.parametrize("fails", ["it is half open", "it is lost", "its reader breaks"])
+def test_the_end_of_a_connection_that_was_replaced_is_no_end(tmp_path: Path, fails: str) -> None:
+    """The session took its client for gone, which was there, and waited for it without a slot."""
+
+    async def body() -> None:
+        async with world(record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            peer.stall()
+            await talk(peer, 2)
+            again = server.come_back(*peer.way_back)
+            await again.greeted()
+            if fails == "it is lost":
+                peer.vanish()
+            elif fails == "its reader breaks":
+                peer.break_down()
+            await talk(again, 60)
+            again.send(close_frame())
+            await again.over()
+
+    on_virtual_time(body)
+    happened = [type(event) for event in events(tmp_path)]
+    assert not {ev.PeerGone, ev.SendFailed, ev.Rebuilt} & set(happened)
     replays(tmp_path)
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from runtime.cli import main
 from runtime.serve.serve_command import check, warnings
+from runtime.settings.extras import install
 from runtime.settings.settings import (
     PREFIX,
     RECORDINGS,
@@ -481,7 +482,7 @@ def test_workers_on_ray_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     (told,) = together(workers_max=2)
     assert told == "workers_max: it is for workers on a Ray cluster: give placement ray"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert on_ray() == ["placement: ray needs the extra: pip install 'antiphon[ray]'"]
+    assert on_ray() == [f"placement: ray needs the extra: {install('ray')}"]
 
 
 def test_what_is_named_is_looked_for(tmp_path: Path) -> None:

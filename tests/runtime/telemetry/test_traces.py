@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from opentelemetry.trace import StatusCode
 
 from protocol.values.model import Unit
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
+from runtime.settings.extras import install
 from runtime.telemetry import setup
 from runtime.telemetry.setup import TracesMissingError, make_telemetry
 from runtime.telemetry.traces import Traces, make_provider
@@ -228,7 +230,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr("runtime.telemetry.traces.import_module", missing)
-    with pytest.raises(TracesMissingError, match=r"pip install 'antiphon\[traces\]'"):
+    with pytest.raises(TracesMissingError, match=re.escape(install("traces"))):
         make_telemetry(lambda: pytest.fail("nobody looks"), version="1", traces=True)
 
 

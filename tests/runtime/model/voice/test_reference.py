@@ -14,7 +14,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from runtime.media.sound import decode_wav
+from runtime.media.sound import decode_voice
 from runtime.model.backends.base import BackendRefused
 from runtime.model.voice.reference import (
     CODES_FILE,
@@ -104,7 +104,7 @@ def wav(samples: NDArray[Any], rate_hz: int) -> bytes:
 
 def decoded(samples: NDArray[Any], rate_hz: int) -> Pcm:
     """What a session gets of a client's file."""
-    return np.frombuffer(decode_wav(wav(samples, rate_hz)), "<f4")
+    return np.frombuffer(decode_voice(wav(samples, rate_hz)), "<f4")
 
 
 KINDS: Final[dict[str, Callable[[], Pcm]]] = {

@@ -32,6 +32,7 @@ from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import ModelUnusableError, load_backend
 from runtime.model.voice.checkpoint import FLOW, FLOW_YAML, HIFT
 from runtime.model.voice.reference import CODES_FILE, RATE_HZ, SPEAKER_FILE
+from runtime.settings.extras import install
 from tests.models import random_model, random_voice
 from tests.models.blocking import open_session
 from tests.models.random_model import SMALL, opening, unit
@@ -356,7 +357,7 @@ def test_without_onnxruntime_it_is_served_in_text(
         silent = load(folder)
     assert not silent.info.speaks
     assert silent.info.fingerprint["voice"] == "none"
-    assert "pip install 'antiphon[voice]'" in caplog.text
+    assert install("voice") in caplog.text
     result = open_session(silent, opening(listen_prob_scale=0.0)).run_unit(unit(0))
     assert (result.is_listen, result.pcm) == (False, b"")
 

@@ -1,0 +1,755 @@
+"""The dialect `vllm-omni`: the duplex protocol of vLLM-Omni, `/v1/realtime?duplex=1`.
+
+Names, fields and words are those of its page "Realtime Duplex API" and of its client, version 0.30.
+Items, responses and their steps are those of `openai`, whose names it has taken.
+
+Choices in addition to them:
+- Sound is PCM16, at 16 kHz from the client and 24 kHz to it. Another form is refused by its name,
+  and so is all that the model cannot do.
+- Each second of the model is a `response.listen` or a piece of a response: its sound, then its
+  words. A queued client is told so by the events of `realtime`.
+- `server_event_seq` and `event_id` are filled in by the session, which knows the frame's number.
+- An item of a response has its number: `item_...` for `resp_...`; `item_resp_...`, which the
+  client makes itself, is the same.
+- The token of `session.created` is filled in behind the log (`TOKEN`).
+
+It cannot show: metrics, the recording's name, the client's input that a second answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any, Final, get_args
+
+import attrs
+
+from ...values import omni as om
+from ...values import openai as oa
+from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, LocalProtocolError
+from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
+from ...values.messages import (
+    Closed,
+    ComeBack,
+    Created,
+    EndReason,
+    ErrorReport,
+    Listen,
+    Metrics,
+    Queued,
+    QueueDone,
+    QueueUpdate,
+    Resumable,
+    ServerMessage,
+    Speech,
+)
+from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
+from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Report, Request
+from ..audio import to_float32, to_pcm16
+from ..codec import Reading, Value, encode_base64, invalid
+from ..kinds import (
+    FLAG,
+    INTEGER,
+    NAMED,
+    PCM16,
+    SPOKEN,
+    TEXT,
+    VOICE_OR_NAME,
+    Kind,
+    base64_of,
+    choice,
+    integer,
+    number,
+    text,
+    word_of,
+)
+from ..table import DROPPED, Field, Object, Row, Table, one
+from . import openai_answers as answers
+from . import openai_requests as requests
+from . import shared
+from .base import Context, Dialect, Json
+from .live import EVENT_ID, error_table, fixed, only, unsupported
+from .openai_requests import ANY_EVENT_ID, ignored, nothing, null
+from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames
+
+OMNI_PREFIX: Final = "duplex-"
+"""A session is named by it and its recording."""
+SEQ: Final = '"server_event_seq":0'
+"""The field of a frame that no session has sent; a session puts the frame's number there."""
+_NUMBER: Final = Field(
+    "server_event_seq",
+    INTEGER,
+    0,
+    attr=DROPPED,
+    get=lambda _: 0,
+    rank=-1,
+    example=1,
+    doc="The event's number, from 1; what `session.resume` counts by.",
+)
+_DATA_URL: Final = "data:"
+
+# -- from the client ----------------------------------------------------------------------------
+
+
+def _checked(name: str, kind: Kind, doc: str, **more: Any) -> Field:
+    """A field that changes nothing here, and may not be wrong."""
+    return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
+
+
+def _maybe(name: str, kind: Kind, attr: str | None = None, **more: Any) -> Field:
+    """A field that may be left out."""
+    return Field(name, kind, None, attr=attr or name, omit=True, **more)
+
+
+def _modality(value: Value, _: Reading) -> str:
+    found = {each.choice(requests.MODALITIES) for each in value.items(2)}
+    return "audio" if "audio" in found or not found else "text"
+
+
+_MODALITY: Final = Kind(
+    read=_modality,
+    write=lambda modality: ["text"] if modality == "text" else ["audio", "text"],
+    schema={"type": "array", "items": {"type": "string", "enum": list(requests.MODALITIES)}},
+)
+_GA, _BOTH = ("output_modalities",), ["audio", "text"]
+_FORMATS: Final = ("pcm16", "pcm_s16le", "s16le")
+
+
+def _format(value: Value, _: Reading) -> str:
+    if value.text() not in _FORMATS:
+        raise unsupported(value.path, "sound is pcm16 here")
+    return "pcm16"
+
+
+_FORMAT: Final = Kind(read=_format, schema={"type": "string", "const": "pcm16"})
+
+
+def _rate(rate_hz: int) -> Kind:
+    def read(value: Value, _: Reading) -> int:
+        if value.value != rate_hz:
+            raise unsupported(value.path, f"there are only {rate_hz} Hz here")
+        return rate_hz
+
+    return Kind(read=read, schema={"type": "integer", "const": rate_hz})
+
+
+def _form(name: str, rate_hz: int) -> Object:
+    """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
+    kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
+    rows = (
+        _checked("type", kind, "PCM16."),
+        _checked("rate", _rate(rate_hz), "Samples a second."),
+    )
+    rate = _checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
+    return Object(name, (Object("format", rows, doc="Its form."), rate), doc="Sound.")
+
+
+def _voice(value: Value, at: Reading) -> ReferenceAudio:
+    url = value.text()
+    if url.startswith(_DATA_URL):
+        _, comma, data = url.partition(";base64,")
+        if not comma:
+            raise invalid(value.path, "a data URL without base64")
+        value = Value(path=value.path, value=data)
+    voice: ReferenceAudio = VOICE_OR_NAME.read(value, at)
+    return voice
+
+
+_VOICE: Final = attrs.evolve(VOICE_OR_NAME, read=_voice)
+
+
+def _no_voice(value: Value, _: Reading) -> None:
+    if value.text():
+        raise unsupported(value.path, "a voice has no name here, it is given as ref_audio")
+
+
+def _interrupts(value: Value, _: Reading) -> None:
+    if not value.flag():
+        raise unsupported(value.path, "detected speech interrupts the model")
+
+
+_VAD: Final = only(("server_vad", "semantic_vad"), "server_vad", "the model decides, or server_vad")
+_DETECTION: Final = requests.detection(
+    one(
+        Table(
+            oa.TurnDetection,
+            Field("type", _VAD, attr="kind"),
+            Field("threshold", number(0, 1), 0.5, omit=True, example=0.5),
+            Field(
+                "silence_duration_ms",
+                integer(100, requests.SILENCE_MS_MAX),
+                500,
+                attr="silence_ms",
+                omit=True,
+                example=500,
+            ),
+            _checked(
+                "interrupt_response",
+                Kind(read=_interrupts, schema={"type": "boolean", "const": True}),
+                "Must be true.",
+            ),
+        )
+    )
+)
+_PLAIN: Final = DuplexConfig()
+_INIT: Final = Table(
+    Init,
+    Object(
+        "session",
+        (
+            _maybe("model", TEXT, "omni.model", example="tiny"),
+            _maybe("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
+            Field("instructions", PROMPT, "", omit=True),
+            _maybe("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
+            _checked(
+                "voice",
+                Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
+                "Must be empty here.",
+            ),
+            _checked("input_audio_format", _FORMAT, "PCM16."),
+            _checked("output_audio_format", _FORMAT, "PCM16."),
+            _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
+            Object(
+                "audio",
+                (_form("input", INPUT_RATE_HZ), _form("output", OUTPUT_RATE_HZ)),
+                doc="The same, as the GA API has it.",
+            ),
+            _maybe("turn_detection", _DETECTION, "omni.detection"),
+            _maybe("overlap_policy", choice(get_args(om.Overlap)), "omni.overlap"),
+            _maybe("playback_commit_policy", choice(get_args(om.History)), "omni.history"),
+            Field(
+                "temperature",
+                number(0, 2),
+                _PLAIN.temperature,
+                attr="config.temperature",
+                omit=True,
+            ),
+            Object(
+                "extra_body",
+                (
+                    _maybe("auto_response", FLAG, "omni.answers"),
+                    Field(
+                        "force_listen_count",
+                        integer(0, 100),
+                        _PLAIN.force_listen_count,
+                        attr="config.force_listen_count",
+                        omit=True,
+                    ),
+                ),
+                omit=True,
+                doc="Settings of the model.",
+            ),
+            RECORD,
+            *(
+                ignored(name)
+                for name in ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")
+            ),
+        ),
+        is_required=True,
+        doc="The settings; others than these are ignored.",
+    ),
+    ANY_EVENT_ID,
+    tag={"type": shared.SESSION_UPDATE},
+)
+
+
+def _heard(value: Value, _: Reading) -> bytes:
+    pcm16 = value.pcm16()
+    if not 0 < len(pcm16) // 2 <= APPEND_SAMPLES_MAX:
+        found = f"{len(pcm16) // 2} samples, 1 to {APPEND_SAMPLES_MAX} are allowed"
+        raise invalid(value.path, found)
+    return to_float32(pcm16)
+
+
+_PIECE: Final = Kind(
+    read=_heard,
+    write=lambda pcm: encode_base64(to_pcm16(pcm)),
+    schema=base64_of(PCM16),
+    holds=SPOKEN,
+)
+
+
+def _item_id(value: Value, _: Reading) -> str:
+    name = value.text(INPUT_ID_CHARS_MAX, 1)
+    return name.replace("item_resp_", "item_", 1) if name.startswith("item_resp_") else name
+
+
+_ID: Final = text(INPUT_ID_CHARS_MAX, 1, holds=NAMED)
+_NAMES_ITEM: Final = attrs.evolve(_ID, read=_item_id)
+_OF_ITEMS: Final = (
+    *(Request.CREATE_ITEM, Request.DELETE_ITEM, Request.RETRIEVE_ITEM, Request.TRUNCATE_ITEM),
+)
+
+
+def _request(cls: type, kind: str, *rows: Row) -> Table:
+    return Table(cls, *rows, ANY_EVENT_ID, tag={"type": kind})
+
+
+_MS: Final = integer(0, PLAYED_MS_MAX)
+_NO_PROMPT: Final = requests.lacking(
+    "the model has its prompt already, and takes no other", "", type="string", maxLength=0
+)
+REQUESTS: Final = {
+    Request.INIT: _INIT,
+    Request.APPEND: Table(
+        Append,
+        Field("audio", _PIECE, attr="pcm"),
+        _checked("format", _FORMAT, "PCM16.", also=("input_audio_format",)),
+        _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the sound."),
+        frames("video_frames"),
+        APPEND_SLICES,
+        *(ignored(name, holds=None) for name in ("is_speech", "duration_ms", "audio_end_ms")),
+        ANY_EVENT_ID,
+        tag={"type": shared.AUDIO_APPEND},
+        lacks={"input_id": None, "force_listen": False},
+        where="vllm-omni",
+    ),
+    Request.COMMIT: _request(
+        om.CommitTurn,
+        "input_audio_buffer.commit",
+        _maybe("response_create", FLAG, "responds", also=("create_response",)),
+        Field("is_speech", FLAG, True, omit=True),
+        ignored("final", holds=None),
+    ),
+    Request.RESPOND: _request(
+        oa.Respond,
+        "response.create",
+        Object(
+            "response",
+            (
+                _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
+                _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
+                Field(
+                    "max_output_tokens",
+                    requests.TOKENS,
+                    0,
+                    attr="max_tokens",
+                    omit=True,
+                    example=100,
+                ),
+                _maybe("metadata", requests.METADATA, example={"trace": "3"}),
+            ),
+            omit=True,
+            doc="Settings of this response; others than these are ignored.",
+        ),
+    ),
+    Request.CANCEL: _request(oa.CancelResponse, "response.cancel", _maybe("response_id", _ID)),
+    Request.INTERRUPT: _request(
+        om.BargeIn,
+        "barge_in",
+        _checked("event", choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
+        ignored("payload"),
+    ),
+    Request.CLEAR_OUTPUT: _request(om.ClearOutput, "output_audio_buffer.clear"),
+    Request.PLAYED: _request(
+        om.AckPlayback,
+        shared.PLAYBACK_ACK,
+        Field("played_ms", _MS),
+        _maybe("committed_ms", _MS),
+        _maybe("response_id", _ID),
+        _maybe("item_id", _NAMES_ITEM),
+        Field("truncate", FLAG, False, attr="truncates", omit=True),
+    ),
+    Request.HEARTBEAT: _request(om.Heartbeat, "session.heartbeat"),
+    Request.REPORT: Table(
+        Report,
+        ignored("server_event_seq", "The last event that arrived; kept in the log without effect."),
+        tag={"type": "session.event_ack"},
+    ),
+    **{it: requests.REQUESTS[it] for it in (Request.CLEAR, *_OF_ITEMS)},
+    Request.CLOSE: shared.CLOSE,
+}
+TYPES: Final[Mapping[str, Request]] = {
+    **{table.kind: request for request, table in REQUESTS.items()},
+    "input.commit": Request.COMMIT,
+    "input.cancel": Request.CLEAR,
+    "turn.signal": Request.INTERRUPT,
+    "audio.playback_ack": Request.PLAYED,
+    "close": Request.CLOSE,
+    shared.SESSION_RESUME: Request.MISPLACED,
+}
+UNSUPPORTED: Final = frozenset({"input.text.append", "input_text.append", "push_text"})
+"""Events that ask for what the model cannot do."""
+
+# -- coming back --------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Return:
+    """The first message of a client that is back, and the session that it names."""
+
+    recording_id: str
+    asked: ComeBack
+
+
+def _return(values: dict[str, Any]) -> Return:
+    seq = values["last_received"]
+    asked = ComeBack(token=values["token"], last_seq=seq - 1)
+    return Return(recording_id=values["session_id"].removeprefix(OMNI_PREFIX), asked=asked)
+
+
+RESUME: Final = Table(
+    Return,
+    Field("session_id", text(INPUT_ID_CHARS_MAX, 1)),
+    Field("resume_token", text(shared.TOKEN_CHARS_MAX, 1), attr="token"),
+    Field("last_received_server_event_seq", INTEGER, 0, attr="last_received"),
+    make=_return,
+)
+_REFUSED: Final = Object(
+    "error",
+    (
+        fixed("code", "session_resume_expired"),
+        fixed("type", "invalid_request_error"),
+        Field("message", TEXT),
+    ),
+)
+NOT_RESUMED: Final = Table(ErrorReport, _REFUSED, tag={"type": shared.ERROR})
+"""The answer to a client that cannot come back; its code is the one of no session and no token."""
+RESYNC: Final = Table(
+    Resumable,
+    _NUMBER,
+    fixed("reason", "journal_overflow"),
+    tag={"type": "session.resync_required"},
+)
+"""The session cannot be resumed any more."""
+
+# -- from the server ----------------------------------------------------------------------------
+
+_CAPABILITIES: Final[Mapping[str, object]] = {
+    "implementation_level": "model_native_duplex",
+    "supports_input_append": True,
+    "supports_barge_in": True,
+    "supports_session_lease": True,
+    "supports_multi_session": True,
+    "supports_audio_truncate": True,
+    "chunk_period_ms": MS_PER_S,
+    "input_modes": ["append_audio_chunk"],
+    "signal_sources": ["model_native", "client_event", "server_policy"],
+}
+
+
+def _told(name: str, doc: str, made: Mapping[str, object] | None = None) -> Field:
+    """An object that is always the same, but for whether a session can be resumed."""
+
+    def get(message: Any) -> dict[str, object]:
+        return {**(made or {"supports_session_resume": message.omni.is_resumable, **_CAPABILITIES})}
+
+    kind = Kind(read=lambda *_: None, schema={"type": "object"})
+    return Field(name, kind, None, attr=DROPPED, get=get, example={**(made or {})}, doc=doc)
+
+
+_SOUND: Final[Mapping[str, object]] = {
+    "input": {
+        "format": {"type": "audio/pcm", "rate": INPUT_RATE_HZ},
+        "sample_rate_hz": INPUT_RATE_HZ,
+    },
+    "output": {
+        "format": {"type": "audio/pcm", "rate": OUTPUT_RATE_HZ},
+        "sample_rate_hz": OUTPUT_RATE_HZ,
+    },
+}
+_SESSION: Final = Object(
+    "session",
+    (
+        fixed("object", "realtime.session"),
+        fixed("type", "realtime"),
+        Field("id", TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
+        Field("model", TEXT, example="tiny"),
+        fixed("state", "open"),
+        Field("epoch", INTEGER),
+        Field("turn_id", INTEGER),
+        Field("modalities", _MODALITY, attr="modality", example=["audio", "text"]),
+        Field(
+            "output_modalities",
+            _MODALITY,
+            None,
+            attr=DROPPED,
+            get=lambda message: message.omni.modality,
+            example=["audio", "text"],
+            doc="The same, as the GA API names it.",
+        ),
+        Field("instructions", TEXT),
+        null("voice"),
+        fixed("input_audio_format", "pcm16"),
+        fixed("output_audio_format", "pcm16"),
+        _told("audio", "The form of sound in both directions.", _SOUND),
+        Field("turn_detection", _DETECTION, None, attr="detection"),
+        Field("overlap_policy", choice(get_args(om.Overlap)), attr="overlap"),
+        Field("playback_commit_policy", choice(get_args(om.History)), attr="history"),
+        _told("capabilities", "What the server can."),
+    ),
+    attr="omni",
+    doc="The session as it is in force.",
+)
+_TOKEN: Final = Field(
+    "resume_token",
+    TEXT,
+    "",
+    attr=DROPPED,
+    get=lambda message: TOKEN if message.omni.is_resumable else "",
+    omit=True,
+    example="q3bV0k",
+    doc="The right to come back, once; only in a session that can be resumed.",
+)
+RESUMED: Final = Table(
+    om.CameBack,
+    Field("session_id", TEXT),
+    Field("attachment_generation", INTEGER, attr="connection"),
+    _TOKEN,
+    _SESSION,
+    tag={"type": "session.resumed"},
+)
+"""The first frame of a connection that comes back; no event, so it has no number."""
+_REASONS: Final[Mapping[EndReason, str]] = {
+    "client": "client_close",
+    "timeout": "timeout",
+    "context_full": "context_full",
+    "backend_error": "error",
+    "server_shutdown": "shutdown",
+    "cancelled": "cancelled",
+    "invalid_frame": "transport_error",
+    "flooded": "transport_error",
+}
+_ENDS: Final[Mapping[str, EndReason]] = {word: end for end, word in reversed([*_REASONS.items()])}
+
+
+def _word(closed: Closed) -> str:
+    if closed.reason not in _REASONS:
+        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
+    return _REASONS[closed.reason]
+
+
+_NEVER: Final = (TRANSCRIPTION_ERRORS | LIVE_ERRORS) - {
+    ErrorCode.MODEL_NOT_FOUND,
+    ErrorCode.INVALID_JSON,
+    ErrorCode.INVALID_FRAME,
+    ErrorCode.UNSUPPORTED,
+    ErrorCode.ACTIVE_RESPONSE,
+    ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
+    ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY,
+    ErrorCode.ITEM_NOT_FOUND,
+}
+ERROR_CODES: Final = tuple(code for code in ErrorCode if code not in _NEVER)
+
+
+def _event(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
+    return Table(cls, _NUMBER, EVENT_ID, *rows, tag={"type": kind}, lacks=lacks)
+
+
+def _numbered(table: Table, *rows: Row, kind: str = "") -> Table:
+    """An event of `openai`, with its number and more fields."""
+    return table.with_rows(_NUMBER, *rows, tag={"type": kind} if kind else None)
+
+
+_OF_SESSION: Final = (Field("session_id", TEXT), Field("epoch", INTEGER))
+_NO_METRICS: Final = Metrics(kv_cache_length=0, recording="off")
+
+
+def _end_ms(speech: Speech) -> int:
+    return speech.start_ms + len(speech.pcm) // SAMPLE_BYTES * MS_PER_S // OUTPUT_RATE_HZ
+
+
+_AUDIO: Final = _numbered(
+    answers.SOUND,
+    attrs.evolve(fixed("format", "pcm16"), rank=1),
+    Field(
+        "sample_rate_hz",
+        integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ),
+        OUTPUT_RATE_HZ,
+        attr=DROPPED,
+        get=lambda _: OUTPUT_RATE_HZ,
+        rank=1,
+        doc="Of the sound.",
+    ),
+    Object(
+        "metadata",
+        (
+            *_OF_SESSION,
+            Field(
+                "audio_duration_ms",
+                INTEGER,
+                0,
+                attr=DROPPED,
+                get=_end_ms,
+                example=1000,
+                doc="Of the response's sound so far.",
+            ),
+        ),
+        rank=1,
+        doc="Where it stands.",
+    ),
+)
+_WORDS: Final = _numbered(answers.WORDS)
+
+
+def _of_reply(table: Table) -> Table:
+    """A state of a response, which names it at the top too."""
+    row = Field(
+        "response_id",
+        TEXT,
+        "",
+        attr=DROPPED,
+        get=lambda state: state.reply.id,
+        example="resp_7b20d9c3a415",
+        doc="The response.",
+    )
+    return _numbered(table, row)
+
+
+_STEPS: Final = {kind: _numbered(table) for kind, table in answers.STEPS.items()}
+_INPUTS: Final = {
+    kind: _numbered(answers.INPUTS[kind]) for kind in ("committed", "cleared", "transcript_done")
+}
+_BETA: Final = _numbered(answers.ITEMS["added"], kind="conversation.item.created")
+_ITEMS: Final[Mapping[str, tuple[Table, ...]]] = {
+    kind: (_numbered(table), *((_BETA,) if kind == "added" else ()))
+    for kind, table in answers.ITEMS.items()
+}
+"""An item is added in two words: that of the GA API, and that of its beta."""
+_BEGAN, _DONE = _of_reply(answers.BEGAN), _of_reply(answers.DONE)
+_LISTEN: Final = _event(
+    Listen,
+    "response.listen",
+    *_OF_SESSION,
+    Object(
+        "response",
+        (fixed("object", "realtime.response"), fixed("status", "listening")),
+        doc="No response begins.",
+    ),
+    input_id="",
+    metrics=_NO_METRICS,
+)
+_CREATED: Final = Table(
+    Created,
+    _NUMBER,
+    EVENT_ID,
+    Field(
+        "attachment_generation",
+        integer(1, 1),
+        1,
+        attr=DROPPED,
+        get=lambda _: 1,
+        doc="The client's first connection.",
+    ),
+    _TOKEN,
+    _SESSION,
+    tag={"type": shared.SESSION_CREATED},
+    lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
+)
+_PLAYED: Final = (
+    Field("generated_ms", INTEGER),
+    Field(
+        "sent_ms",
+        INTEGER,
+        0,
+        attr=DROPPED,
+        get=lambda it: it.playback.generated_ms,
+        doc="The same: what is spoken is sent.",
+    ),
+    Field("played_ms", INTEGER),
+    Field("committed_ms", INTEGER),
+)
+_ACKNOWLEDGED: Final = _event(
+    om.Acknowledged,
+    "playback.acknowledged",
+    Object(
+        "event",
+        (
+            fixed("type", "playback.acknowledged"),
+            *_OF_SESSION,
+            Field("item_id", TEXT),
+            *(
+                Field(
+                    name,
+                    INTEGER,
+                    0,
+                    attr=DROPPED,
+                    get=attrgetter(f"playback.{name}"),
+                    doc="As in playback.",
+                )
+                for name in ("played_ms", "committed_ms")
+            ),
+            Field("truncate", FLAG, attr="truncates"),
+            Object("playback", _PLAYED, attr="playback", doc="Where the response stands."),
+            Field("history_committed", FLAG, attr="is_whole"),
+        ),
+        doc="What is noted.",
+    ),
+)
+_CLOSED: Final = _event(
+    Closed,
+    shared.SESSION_CLOSED,
+    Field("session_id", TEXT),
+    Field("reason", word_of(_ENDS), get=_word),
+)
+_QUEUE: Final = tuple(
+    _numbered(table) for table in shared.COMMON if table.cls in (Queued, QueueUpdate)
+)
+ANSWERS: Final = (
+    *_QUEUE,
+    _CREATED,
+    _event(om.SessionUpdated, "session.updated", _SESSION),
+    _event(om.HeartbeatAck, "session.heartbeat_ack", Field("session_id", TEXT)),
+    *_INPUTS.values(),
+    *(table for tables in _ITEMS.values() for table in tables),
+    _event(oa.ItemDeleted, "conversation.item.deleted", Field("item_id", TEXT)),
+    _event(
+        oa.ItemTruncated,
+        "conversation.item.truncated",
+        Field("item_id", TEXT),
+        Field("content_index", INTEGER),
+        Field("audio_end_ms", INTEGER),
+    ),
+    _BEGAN,
+    _event(
+        om.Speaking,
+        "response.speak",
+        Field("response_id", TEXT),
+        Object("metadata", (Field("epoch", INTEGER),), doc="Where it stands."),
+    ),
+    *_STEPS.values(),
+    _AUDIO,
+    _WORDS,
+    _LISTEN,
+    _DONE,
+    _event(om.RateLimits, "rate_limits.updated", nothing("rate_limits")),
+    _event(om.OutputCleared, "output_audio_buffer.cleared", Field("response_id", TEXT)),
+    _ACKNOWLEDGED,
+    _CLOSED,
+    _numbered(error_table(ERROR_CODES, "event_id")),
+)
+
+
+class Omni(Dialect):
+    """The dialect of vLLM-Omni's duplex protocol."""
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message; a known event that is not offered is named."""
+        kind = body.get("type")
+        if isinstance(kind, str) and kind in UNSUPPORTED:
+            raise unsupported("$.type", f"{kind}: the model takes no text in a conversation")
+        return super().parse(request, body, context)
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as frames; a speaking second has its sound first."""
+        return tuple(table.encode(message) for table in self._tables(message))
+
+    def _tables(self, message: ServerMessage) -> tuple[Table, ...]:
+        match message:
+            case QueueDone():
+                return ()
+            case Speech():
+                return (_AUDIO, _WORDS) if message.pcm else (_WORDS,)
+            case oa.ReplyStep():
+                return (_STEPS[message.kind],)
+            case oa.InputStep():
+                found = _INPUTS.get(message.kind)
+                return () if found is None else (found,)
+            case oa.ItemStep():
+                return _ITEMS[message.kind]
+            case oa.ReplyState():
+                return (_BEGAN if message.reply.status == "in_progress" else _DONE,)
+        return (self._written[type(message)],)
+
+
+OMNI: Final = Omni("vllm-omni", TYPES, REQUESTS, ANSWERS)
