@@ -243,8 +243,8 @@ class Player:
             try:
                 while True:
                     frame = await self._websocket.receive()
-                    is_too_long = isinstance(frame, Shortened)
-                    await kinds.send(INVALID if is_too_long else self._wire.kind(frame))
+                    kind = INVALID if isinstance(frame, Shortened) else self._wire.kind(frame)
+                    await kinds.send(kind)
             except (WebSocketClosed, anyio.BrokenResourceError):
                 pass
 
