@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.live.client_event import ClientEvent
+from openai.types.live.connect_client_event import ConnectClientEvent
+from openai.types.live.fork_client_event import ForkClientEvent
 from openai.types.live.server_event import ServerEvent
+from openai.types.realtime.realtime_client_event import RealtimeClientEvent
 from openai.types.realtime.realtime_server_event import RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from protocol.values.behaviour import WHOLE_PARTS
+from protocol.values.errors import ErrorCode, FieldError
+from protocol.wire.codec import Context
 from protocol.wire.dialects import DIALECTS
 from tests.strategies.messages import server_messages
 from tests.transcripts.reading import Transcript, example, load_all
@@ -59,6 +66,38 @@ def test_a_part_has_its_text(transcript: Transcript) -> None:
         name, kind = TEXTS[part["type"]]
         assert name in part
         assert isinstance(example(part[name]), kind)
+
+
+ASKED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "live": (ClientEvent, ConnectClientEvent, ForkClientEvent),
+    "openai": (RealtimeClientEvent,),
+}
+
+
+def words_in(union: object) -> Iterator[str]:
+    """The types of the events in a union of the package's."""
+    for kind in get_args(get_args(union)[0]):
+        yield from get_args(kind.model_fields["type"].annotation)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name, unions in ASKED.items()
+        for kind in sorted({word for union in unions for word in words_in(union)})
+    ],
+)
+def test_an_event_of_the_package_is_served_or_refused_by_name(name: str, kind: str) -> None:
+    """A client reads that an event of its own package is none."""
+    dialect = DIALECTS[name]
+    body = {"type": kind}
+    if kind in dialect.types:
+        return
+    with pytest.raises(FieldError) as refused:
+        dialect.parse(dialect.classify(body), body, Context(mode="audio"))
+    assert refused.value.code is ErrorCode.UNSUPPORTED
+    assert kind in refused.value.message
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -21,11 +21,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
-    "protocol": (13_568, 62),
-    "recorder": (4_553, 31),
-    "runtime": (22_820, 124),
+    "protocol": (13_985, 62),
+    "recorder": (4_565, 31),
+    "runtime": (23_070, 125),
     "runtime/model": (9_232, 49),
-    "replay": (11_547, 57),
+    "replay": (11_557, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

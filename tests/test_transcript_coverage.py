@@ -51,14 +51,23 @@ CANNOT: Final[Mapping[str, str]] = {
     **{
         f"openai server session.created duplex session.{trait}": "it tells what nothing has changed"
         for trait in (
+            "audio.input.turn_detection.backchannel_ms",
+            "audio.input.turn_detection.idle_timeout_ms",
             "audio.input.turn_detection.prefix_padding_ms",
             "audio.input.turn_detection.silence_duration_ms",
             "audio.input.turn_detection.threshold",
             "audio.input.turn_detection.type=server_vad",
             "audio.output.voice",
             "output_modalities[]=text",
+            "tool_choice=none",
+            *(f"tools[].{name}" for name in ("name", "type", "description", "parameters")),
+            "tools[].type=function",
+            *("tools[].description absent", "tools[].parameters absent"),
         )
     },
+    "openai-transcription server rate_limits.updated transcription rate_limits[].name=tokens": (
+        "it has no responses"
+    ),
     "openai client response.cancel duplex response_id": "a transcript cannot know it before",
     **{
         f"{dialect} {trait}": why

@@ -47,9 +47,9 @@ OLD: Final = {
     *(f"legacy-chat/{name}" for name in ("tts-no-such-voice", "tts-voice-name")),
     "legacy-chat/wrong-tts-cloning",
     *("duplex-v1/append-wrong", "legacy-duplex/chunk-wrong", "realtime/append-wrong"),
-    *("realtime/no-mode-is-video", "realtime/chat-not-for-here"),
+    *("realtime/no-mode-is-video", "realtime/chat-not-for-here", "live/refused-by-name"),
 }
-"""Where behaviour 1 differs, besides OpenAI's dialects: those with a `1` in their name show it."""
+"""Where behaviours differ, besides those of `openai`: those with a number in their name show it."""
 
 
 @pytest.mark.parametrize(

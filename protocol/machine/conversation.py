@@ -9,9 +9,9 @@ import attrs
 
 from ..values import events as ev
 from ..values import openai as oa
-from ..values.behaviour import CUTS_WORDS, RESPONSE_OPTIONS
+from ..values.behaviour import AWAITED_EVENTS, CUTS_WORDS, RESPONSE_OPTIONS
 from ..values.errors import ErrorCode
-from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX, MS_PER_S
+from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX, MS_PER_S, NS_PER_S
 from ..values.messages import Speech
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, rate_of
 from ..values.openai import Item, Part, as_prompt
@@ -22,6 +22,7 @@ from .peer import Peer
 from .sound import SoundPieces, whole
 from .unit_loop import UnitLoop
 
+UNHEARD: Final = "$.response.instructions: the model has its prompt already, and takes no other"
 FIRST: Final = "root"
 """In place of an item's id: before all items."""
 UTTERANCES_MAX: Final = 16
@@ -65,6 +66,12 @@ class Conversation:
     words: str = ""
     spans: deque[tuple[str, int]] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
     utterances: deque[Utterance] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
+
+    @property
+    def id(self) -> str:
+        """The conversation, as a client of `openai` knows it; empty for others, and old ones."""
+        is_told = self.step.opened.endpoint == "openai" and self.step.behaves(AWAITED_EVENTS)
+        return self.step.derive("conv", 0) if is_told else ""
 
     # -- items ----------------------------------------------------------------------------------
 
@@ -186,7 +193,7 @@ class Conversation:
         """Send a second of the response: its text and sound, or its text."""
         if self.reply is None or self.reply.id != speech.response_id:
             self.finish("completed")
-            self.begin_reply(speech.response_id)
+            self.begin_reply(speech)
         assert self.reply is not None
         held, made = speech.metrics.kv_cache_length, speech.metrics.n_tokens
         tokens = self.reply.output_tokens + made
@@ -230,13 +237,19 @@ class Conversation:
             modality=asked.modality or self.settings.modality,
             metadata=asked.metadata,
             max_tokens=asked.max_tokens,
+            conversation_id=self.id,
+            fault=ErrorCode.UNSUPPORTED if asked.is_unheard else "",
+            message=UNHEARD if asked.is_unheard else "",
         )
 
-    def begin_reply(self, response_id: str) -> None:
-        """Begin a response."""
+    def begin_reply(self, speech: Speech) -> None:
+        """Begin a response, by its first second."""
+        response_id = speech.response_id
         self.words, self.sound.spoken = "", bytes(HISTORY_BYTES)
         self.reply = self._new_reply(response_id)
         self.peer.send(oa.ReplyState(reply=self.reply))
+        if self.id:
+            self._send_left(speech.metrics.kv_cache_length)
         item = Item(id=oa.item_of(response_id), role="assistant", status="in_progress")
         self.peer.send(oa.ReplyStep(kind="item_added", response_id=response_id, item=item))
         previous = self.last_id
@@ -246,6 +259,17 @@ class Conversation:
             kind="part_added", response_id=response_id, modality=self.reply.modality
         )
         self.peer.send(step)
+
+    def _send_left(self, held: int) -> None:
+        """Tell how much of the model's context is left, and of the session's time."""
+        limit = self.step.limits.context_tokens
+        now_s = self.step.opened.created_ms // MS_PER_S + self.step.now_ns // NS_PER_S
+        left = oa.RateLimit(
+            limit=limit,
+            remaining=max(limit - held, 0),
+            reset_s=max(self.settings.expires_at - now_s, 0),
+        )
+        self.peer.send(left)
 
     def finish(
         self, status: Any, reason: oa.ReplyReason = "", *, fault: str = "", message: str = ""
@@ -280,7 +304,12 @@ class Conversation:
         self.peer.send(oa.ReplyStep(kind="item_done", response_id=name, item=item))
         self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
         ended = attrs.evolve(
-            reply, status=status, reason=reason, fault=fault, message=message, items=(item,)
+            reply,
+            status=status,
+            reason=reason,
+            fault=fault or reply.fault,
+            message=message if fault else reply.message,
+            items=(item,),
         )
         self.peer.send(oa.ReplyState(reply=ended))
 
@@ -307,6 +336,12 @@ class Conversation:
             if item_id:
                 self.utterances.remove(said)
                 self._send_words(item_id, said)
+
+    def unwritten(self, since_ms: int) -> list[str]:
+        """Return the items of sound since then that have no words yet, if they are written down."""
+        late = [name for name, end_ms in self.spans if end_ms > since_ms and name in self.items]
+        is_written = bool(self.settings.transcriber)
+        return [it for it in late if is_written and not self.items[it].parts[0].text]
 
     def _send_words(self, item_id: str, said: Utterance) -> None:
         item, text = self.items.get(item_id), said.text.strip()

@@ -31,6 +31,7 @@ LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = (
     "detach",
     "resume",
     "silence",
+    "quiet",
 )
 """Timers that bound a session's life, and end with it."""
 SIGNS_OF_LIFE: Final = (

@@ -38,6 +38,7 @@ from .sound import (
     first_settings,
     format_refusal,
     is_served,
+    never_written,
     no_model,
     other_formats,
     own_time,
@@ -184,13 +185,7 @@ class Dictation(Kind):
         """Tell why the session ends, and which items stay without their text."""
         is_due = self.has_own_time and reason in ("timeout", "idle") and self.peer.is_active
         for spoken in self.unanswered if is_due else ():
-            failed = oa.InputStep(
-                kind="transcript_failed",
-                item_id=spoken.item_id,
-                fault=ErrorCode.SESSION_EXPIRED,
-                text="the session is over",
-            )
-            self.peer.send(failed)
+            self.peer.send(never_written(spoken.item_id))
         expired(self, reason)
 
     def refusal(self, message: ClientMessage) -> Refused | None:

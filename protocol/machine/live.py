@@ -5,7 +5,8 @@
 - Each unit is answered by a second of sound, so that the sound is the session's time line: silence
   for a listen, before a turn's short first piece and after its short last one. What a turn's last
   piece has above a second begins the next one.
-- Nothing can be changed in a session that is set up; an update is answered by what is in force.
+- Only tools, of which none is called, can be changed in a session that is set up; an update is
+  answered by what is in force.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..values import live as lv
 from ..values.errors import ErrorCode
 from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
 from ..values.messages import EndReason, Listen, Metrics, Speech
-from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Coding
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Coding, Tool
 from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, SessionKind
@@ -116,6 +117,13 @@ class Live(Kind):
         if self.settings.delegation == "responses":
             text = "the model answers by itself: nothing is delegated"
             self.peer.send(lv.Notice(code="nothing_delegated", text=text))
+        self._tell_of_tools(())
+
+    def _tell_of_tools(self, before: Sequence[Tool]) -> None:
+        """Say once that no tool is called, of those that are offered now."""
+        if self.settings.tools and not before:
+            text = "tools are kept, and no call of them is made"
+            self.peer.send(lv.Notice(code="tools_not_called", text=text))
 
     def init_rejected(self, message: str) -> None:
         """Return to CONNECTED: the client may send a better init."""
@@ -215,8 +223,12 @@ class Live(Kind):
         self.peer.send(lv.Unmuted(client_event_id=message.event_id))
 
     def update(self, message: lv.Update) -> None:
-        """Tell what is in force."""
+        """Take tools, and tell what is in force."""
+        before = self.settings.tools
+        if message.tools is not None:
+            self.settings = attrs.evolve(self.settings, tools=message.tools)
         self.peer.send(lv.Updated(live=self._in_force, client_event_id=message.event_id))
+        self._tell_of_tools(before)
 
     # -- out ------------------------------------------------------------------------------------
 
@@ -235,6 +247,7 @@ class Live(Kind):
             instructions=self.instructions,
             voice=self.voice,
             store=self.recording.is_on,
+            tools=self.settings.tools,
         )
 
     def has_model(self) -> bool:
@@ -308,5 +321,6 @@ def _inherited(settings: lv.LiveSettings, asked: lv.LiveSettings) -> lv.LiveSett
     if asked.coding:
         settings = attrs.evolve(settings, coding=asked.coding, rate_hz=asked.rate_hz)
     if asked.delegation is not None:
-        settings = attrs.evolve(settings, delegation=asked.delegation, backend=asked.backend)
+        delegation, backend = asked.delegation, asked.backend
+        settings = attrs.evolve(settings, delegation=delegation, backend=backend, tools=asked.tools)
     return attrs.evolve(settings, event_id=asked.event_id)

@@ -380,7 +380,7 @@ class Omni(Kind):
         talk, self.is_asked = self.conversation, False
         if talk.reply is None or talk.reply.id != outcome.response_id:
             self._finish("completed")
-            talk.begin_reply(outcome.response_id)
+            talk.begin_reply(outcome)
             speaking = om.Speaking(response_id=outcome.response_id, epoch=self.session.epoch)
             self.peer.send(speaking)
         before_ms = self._generated_ms(oa.item_of(outcome.response_id))

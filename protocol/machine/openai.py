@@ -8,6 +8,7 @@
   speaks on, the model listens.
 - A client may stop sending: while an answer is due, or goes on, the model gets silence in its
   place, a second each second.
+- At its limit the words of what was heard are waited for; then its end is told.
 - The model decides when it speaks. Where it can be made to, it answers who asks for a response;
   else that response has failed if it listens on.
 """
@@ -24,10 +25,13 @@ from ..values import openai as oa
 from ..values.behaviour import (
     ANSWERS_COMMITTED,
     ASKED_ONLY,
+    AWAITED_EVENTS,
     ENDS_SPEECH,
     KEEPS_SOUND,
+    LAST_WORDS,
     LATE_FORMATS,
     LENIENT_SETTINGS,
+    TELLS_UNHEARD,
 )
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.limits import (
@@ -35,19 +39,21 @@ from ..values.limits import (
     BACKLOG_S_MAX,
     FRAMES_MAX,
     INSTRUCTIONS_CHARS_MAX,
+    LAST_WORDS_S,
     MS_PER_S,
+    NS_PER_MS,
     NS_PER_S,
     UNITS_PENDING_MAX,
 )
 from ..values.messages import EndReason, Listen, Speech
-from ..values.model import SAMPLE16_BYTES, Coding, rate_of
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Coding, rate_of
 from ..values.openai import Item, Part
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, SessionKind
 from ..values.utf8 import Refused
 from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
-from .conversation import Conversation
+from .conversation import UNHEARD, Conversation
 from .kind import Handlers, Kind
 from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
 from .sound import (
@@ -58,6 +64,7 @@ from .sound import (
     first_settings,
     format_refusal,
     is_served,
+    never_written,
     other_formats,
     own_time,
 )
@@ -80,6 +87,8 @@ class OpenAI(Kind):
         due_units: seconds for which an answer is still due.
         sound_ns: when the client last sent sound.
         skipped: samples that the model never gets: of before the session, or cleared.
+        ending_ms: its time is over; words are waited for, of what was heard since then.
+        played_ns: when what the model said has been played, if its client's silence is of interest.
     """
 
     session_kind = SessionKind.DUPLEX
@@ -101,7 +110,7 @@ class OpenAI(Kind):
         oa.CancelResponse: attrgetter("cancel_response"),
         ev.SpeechStarted: attrgetter("speech_started"),
         ev.SpeechStopped: attrgetter("speech_stopped"),
-        ev.UserTranscribed: attrgetter("conversation.user_transcribed"),
+        ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 
     setup: Setup = attrs.field(init=False)
@@ -115,6 +124,8 @@ class OpenAI(Kind):
     due_units: int = 0
     sound_ns: int = 0
     skipped: int = 0
+    ending_ms: int | None = None
+    played_ns: int = 0
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -153,6 +164,8 @@ class OpenAI(Kind):
         if self.has_own_time:
             self.timers.cancel("init")
         self.send_created()
+        if self.step.behaves(AWAITED_EVENTS):
+            self.peer.send(oa.ConversationCreated(id=self.conversation.id))
         for _ in range(self.updates):
             self.peer.send(oa.Configured(openai=self.settings))
         conversation = self.conversation
@@ -168,6 +181,8 @@ class OpenAI(Kind):
         """Refuse what needs a slot before there is one, and more text than a prompt may have."""
         if not self.peer.is_active and not isinstance(message, _EARLY):
             return Refused(code=ErrorCode.NOT_READY, message="the session is not there yet")
+        if self.ending_ms is not None and isinstance(message, oa.Respond):
+            return Refused(code=ErrorCode.SESSION_EXPIRED, message="the session is over")
         if not self._is_begun and len(self.conversation.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
             text = f"instructions and items of over {INSTRUCTIONS_CHARS_MAX} characters"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
@@ -195,11 +210,10 @@ class OpenAI(Kind):
 
     def _instructions_refusal(self, message: oa.Respond) -> Refused | None:
         """Refuse instructions of one response once the model has its prompt."""
-        if not self._is_begun and not self.setup.migration.is_migrating:
+        if not self._has_prompt or self.step.behaves(TELLS_UNHEARD):
             return None
-        text = "$.response.instructions: the model has its prompt already, and takes no other"
         code, ignored = ErrorCode.UNSUPPORTED, len(message.ignored)
-        return Refused(code=code, message=text, ignored=ignored)
+        return Refused(code=code, message=UNHEARD, ignored=ignored)
 
     def _picture_refusal(self, message: oa.CreateItem) -> Refused | None:
         """Refuse pictures that the model does not take, or for which there is no room."""
@@ -237,6 +251,8 @@ class OpenAI(Kind):
             now = attrs.evolve(now, detection=message.detection)
             speech.must_listen = False
             speech.is_speaking = speech.is_speaking and message.detection is not None
+        if message.tools is not None:
+            now = attrs.evolve(now, tools=message.tools)
         if message.transcribes is not None:
             named = self.step.limits.transcriber if message.transcribes else ""
             now = attrs.evolve(now, transcriber=named)
@@ -271,6 +287,10 @@ class OpenAI(Kind):
         due_ns = self.sound_ns + self.step.limits.init_wait_s * NS_PER_S
         if name == "silence":
             self._take_silence()
+        elif name == "quiet":
+            self._break_silence()
+        elif name == "session" and self._waits_for_words():
+            self.timers.set("session", LAST_WORDS_S)
         elif name == "init" and self.sound_ns and due_ns > self.step.now_ns:
             self.timers.set("init", (due_ns - self.step.now_ns) / NS_PER_S)
         else:
@@ -284,15 +304,63 @@ class OpenAI(Kind):
     def finish(self, reason: EndReason) -> None:
         """End the response in progress, and make an item of what was heard."""
         if self.peer.is_active:
-            speech = self.loop.speech
-            if speech.is_speaking and reason == "timeout" and self.step.behaves(ENDS_SPEECH):
-                at_ms = speech.samples * MS_PER_S // self.rate_hz
-                self.speech_stopped(ev.SpeechStopped(at_ns=self.step.now_ns, at_ms=at_ms))
+            if reason == "timeout" and self.step.behaves(ENDS_SPEECH):
+                self._close_speech()
             status = "cancelled" if reason == "client" else "failed"
             self.conversation.finish(status, fault=reason)
+            for item_id in self._unwritten:
+                self.peer.send(never_written(item_id))
             expired(self, reason)
 
+    def _close_speech(self) -> None:
+        """Make an item of speech that is open."""
+        speech = self.loop.speech
+        if speech.is_speaking:
+            at_ms = speech.samples * MS_PER_S // self.rate_hz
+            self.speech_stopped(ev.SpeechStopped(at_ns=self.step.now_ns, at_ms=at_ms))
+
+    def _waits_for_words(self) -> bool:
+        """Whether the session, whose time is over, still waits for words of what was heard last."""
+        is_due = self.peer.is_active and not self.peer.is_detached and self.ending_ms is None
+        if not is_due or not self.step.behaves(LAST_WORDS):
+            return False
+        self._close_speech()
+        samples = self.loop.speech.samples - self.skipped
+        late_s = samples // self.rate_hz - LAST_WORDS_S - self._behind
+        self.ending_ms = late_s * MS_PER_S
+        if not self._unwritten:
+            self.ending_ms = None
+            return False
+        self.conversation.finish("failed", fault="timeout")
+        self.loop.fall_silent()
+        self._fill_up()
+        self._expect_answer()
+        return True
+
+    @property
+    def _unwritten(self) -> list[str]:
+        """The items whose words the session waits for."""
+        return [] if self.ending_ms is None else self.conversation.unwritten(self.ending_ms)
+
+    def user_transcribed(self, event: ev.UserTranscribed) -> None:
+        """Take words of the client; a session ends that waited for no others."""
+        conversation = self.conversation
+        conversation.user_transcribed(event)
+        if self.ending_ms is None or not event.is_last:
+            return
+        if event.end_ms + MS_PER_S > conversation.spans[-1][1]:  # of the last item
+            for item_id in self._unwritten:
+                self.peer.send(oa.InputStep(kind="transcript_done", item_id=item_id))
+            self.ending_ms = None
+        if not self._unwritten:
+            self.end("timeout")
+
     # -- the model ------------------------------------------------------------------------------
+
+    @property
+    def _has_prompt(self) -> bool:
+        """Whether instructions come too late for the model."""
+        return self._is_begun or self.setup.migration.is_migrating
 
     @property
     def _is_begun(self) -> bool:
@@ -344,6 +412,8 @@ class OpenAI(Kind):
 
     def append_sound(self, message: AppendSound) -> None:
         """Take sound: find speech in it, and have each second that is full run."""
+        if self.ending_ms is not None:
+            return
         pcm16 = expand(message.pcm16, self.coding)
         self._detect(pcm16)
         if not self.peer.is_active:
@@ -369,7 +439,12 @@ class OpenAI(Kind):
         if how is None or not self.peer.is_active:
             self.loop.speech.samples += len(pcm16) // SAMPLE16_BYTES
         else:
-            self.loop.speech.detect(pcm16, self.rate_hz, how.threshold, how.silence_ms)
+            short_ms = how.backchannel_ms
+            if short_ms is None:
+                short_ms = self.step.limits.backchannel_ms
+            is_over = how.interrupts and self.conversation.reply is not None
+            speech_ms = short_ms if is_over else 0
+            self.loop.speech.detect(pcm16, self.rate_hz, how.threshold, how.silence_ms, speech_ms)
 
     def _convert(self, second: bytes) -> None:
         """Bring a second to the model; an answer may be due after it."""
@@ -400,6 +475,7 @@ class OpenAI(Kind):
         how, speech = self.settings.detection, self.loop.speech
         if how is None or speech.is_speaking or not self.peer.is_active:
             return
+        self.timers.cancel("quiet")
         speech.is_speaking, self.input_item = True, self.conversation.new_id()
         start_ms = max(event.at_ms - how.prefix_ms, 0)
         step = oa.InputStep(kind="speech_started", item_id=self.input_item, at_ms=start_ms)
@@ -462,9 +538,9 @@ class OpenAI(Kind):
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether an answer is due, or the end of the client's speech."""
+        """Whether an answer is due, or the end of the client's speech, or its words."""
         is_open = self.step.behaves(ENDS_SPEECH) and self.loop.speech.is_speaking
-        return bool(self.due_units) or is_open
+        return bool(self.due_units) or is_open or self.ending_ms is not None
 
     def _fill_up(self) -> None:
         """Fill up the second with silence, or take a second of it, in place of the client."""
@@ -492,6 +568,47 @@ class OpenAI(Kind):
             self._convert(second)
         self._expect_answer()
 
+    # -- a client that says nothing -------------------------------------------------------------
+
+    @property
+    def _idle_ms(self) -> int:
+        """For how long a client may say nothing before the model speaks; 0: for ever."""
+        how = self.settings.detection
+        return how.idle_ms if how is not None and how.creates else 0
+
+    def _play(self, samples: int) -> None:
+        """Note when a second of a response has been played, after which the client may speak."""
+        self.timers.cancel("quiet")
+        if self._idle_ms:
+            length_ns = samples * NS_PER_S // OUTPUT_RATE_HZ
+            self.played_ns = max(self.played_ns, self.step.now_ns) + length_ns
+
+    def _wait_for_speech(self) -> None:
+        """Wait for the client to speak, once a response is over and has been played."""
+        if self._idle_ms and self.played_ns and not self.loop.speech.is_speaking:
+            self.timers.cancel("quiet")
+            from_ns = max(self.played_ns, self.step.now_ns)
+            self.timers.set_at("quiet", from_ns + self._idle_ms * NS_PER_MS)
+            self.played_ns = 0
+
+    def _break_silence(self) -> None:
+        """Have the model speak, for the client has said nothing since the last response."""
+        is_asked = self.is_asked or self.conversation.reply is not None
+        is_over = self.peer.is_detached or self.ending_ms is not None
+        if not self._idle_ms or is_asked or is_over or self.loop.speech.is_speaking:
+            return
+        self.input_item = self.input_item or self.conversation.new_id()
+        end_ms = (self.loop.speech.samples - self.skipped) * MS_PER_S // self.rate_hz
+        step = oa.InputStep(
+            kind="timeout_triggered",
+            item_id=self.input_item,
+            at_ms=end_ms,
+            from_ms=max(end_ms - self._idle_ms, 0),
+        )
+        self.peer.send(step)
+        self._commit()
+        self.respond(oa.Respond())
+
     # -- responses ------------------------------------------------------------------------------
 
     def create_item(self, message: oa.CreateItem) -> None:
@@ -506,8 +623,10 @@ class OpenAI(Kind):
             text = "a response is in progress, or was asked for"
             self.peer.send_error(ErrorCode.ACTIVE_RESPONSE, text)
             return
+        self.timers.cancel("quiet")
         self.asked_at, loop.speech.must_listen = 0, False
-        conversation.asked = message
+        is_unheard = message.instructions is not None and self._has_prompt
+        conversation.asked = attrs.evolve(message, is_unheard=is_unheard)
         if self.step.behaves(ANSWERS_COMMITTED):
             self.asked_at = self._last_second()
             if self._seconds <= self.asked_at or self._seconds == self._started:
@@ -557,6 +676,8 @@ class OpenAI(Kind):
 
     def must_listen(self) -> bool:
         """Whether the unit that starts may only listen: the model is not asked, or for later."""
+        if self.ending_ms is not None:
+            return True
         if self.conversation.reply is not None or not self.step.behaves(ASKED_ONLY):
             return False
         if self.asked_at is not None:
@@ -586,16 +707,20 @@ class OpenAI(Kind):
         """Send a unit's speech, as a part of its response."""
         if isinstance(outcome, Listen):
             self.conversation.finish("completed")
+            self._wait_for_speech()
             self._listened_on()
             self._cut()
             return
         self.asked_at = None
+        self._play(len(outcome.pcm) // SAMPLE_BYTES)
         self.conversation.speak(outcome)
         if self.conversation.is_too_long:
             self.loop.fall_silent()
             self.loop.response_id = None
             self.conversation.finish("incomplete", "max_output_tokens")
         is_over = self.conversation.reply is None
+        if is_over:
+            self._wait_for_speech()
         self.due_units = 0 if is_over else max(self.due_units, 2)
         self._expect_answer()
         self._cut()

@@ -233,6 +233,8 @@ def _openai(openai: OpenAI) -> Keys:
         "spans": [[*span] for span in talk.spans],
         "skipped": openai.skipped,
         "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in talk.utterances],
+        **({} if openai.ending_ms is None else {"ending_ms": openai.ending_ms}),
+        **({"played_ns": openai.played_ns} if openai.played_ns else {}),
     }
 
 
@@ -262,9 +264,10 @@ def _omni(omni: Omni) -> Keys:
 
 def _options(asked: Respond, reply: Reply | None) -> Keys:
     """What was asked of one response, where anything was: older logs have no such keys."""
-    wanted = [asked.modality, asked.max_tokens]
+    wanted = [asked.modality, asked.max_tokens, *([True] if asked.is_unheard else [])]
     bounds = [] if reply is None else [reply.max_tokens, reply.input_tokens]
-    return {"options": [wanted, bounds]} if any(wanted) or any(bounds) else {}
+    faults = [] if reply is None or not reply.fault else [reply.fault]
+    return {"options": [wanted, bounds, *faults]} if any(wanted) or any(bounds) else {}
 
 
 def _detection(how: TurnDetection) -> Keys:
@@ -275,6 +278,8 @@ def _detection(how: TurnDetection) -> Keys:
         "silence_ms": how.silence_ms,
         "creates": how.creates,
         "interrupts": how.interrupts,
+        **({} if how.backchannel_ms is None else {"backchannel_ms": how.backchannel_ms}),
+        **({"idle_ms": how.idle_ms} if how.idle_ms else {}),
     }
 
 

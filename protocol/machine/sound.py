@@ -18,7 +18,7 @@ from ..values.errors import CLOSE_POLICY, ErrorCode
 from ..values.limits import APPEND_BYTES_MAX, APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding, rate_of
-from ..values.openai import Configure, Item, OpenAISession
+from ..values.openai import Configure, InputStep, Item, OpenAISession
 from ..values.requests import AppendSound, ClientMessage
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
@@ -190,6 +190,12 @@ def whole(step: Step, item: Item) -> Item:
     """Have the parts of an item sent with their text, also where it is empty."""
     parts = tuple(attrs.evolve(it, is_whole=step.behaves(WHOLE_PARTS)) for it in item.parts)
     return attrs.evolve(item, parts=parts)
+
+
+def never_written(item_id: str) -> InputStep:
+    """The failure of an item whose words come too late."""
+    code, text = ErrorCode.SESSION_EXPIRED, "the session is over"
+    return InputStep(kind="transcript_failed", item_id=item_id, fault=code, text=text)
 
 
 def expired(kind: Kind, reason: EndReason) -> None:

@@ -109,7 +109,9 @@ class UserSpeech:
     must_listen: bool = False
     sought: tuple[float, int] | None = None
 
-    def detect(self, pcm16: bytes, rate_hz: int, threshold: float, silence_ms: int) -> None:
+    def detect(
+        self, pcm16: bytes, rate_hz: int, threshold: float, silence_ms: int, speech_ms: int
+    ) -> None:
         """Have speech found in the client's next sound."""
         self.step.do(
             ef.DetectSpeech(
@@ -119,6 +121,7 @@ class UserSpeech:
                 threshold=threshold,
                 silence_ms=silence_ms,
                 is_speech=self.is_speaking,
+                speech_ms=speech_ms,
             )
         )
         self.samples += len(pcm16) // SAMPLE16_BYTES
@@ -249,7 +252,9 @@ class UnitLoop:
             self._speak_over(len(message.pcm) // SAMPLE_BYTES)
             pcm16 = to_pcm16(message.pcm)
             how = self.speech.sought or (SPEECH_THRESHOLD, SPEECH_SILENCE_MS)
-            self.speech.detect(pcm16, INPUT_RATE_HZ, *how)
+            is_over = self.response_id is not None
+            speech_ms = self.step.limits.backchannel_ms * is_over
+            self.speech.detect(pcm16, INPUT_RATE_HZ, *how, speech_ms)
         is_forced = self.speech.must_listen
         return attrs.evolve(message, force_listen=True) if is_forced else message
 

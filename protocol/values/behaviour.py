@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Final
 
-NEWEST: Final = 1
+NEWEST: Final = 2
 """The behaviour of sessions that begin now."""
 
 WHOLE_PARTS: Final = 1
@@ -60,6 +60,18 @@ SOUND_FILES: Final = 1
 samples of the other format are refused by name."""
 CANCELS_TURNS: Final = 1
 """`realtime`, in chat: `response.cancel` ends an answer."""
+TAKES_TOOLS: Final = 2
+"""`openai`, `live`: tools are taken and told again, and no call of them is made."""
+TELLS_UNHEARD: Final = 2
+"""`openai`: a response with instructions that come too late is made, and says so at its end."""
+AWAITED_EVENTS: Final = 2
+"""`openai`: `conversation.created`, and `rate_limits.updated` where a response begins."""
+IDLE_TURNS: Final = 2
+"""`openai`: a response where the user says nothing for a while, by `idle_timeout_ms`."""
+BACKCHANNELS: Final = 2
+"""`openai`: how long speech is that interrupts may be chosen."""
+LAST_WORDS: Final = 2
+"""`openai`: at its limit a session waits for the last words that it heard, or says none come."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

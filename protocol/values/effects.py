@@ -124,6 +124,8 @@ class DetectSpeech:
         threshold: 0 to 1; a higher one needs louder speech.
         silence_ms: the silence that ends speech, in milliseconds.
         is_speech: the client speaks already.
+        speech_ms: shorter speech is not told: a sound of attention, which does not interrupt; in
+            milliseconds.
     """
 
     at: int
@@ -132,6 +134,7 @@ class DetectSpeech:
     threshold: float
     silence_ms: int
     is_speech: bool
+    speech_ms: int = 0
 
 
 @attrs.frozen(kw_only=True)

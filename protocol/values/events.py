@@ -50,6 +50,7 @@ TimerName = Literal[
     "detach",
     "resume",
     "silence",
+    "quiet",
 ]
 
 
@@ -377,6 +378,7 @@ class SessionLimits:
         can_see: the model sees the pictures of items.
         transcriber: the model that writes down what the user says; empty without one.
         barge_in: the user's speech stops the model's.
+        backchannel_ms: shorter speech of the user does not; in milliseconds.
         can_repeat: the model gives an interrupted turn's answer again, piece by piece.
         detach_s: time without a connection for which a session that can be resumed keeps its slot.
         resume_s: time without a connection after which it ends.
@@ -403,6 +405,7 @@ class SessionLimits:
     barge_in: bool = False
     detach_s: int = 0
     resume_s: int = 0
+    backchannel_ms: int = 0
 
 
 # -- The session's slot ---------------------------------------------------------------------------

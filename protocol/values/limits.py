@@ -115,6 +115,8 @@ SPEECH_THRESHOLD: Final = 0.5
 """From 0 to 1: how loud, or how sure, speech must be that is looked for."""
 SPEECH_SILENCE_MS: Final = 500
 """The silence that ends a user's speech."""
+BACKCHANNEL_MS: Final = 350
+"""A user who speaks over the model for less does not interrupt it: mm-hm, a cough."""
 ITEMS_MAX: Final = 256
 """Items of a conversation that a client of `openai` can name; the oldest are forgotten."""
 ITEM_PARTS_MAX: Final = 16

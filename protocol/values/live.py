@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 import attrs
 
-from .model import LIVE_RATES_HZ, Coding
+from .model import LIVE_RATES_HZ, Coding, Tool
 from .openai import Item
 
 Delegation = Literal["client", "responses"]
@@ -26,6 +26,7 @@ class LiveSettings:
         safety_identifier: the client's name for its user; may be empty.
         event_id: the client's name for the message; may be empty.
         history: what was said before the session.
+        tools: functions that are offered to the model for delegated tasks; none is called.
     """
 
     model: str = ""
@@ -36,6 +37,7 @@ class LiveSettings:
     safety_identifier: str = ""
     event_id: str = ""
     history: tuple[Item, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +56,7 @@ class LiveSession:
         instructions: the system prompt; may be empty.
         voice: the name of the voice; empty for the model's own.
         store: it is being recorded.
+        tools: functions that are offered; none is called.
     """
 
     id: str = ""
@@ -67,6 +70,7 @@ class LiveSession:
     instructions: str = ""
     voice: str = ""
     store: bool = False
+    tools: tuple[Tool, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -171,13 +175,15 @@ class Unmute:
 
 @attrs.frozen(kw_only=True)
 class Update:
-    """Change settings of a session that is set up; none can be changed, and equal ones are taken.
+    """Change settings of a session that is set up: only its tools; equal ones are taken.
 
     Attributes:
         event_id: the client's name for the message; may be empty.
+        tools: functions that are offered; None leaves them.
     """
 
     event_id: str = ""
+    tools: tuple[Tool, ...] | None = None
     ignored: tuple[str, ...] = ()
 
 

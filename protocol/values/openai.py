@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import attrs
 
 from .limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from .model import Coding
+from .model import Coding, Tool
 
 ItemRole = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["completed", "incomplete", "in_progress"]
@@ -77,6 +77,7 @@ ReplyReason = Literal["", "turn_detected", "client_cancelled", "barge_in", "max_
 InputKind = Literal[
     "speech_started",
     "speech_stopped",
+    "timeout_triggered",
     "committed",
     "cleared",
     "transcript_delta",
@@ -109,6 +110,8 @@ class TurnDetection:
         silence_ms: the silence that ends speech, in milliseconds.
         creates: the model answers by itself; else it listens until it is asked for a response.
         interrupts: speech of the client stops the model's.
+        backchannel_ms: shorter speech does not stop it; None: as the server has it.
+        idle_ms: the model speaks where the client says nothing for so long; 0: it waits.
     """
 
     kind: DetectionKind = "semantic_vad"
@@ -117,6 +120,8 @@ class TurnDetection:
     silence_ms: int = SPEECH_SILENCE_MS
     creates: bool = True
     interrupts: bool = True
+    backchannel_ms: int | None = None
+    idle_ms: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -133,6 +138,7 @@ class OpenAISession:
         detection: how turns are found; None: only the model decides, and it is not interrupted.
         heard, spoken: how the client's sound is written, and the model's.
         transcriber: the model that writes down what the client says; empty: none does.
+        tools: functions that the client offers; none is called.
     """
 
     id: str = ""
@@ -145,6 +151,7 @@ class OpenAISession:
     heard: Coding = "audio/pcm"
     spoken: Coding = "audio/pcm"
     transcriber: str = ""
+    tools: tuple[Tool, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -155,7 +162,7 @@ class Reply:
         id: the response.
         status: how it stands.
         reason: why it was cancelled, or is incomplete.
-        fault: why it failed, for programs; may be empty.
+        fault: why it failed, or what of its request was not honoured, for programs; may be empty.
         message: the same for people.
         items: what it is made of.
         modality: as of the session.
@@ -163,6 +170,7 @@ class Reply:
         output_tokens: tokens that the model generated.
         input_tokens: tokens that it held before.
         max_tokens: it ends with the second in which it has so many; 0: it has no bound.
+        conversation_id: the conversation that it is part of; empty: it is not told.
         ends: as of its part.
     """
 
@@ -177,6 +185,7 @@ class Reply:
     output_tokens: int = 0
     input_tokens: int = 0
     max_tokens: int = 0
+    conversation_id: str = ""
     ends: tuple[tuple[int, int], ...] = attrs.field(default=(), eq=False)
 
 
@@ -196,6 +205,7 @@ class Configure:
         heard, spoken: how sound is written; they can be changed until the first sound.
         transcribes: the client wants to be told what it said.
         transcriber: the model that a transcription session asks for.
+        tools: functions that the client offers.
     """
 
     instructions: str | None = None
@@ -207,6 +217,7 @@ class Configure:
     spoken: Coding | None = None
     transcribes: bool | None = None
     transcriber: str | None = None
+    tools: tuple[Tool, ...] | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -233,12 +244,14 @@ class Respond:
         modality: what it is made of; None: as of the session.
         instructions: for this response; None: those of the session.
         max_tokens: its bound; 0: it has none.
+        is_unheard: the model does not get the instructions, for it has its prompt already.
     """
 
     metadata: Metadata | None = None
     modality: Modality | None = None
     instructions: str | None = None
     max_tokens: int = 0
+    is_unheard: bool = False
     ignored: tuple[str, ...] = ()
 
 
@@ -323,6 +336,34 @@ class Configured:
 
 
 @attrs.frozen(kw_only=True)
+class ConversationCreated:
+    """The session's conversation is there, without items.
+
+    Attributes:
+        id: the conversation.
+    """
+
+    id: str
+
+
+@attrs.frozen(kw_only=True)
+class RateLimit:
+    """A limit: of the model's context, where a response begins; of sessions, before there is one.
+
+    Attributes:
+        name: of what: tokens of the context; sessions that wait, this one included.
+        limit: how many there may be, or are.
+        remaining: how many are left.
+        reset_s: seconds until the session ends at the latest, or begins.
+    """
+
+    name: Literal["requests", "tokens"] = "tokens"
+    limit: int
+    remaining: int
+    reset_s: int
+
+
+@attrs.frozen(kw_only=True)
 class InputStep:
     """Something happened to the client's sound.
 
@@ -333,11 +374,13 @@ class InputStep:
         text: a transcript, or a piece of one; of a failure its reason.
         fault: the failure's code.
         previous_id: the item before it; None: it is the first one.
+        from_ms: where silence began that triggered a response.
     """
 
     kind: InputKind
     item_id: str = ""
     at_ms: int = 0
+    from_ms: int = 0
     text: str = ""
     fault: str = ""
     previous_id: str | None = None
@@ -426,7 +469,15 @@ OpenAIRequest = (
     | TruncateItem
 )
 OpenAIAnswer = (
-    Configured | InputStep | ItemStep | ItemDeleted | ItemTruncated | ReplyState | ReplyStep
+    Configured
+    | ConversationCreated
+    | RateLimit
+    | InputStep
+    | ItemStep
+    | ItemDeleted
+    | ItemTruncated
+    | ReplyState
+    | ReplyStep
 )
 
 

@@ -33,7 +33,7 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ev.SessionLimits: "SessionLimits session_s init_wait_s cleanup_wait_s"
     " context_tokens sliding_windows can_rollback close_on_recording_failure idle_s pause_s"
     " watchdog_s models audio_bytes rebuild_wait_s rebuild_units can_repeat_turn can_force_speak"
-    " has_vision transcriber barge_in detach_s resume_s",
+    " has_vision transcriber barge_in detach_s resume_s backchannel_ms",
     ev.Forked: "Forked at_ns limits resume_hash recording_notice",
     ev.FrameReceived: "FrameReceived at_ns frame has_room shortened",
     utf8.Shortened: "Shortened size_bytes blake2b head unreadable refused read_bytes",
@@ -108,7 +108,8 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     model.PastUnit: "PastUnit unit result interrupted is_voiced",
     ef.DecodeMedia: "DecodeMedia media kind data rate_hz stack_frames",
     ef.CancelDecode: "CancelDecode media",
-    ef.DetectSpeech: "DetectSpeech at_samples rate_hz data threshold silence_ms is_speech",
+    ef.DetectSpeech: "DetectSpeech at_samples rate_hz data threshold silence_ms is_speech"
+    " speech_ms",
     ef.StartUnit: "StartUnit unit",
     model.Unit: "Unit index pcm frames force_listen max_slice_nums force_speak",
     ef.Interrupt: "InterruptUnit index",

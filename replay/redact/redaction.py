@@ -128,7 +128,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         "session_s init_wait_s cleanup_wait_s context_tokens idle_s sliding_windows can_rollback"
         " close_on_recording_failure pause_s watchdog_s models audio_bytes rebuild_wait_s"
         " rebuild_units can_repeat_turn can_force_speak has_vision detach_s resume_s transcriber"
-        " barge_in"
+        " barge_in backchannel_ms"
     ),
     ev.FrameReceived: _fields("at_ns has_room", frame="frame", below="shortened"),
     Shortened: _fields("size_bytes blake2b unreadable read_bytes", frame="head", below="refused"),

@@ -90,7 +90,11 @@ class DemoPages:
                 "host": it.where,
                 "port": 0,
                 "gpu_id": 0,
-                "status": "idle" if slot < it.free else "busy" if it.state == "ready" else it.state,
+                "status": "idle"
+                if slot < it.free
+                else "busy"
+                if it.state == "serving"
+                else it.state,
                 "current_session_id": None,
                 "total_requests": 0,
             }

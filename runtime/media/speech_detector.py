@@ -1,8 +1,9 @@
 """Where a client begins and stops to speak: `DetectSpeech`.
 
 Sound is judged in short frames, by its energy or by a trained model. Speech begins after most of
-the last frames were speech, which leaves out clicks and knocks; it ends after a silence. How the
-sound was cut into pieces does not matter.
+the last frames were speech, which leaves out clicks and knocks, and after the least length that is
+asked for, which leaves out sounds of attention; it ends after a silence. How the sound was cut into
+pieces does not matter.
 
 The trained model is that of the package `silero-vad` (extra `antiphon[vad]`). Its network is loaded
 once and has no state; each session has its own: what it remembers, and the end of its sound. A
@@ -60,6 +61,8 @@ class SileroJudge:
     window = 6
     start = 5
     """160 of 192 ms, which music passes seldom and coughs do not."""
+    tail_ms = 2 * frame_ms
+    """It hears speech on after its end; a quarter of a second lasts up to 380 ms."""
 
     def __init__(self) -> None:
         import torch
@@ -122,11 +125,13 @@ class Judge(Protocol):
     Attributes:
         frame_ms: length of a frame.
         window, start: speech begins if so many of the last frames are speech.
+        tail_ms: for so long speech is heard on after its end.
     """
 
     frame_ms: int
     window: int
     start: int
+    tail_ms: int
 
     def judge(self, effect: DetectSpeech) -> Iterable[bool]:
         """Judge the frames that a piece of sound completes."""
@@ -145,6 +150,7 @@ class EnergyJudge:
     frame_ms = FRAME_MS
     window = WINDOW_FRAMES
     start = START_FRAMES
+    tail_ms = 0
 
     rest: bytes = b""
     noise: int = 0
@@ -193,6 +199,7 @@ class SpeechDetector:
         quiet_ms: since the last of them.
         is_speech: speech has begun and not ended.
         is_known: the session knows that it has.
+        begun_ms: where speech began that is too short to be told; None if it is told.
         room_ns: sound that may be judged now.
         heard_ns: when a piece last came.
     """
@@ -205,6 +212,7 @@ class SpeechDetector:
     quiet_ms: int = 0
     is_speech: bool = False
     is_known: bool = attrs.field(default=False, eq=False)
+    begun_ms: int | None = None
     room_ns: int = BURST_NS
     heard_ns: int = 0
 
@@ -230,11 +238,23 @@ class SpeechDetector:
             self.quiet_ms = 0 if is_loud else self.quiet_ms + frame_ms
             if not self.is_speech and self.loud.bit_count() >= judge.start:
                 self.is_speech = True
-                began_ms = self.end_ms - self.loud.bit_length() * frame_ms
-                yield ev.SpeechStarted(at_ns=at_ns, at_ms=began_ms)
+                self.begun_ms = self.end_ms - self.loud.bit_length() * frame_ms
+            if self._is_long(effect.speech_ms):
+                assert self.begun_ms is not None
+                yield ev.SpeechStarted(at_ns=at_ns, at_ms=self.begun_ms)
+                self.begun_ms = None
             elif self.is_speech and self.quiet_ms >= effect.silence_ms:
                 self.is_speech, self.loud = False, 0
-                yield ev.SpeechStopped(at_ns=at_ns, at_ms=self.end_ms)
+                if self.begun_ms is None:
+                    yield ev.SpeechStopped(at_ns=at_ns, at_ms=self.end_ms)
+                self.begun_ms = None
+
+    def _is_long(self, least_ms: int) -> bool:
+        """Whether speech that was not told has become long enough."""
+        if self.begun_ms is None:
+            return False
+        length_ms = self.end_ms - self.quiet_ms - self.begun_ms
+        return length_ms - self.judge.tail_ms * bool(least_ms) >= least_ms
 
     def _has_room(self, effect: DetectSpeech, at_ns: int) -> bool:
         """Take the room of a piece, if there is enough."""
@@ -250,3 +270,4 @@ class SpeechDetector:
         self.end_ms = effect.at * MS_PER_S // effect.rate_hz
         self.is_speech = effect.is_speech
         self.loud = self.quiet_ms = 0
+        self.begun_ms = None

@@ -141,6 +141,8 @@ def _user_limits(settings: Settings, arrival: Arrival) -> Mapping[str, Any]:
         limits["transcriber"] = Path(settings.transcriber).name
     if settings.barge_in and arrival.endpoint != "openai":
         limits["barge_in"] = True
+    if settings.barge_in or arrival.endpoint == "openai":
+        limits["backchannel_ms"] = settings.backchannel_ms
     return limits
 
 

@@ -28,6 +28,7 @@ from typing import Final, Literal, TypeVar, Union, get_args, get_origin, get_typ
 import attrs
 
 from protocol.values.limits import (
+    BACKCHANNEL_MS,
     CLEANUP_WAIT_S,
     DETACH_S,
     IDLE_S,
@@ -391,6 +392,13 @@ class Settings:
         False,
         "Have the user's speech stop the model's, in every duplex dialect; openai has a setting of "
         "its own for that, turn_detection. Without it a client stops the model by force_listen.",
+    )
+    backchannel_ms: int = setting(
+        BACKCHANNEL_MS,
+        "Milliseconds that a user must speak over the model to interrupt it: a shorter sound, such "
+        "as mm-hm, does not. 0: any speech does. A client of openai may choose its own.",
+        low=0,
+        high=5_000,
     )
     workers: tuple[str, ...] = setting(
         (),

@@ -8,7 +8,8 @@ server in memory, on virtual time, whose model speaks all the time; a client tha
 counted is what the session tells: `speech_started`, and the response that ends as cancelled. The
 delay is from the first sample of the sentence; a network's and a machine's come on top.
 
-Noises are made, not recorded: a coffee machine or a dog was not tried.
+Noises are made, not recorded: a coffee machine or a dog was not tried. A sound of attention is a
+quarter of a second of a voice that says "mm-hm".
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
+from protocol.values.limits import BACKCHANNEL_MS
 from runtime.media.speech_detector import EnergyJudge, Judge, SileroJudge
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.speech_input import SpeechInput
@@ -148,8 +150,20 @@ async def converse(peer: Peer, sound: Sound) -> tuple[float | None, bool]:
     return told_s, is_cut
 
 
+def attention(voice: str, draw: np.random.Generator) -> Sound:
+    """Have a user say "mm-hm", in a quarter of a second."""
+    said = sentence("mm-hm", voice, draw)[: RATE_HZ // 4]
+    said[-RATE_HZ // 50 :] *= np.linspace(1, 0, RATE_HZ // 50)
+    loud: Sound = said * 2500 / np.sqrt(np.square(said).mean())
+    return loud
+
+
 def interrupt(
-    sound: Sound, draw: np.random.Generator, room: float, make_judge: Callable[[], Judge]
+    sound: Sound,
+    draw: np.random.Generator,
+    room: float,
+    make_judge: Callable[[], Judge],
+    backchannel_ms: int = BACKCHANNEL_MS,
 ) -> tuple[float | None, bool]:
     """Have a session in which `sound` comes while the model speaks."""
     whole = draw.normal(0, room, int((BEFORE_S + AFTER_S) * RATE_HZ) + len(sound))
@@ -158,7 +172,7 @@ def interrupt(
     found: list[tuple[float | None, bool]] = []
 
     async def body() -> None:
-        async with world(ScriptedBackend(talkative)) as server:
+        async with world(ScriptedBackend(talkative), backchannel_ms=backchannel_ms) as server:
             server.server._speech_input = SpeechInput(make_judge)
             peer = server.connect("audio", endpoint="openai", label="scripted")
             await peer.heard("session.created")
@@ -194,6 +208,13 @@ def measure(count: int, make_judge: Callable[[], Judge]) -> dict[str, Any]:
             draw = np.random.default_rng(1000 + number)
             hits += interrupt(make(draw), draw, ROOM, make_judge)[0] is not None
         false[name] = f"{hits} of {times}"
+    heard: dict[str, str] = {}
+    for least_ms in (0, BACKCHANNEL_MS):
+        hits = 0
+        for number, voice in enumerate(VOICES * 2):
+            draw = np.random.default_rng(2000 + number)
+            hits += interrupt(attention(voice, draw), draw, ROOM, make_judge, least_ms)[1]
+        heard[f"backchannel_ms {least_ms}"] = f"{hits} of {2 * len(VOICES)}"
     return {
         "interruptions": count,
         "missed": missed,
@@ -201,6 +222,7 @@ def measure(count: int, make_judge: Callable[[], Judge]) -> dict[str, Any]:
         "told, and not cut": uncut,
         "delay_ms": {f"p{at}": round(float(np.percentile(delays, at))) for at in (50, 90, 99)},
         "false": false,
+        "cut by mm-hm": heard,
     }
 
 

@@ -614,7 +614,7 @@ class Judge:
         owed_code = None if self.owed is None else self.owed.code
         code = message.code if isinstance(message, ErrorReport) else None
         is_early = self._is_openai and not self.has_slot and code in _EARLY_ERRORS
-        is_heard = isinstance(message, InputStep) and message.kind.startswith("speech")
+        is_heard = isinstance(message, InputStep) and message.kind.startswith(("speech", "timeout"))
         if is_heard or ((code is ErrorCode.MODEL_NOT_FOUND or is_early) and owed_code is not code):
             self.is_sure, self.owed = False, None
 

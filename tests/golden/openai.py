@@ -131,6 +131,27 @@ async def pushes_to_talk(server: World) -> None:
     await server.quiet()
 
 
+async def waits(server: World) -> None:
+    """A client with a tool; late instructions, an mm-hm, silence, and words at the limit."""
+    peer = server.connect("audio", endpoint="openai", label="scripted")
+    await peer.heard("session.created")
+    detection = {"type": "server_vad", "idle_timeout_ms": 3000, "backchannel_ms": 350}
+    heard = {"turn_detection": detection, "transcription": {"model": "whisper-1"}}
+    tool = {"type": "function", "name": "clock", "parameters": {"type": "object"}}
+    session = {"type": "realtime", "tools": [tool], "audio": {"input": heard}}
+    say(peer, "session.update", session=session)
+    say(peer, "response.create", response={"instructions": "Greet the user."})
+    await peer.heard("response.done")
+    say(peer, "response.create", response={"instructions": "Say goodbye.", "tools": [tool]})
+    await peer.heard("response.created", 2)
+    await speak(peer, "input_audio_buffer.append", LOUD[: SECOND // 2] + QUIET[SECOND // 2 :])
+    await peer.heard("input_audio_buffer.timeout_triggered")
+    await peer.heard("response.done", 3)
+    await speak(peer, "input_audio_buffer.append", *[LOUD] * 8)
+    await hear(server, ("good ", 14_000, False), ("night", 15_000, True))
+    await peer.over()
+
+
 async def responds_after_a_loss(server: World) -> None:
     """A client of the Realtime API speaks, loses its connection amid a response and is back."""
     peer = server.connect("audio", endpoint="openai", label="scripted", resumable=True)
@@ -254,6 +275,9 @@ OPENAI_SCENES: dict[str, Scene] = {
     "openai": Scene(play=responds, backend={"script": brief}, settings=TRANSCRIBED),
     "openai-pictures": Scene(play=shows_pictures, backend={"script": brief}),
     "openai-push-to-talk": Scene(play=pushes_to_talk, backend={"script": asked}),
+    "openai-waits": Scene(
+        play=waits, backend={"script": brief}, settings={**TRANSCRIBED, "limit_live_s": 20}
+    ),
     "openai-resumed": Scene(play=responds_after_a_loss, backend={"script": brief}),
     "openai-transcription": Scene(play=dictates),
     "vllm-omni": Scene(play=talks_to_vllm_omni, backend={"script": brief}, settings=TRANSCRIBED),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import subprocess
+import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from runtime.media.image import decode_image
 from tests.live.exported import loud_s
 from tests.live.servers import LiveServer, live_server
 from tests.media.webps import LOSSY
+from tests.soak import clients
 from tests.transcripts.media import png
 
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
@@ -125,7 +127,7 @@ def test_a_question_is_answered(
 
     found = asyncio.run(ask())
     kinds = [event.type for event in found]
-    assert kinds[:2] == ["session.created", "session.updated"]
+    assert kinds[:3] == ["session.created", "conversation.created", "session.updated"]
     voice = [name for name in kinds if name.startswith("input_audio_buffer")]
     steps = ["speech_started", "speech_stopped", "committed"]
     steps = steps[-1:] if kind is None else steps
@@ -152,6 +154,16 @@ def test_a_question_is_answered(
     assert loud_s(redacted, tmp_path) == (0, 0)
     with LogReader(redacted) as items:
         assert replay(items).identical
+
+
+@pytest.mark.parametrize("scene", ["answer", "twilio", "discord", "push-to-talk"])
+def test_a_way_of_its_users_is_answered(tmp_path: Path, scene: str) -> None:
+    """A telephone bridge, a bot, or a page with a button gets no answer, or one too many."""
+    said = tmp_path / "question.pcm"
+    said.write_bytes(clients.question())
+    words = [sys.executable, "-W", "ignore", str(clients.SCRIPTS / clients.OPENAI.script)]
+    report = clients.play(words, scene, "", said, tmp_path, is_tls=False)
+    assert not clients.wrong(scene, report)
 
 
 def test_what_its_user_says_is_written_down(tmp_path: Path) -> None:

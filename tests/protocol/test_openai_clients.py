@@ -323,6 +323,56 @@ def test_what_is_heard_at_the_limit_becomes_an_item() -> None:
     assert client.session.end_reason == "timeout"
 
 
+def expired(**how: Any) -> tuple[Client, list[str]]:
+    """A client of a transcriber who speaks at the limit; and what it is told then."""
+    client = Client(transcriber="tiny", **how)
+    client.update(audio={"input": {"transcription": {"model": "tiny"}}})
+    client.wait(SESSION_S - 2.5)
+    client.hear(LOUD * 2)
+    return client, client.wait(1)
+
+
+def test_the_last_words_are_waited_for() -> None:
+    """The last words of an hour are in an item that is never completed."""
+    client, told = expired()
+    assert "input_audio_buffer.committed" in told
+    assert client.session.end_reason is None
+    assert not client.hear(LOUD)
+    told = [it["type"] for it in client.write_down("good night", 1000)]
+    assert told[-2:] == ["conversation.item.input_audio_transcription.completed", "error"]
+    assert client.session.end_reason == "timeout"
+    assert client.told[-1]["error"]["code"] == "session_expired"
+
+
+def test_last_words_that_say_nothing_are_written_down_as_that() -> None:
+    """A cough keeps a session for ten seconds."""
+    client, _ = expired()
+    completed, error = client.write_down("", 1000)
+    assert (completed["transcript"], error["error"]["code"]) == ("", "session_expired")
+
+
+def test_last_words_that_never_come_are_told() -> None:
+    """A client waits for words for ever."""
+    client, _ = expired()
+    [refused] = client.say("response.create")
+    assert refused["error"]["code"] == "session_expired"
+    assert client.wait(11)[-2:] == [
+        "conversation.item.input_audio_transcription.failed",
+        "error",
+    ]
+    assert client.session.end_reason == "timeout"
+
+
+@pytest.mark.parametrize("how", [{"behaviour": 1}, {"speaks": True}], ids=str)
+def test_a_session_ends_at_once_that_waits_for_no_words(how: dict[str, Any]) -> None:
+    """An hour has ten seconds more; or a recording no longer replays."""
+    client, _ = expired(**how)
+    if "speaks" in how:
+        client = Client()
+        client.wait(SESSION_S)
+    assert client.session.end_reason == "timeout"
+
+
 # -- the time of a session -------------------------------------------------------------------------
 
 
@@ -347,7 +397,7 @@ def test_a_wait_in_the_queue_does_not_count() -> None:
     assert told["type"] == "rate_limits.updated"
     assert told["rate_limits"][0]["reset_seconds"] == PLACE.estimated_wait_s
     client.post(ev.SlotLeased(at_ns=0, lease=1, slot=0))
-    assert client.told[-1]["session"]["expires_at"] == 3 * SESSION_S
+    assert client.told[-2]["session"]["expires_at"] == 3 * SESSION_S
     assert not client.wait(SESSION_S - 1)
     assert client.wait(2) == ["error"]
 
@@ -383,11 +433,33 @@ def test_the_first_response_may_have_instructions() -> None:
     client.say("response.create", response={"instructions": "Greet the user."})
     assert client.prompts == ["Greet the user."]
     client.say("response.cancel")
-    [told] = client.say("response.create", response={"instructions": "Say goodbye."})
-    assert (told["error"]["code"], told["error"]["param"]) == (
-        "unsupported",
-        "response.instructions",
-    )
+    assert done(client)["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
+
+
+@pytest.mark.parametrize("behaviour", [1, NEWEST])
+def test_instructions_that_come_too_late_cost_no_response(behaviour: int) -> None:
+    """LiveKit's `generate_reply(instructions=...)` waits ten seconds for a response, and fails."""
+    client = Client(speaks=True, behaviour=behaviour)
+    client.update(audio=MANUAL)
+    client.say("response.create")
+    client.say("response.cancel")
+    told = client.say("response.create", response={"instructions": "Say goodbye."})
+    if behaviour < NEWEST:
+        found = told[0]["error"]["code"], told[0]["error"]["param"]
+        assert found == ("unsupported", "response.instructions")
+        return
+    assert "response.created" in client.wait(3)
+    client.speaks = False
+    client.wait(3)
+    assert done(client)["status"] == "completed"
+    details = done(client)["status_details"]
+    assert (details["type"], details["error"]["code"]) == ("completed", "unsupported")
+    assert details["error"]["message"].startswith("$.response.instructions: ")
+    client.speaks = True
+    client.say("response.create")
+    client.speaks = False
+    client.wait(3)
+    assert done(client)["status_details"] is None
 
 
 def test_a_response_ends_at_its_bound() -> None:
@@ -479,6 +551,179 @@ def test_a_response_in_progress_is_cancelled_before_it_is_truncated() -> None:
     client = Client(speaks=True)
     client.update(audio=MANUAL)
     told = client.say("response.create")
-    item_id = told[1]["item"]["id"]
+    [item_id] = [it["item"]["id"] for it in told if it["type"] == "response.output_item.added"]
     [error] = client.say("conversation.item.truncate", item_id=item_id, audio_end_ms=0)
     assert error["error"]["param"] == "item_id"
+
+
+# -- tools ---------------------------------------------------------------------------------------
+
+CLOCK: Final = {
+    "type": "function",
+    "name": "clock",
+    "description": "The time.",
+    "parameters": {"type": "object", "properties": {}},
+}
+
+
+def test_tools_cost_no_other_setting() -> None:
+    """Pipecat is mute, for its first update has a tool, and all of it is refused."""
+    client = Client()
+    [told] = client.update(instructions="Be brief.", tools=[{**CLOCK, "strict": True}])
+    assert told["session"]["instructions"] == "Be brief."
+    assert told["session"]["tools"] == [CLOCK]
+    assert told["session"]["tool_choice"] == "none", "it says that no tool is called"
+    [told] = client.update(tools=[])
+    assert (told["session"]["tools"], told["session"]["tool_choice"]) == ([], "auto")
+
+
+def test_a_tool_that_a_server_would_call_is_left_out() -> None:
+    """The secret of a client's own server comes back in every update, or costs the update."""
+    client = Client()
+    server = {"type": "mcp", "server_label": "mine", "authorization": "secret"}
+    [told] = client.update(tools=[server, CLOCK])
+    assert told["session"]["tools"] == [CLOCK]
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [[{"type": "function"}], [{**CLOCK, "name": "a b"}], ["clock"], [CLOCK] * 65, {}],
+    ids=["no name", "no such name", "no object", "too many", "no list"],
+)
+def test_what_is_no_tool_is_refused(tools: object) -> None:
+    """A client that misspells its tool waits for a call of it."""
+    [told] = Client().update(tools=tools)
+    assert told["error"]["param"].startswith("session.tools")
+
+
+def test_a_response_may_have_tools_too() -> None:
+    """LiveKit's agent offers its tools with each response."""
+    client = Client(speaks=True)
+    told = client.say("response.create", response={"tools": [CLOCK], "tool_choice": "auto"})
+    assert told[0]["type"] == "response.created"
+
+
+# -- events that clients wait for ------------------------------------------------------------------
+
+
+def test_a_conversation_is_created() -> None:
+    """A client that sends its first item when it is there never sends one."""
+    client = Client(speaks=True)
+    created, conversation = client.told
+    assert created["type"] == "session.created"
+    assert conversation["conversation"]["object"] == "realtime.conversation"
+    [response] = [
+        it["response"] for it in client.say("response.create") if it["type"] == "response.created"
+    ]
+    assert response["conversation_id"] == conversation["conversation"]["id"]
+
+
+def test_a_response_begins_with_what_is_left() -> None:
+    """A client that plans by its limits waits for them."""
+    client = Client(speaks=True, tokens=10)
+    client.wait(100)
+    told = {it["type"]: it for it in client.say("response.create")}
+    assert [*told][:2] == ["response.created", "rate_limits.updated"]
+    [left] = told["rate_limits.updated"]["rate_limits"]
+    assert left == {
+        "name": "tokens",
+        "limit": 1 << 20,
+        "remaining": (1 << 20) - 100,
+        "reset_seconds": SESSION_S - 100,
+    }
+
+
+IDLE: Final = {"type": "server_vad", "idle_timeout_ms": 5000}
+
+
+def answered(**detection: Any) -> Client:
+    """A client that was answered for two seconds, and waits no more than five for its user."""
+    client = Client(speaks=True, sound=bytes(4 * 24_000))
+    [told] = client.update(audio={"input": {"turn_detection": {**IDLE, **detection}}})
+    assert told["type"] == "session.updated"
+    client.say("response.create")
+    client.wait(1.5)
+    client.speaks = False
+    client.hear(QUIET)
+    assert done(client)["status"] == "completed"
+    return client
+
+
+def test_a_user_who_says_nothing_is_spoken_to() -> None:
+    """A caller who is silent hears silence until the call is over."""
+    client = answered()
+    assert not client.hear(QUIET * 3)
+    told = client.hear(QUIET * 3)
+    client.speaks = True
+    told += client.wait(3)
+    first = told.index("input_audio_buffer.timeout_triggered")
+    assert told[first + 1] == "input_audio_buffer.committed"
+    assert "response.created" in told[first:]
+    [event] = [it for it in client.told if it["type"] == "input_audio_buffer.timeout_triggered"]
+    assert event["audio_end_ms"] - event["audio_start_ms"] == 5000
+    assert client.knows(event["item_id"])
+
+
+@pytest.mark.parametrize(
+    "detection",
+    [{"idle_timeout_ms": None}, {"create_response": False}, {"type": "semantic_vad"}],
+    ids=str,
+)
+def test_a_user_may_think(detection: dict[str, Any]) -> None:
+    """A model speaks that is not to."""
+    client = answered(**detection)
+    assert not client.wait(60)
+
+
+def test_a_user_who_speaks_is_not_silent() -> None:
+    """A user who speaks is asked whether there is anybody."""
+    client = answered()
+    told = client.hear(LOUD * 7 + QUIET)
+    assert "input_audio_buffer.timeout_triggered" not in told
+
+
+# -- sounds of attention ---------------------------------------------------------------------------
+
+MHM: Final = LOUD[: 2 * 24_000 // 4] + QUIET[: 2 * 24_000 * 3 // 4]
+"""A quarter of a second, and silence."""
+
+
+@pytest.mark.parametrize(
+    ("how", "detection", "is_heard"),
+    [
+        ({"backchannel_ms": 350}, {}, False),
+        ({"backchannel_ms": 200}, {}, True),
+        ({"backchannel_ms": 0}, {}, True),
+        ({"backchannel_ms": 350}, {"backchannel_ms": 0}, True),
+        ({"backchannel_ms": 0}, {"backchannel_ms": 350}, False),
+        ({"backchannel_ms": 350}, {"interrupt_response": False}, True),
+    ],
+    ids=str,
+)
+def test_a_sound_of_attention_does_not_interrupt(
+    how: dict[str, Any], detection: dict[str, Any], is_heard: bool
+) -> None:
+    """The model falls silent at each mm-hm of its user."""
+    client = Client(speaks=True, **how)
+    client.update(audio={"input": {"turn_detection": {"type": "server_vad", **detection}}})
+    assert "response.created" in client.hear(QUIET)
+    told = client.hear(MHM + QUIET)
+    assert ("input_audio_buffer.speech_started" in told) == is_heard
+    assert ("input_audio_buffer.committed" in told) == is_heard
+    is_cut = is_heard and detection.get("interrupt_response", True)
+    assert ("response.done" in told) == is_cut
+
+
+def test_longer_speech_interrupts() -> None:
+    """A user who says more is not heard either."""
+    client = Client(speaks=True, backchannel_ms=350)
+    client.hear(QUIET)
+    told = client.hear(LOUD)
+    assert told.index("input_audio_buffer.speech_started") < told.index("response.done")
+
+
+def test_a_short_word_is_heard_where_the_model_is_silent() -> None:
+    """A user who answers by yes is not answered."""
+    client = Client(backchannel_ms=350)
+    told = client.hear(MHM + QUIET)
+    assert "input_audio_buffer.speech_stopped" in told

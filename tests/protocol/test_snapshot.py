@@ -28,6 +28,7 @@ from protocol.machine.setup import PendingInit
 from protocol.machine.slot import Migration
 from protocol.machine.unit_loop import UserSpeech
 from protocol.values import events as ev
+from protocol.values.live import LiveSettings
 from protocol.values.messages import Listen, Speech
 from protocol.values.model import Picture, Prefill, Sound, Text, ToolCall, ToolResult
 from protocol.values.omni import OmniSession
@@ -61,6 +62,7 @@ LEFT_OUT: Final = {
     "ActiveTurn.made": "likewise",
     "PendingTurn.roles": "likewise",
     "PendingTurn.has_video": "likewise",
+    "PendingTurn.heard_bytes": "it is the sum of decoded sound, which the log has",
     "Prefill.index": "its turn's",
     "Prefill.input_hash": "it stands in the log",
     "Prefill.cost_us": "likewise",
@@ -92,12 +94,15 @@ LEFT_OUT: Final = {
     "Speech.metrics": "they stand in the log, with the unit",
     "Speech.text": "likewise",
     "Speech.pcm": "likewise",
+    "OpenAISession.tools": "they are told in a frame, which the log holds",
+    "LiveSettings.tools": "the same",
     "OpenAISession.id": "it is made of the recording's id",
     "OpenAISession.expires_at": "it is made of the first event",
     "Part.kind": "it is told with its item, in a frame that the log holds",
     "Part.text": "likewise",
     "Part.picture": "an item that is kept has none",
     "Reply.items": "likewise",
+    "Reply.conversation_id": "it is made of the recording's id",
     "Reply.message": "likewise",
     "Reply.metadata": "likewise",
     "Reply.reason": "likewise",
@@ -108,7 +113,8 @@ LEFT_OUT: Final = {
 CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
-    *(OpenAISession, Part, Reply, Respond, ToolCall, ToolResult, Omni, OmniSession, UserSpeech),
+    *(LiveSettings, OpenAISession, Part, Reply, Respond, ToolCall, ToolResult),
+    *(Omni, OmniSession, UserSpeech),
 )
 
 

@@ -3,14 +3,17 @@
     python -m tests.soak.clients [--out FOLDER] [--environments FOLDER] [--only NAME]
 
 LiveKit Agents (its Live and its Realtime model, with default arguments, and its `STT`), Pipecat
-(both services, and its transcription), the OpenAI Agents SDK, of Python and of npm, and the npm
-package `openai` (over `ws` and as in a browser) are installed, each in an environment of its own.
-vLLM-Omni's `DuplexClient` is taken from its package, without the packages of its models.
-Each asks `tiny` a recorded question and hears the answer, or has it write the question down, and
-interrupts the scripted model while it speaks. That its own playback stops is its package's matter,
-and needs the event that is waited for here; in the Live API, which has no such event, the silence
-of the model. What was found goes to `clients.json`, without a date; it exits with 1 where a client
-got no answer, an error, or no word of its interruption.
+(both services, and its transcription), the OpenAI Agents SDK, of Python and of npm, and the package
+`openai`, of Python and of npm (over `ws` and as in a browser), are installed, each in an
+environment of its own. vLLM-Omni's `DuplexClient` is taken from its package, without the
+packages of its models. Each asks `tiny` a recorded question and hears the answer, or has it write
+the question down, and interrupts the scripted model while it speaks. Each offers a tool, which
+costs nothing else. The package of Python is also a telephone as Twilio's, whose media comes before
+its settings, a client that sends nothing while its user is quiet, as Discord's, and one of push to
+talk. That its own playback stops is its package's matter, and needs the event that is waited for
+here; in the Live API, which has no such event, the silence of the model. What was found goes to
+`clients.json`, without a date; it exits with 1 where a client got no answer, an error, or no word
+of its interruption.
 """
 
 from __future__ import annotations
@@ -69,8 +72,14 @@ class Client:
 
 _LIVEKIT: Final = ("livekit-agents==1.8.9", "livekit-plugins-openai==1.8.9", "numpy")
 _PIPECAT: Final = ("pipecat-ai[openai,websockets-base]==1.14.0",)
+OPENAI: Final = Client(
+    "openai_realtime.py",
+    ("openai[realtime]==3.57.0", "numpy"),
+    ("answer", "interrupt", "twilio", "discord", "push-to-talk"),
+)
 CLIENTS: Final[Mapping[str, Client]] = MappingProxyType(
     {
+        "openai": OPENAI,
         "livekit-live": Client("livekit_live.py", _LIVEKIT, ("answer", "interrupt-live"), DEFAULT),
         "livekit-realtime": Client("livekit_realtime.py", _LIVEKIT, model=DEFAULT),
         "livekit-stt": Client("livekit_stt.py", _LIVEKIT, ("transcribe",)),

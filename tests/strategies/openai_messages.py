@@ -12,6 +12,7 @@ from protocol.values.openai import (
     CommitSound,
     Configure,
     Configured,
+    ConversationCreated,
     CreateItem,
     DeleteItem,
     InputStep,
@@ -22,6 +23,7 @@ from protocol.values.openai import (
     ItemTruncated,
     OpenAISession,
     Part,
+    RateLimit,
     Reply,
     ReplyState,
     ReplyStep,
@@ -35,12 +37,24 @@ from protocol.wire.audio import to_pcm16
 from protocol.wire.dialects.openai import ERROR_CODES as DICTATION_CODES
 from protocol.wire.dialects.openai_answers import ERROR_CODES
 from protocol.wire.dialects.openai_requests import PARTS_OF
+from tests.strategies.tools import tools
 
+_counts = st.integers(0, 1 << 30)
 _ids = st.text("0123456789abcdef", min_size=1, max_size=12)
 _item_ids = _ids.map("item_{}".format)
 _responses = _ids.map("resp_{}".format)
 _texts = st.text(max_size=20)
 _modalities = st.sampled_from(["audio", "text"])
+
+
+def _idling(how: TurnDetection) -> st.SearchStrategy[TurnDetection]:
+    """Only server_vad waits for a user who says nothing."""
+    waits = st.just(0) | st.integers(1_000, 3_600_000)
+    return waits.map(
+        lambda idle_ms: attrs.evolve(how, idle_ms=idle_ms * (how.kind == "server_vad"))
+    )
+
+
 detections = st.builds(
     TurnDetection,
     kind=st.sampled_from(["server_vad", "semantic_vad"]),
@@ -49,7 +63,8 @@ detections = st.builds(
     silence_ms=st.integers(100, 10_000),
     creates=st.booleans(),
     interrupts=st.booleans(),
-)
+    backchannel_ms=st.none() | st.integers(0, 10_000),
+).flatmap(_idling)
 
 
 def _items(
@@ -96,6 +111,7 @@ _changes = st.builds(
     voice=st.none() | st.text("abc", min_size=1, max_size=9),
     modality=st.none() | _modalities,
     detection=st.none() | detections,
+    tools=st.none() | tools,
 )
 
 
@@ -142,15 +158,17 @@ sessions = st.builds(
     voice=_texts,
     modality=_modalities,
     detection=st.none() | detections,
+    tools=tools,
 )
 _replies = st.one_of(
-    st.builds(Reply, id=_responses, modality=_modalities),
+    st.builds(Reply, id=_responses, modality=_modalities, conversation_id=_ids),
     st.builds(
         Reply,
         id=_responses,
         status=st.just("completed"),
         items=whole_items.map(lambda item: (item,)),
         modality=_modalities,
+        fault=st.sampled_from(["", "unsupported"]),
         output_tokens=st.integers(0, 10_000),
         input_tokens=st.integers(0, 10_000),
         max_tokens=st.integers(0, 10_000),
@@ -199,6 +217,14 @@ _steps = st.one_of(
 )
 
 
+plain_detections = detections.map(lambda how: attrs.evolve(how, backchannel_ms=None, idle_ms=0))
+_silences = st.builds(
+    InputStep,
+    kind=st.just("timeout_triggered"),
+    item_id=_item_ids,
+    from_ms=st.integers(0, 2**40),
+    at_ms=st.integers(0, 2**40),
+)
 _inputs = st.one_of(
     st.builds(
         InputStep,
@@ -221,6 +247,13 @@ _inputs = st.one_of(
         text=_texts,
         at_ms=st.integers(0, 10**7),
     ),
+)
+_failures = st.builds(
+    InputStep,
+    kind=st.just("transcript_failed"),
+    item_id=_item_ids,
+    text=_texts,
+    fault=st.sampled_from(["inference_error", "context_full", "session_expired"]),
 )
 _added = st.builds(
     ItemStep,
@@ -254,7 +287,11 @@ def openai_answers(
     spoken = named.filter(lambda speech: any(to_pcm16(speech.pcm)))
     return st.one_of(
         _settings(session_ids, sessions),
+        st.builds(ConversationCreated, id=_ids),
+        st.builds(RateLimit, limit=_counts, remaining=_counts, reset_s=_counts),
         _inputs,
+        _silences,
+        _failures,
         _added,
         st.builds(ItemStep, kind=st.just("retrieved"), item=items),
         st.builds(ItemDeleted, item_id=_item_ids),
@@ -275,7 +312,7 @@ def dictation_requests(sounds16: st.SearchStrategy[bytes]) -> st.SearchStrategy[
     """Everything that a client can say in `openai-transcription`."""
     change = st.builds(
         Configure,
-        detection=st.none() | detections,
+        detection=st.none() | plain_detections,
         heard=st.none() | st.sampled_from(["audio/pcm", "audio/pcmu", "audio/pcma"]),
         transcriber=st.none() | _texts,
     )
@@ -295,7 +332,7 @@ _dictations = st.builds(
     OpenAISession,
     id=_texts,
     expires_at=st.integers(0, 2**40),
-    detection=st.none() | detections,
+    detection=st.none() | plain_detections,
     heard=st.sampled_from(["audio/pcm", "audio/pcmu", "audio/pcma"]),
     transcriber=_texts,
 )
@@ -306,13 +343,7 @@ def dictation_answers(session_ids: st.SearchStrategy[str]) -> st.SearchStrategy[
     return st.one_of(
         _settings(session_ids, _dictations),
         _inputs,
-        st.builds(
-            InputStep,
-            kind=st.just("transcript_failed"),
-            item_id=_item_ids,
-            text=_texts,
-            fault=st.sampled_from(["inference_error", "context_full"]),
-        ),
+        _failures,
         st.builds(
             ItemStep,
             kind=st.sampled_from(["added", "done"]),

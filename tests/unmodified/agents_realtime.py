@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+from agents import function_tool
 from agents.realtime import RealtimeAgent, RealtimeRunner
 from common import Report, arguments
+
+
+@function_tool
+def clock() -> str:
+    """Say the time."""
+    return "noon"
 
 
 async def main() -> None:
@@ -13,7 +20,7 @@ async def main() -> None:
     scene, base, model, question = arguments()
     report = Report()
     runner = RealtimeRunner(
-        RealtimeAgent(name="assistant", instructions="Answer briefly."),
+        RealtimeAgent(name="assistant", instructions="Answer briefly.", tools=[clock]),
         config={"model_settings": {"model_name": model}},
     )
     url = f"{base.replace('http', 'ws', 1)}/realtime?model={model}"

@@ -6,6 +6,13 @@ from typing import Any
 
 from common import RATE_HZ, Report, Send
 from livekit import rtc
+from livekit.agents import function_tool
+
+
+@function_tool
+async def clock() -> str:
+    """Say the time."""
+    return "noon"
 
 
 def watched(session: Any, report: Report) -> Send:

@@ -9,7 +9,7 @@ import aiohttp
 from common import Report, arguments, spoken
 from livekit.agents import llm
 from livekit.plugins.openai.realtime import GPTLiveModel
-from livekit_common import watched
+from livekit_common import clock, watched
 
 
 async def main() -> None:
@@ -31,7 +31,7 @@ async def main() -> None:
         send = watched(session, report)
         session.on("transcript_delta", wrote)
         await session._update_session(
-            instructions="Answer briefly.", chat_ctx=llm.ChatContext.empty(), tools=[]
+            instructions="Answer briefly.", chat_ctx=llm.ChatContext.empty(), tools=[clock]
         )
         listening = asyncio.create_task(listen())
         await report.act(scene, send, question)

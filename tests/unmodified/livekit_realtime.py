@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 from common import Report, arguments, spoken
 from livekit.plugins.openai.realtime import RealtimeModel
-from livekit_common import watched
+from livekit_common import clock, watched
 
 
 async def main() -> None:
@@ -31,6 +31,7 @@ async def main() -> None:
         session.on("generation_created", lambda it: reading.add(asyncio.create_task(read(it))))
         session.on("input_speech_started", lambda _: report.interrupted())
         await session.update_instructions("Answer briefly.")
+        await session.update_tools([clock])
         await report.act(scene, send, question)
         if scene == "answer":
             reply = await session.generate_reply(instructions="Say hello.")

@@ -43,7 +43,9 @@ await new Promise((done) => {
   if (inBrowser) realtime.socket.addEventListener('open', done);
   else realtime.socket.on('open', done);
 });
-realtime.send({ type: 'session.update', session: { type: 'realtime', instructions: 'Answer briefly.' } });
+const clock = { type: 'function', name: 'clock', description: 'The time.', parameters: { type: 'object' } };
+const session = { type: 'realtime', instructions: 'Answer briefly.', tools: [clock] };
+realtime.send({ type: 'session.update', session });
 if (scene === 'interrupt') {
   for (let tenths = 0; tenths < 120 && report.sound_s === 0; tenths += 1) await say(Buffer.alloc(SECOND_BYTES / 10), 1);
   spokeAt = performance.now();

@@ -3,7 +3,7 @@
 // Its schemas are strict: a frame that they do not have ends its process. Arguments: scene, base
 // address, model, question (PCM16, 24 kHz).
 import fs from 'node:fs';
-import { OpenAIRealtimeWebSocket, RealtimeAgent, RealtimeSession } from '@openai/agents/realtime';
+import { OpenAIRealtimeWebSocket, RealtimeAgent, RealtimeSession, tool } from '@openai/agents/realtime';
 
 const PIECE_BYTES = 960;
 const PIECE_MS = 20;
@@ -15,7 +15,14 @@ const report = { events: {}, words: '', sound_s: 0, failures: [], interrupted_s:
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
 const url = `${base.replace(/^http/, 'ws')}/realtime?model=${model}`;
-const agent = new RealtimeAgent({ name: 'assistant', instructions: 'Answer briefly.' });
+const clock = tool({
+  name: 'clock',
+  description: 'The time.',
+  parameters: { type: 'object', properties: {}, required: [], additionalProperties: true },
+  strict: false,
+  execute: () => 'noon',
+});
+const agent = new RealtimeAgent({ name: 'assistant', instructions: 'Answer briefly.', tools: [clock] });
 const transport = new OpenAIRealtimeWebSocket({ url, useInsecureApiKey: true });
 const session = new RealtimeSession(agent, { transport, model, tracingDisabled: true });
 let spokeAt = null;

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from common import RATE_HZ, Report, arguments
 from loguru import logger
+from pipecat.adapters.schemas.function_schema import FunctionSchema
+from pipecat.adapters.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
     EndFrame,
     ErrorFrame,
@@ -31,6 +33,11 @@ from pipecat.services.openai.live.llm import OpenAILiveLLMService
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.services.openai.stt import OpenAIRealtimeSTTService
 
+TOOLS = ToolsSchema(
+    standard_tools=[
+        FunctionSchema(name="clock", description="The time.", properties={}, required=[])
+    ]
+)
 INTERRUPTED = frozenset({"InterruptionFrame", "ProposedUserStartedSpeakingFrame"})
 
 
@@ -99,7 +106,7 @@ async def main() -> None:
         await asyncio.sleep(1)
         if scene != "transcribe":
             said = [{"role": "user", "content": "My name is Ada."}]
-            await worker.queue_frame(LLMContextFrame(context=LLMContext(said)))
+            await worker.queue_frame(LLMContextFrame(context=LLMContext(said, tools=TOOLS)))
             await asyncio.sleep(1)
         await report.act(scene, send, question)
         await worker.queue_frame(EndFrame())

@@ -87,7 +87,20 @@ from ..kinds import (
 )
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
 from ..strict import Nested, nested_in
-from ..table import DROPPED, Field, Object, Row, Rule, Table, Variants, either, items, one, variants
+from ..table import (
+    DROPPED,
+    Field,
+    Items,
+    Object,
+    Row,
+    Rule,
+    Table,
+    Variants,
+    either,
+    items,
+    one,
+    variants,
+)
 from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
 
 TOOL_NAMED: Final = Holds("name", "name", TOOL_NAME)
@@ -186,6 +199,56 @@ TOOL_ROWS: Final[tuple[Row, ...]] = (
     Field("tool_choice", _CHOICE, "auto", omit=True, rank=3),
 )
 """The tools of a turn."""
+
+
+TOOL_TYPES: Final = (
+    *("function", "mcp", "web_search", "file_search", "code_interpreter", "image_generation"),
+    *("computer", "shell", "custom", "namespace", "tool_search", "programmatic_tool_calling"),
+    "apply_patch",
+)
+"""Those of the API; only a function is a client's own."""
+_PARAMETERS: Final = attrs.evolve(_SCHEMA, schema={"type": "object", "additionalProperties": {}})
+
+
+def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
+    """The kind of an array of functions, whose type is one of several."""
+    table = Table(
+        Tool,
+        Field(
+            "type",
+            choice(types),
+            None,
+            attr=DROPPED,
+            get=lambda _: "function",
+            doc="Others than functions are left out." if more else "Always function.",
+        ),
+        Field("name", NAME),
+        Field("description", text(TOOL_CHARS_MAX, holds=PROMPTED), "", omit=True),
+        Field("parameters", _PARAMETERS, "", omit=True, example={"type": "object"}),
+        *more,
+    )
+    return items(one(table), TOOLS_MAX)
+
+
+TOLD_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
+_ASKED: Final = _functions_of(
+    TOOL_TYPES, Field("strict", FLAG, None, attr=DROPPED, doc="Without effect.")
+)
+
+
+def _functions(value: Value, at: Reading) -> tuple[Tool, ...]:
+    """Read functions, and leave out tools that a server would call by itself."""
+    found = [each for each in value.items(TOOLS_MAX) if _is_function(each)]
+    return tuple(_ASKED.item.read(each, at) for each in found)
+
+
+def _is_function(tool: Value) -> bool:
+    kind = as_object(tool.value, tool.path).get("type") or "function"
+    return Value(path=f"{tool.path}.type", value=kind).choice(TOOL_TYPES) == "function"
+
+
+FUNCTIONS: Final = attrs.evolve(_ASKED, read=_functions)
+"""Functions of a session in OpenAI's realtime APIs: flat, where those of chat are nested."""
 
 
 def calls_of(message: ChatMessage) -> tuple[ToolCall, ...]:

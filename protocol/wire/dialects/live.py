@@ -25,6 +25,7 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
+from ...values.behaviour import TAKES_TOOLS
 from ...values.errors import (
     OPENAI_ERRORS,
     TRANSCRIPTION_ERRORS,
@@ -49,7 +50,13 @@ from ...values.messages import (
     ServerMessage,
     Speech,
 )
-from ...values.model import CODINGS, G711_RATE_HZ, LIVE_RATES_HZ, OUTPUT_RATE_HZ, SAMPLE16_BYTES
+from ...values.model import (
+    CODINGS,
+    G711_RATE_HZ,
+    LIVE_RATES_HZ,
+    OUTPUT_RATE_HZ,
+    SAMPLE16_BYTES,
+)
 from ...values.modes import Mode
 from ...values.openai import Item, Part
 from ...values.requests import AppendSound, ClientMessage, CloseRequest, Init, Request, VoiceName
@@ -75,6 +82,7 @@ from ..kinds import (
 )
 from ..table import DROPPED, Field, Object, Table, items, one
 from .base import Context, Dialect, Json
+from .chat import FUNCTIONS, TOLD_FUNCTIONS
 from .shared import PROMPT, RECORD
 
 SESSION_START: Final = "session.start"
@@ -134,6 +142,18 @@ def empty(what: str) -> Kind:
     return Kind(read=read, schema={"type": "array", "const": []})
 
 
+def until(number: int, old: Kind, new: Kind) -> Kind:
+    """A kind that sessions before a behaviour number read as another one."""
+    return attrs.evolve(
+        new, read=lambda value, at: (new if at.context.behaves(number) else old).read(value, at)
+    )
+
+
+TOOLS: Final = until(TAKES_TOOLS, empty("the model has no tools"), FUNCTIONS)
+"""Functions that a client offers: they are told again, and none is called."""
+NOT_CALLED: Final = "Functions; none is called."
+
+
 def _rate(value: Value, at: Reading) -> int:
     found, coding = value.integer(), at.values.get("live.coding") or "audio/pcm"
     if coding != "audio/pcm" and found != G711_RATE_HZ:
@@ -158,7 +178,8 @@ def _target(value: Value, _: Reading) -> str:
 _TARGET: Final = Kind(read=_target, schema=choice(_TARGETS).schema)
 
 
-def _delegation(attr: str, backend: str, **how: Any) -> Object:
+def _delegation(attr: str, backend: str, tools: str, **how: Any) -> Object:
+    nothing = None if tools == "tools" else ()  # of an update, which leaves them
     return Object(
         "delegation",
         (
@@ -175,7 +196,7 @@ def _delegation(attr: str, backend: str, **how: Any) -> Object:
                 "responses",
                 (
                     Field("model", TEXT, "", attr=backend, omit=True, doc="Told again."),
-                    Field("tools", empty("the model has no tools"), (), attr=DROPPED, doc=_EMPTY),
+                    Field("tools", TOOLS, nothing, attr=tools, omit=True, doc=NOT_CALLED),
                 ),
                 omit=True,
                 doc="Of the model to which tasks would be delegated; other fields are ignored.",
@@ -247,7 +268,7 @@ _START: Final = Table(
                 ),
                 closed=_CLOSED,
             ),
-            _delegation("live.delegation", "live.backend"),
+            _delegation("live.delegation", "live.backend", "live.tools"),
             Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
             Field("instructions", PROMPT, "", omit=True),
             Field(
@@ -287,7 +308,7 @@ FORK_START: Final = Table(
                 ),
                 closed=_CLOSED,
             ),
-            _delegation("live.delegation", "live.backend"),
+            _delegation("live.delegation", "live.backend", "live.tools"),
             Field("store", RECORD.kind, True, attr="record", omit=True),
         ),
         is_required=True,
@@ -304,7 +325,7 @@ _UPDATE: Final = Table(
     Object(
         "session",
         (
-            _delegation(DROPPED, DROPPED, get=lambda _: "client"),
+            _delegation(DROPPED, DROPPED, "tools", get=lambda _: "client"),
             Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
         ),
         is_required=True,
@@ -355,7 +376,10 @@ OUTPUT_AUDIO: Final = "session.output_audio.delta"
 SESSION_STARTED: Final = "session.started"
 INFO: Final = "info"
 QUEUED, ASSIGNED = "session_queued", "slot_assigned"
-INFO_CODES: Final = (QUEUED, ASSIGNED, "nothing_delegated", "time_over", "context_full")
+INFO_CODES: Final = (
+    *(QUEUED, ASSIGNED, "nothing_delegated", "tools_not_called"),
+    *("time_over", "context_full"),
+)
 ERROR_CODES: Final = tuple(
     code
     for code in ErrorCode
@@ -492,7 +516,10 @@ _SESSION: Final = Object(
                 Field("type", choice(("client", "responses")), None, attr="delegation"),
                 Object(
                     "responses",
-                    (Field("model", TEXT, "", attr="backend"),),
+                    (
+                        Field("model", TEXT, "", attr="backend"),
+                        Field("tools", TOLD_FUNCTIONS, (), omit=True, doc=NOT_CALLED),
+                    ),
                     omit=True,
                     when=lambda message: message.live.delegation == "responses",
                 ),

@@ -30,6 +30,7 @@ from ...values.messages import (
     ServerMessage,
     Speech,
 )
+from ...values.modes import Mode
 from ...values.openai import (
     Configure,
     Configured,
@@ -50,7 +51,15 @@ from ..kinds import INTEGER, TEXT, Kind
 from ..table import DROPPED, Field, Object, Table, items, one
 from .base import Context, Dialect, Json
 from .live import EVENT_ID, REASONS, error_table, fixed, only, unsupported
-from .openai_requests import ANY_EVENT_ID, CLOSED, heard_rows, ignored, null, told_heard
+from .openai_requests import (
+    ANY_EVENT_ID,
+    CLOSED,
+    PLAIN_DETECTION,
+    heard_rows,
+    ignored,
+    null,
+    told_heard,
+)
 from .openai_requests import REQUESTS as ALL
 
 _NO_HINT: Final = "Without effect: the model writes down what it hears, without hints."
@@ -101,7 +110,8 @@ _CONFIGURE: Final = Table(
                             ),
                             omit=True,
                             doc="The model, and hints for it.",
-                        )
+                        ),
+                        PLAIN_DETECTION,
                     ),
                 ),
                 doc="Sound.",
@@ -121,6 +131,7 @@ _CONFIGURE: Final = Table(
         "voice": None,
         "modality": None,
         "spoken": None,
+        "tools": None,
     },
 )
 REQUESTS: Final = {
@@ -154,7 +165,8 @@ _SESSION: Final = Object(
                         "transcription",
                         (Field("model", TEXT, attr="transcriber", example="tiny"),),
                         doc="The model that writes down what the client says.",
-                    )
+                    ),
+                    PLAIN_DETECTION,
                 ),
             ),
             doc="Sound.",
@@ -199,7 +211,7 @@ ANSWERS: Final = (
         lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
     ),
     Table(Configured, EVENT_ID, _SESSION, tag={"type": "session.updated"}),
-    *openai_answers.INPUTS.values(),
+    *(table for kind, table in openai_answers.INPUTS.items() if kind != "timeout_triggered"),
     openai_answers.FAILED,
     openai_answers.conversation("added", openai_answers.PREVIOUS, _ITEM),
     openai_answers.conversation("done", openai_answers.PREVIOUS, _ITEM),
@@ -254,6 +266,13 @@ class OpenAI(Dialect):
                 raise LocalProtocolError(f"no end for {message.reason}: it is never told")
             return ()
         return tuple(table.encode(message) for table in self._tables(message))
+
+    def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
+        """Read a server's message; of limits there are two kinds."""
+        limits = body.get("rate_limits")
+        if isinstance(limits, list) and limits and limits[0].get("name") == "tokens":
+            return (answers.LEFT.parse(body),)
+        return super().decode(body, mode)
 
     def _tables(self, message: ServerMessage) -> tuple[Table, ...]:
         match message:

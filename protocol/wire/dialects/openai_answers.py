@@ -9,12 +9,14 @@ from ...values.limits import MS_PER_S
 from ...values.messages import Created, Metrics, Queued, QueuePlace, Speech
 from ...values.openai import (
     Configured,
+    ConversationCreated,
     InputStep,
     Item,
     ItemDeleted,
     ItemStep,
     ItemTruncated,
     Modality,
+    RateLimit,
     Reply,
     ReplyState,
     ReplyStep,
@@ -76,13 +78,16 @@ PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_
 
 
 def _details(reply: Reply) -> dict[str, object] | None:
-    if reply.status in ("in_progress", "completed"):
+    if reply.status == "in_progress" or (reply.status == "completed" and not reply.fault):
         return None
     told: dict[str, object] = {"type": reply.status}
     if reply.reason:
         told["reason"] = reply.reason
     if reply.fault:
-        told["error"] = {"type": "server_error", "code": reply.fault, "message": reply.message}
+        kind = "server_error"
+        if reply.fault == ErrorCode.UNSUPPORTED:
+            kind = "invalid_request_error"
+        told["error"] = {"type": kind, "code": reply.fault, "message": reply.message}
     return told
 
 
@@ -113,7 +118,7 @@ _ANY: Final = Kind(
 _ALWAYS: Final = (
     Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
     Field("max_output_tokens", TOKENS, 0, attr="max_tokens", doc="Or inf.", example="inf"),
-    null("conversation_id"),
+    Field("conversation_id", or_null(TEXT), "", example="conv_7b20d9c3a415"),
     Field("metadata", or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
 _BEGUN: Final = Table(
@@ -137,7 +142,7 @@ _OVER: Final = Table(
         None,
         attr="details",
         get=_details,
-        doc="Why it was cancelled, is incomplete, or failed.",
+        doc="Why it was cancelled, is incomplete, or failed; what of its request had no effect.",
     ),
     Field("output", items(one(_WHOLE_ITEM), 1), (), attr="items"),
     *_ALWAYS,
@@ -299,6 +304,12 @@ INPUTS: Final = {
     "speech_stopped": _input(
         "speech_stopped", _INPUT_ITEM, Field("audio_end_ms", INTEGER, attr="at_ms")
     ),
+    "timeout_triggered": _input(
+        "timeout_triggered",
+        _INPUT_ITEM,
+        Field("audio_start_ms", INTEGER, attr="from_ms"),
+        Field("audio_end_ms", INTEGER, attr="at_ms"),
+    ),
     "committed": _input("committed", _INPUT_ITEM, PREVIOUS),
     "cleared": _input("cleared"),
     **TRANSCRIPTS,
@@ -341,30 +352,64 @@ ERROR_CODES: Final = (
     *(code for code in ErrorCode if code in OPENAI_ERRORS),
     *(ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME, ErrorCode.BUFFER_FULL),
 )
-_PLACE: Final = Table(
-    QueuePlace,
-    fixed("name", "requests"),
-    Field("limit", INTEGER, attr="queue_length", doc="Sessions that wait, this one included."),
-    _zero("remaining", "No slot is free."),
-    Field("reset_seconds", INTEGER, attr="estimated_wait_s", doc="An estimate."),
-    make=lambda values: QueuePlace(position=0, ticket_id="", **values),
+_LIMITS: Final = items(
+    one(
+        Table(
+            RateLimit,
+            Field("name", choice(("requests", "tokens"))),
+            Field("limit", INTEGER),
+            Field("remaining", INTEGER),
+            Field("reset_seconds", INTEGER, attr="reset_s"),
+        )
+    ),
+    1,
 )
+
+
+def _wait(queued: Queued) -> tuple[RateLimit]:
+    place = queued.place
+    limit, wait_s = place.queue_length, place.estimated_wait_s
+    return (RateLimit(name="requests", limit=limit, remaining=0, reset_s=wait_s),)
+
+
 WAITS: Final = Table(
     Queued,
     EVENT_ID,
     Field(
         "rate_limits",
-        items(one(_PLACE), 1),
+        _LIMITS,
         attr=DROPPED,
-        get=lambda queued: (queued.place,),
-        doc="One: of sessions.",
+        get=_wait,
+        doc="One: of sessions, or of the tokens of the model's context.",
     ),
     tag={"type": "rate_limits.updated"},
     lacks={"place": QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)},
 )
 """The session waits for its slot: all SDKs know this event, and none fails at it."""
+LEFT: Final = Table(
+    RateLimit,
+    EVENT_ID,
+    Field("rate_limits", _LIMITS, attr="limits", get=lambda left: (left,), doc="The same."),
+    tag={"type": WAITS.kind},
+    make=lambda values: values["limits"][0],
+)
+CREATED: Final = Table(
+    ConversationCreated,
+    EVENT_ID,
+    Object(
+        "conversation",
+        (
+            Field("id", TEXT, example="conv_7b20d9c3a415"),
+            fixed("object", "realtime.conversation"),
+        ),
+        doc="The conversation.",
+    ),
+    tag={"type": "conversation.created"},
+)
 ANSWERS: Final = (
     WAITS,
+    LEFT,
+    CREATED,
     Table(
         Created,
         EVENT_ID,
@@ -374,6 +419,7 @@ ANSWERS: Final = (
     ),
     Table(Configured, EVENT_ID, SESSION, tag={"type": "session.updated"}),
     *INPUTS.values(),
+    FAILED,
     *ITEMS.values(),
     Table(ItemDeleted, EVENT_ID, Field("item_id", TEXT), tag={"type": "conversation.item.deleted"}),
     Table(

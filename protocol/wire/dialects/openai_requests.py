@@ -8,7 +8,12 @@ from typing import Any, Final, cast, get_args
 
 import attrs
 
-from ...values.behaviour import LENIENT_SETTINGS, RESPONSE_OPTIONS
+from ...values.behaviour import (
+    BACKCHANNELS,
+    IDLE_TURNS,
+    LENIENT_SETTINGS,
+    RESPONSE_OPTIONS,
+)
 from ...values.errors import ErrorCode
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, ITEM_PARTS_MAX, MS_PER_S
 from ...values.model import CODINGS, G711_RATE_HZ, rate_of
@@ -50,10 +55,13 @@ from ..kinds import (
     text,
 )
 from ..table import DROPPED, Field, Object, One, Row, Table, items, one
-from .live import empty, fixed, only, unsupported
+from .chat import TOLD_FUNCTIONS
+from .live import NOT_CALLED, TOOLS, empty, fixed, only, unsupported, until
 from .shared import PROMPT
 
 MODALITIES: Final = ("audio", "text")
+IDLE_MS_MAX: Final = 3600 * MS_PER_S
+"""A session lasts no longer."""
 SILENCE_MS_MAX: Final = 10 * MS_PER_S
 """A longer pause ends a turn of any speaker."""
 _VOICE_CHARS_MAX: Final = 64
@@ -110,13 +118,6 @@ def _voice(value: Value, at: Reading) -> str:
 _VOICE: Final = attrs.evolve(_NAME, read=_voice)
 
 
-def _until(number: int, old: Kind, new: Kind) -> Kind:
-    """A kind that sessions before a behaviour number read as another one."""
-    return attrs.evolve(
-        new, read=lambda value, at: (new if at.context.behaves(number) else old).read(value, at)
-    )
-
-
 _TOKENS_MAX: Final = 1_000_000
 """More than any context holds."""
 
@@ -141,12 +142,11 @@ TOKENS: Final = Kind(
     },
 )
 """A number of tokens; 0 is `inf`."""
-_INF: Final = _until(LENIENT_SETTINGS, Kind(read=_inf, schema={}), TOKENS)
-_SPEED: Final = _until(LENIENT_SETTINGS, number(1, 1), number(0.25, 1.5))
+_INF: Final = until(LENIENT_SETTINGS, Kind(read=_inf, schema={}), TOKENS)
+_SPEED: Final = until(LENIENT_SETTINGS, number(1, 1), number(0.25, 1.5))
 _EAGERNESS: Final = ("low", "medium", "high", "auto")
 _NO_SPEED: Final = "Without effect: the model decides how fast it speaks."
 _NO_PROMPT: Final = lacking("there are no stored prompts", {}, type="object", const={})
-NO_TOOLS: Final = empty("the model has no tools")
 
 
 def _choice(value: Value, _: Reading) -> None:
@@ -184,8 +184,15 @@ def detection(kind: Kind) -> Kind:
     )
 
 
-DETECTION: Final = Table(
-    TurnDetection,
+_IDLE: Final = integer(MS_PER_S, IDLE_MS_MAX)
+
+
+def _idle(value: Value, at: Reading) -> int:
+    is_read = at.context.behaves(IDLE_TURNS) and at.body.get("type") == "server_vad"
+    return int(_IDLE.read(value, at)) if is_read else 0
+
+
+_DETECTION: Final = (
     Field("type", choice(("server_vad", "semantic_vad")), attr="kind"),
     Field("threshold", number(0, 1), 0.5, omit=True, example=0.5),
     Field(
@@ -208,7 +215,7 @@ DETECTION: Final = Table(
     Field("interrupt_response", FLAG, True, attr="interrupts"),
     Field(
         "eagerness",
-        _until(
+        until(
             LENIENT_SETTINGS,
             only(_EAGERNESS, "auto", "the model decides when to answer", "medium"),
             choice(_EAGERNESS),
@@ -217,15 +224,43 @@ DETECTION: Final = Table(
         attr=DROPPED,
         doc="Without effect: the model decides when to answer.",
     ),
-    ignored("idle_timeout_ms", "Ignored: the model decides when to speak."),
 )
+DETECTION: Final = Table(
+    TurnDetection,
+    *_DETECTION,
+    Field(
+        "backchannel_ms",
+        integer(0, SILENCE_MS_MAX),
+        None,
+        omit=True,
+        since=BACKCHANNELS,
+        example=350,
+        doc="Shorter speech over the model does not interrupt it; without it the server's limit.",
+    ),
+    Field(
+        "idle_timeout_ms",
+        attrs.evolve(_IDLE, read=_idle),
+        0,
+        attr="idle_ms",
+        omit=True,
+        example=8000,
+        doc="Of server_vad: the model speaks where the client says nothing for so long.",
+    ),
+)
+PLAIN_DETECTION: Final = Table(
+    TurnDetection,
+    *_DETECTION,
+    ignored("idle_timeout_ms", "Ignored: no model speaks here."),
+    lacks={"backchannel_ms": None, "idle_ms": 0},
+)
+"""That of a session without a model that speaks."""
 
 
-def heard_rows(transcription: Row) -> Object:
+def heard_rows(transcription: Row, how: Table = DETECTION) -> Object:
     """The settings of the client's sound; those of its transcription differ."""
     rows = (
         Object("format", _format("heard"), omit=True, doc="Its form."),
-        Field("turn_detection", detection(one(DETECTION)), None, attr="detection", omit=True),
+        Field("turn_detection", detection(one(how)), None, attr="detection", omit=True),
         ignored("noise_reduction", "Ignored: not offered here."),
         transcription,
     )
@@ -286,7 +321,7 @@ CONFIGURE: Final = Table(
                 ),
                 doc="Sound in both directions.",
             ),
-            Field("tools", NO_TOOLS, (), attr=DROPPED, doc=EMPTY),
+            Field("tools", TOOLS, None, omit=True, doc=NOT_CALLED),
             Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Or inf; told as inf."),
             ignored("tool_choice", holds=None),
             *(ignored(name) for name in ("parallel_tool_calls", "include", "tracing")),
@@ -330,13 +365,13 @@ def _told_format(attr: str) -> Object:
     return Object("format", (Field("type", choice(CODINGS), attr=attr), rate), doc="Of the sound.")
 
 
-def told_heard(transcription: Row) -> Object:
+def told_heard(transcription: Row, how: Table = DETECTION) -> Object:
     """The client's sound as it is in force; its transcription is told in two ways."""
     rows = (
         _told_format("heard"),
         null("noise_reduction"),
         transcription,
-        Field("turn_detection", detection(one(DETECTION)), None, attr="detection"),
+        Field("turn_detection", detection(one(how)), None, attr="detection"),
     )
     return Object("input", rows, doc="The client's sound.")
 
@@ -379,8 +414,15 @@ SESSION: Final = Object(
             ),
             doc="Sound in both directions.",
         ),
-        nothing("tools"),
-        fixed("tool_choice", "auto"),
+        Field("tools", TOLD_FUNCTIONS, (), doc=NOT_CALLED),
+        Field(
+            "tool_choice",
+            choice(("auto", "none")),
+            "auto",
+            attr=DROPPED,
+            get=lambda told: "none" if told.openai.tools else "auto",
+            doc="none where there are tools: no call is made.",
+        ),
         fixed("max_output_tokens", "inf"),
         fixed("truncation", "auto"),
         null("tracing"),
@@ -514,7 +556,7 @@ def _role(value: Value, _: Reading) -> str:
     return "system" if found == "developer" else found
 
 
-_ASKED_ROLE: Final = _until(
+_ASKED_ROLE: Final = until(
     LENIENT_SETTINGS, _ROLE, Kind(read=_role, schema=choice((*PARTS_OF, "developer")).schema)
 )
 
@@ -559,7 +601,7 @@ REQUESTS: Final = {
             (
                 Field("conversation", _AUTO, None, attr=DROPPED, doc="Must be auto here."),
                 Field("input", empty("no other input"), None, attr=DROPPED, doc=EMPTY),
-                Field("tools", NO_TOOLS, None, attr=DROPPED, doc=EMPTY),
+                Field("tools", TOOLS, None, attr=DROPPED, doc=NOT_CALLED),
                 Field(
                     "output_modalities",
                     MODALITY,

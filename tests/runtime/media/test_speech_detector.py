@@ -44,6 +44,7 @@ class Ear:
         *,
         threshold: float = 0.5,
         silence_ms: int = SILENCE_MS,
+        speech_ms: int = 0,
         is_speech: bool | None = None,
     ) -> list[Edge]:
         """Go on with sound; returns where speech begins and ends, in milliseconds."""
@@ -53,11 +54,17 @@ class Ear:
             data=data,
             threshold=threshold,
             silence_ms=silence_ms,
-            is_speech=self.detector.is_speech if is_speech is None else is_speech,
+            is_speech=self._knows_speech if is_speech is None else is_speech,
+            speech_ms=speech_ms,
         )
         self.at += len(data) // 2
         found = self.detector.detect(effect, self.at_ns)
         return [("began" if isinstance(it, SpeechStarted) else "ended", it.at_ms) for it in found]
+
+    @property
+    def _knows_speech(self) -> bool:
+        """Whether the session was told that speech has begun."""
+        return self.detector.is_speech and self.detector.begun_ms is None
 
 
 def pcm16(sound: Sound) -> bytes:
@@ -132,6 +139,43 @@ def test_its_end_is_after_the_silence_that_was_asked_for() -> None:
     for silence_ms in (200, 1000):
         edges = Ear().hear(data, silence_ms=silence_ms)
         assert edges == [("began", 3000), ("ended", 4000 + silence_ms)]
+
+
+def voice(seconds: float) -> bytes:
+    """Two seconds of quiet, a voice, and two of quiet."""
+    quiet = np.random.default_rng(1).normal(0, 20, 2 * RATE_HZ)
+    loud = np.random.default_rng(2).normal(0, 2000, int(seconds * RATE_HZ))
+    return pcm16(np.concatenate([quiet, loud, quiet]))
+
+
+@pytest.mark.parametrize(("speech_ms", "is_told"), [(0, True), (240, True), (350, False)])
+def test_shorter_speech_than_is_asked_for_is_not_told(speech_ms: int, is_told: bool) -> None:
+    """The model would fall silent at each mm-hm."""
+    edges = [("began", 2000), ("ended", 2240 + SILENCE_MS)] if is_told else []
+    assert Ear().hear(voice(0.24), speech_ms=speech_ms) == edges
+    assert Ear().hear(voice(0.24) + voice(0.3), speech_ms=speech_ms)[2:] == (
+        [("began", 6240), ("ended", 6540 + SILENCE_MS)] if is_told else []
+    )
+
+
+def test_speech_is_told_once_it_is_long_enough() -> None:
+    """A user who interrupts would wait for the end of the own sentence."""
+    ear, told = Ear(), []
+    data = voice(1)
+    for at in range(0, len(data), PIECE):
+        told += [
+            (at + PIECE) / 2 * 1000 / RATE_HZ
+            for _ in ear.hear(data[at : at + PIECE], speech_ms=350)
+        ]
+    assert told == [2360, 3000 + SILENCE_MS]
+
+
+def test_speech_that_was_too_short_is_told_when_any_will_do() -> None:
+    """A user who speaks as the model ends would not be heard."""
+    ear, data = Ear(), voice(1)
+    half = RATE_HZ * 2 * 23 // 10 // PIECE * PIECE
+    assert ear.hear(data[:half], speech_ms=350) == []
+    assert ear.hear(data[half:]) == [("began", 2000), ("ended", 3000 + SILENCE_MS)]
 
 
 @given(cuts=st.lists(st.integers(0, 4000), max_size=30), voice=st.integers(0, 3))
