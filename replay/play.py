@@ -58,7 +58,7 @@ from runtime.settings.settings import Settings
 from .shared.commands import reading
 from .shared.recordings import RecordingType
 from .story.reading import event_in
-from .story.wire import Wire
+from .story.wire import INVALID, Wire
 
 
 class ScriptError(Exception):
@@ -242,9 +242,9 @@ class Player:
         async with kinds:
             try:
                 while True:
-                    received = await self._websocket.receive()
-                    if not isinstance(received, Shortened):
-                        await kinds.send(self._wire.kind(received))
+                    frame = await self._websocket.receive()
+                    kind = INVALID if isinstance(frame, Shortened) else self._wire.kind(frame)
+                    await kinds.send(kind)
             except (WebSocketClosed, anyio.BrokenResourceError):
                 pass
 

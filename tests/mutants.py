@@ -85,7 +85,26 @@ TURNED: Final[Mapping[type[ast.AST], tuple[str, str]]] = {
 """Operators, and what stands in their place."""
 UNTOUCHED: Final = (ast.Assert, ast.Raise, ast.JoinedStr, ast.pattern, ast.arguments)
 """What says something to a developer, or nothing to a test."""
-EQUIVALENT: Final[Mapping[str, str]] = {}
+EQUIVALENT: Final[Mapping[str, str]] = {
+    "protocol/wire/audio.py to_pcm16: "
+    'scaled = np.frombuffer(pcm, "<f4").clip(-1, 1) * np.float32(PCM16_SCALE) -> '
+    'scaled = np.frombuffer(pcm, "<f4").clip(-2, 1) * np.float32(PCM16_SCALE)': (
+        "what is below full scale is cut off once more after it is scaled"
+    ),
+    "recorder/storage/remote.py _Ranges.__init__: self._start = 0 -> self._start = 1": (
+        "nothing is loaded yet: only how much the first read reads ahead is another"
+    ),
+    "recorder/write/log.py SessionLog.put: "
+    "for record, size in zip(records, sizes, strict=True): -> "
+    "for record, size in zip(records, sizes, strict=False):": (
+        "the sizes are made of the records, so there are as many"
+    ),
+    "runtime/session/driver.py Driver._take_frames: "
+    "ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 1] -> "
+    "ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 2]": (
+        "where no message is only kept, the first event alone is stepped"
+    ),
+}
 """The mutants that change nothing, by name, and why."""
 
 

@@ -3,7 +3,7 @@
     pip install ./examples/backend
     antiphon serve --model backend:parrot
 
-The server asks for one unit after the other, never for two at once: `run_unit` hears a second of
+The server asks for one unit after the other, never for two at once: `run` hears a second of
 sound and decides, `finalize` closes it, or `rollback` undoes it after an error. Sound is float32,
 little-endian and mono, 16 kHz in and 24 kHz out. Nothing here depends on a clock or on chance, so a
 recorded session can be run again with the model, and compared (`antiphon replay --full`).
@@ -71,7 +71,7 @@ class ParrotSession:
         self._before = (b"", b"")
         self._length = 0
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Hear a second, and listen or say a second."""
         if self._length >= UNITS_MAX:
             raise ContextFull(f"{UNITS_MAX} seconds are heard")

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import attrs
 from cattrs import Converter
@@ -39,9 +39,6 @@ from protocol.values.record_names import RECORD_FIELDS, RECORD_NAMES
 from protocol.values.utf8 import Frame, Utf8Text
 
 from .records import Fields, Value
-
-if TYPE_CHECKING:
-    pass
 
 KINDS: Final[Mapping[type, str]] = MappingProxyType(
     {

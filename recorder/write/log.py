@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -44,12 +47,11 @@ class Loop:
         self._lock = threading.Lock()
         self._calls: list[Call] = []
 
-    def call_soon(self, calls: Iterable[Call]) -> None:
-        """Have the loop run `calls` soon and in order; they must not raise."""
+    def call_soon(self, call: Call) -> None:
+        """Have the loop run a call soon, in the order in which they come; it must not raise."""
         with self._lock:
-            is_scheduled = bool(self._calls)
-            self._calls += calls
-            if is_scheduled or not self._calls:
+            self._calls.append(call)
+            if len(self._calls) > 1:
                 return
         try:
             self._schedule(self._run)
@@ -62,24 +64,6 @@ class Loop:
             calls, self._calls = self._calls, []
         for call in calls:
             call()
-
-
-class Loops:
-    """The event loops that were seen: one in a server, one per test elsewhere."""
-
-    def __init__(self) -> None:
-        self._loops: dict[object, Loop] = {}
-
-    def here(self) -> Loop | None:
-        """Return the running loop, or None outside of one."""
-        try:
-            token = current_token().native_token
-        except RuntimeError:  # AnyIO's error is a subclass
-            return None
-        loop = self._loops.get(token)
-        if loop is None:
-            loop = self._loops[token] = Loop(token)
-        return loop
 
 
 # -- the log ---------------------------------------------------------------------------------------
@@ -106,7 +90,9 @@ class Shared:
     Attributes:
         session_bytes_max: backlog at which one log is full.
         total_bytes_max: backlog of all logs at which each log over its share is full.
+        loops: the event loops that were seen: one in a server, one per test elsewhere.
         serve_here: serves logs in the calling thread, for a recorder without its own.
+        clock: in seconds.
         changed: notified when a log is called up or the recorder closes.
         called_up: logs to serve now, in order.
         steps: steps of work done for any log since the start; constant while the disk hangs.
@@ -116,7 +102,8 @@ class Shared:
     session_bytes_max: int
     total_bytes_max: int
     serve_here: Callable[[], None]
-    loops: Loops = attrs.field(factory=Loops)
+    clock: Callable[[], float]
+    loops: dict[object, Loop] = attrs.field(factory=dict)
     changed: threading.Condition = attrs.field(
         factory=lambda: threading.Condition(threading.Lock())
     )
@@ -127,14 +114,30 @@ class Shared:
     failures: int = 0
     is_closing: bool = False
     room_waiters: list[_Waiter] = attrs.field(factory=list)
+    _done: deque[_Waiter] = attrs.field(factory=deque)
 
+    def loop(self) -> Loop | None:
+        """Return the running loop, or None outside of one."""
+        try:
+            token = current_token().native_token
+        except RuntimeError:  # AnyIO's error is a subclass
+            return None
+        if token not in self.loops:
+            self.loops[token] = Loop(token)
+        return self.loops[token]
 
-def _wake(waiters: list[_Waiter], *, all_of_them: bool = False) -> None:
-    """Wake and remove the waiters that are done; the lock is held."""
-    done = [waiter for waiter in waiters if all_of_them or waiter.is_done()]
-    for waiter in done:
-        waiters.remove(waiter)
-        waiter.loop.call_soon((waiter.event.set,))
+    def collect(self, waiters: list[_Waiter]) -> None:
+        """Move the waiters that are done to those that `wake` wakes; the lock is held."""
+        for waiter in [it for it in waiters if it.is_done()]:
+            waiters.remove(waiter)
+            self._done.append(waiter)
+
+    def wake(self) -> None:
+        """Wake those collected; without the lock and last, or they would wait for this thread."""
+        with suppress(IndexError):
+            while True:  # an atomic step each, for several threads may do this
+                waiter = self._done.popleft()
+                waiter.loop.call_soon(waiter.event.set)
 
 
 class SessionLog:
@@ -144,6 +147,9 @@ class SessionLog:
         next_seq: `seq` that the next record must have.
         written_seq: `seq` of the last record that write(2) took, -1 before the first.
         backlog_bytes: appended and not yet written.
+        queued_at: when the first record of the backlog came.
+        awaited_at: when the last urgent record came.
+        unsynced_at: when the first record came that is not on the device, if the file is dirty.
         failure: why the log failed, or None.
     """
 
@@ -156,9 +162,10 @@ class SessionLog:
         self.failure: LogFailed | None = None
         self._shared: Final = shared
         self._on_failure: Final = on_failure
-        self._home: Final = shared.loops.here()
+        self._home: Final = shared.loop()
         self._queue: deque[tuple[Record, int]] = deque()
         self.backlog_bytes = 0
+        self.queued_at = self.awaited_at = self.unsynced_at = 0.0
         self.next_seq = next_seq
         self._due_seq = -1
         self._is_due = False
@@ -211,7 +218,11 @@ class SessionLog:
             raise LogMisuse(f"record {seq} was never appended, the next is {self.next_seq}")
         if self.written_seq >= seq:
             return  # usually another frame of the same step has waited
-        await self._wait(self._waiters, lambda: self.written_seq >= seq)
+        await self._wait(
+            self._waiters, lambda: self.written_seq >= seq or self.failure is not None, seq
+        )
+        if self.written_seq < seq:
+            self._raise_if_failed()
 
     async def room(self) -> None:
         """Wait until the log is not full; `LogFailed` if it failed."""
@@ -246,23 +257,27 @@ class SessionLog:
                 self._give_up(LogFailed(f"{self.path.name} is not wanted"))
             else:
                 self._call_up()
+        self._shared.wake()
         self._shared.serve_here()
 
     async def gone(self) -> None:
         """Wait until the file of a discarded log is removed."""
-        await self._wait(self._leavers, lambda: self._is_gone, despite_failure=True)
+        await self._wait(self._leavers, lambda: self._is_gone)
 
     def leave(self) -> None:
         """Note that the file of a discarded log is removed; called by the recorder."""
         with self._shared.changed:
             self._is_gone = True
-            _wake(self._leavers)
+            self._shared.collect(self._leavers)
+        self._shared.wake()
 
     def put(self, *records: Record, urgent: bool, is_last: bool = False) -> None:
         """Take any records, see `append`; called by the recorder."""
         sizes = [size_bytes(record.fields) + RECORD_OVERHEAD_BYTES for record in records]
         shared = self._shared
         with shared.changed:
+            self.queued_at = self.queued_at if self._queue else shared.clock()
+            self.awaited_at = shared.clock() if urgent else self.awaited_at
             for record, size in zip(records, sizes, strict=True):
                 self._check(record, size)
                 self.next_seq += 1
@@ -280,6 +295,8 @@ class SessionLog:
         """Take queued records up to `bytes_max` (at least one; all if failed), and their size."""
         with self._shared.changed:
             records, size, queue = list[Record](), 0, self._queue
+            if not self.file.is_dirty:
+                self.unsynced_at = self.queued_at
             while queue and (
                 not records or size + queue[0][1] <= bytes_max or self.failure is not None
             ):
@@ -290,10 +307,10 @@ class SessionLog:
             return records, size
 
     def advance(self, seq: int) -> None:
-        """Note that write(2) took everything up to `seq`; called by the recorder's thread."""
+        """Note that write(2) took everything up to `seq`; the recorder calls `wake` then."""
         with self._shared.changed:
             self.written_seq = seq
-            _wake(self._waiters)
+            self._shared.collect(self._waiters)
 
     def release(self, size: int) -> bool:
         """Note that `size` bytes were freed; return whether the log must be served again now."""
@@ -301,13 +318,16 @@ class SessionLog:
             self.backlog_bytes -= size
             self._shared.backlog_bytes -= size
             self._is_in_line = self._is_due
-            _wake(self._shared.room_waiters)
+            self._shared.collect(self._shared.room_waiters)
             return self._is_due
 
-    def call_up_if_queued(self) -> None:
-        """Serve the log in this round if it holds records; called by the recorder's thread."""
+    def call_up_if_queued(self, since: float = inf) -> None:
+        """Serve the log in this round if it holds records; called by the recorder's thread.
+
+        Only if they came before `since`, or since then none was urgent, as the next might be.
+        """
         with self._shared.changed:
-            if self._queue:
+            if self._queue and min(self.queued_at, self.awaited_at) <= since:
                 self._call_up()
 
     def fail(self, failure: LogFailed, *, tell: bool) -> None:
@@ -317,20 +337,16 @@ class SessionLog:
                 return
             self._shared.failures += 1
             self._give_up(failure)
+        self._shared.wake()
         if tell and self._on_failure is not None:
-            self._tell(self._on_failure, failure)
+            call = partial(self._on_failure, failure)
+            call() if self._home is None else self._home.call_soon(call)
 
     def _give_up(self, failure: LogFailed) -> None:
         self.failure = failure
         self._call_up()
-        _wake(self._waiters, all_of_them=True)
-        _wake(self._shared.room_waiters)
-
-    def _tell(self, on_failure: OnFailure, failure: LogFailed) -> None:
-        if self._home is None:
-            on_failure(failure)
-        else:
-            self._home.call_soon((lambda: on_failure(failure),))
+        self._shared.collect(self._waiters)
+        self._shared.collect(self._shared.room_waiters)
 
     def _check(self, record: Record, size: int) -> None:
         shared = self._shared
@@ -350,40 +366,27 @@ class SessionLog:
             self._shared.changed.notify()
 
     async def _wait(
-        self,
-        waiters: list[_Waiter],
-        is_done: Callable[[], bool],
-        *,
-        despite_failure: bool = False,
+        self, waiters: list[_Waiter], is_done: Callable[[], bool], seq: float = inf
     ) -> None:
-        waiter = self._enlist(waiters, is_done, despite_failure=despite_failure)
+        """Wait until `is_done`; the log is served if it holds back records up to `seq`."""
+        loop = self._shared.loop()
+        assert loop is not None, "only a task can wait"
+        waiter = _Waiter(is_done=is_done, event=anyio.Event(), loop=loop)
+        with self._shared.changed:
+            is_over = is_done()
+            if not is_over:
+                waiters.append(waiter)
+                if self._queue and self._queue[0][0].seq <= seq:
+                    self._call_up()
         self._shared.serve_here()
-        if waiter is None:
-            await anyio.lowlevel.checkpoint()
-        else:
-            try:
-                await waiter.event.wait()
-            finally:
-                with self._shared.changed:
-                    if waiter in waiters:
-                        waiters.remove(waiter)
-        if not is_done():
-            self._raise_if_failed()
+        try:
+            await (anyio.lowlevel.checkpoint() if is_over else waiter.event.wait())
+        except BaseException:
+            with self._shared.changed:
+                if waiter in waiters:
+                    waiters.remove(waiter)
+            raise
 
     def _raise_if_failed(self) -> None:
         if self.failure is not None:
             raise LogFailed(str(self.failure)) from self.failure
-
-    def _enlist(
-        self, waiters: list[_Waiter], is_done: Callable[[], bool], *, despite_failure: bool
-    ) -> _Waiter | None:
-        loop = self._shared.loops.here()
-        assert loop is not None, "only a task can wait"
-        with self._shared.changed:
-            if is_done() or (self.failure is not None and not despite_failure):
-                return None
-            waiter = _Waiter(is_done=is_done, event=anyio.Event(), loop=loop)
-            waiters.append(waiter)
-            if self._queue:
-                self._call_up()
-            return waiter

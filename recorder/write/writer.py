@@ -5,7 +5,8 @@
 
 Rules:
 - `append` never blocks. Records that are ready together share a block. An urgent record, or a task
-  in `written`, has its log served at once; other records at most `block_age_s` later.
+  in `written`, has its log served at once. Others wait for the next such record, up to `age_s_max`,
+  while there are any: so a unit of a session is one block. Without them they wait for a tick.
 - Logs are served in turn by bytes (deficit round robin), `QUANTUM_BYTES` of work per turn; a log
   new in line comes first. So a log with little to write waits for one step of the current work and
   one turn of each log before it, whatever the others' backlog.
@@ -95,15 +96,17 @@ class RecorderPolicy:
 
     Attributes:
         durability: when fdatasync runs.
-        sync_interval_s: with `block_age_s`, what a power cut may cost, except under `none`.
-        block_age_s: the longest that a record waits for others to share its block.
+        age_s_max: how long a record waits for an urgent one, to share its block, and for a sync:
+            more than the second in which the next unit comes.
+        tick_s: how often the recorder looks at what waits; both together are what a power cut may
+            cost, except under `none`.
         session_backlog_bytes_max: bytes at which a log is full; some 40 seconds of speech.
         total_backlog_bytes_max: total bytes at which each log over its share is full.
     """
 
     durability: Durability = "interval"
-    sync_interval_s: float = 1.0
-    block_age_s: float = 0.25
+    age_s_max: float = 1.25
+    tick_s: float = 0.25
     session_backlog_bytes_max: int = 8 * MIB
     total_backlog_bytes_max: int = 256 * MIB
 
@@ -161,7 +164,7 @@ class Recorder:
         self._directories: Final = Directories(self._disk)
         self._clock: Final = clock
         self._compressor: Final = Compressor()
-        self._logs: dict[SessionLog, float] = {}  # to the time of the last sync
+        self._logs: dict[SessionLog, None] = {}  # in order, as a set is not
         self._syncer: Final = Syncer(inline=inline)
         self._syncing: Final[set[SessionLog]] = set()
         self._under_way: Final[dict[SessionLog, _Work]] = {}
@@ -170,7 +173,8 @@ class Recorder:
         self._shared: Final = Shared(
             session_bytes_max=self._policy.session_backlog_bytes_max,
             total_bytes_max=self._policy.total_backlog_bytes_max,
-            serve_here=self._serve_called_up if inline else _serve_elsewhere,
+            serve_here=self._serve_called_up if inline else lambda: None,
+            clock=clock,
         )
         self._thread: Final = None if inline else self._start()
 
@@ -220,7 +224,7 @@ class Recorder:
         with self._shared.changed:
             if self._shared.is_closing:
                 raise LogMisuse(f"the recorder is closed, {log.path.name} cannot be opened")
-            self._logs[log] = self._clock()
+            self._logs[log] = None
             self._shared.logs = len(self._logs)
         return log
 
@@ -270,7 +274,7 @@ class Recorder:
                 self._serve_a_round()
                 if self._clock() >= tick:
                     self._serve_aged()
-                    tick = self._clock() + self._policy.block_age_s
+                    tick = self._clock() + self._policy.tick_s
         except BaseException as error:
             # An unexpected error is raised visibly, but no session may wait for
             # a dead thread or believe that it is recorded.
@@ -290,12 +294,17 @@ class Recorder:
                 shared.changed.wait(wait_s)
 
     def _serve_aged(self) -> None:
+        due_at = self._clock() - self._policy.age_s_max
         for log in tuple(self._logs):
-            log.call_up_if_queued()
+            log.call_up_if_queued(due_at)
         self._serve_a_round()
         self._shared.serve_here()
-        if self._policy.durability != "none":  # the only sync of chats and of text after a unit
-            self._sync_due()
+        is_synced = self._policy.durability != "none"  # else only at the end
+        for log in tuple(self._logs) if is_synced else ():
+            is_due = log.file.is_dirty and log.unsynced_at <= due_at
+            if is_due and log.failure is None and log not in self._syncing:
+                self._syncing.add(log)
+                self._syncer.ask(partial(self._sync, log))
 
     def _serve_called_up(self) -> None:
         while self._shared.called_up or self._had_a_turn:
@@ -329,8 +338,10 @@ class Recorder:
             work.steps = None
             if not log.release(work.size_bytes):
                 del self._under_way[log]
-                return
-        self._had_a_turn.append(log)
+                break
+        else:
+            self._had_a_turn.append(log)
+        self._shared.wake()
 
     def _write(self, log: SessionLog, records: list[Record]) -> Iterator[int]:
         """Write records step by step, yielding each step's bytes; a begun block is completed."""
@@ -361,20 +372,9 @@ class Recorder:
             log.file.sync()
             self._drop(log)
             log.advance(last_seq)
+            self._shared.wake()
         except Exception as error:  # whatever it is, it must not reach other logs
             self._fail(log, error)
-
-    def _sync_due(self) -> None:
-        now = self._clock()
-        for log, synced_at in tuple(self._logs.items()):
-            is_due = now - synced_at >= self._policy.sync_interval_s
-            if is_due and log.file.is_dirty and log.failure is None and log not in self._syncing:
-                with self._shared.changed:
-                    if log not in self._logs:
-                        continue  # finished meanwhile
-                    self._logs[log] = now
-                self._syncing.add(log)
-                self._syncer.ask(partial(self._sync, log))
 
     def _sync(self, log: SessionLog) -> None:
         """Sync a log that goes on; runs in the syncer's thread."""
@@ -422,7 +422,3 @@ class Recorder:
                 self._drop(log)
             except OSError as error:
                 self._fail(log, error)
-
-
-def _serve_elsewhere() -> None:
-    """Leave the work to the thread."""

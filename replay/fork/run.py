@@ -303,14 +303,13 @@ class ForkedModel:
     async def _call(self, effect: ef.Effect, answer: Answer, recorded: ev.Event | None) -> ev.Event:
         at_ns, model = self._now_ns, self._model
         match effect:
-            case ef.OpenBackend(lease=lease):
+            case ef.OpenBackend():
                 await self.close()
-                await model.begin(effect)
-                assert model.opened is not None
-                opened = model.opened.opened
+                opened = await model.call(effect)
+                assert isinstance(opened, ev.BackendOpened)
                 if self._at and isinstance(recorded, ev.BackendOpened):
-                    self._judge("the opening", compare_outputs(recorded.opened, opened))
-                return ev.BackendOpened(at_ns=at_ns, lease=lease, opened=opened)
+                    self._judge("the opening", compare_outputs(recorded.opened, opened.opened))
+                return opened
             case ef.StartUnit(unit=unit):
                 self._has_run = True
                 cut = answer.cut if unit.index == self._interrupted else None

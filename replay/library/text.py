@@ -250,8 +250,9 @@ def inspect_lines(found: Inspection) -> list[RenderableType]:
     if found.diverged_seq is not None:
         lines.append(f"diverged  at record {found.diverged_seq}: no states are known from there on")
     if found.fields_ignored:
+        named = f": {', '.join(found.ignored)}" if found.ignored else ""
         lines.append(
-            f"ignored   {found.fields_ignored} fields of the client's that mean nothing here"
+            f"ignored   {found.fields_ignored} fields of the client's that mean nothing here{named}"
         )
     seconds = show_seconds
     for name, texts in (

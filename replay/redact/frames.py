@@ -14,6 +14,7 @@ It knows nothing of sessions: the same frame is the same wherever it comes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -23,17 +24,25 @@ import attrs
 import orjson
 import pybase64
 
-from protocol.values.errors import FieldError, FrameError
+from protocol.values.errors import FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, JSON_DEPTH_MAX, NS_PER_MS
 from protocol.values.utf8 import Frame, Utf8Text
-from protocol.wire.codec import DATA_URL, Reading, Value, parse_frame
+from protocol.wire.codec import DATA_URL, parse_frame
 from protocol.wire.dialects import DIALECTS
 from protocol.wire.dialects.chat import TURN_BASED
 from protocol.wire.dialects.realtime import FULL_DUPLEX
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
-from protocol.wire.kinds import IMAGE_URL_HEADS, PROMPTED, SAID, STOCK_VOICES, VOICE_NAMED, Holds
+from protocol.wire.kinds import (
+    IMAGE_URL_HEADS,
+    PROMPTED,
+    SAID,
+    STOCK_VOICES,
+    VOICE_NAMED,
+    Holds,
+    Schema,
+)
 from protocol.wire.kinds import Kind as FieldKind
-from protocol.wire.table import READER, Field, Object, Table, tables_in, walk
+from protocol.wire.table import Field, Object, Table, tables_in, walk
 
 from . import content
 from .content import Kind, Policy, Pseudonyms, Side, Tally
@@ -214,6 +223,7 @@ WORDS: Final = frozenset(
     (
         *(word for table in _TABLES for word in table.tag.values()),
         *(word for row in _FIELDS for word in row.kind.schema.get("enum", ()) if word),
+        *(word for row in _FIELDS if isinstance(word := row.kind.schema.get("const"), str)),
         *(FULL_DUPLEX, TURN_BASED, *OPENAI_SESSIONS),
     )
 )
@@ -339,23 +349,26 @@ def _with_line_breaks_of(old: str, new: str) -> str:
     return "".join([*pieces, new[at:]])
 
 
+def _fits(schema: Schema, number: float) -> bool:
+    """Whether a number is a value that a schema describes, in any context."""
+    kinds = schema.get("type")
+    wanted = {"number", "integer"} if isinstance(number, int) else {"number"}
+    if wanted.isdisjoint(kinds if isinstance(kinds, list) else [kinds]):
+        return False
+    is_named = number in schema.get("enum", [schema.get("const", number)])
+    low, high = schema.get("minimum", number), schema.get("maximum", number)
+    return is_named and low <= number <= high and number > schema.get("exclusiveMinimum", -math.inf)
+
+
 def _taken(span: Span, text: str) -> list[bool] | None:
     """Which of the rows for a key take a number as its value; None: it is not JSON."""
-
-    def takes(kind: FieldKind, number: object) -> bool:
-        try:
-            kind.read(Value(path="$", value=number), Reading({}, "$", "", READER, {}))
-        except FieldError:
-            return False
-        return True
-
     key = span.path[-1] if span.path else 0
     kinds = _KINDS.get(key, ()) if isinstance(key, str) else ()
     try:
         number = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    return [takes(kind, number) for kind in kinds]
+    return [_fits(kind.schema, number) for kind in kinds]
 
 
 def _is_setting(span: Span, text: str, at_ns: int) -> bool:
@@ -374,14 +387,15 @@ def _judge(
         return "user", TEXT
     if span.kind == "key":
         return "user", None
-    holds = HOLDS[key]
+    holds, word = HOLDS[key], frame[span.start : span.end]
+    if span.kind == "number" and _is_setting(span, word, at_ns):
+        return "user", None
+    if holds is SETTING and span.kind == "number":
+        return "user", TEXT
     if holds is SETTING:
-        word = frame[span.start : span.end]
-        if span.kind == "number":
-            return "user", None if _is_setting(span, word, at_ns) else TEXT
         is_said = word in WORDS or unescaped(word) in known_words
         return "user", None if is_said else TEXT
-    if holds is VOICE_NAMED and unescaped(frame[span.start : span.end]) in STOCK_VOICES:
+    if holds is VOICE_NAMED and unescaped(word) in STOCK_VOICES:
         return "user", None
     if key == _PART:
         part = _at(body, span.path[:-1])

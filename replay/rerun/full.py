@@ -36,7 +36,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import PastUnit, Unit, UnitResult
+from protocol.values.model import Cut, PastUnit, Unit, UnitResult
 from protocol.values.modes import OF_MODE, Work
 from recorder.format.records import Fields, Record
 from recorder.format.steps import Step
@@ -283,13 +283,12 @@ class _FullReplay:
 class _Turn:
     """A turn that the model runs again.
 
-    `pieces` are those that the log has not reached; `done` is None before the first piece is asked
-    for, `failure` the error that ended it.
+    `pieces` are its progress that the log has not reached; `failure` is the error that ended it.
     """
 
     effect: ef.StartTurn
-    pieces: deque[ev.TurnProgress] = attrs.Factory(deque)
-    done: ev.TurnDone | None = None
+    pieces: deque[ev.Event] = attrs.Factory(deque)
+    done: ev.Event | None = None
     failure: Exception | None = None
 
 
@@ -368,9 +367,9 @@ class ModelRerun:
             case ev.TurnPrefilled(prefill=recorded):
                 asked = self._asked.pop(ef.StartTurn, None)
                 if asked is not None and asked.turn.index == recorded.index:
-                    prefilled = await self._prefill(asked)
+                    self._turn = await self._answer(asked)
                     self.made += 1
-                    return self._compare(event, prefilled)
+                    return self._compare(event, self._turn.pieces.popleft())
             case ev.TurnProgress() if self._turn is not None:
                 return await self._take_piece(event, self._turn)
             case ev.TurnDone() if self._turn is not None:
@@ -380,7 +379,7 @@ class ModelRerun:
             case ev.TurnFailed() | ev.ChunkFailed() | ev.BackendLost():
                 self._asked.pop(ef.StartTurn, None)
                 self._asked.pop(ef.RunChunk, None)
-                if self._model.turn is not None:
+                if self._turn is not None:
                     await self._release()
             case ev.Rebuilt():
                 await self._rebuild(event)
@@ -485,26 +484,19 @@ class ModelRerun:
 
     # -- turns ----------------------------------------------------------------------------------
 
-    async def _prefill(self, asked: ef.StartTurn) -> ev.TurnPrefilled:
-        await self._model.begin(asked)
+    async def _answer(self, asked: ef.StartTurn, cut: Cut | None = None) -> _Turn:
+        """Run a turn to its end; a failure after its prefill counts once the log is beyond it."""
+        turn = _Turn(asked)
         try:
-            made = await self._model.prefill()
-        except BaseException:
-            await self._release()
-            raise
-        self._turn = _Turn(asked)
-        return made
-
-    async def _answer(self, turn: _Turn, cut: int | None = None) -> None:
-        """Answer to the end; a failure counts once the log goes beyond it."""
-        if turn.done is None and turn.failure is None:
-            try:
-                turn.done = await self._model.generate(turn.pieces.append, cut)
-            except Exception as failure:
-                turn.failure = failure
+            turn.done = await self._model.call(asked, cut, turn.pieces.append)
+        except Exception as failure:
+            if not turn.pieces:
+                await self._release()
+                raise
+            turn.failure = failure
+        return turn
 
     async def _take_piece(self, event: ev.TurnProgress, turn: _Turn) -> Verdict:
-        await self._answer(turn)
         if turn.pieces:
             return self._compare(event, turn.pieces.popleft())
         if turn.failure is not None:
@@ -514,12 +506,9 @@ class ModelRerun:
     async def _end_turn(self, event: ev.TurnDone, turn: _Turn) -> Verdict:
         if event.result.cut is not None:
             await self._release()
-            await self._prefill(turn.effect)
-            assert self._turn is not None
-            turn = self._turn
-            await self._answer(turn, event.result.cut)
+            cut = Cut(stage="llm", step=event.result.cut)
+            turn = await self._answer(turn.effect, cut)
             turn.pieces.clear()
-        await self._answer(turn)
         await self._release()
         if turn.failure is not None:
             raise turn.failure

@@ -14,6 +14,7 @@ from cattrs import unstructure
 
 from protocol.values.limits import NS_PER_MS
 from protocol.values.state import State
+from protocol.wire.table import IGNORED_PATHS_MAX
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 from recorder.storage.marks import Marks
@@ -87,6 +88,7 @@ class Inspection:
         states: from QUEUED on.
         shortened: the client's refused frames that are kept shortened.
         fields_ignored: the client's fields without a meaning in its dialect.
+        ignored: their paths, each once, the first ones.
         damage_count: of the log; with damage the values have gaps.
         diverged_seq: the record from which the machine differs and the states are unknown.
     """
@@ -104,6 +106,7 @@ class Inspection:
     shortened: tuple[ShortenedFrame, ...]
     frames_sent: int
     fields_ignored: int
+    ignored: tuple[str, ...]
     units: tuple[Exchange, ...]
     turns: tuple[Exchange, ...]
     utterances: tuple[UtteranceStory, ...]
@@ -173,6 +176,7 @@ class Inspector(SessionStory):
         self._states: list[StateSpan] = []
         self._kept: list[Exchange] = []
         self._utterances: dict[int, UtteranceStory] = {}
+        self._ignored: dict[str, None] = {}
 
     def take(self, item: Record | Damage) -> Passage | None:
         """Take the next record, or damage."""
@@ -183,6 +187,8 @@ class Inspector(SessionStory):
             state = StateSpan(state=session.state, at_ns=passage.record.at_ns)
             if not self._states or self._states[-1].state is not state.state:
                 self._states.append(state)
+            if len(self._ignored) < IGNORED_PATHS_MAX:
+                self._ignored |= dict.fromkeys(getattr(session.taken, "ignored", ()))
         if passage.ended is not None:
             self._keep(passage.ended)
         return passage
@@ -233,6 +239,7 @@ class Inspector(SessionStory):
             shortened=tuple(self.shortened),
             frames_sent=self.frames_sent,
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
+            ignored=tuple(self._ignored)[:IGNORED_PATHS_MAX],
             units=tuple(it for it in self._kept if it.kind == "unit"),
             turns=tuple(it for it in self._kept if it.kind == "turn"),
             utterances=tuple(self._utterances.values()),

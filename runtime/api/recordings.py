@@ -353,12 +353,10 @@ class Recordings:
         """Lead to the console's list, or where a conversation begins from a unit of this one."""
         if not self._console:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server shows no console")
-        if direction == "list":
-            return RedirectResponse(f"{self._console}#recordings", HTTPStatus.SEE_OTHER)
         unit = read_number(request, "unit", -1, low=0, high=NUMBER_MAX)
         before = "" if unit < 0 else f"/{unit}"
-        to = f"{self._console}#talk/{info.recording_id}{before}"
-        return RedirectResponse(to, HTTPStatus.SEE_OTHER)
+        place = "recordings" if direction == "list" else f"talk/{info.recording_id}{before}"
+        return RedirectResponse(f"{self._console}#{place}", HTTPStatus.SEE_OTHER)
 
     async def _send_digest(self, request: Request) -> Response:
         _, info = await self.found(request)

@@ -37,7 +37,7 @@ P = TypeVar("P", bound=Sized)
 Item = Record | Damage
 
 POLL_S: Final = 0.25
-"""A block is written at most so long after its first record: more polls find nothing."""
+"""The recorder's tick, after which blocks are written that no answer needs."""
 ALIVE_S: Final = 15.0
 """A proxy drops a connection that is silent for half a minute or more."""
 BATCH_BYTES: Final = 256 * 1024

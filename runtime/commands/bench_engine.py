@@ -345,7 +345,7 @@ async def run_engine(backend: EngineBackend, load: Load, case: Case) -> EngineRu
             await anyio.sleep_until(due_s)
             if anyio.current_time() - due_s > BEHIND_S:
                 return
-            result = await opened[number].run_unit(load.unit(number, index))
+            result = await opened[number].run(load.unit(number, index))
             answered_s = anyio.current_time()
             await opened[number].finalize(index, interrupted=False)
             finalized_s = anyio.current_time()
@@ -604,7 +604,7 @@ async def _past(backend: EngineBackend, load: Load) -> list[PastUnit]:
         unit = load.unit(0, index)
         if index == load.seconds:
             unit = attrs.evolve(unit, force_listen=True)
-        result = attrs.evolve(await session.run_unit(unit), pcm=b"")
+        result = attrs.evolve(await session.run(unit), pcm=b"")
         await session.finalize(index, interrupted=False)
         past.append(PastUnit(unit=unit, result=result, interrupted=False))
     await session.release()

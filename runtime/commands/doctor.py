@@ -72,9 +72,13 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class Memory:
-    """The memory of the model and of each session: in parts, on the device, and free."""
+    """The memory of the model and of each session: in parts, on the device, and free.
+
+    `voices_bytes`: on the host, for reading reference audio.
+    """
 
     weight_bytes: int
+    voices_bytes: int
     session_bytes: dict[str, int]
     session_bytes_total: int
     free_bytes: int
@@ -266,8 +270,10 @@ class _Visit:
         ]
         self.memory = _memory(needs, free_bytes(device), device)
         each, fit = _gb(self.memory.session_bytes_total), self.memory.slots_fit
+        voices = self.memory.voices_bytes
         says = (
-            f"weights {_gb(self.memory.weight_bytes)}, a session {each}; "
+            f"weights {_gb(self.memory.weight_bytes)}, "
+            f"{f'{_gb(voices)} on the host to read voices, ' * bool(voices)}a session {each}; "
             f"{_gb(self.memory.free_bytes)} free: {fit} sessions fit"
         )
         wanted = self.question.slots or 1
@@ -313,6 +319,7 @@ class _Visit:
 def _memory(needs: MemoryPlan, free: int, device: torch.device) -> Memory:
     return Memory(
         weight_bytes=needs.model_bytes,
+        voices_bytes=needs.voices_bytes,
         session_bytes={**needs.session_bytes, "mel": needs.host_bytes},
         session_bytes_total=needs.each_bytes(device),
         free_bytes=free,

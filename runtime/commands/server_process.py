@@ -28,7 +28,7 @@ LOADING_WAIT_S: Final = 0.5
 """The same after an interrupt while the model loads: there is no recording to be finished."""
 HURRY_WAIT_S: Final = 5.0
 """The same during a conversation: its last second is computed, and its recording gets its end."""
-NO_DRAIN: Final = ("--drain-s", "0")
+SERVE: Final = ("serve", "--port", "0", "--drain-s", "0")
 """What ends the server is over itself: sessions end at once, and in order."""
 LINE_BYTES_MAX: Final = 4096
 """The server's lines are short."""
@@ -56,17 +56,7 @@ async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str
     `ServerProcessError` if the server did not start, or did not stop cleanly.
     """
     errors = folder / "server.log"
-    words = (
-        "serve",
-        "--port",
-        "0",
-        "--record",
-        str(folder),
-        "--model",
-        model,
-        *NO_DRAIN,
-        *arguments,
-    )
+    words = (*SERVE, "--record", str(folder), "--model", model, *arguments)
     with errors.open("wb") as written:
         process = await anyio.open_process(
             [*RUN, *words],

@@ -557,10 +557,8 @@ def talk_command(
     mode = mode or ("audio" if frame is None else "video")
     if frame is not None and mode == "audio":
         raise terminal.UnusableError("--frame: there is nothing to see with --mode audio")
-    if (file is None) is not mic:
-        raise click.UsageError("name a WAV file to be said, or give --mic; not both")
-    if mic and fast:
-        raise click.UsageError("--fast is for a FILE: a microphone is as fast as its user")
+    if (file is None) is not mic or (mic and fast):
+        raise click.UsageError("name a WAV file to be said, or give --mic; --fast is for a file")
     devices = Devices() if mic else None
     plan = Plan(
         units=() if file is None else read_speech(file),

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import attrs
@@ -21,21 +21,7 @@ from anyio.abc import TaskGroup
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import LocalProtocolError
-from protocol.values.model import (
-    Chunk,
-    ChunkResult,
-    Cut,
-    Finalized,
-    Opened,
-    Opening,
-    PastUnit,
-    Prefill,
-    Turn,
-    TurnChunk,
-    TurnResult,
-    Unit,
-    UnitResult,
-)
+from protocol.values.model import Chunk, Cut, Finalized, Opened, Opening, PastUnit, Turn, Unit
 from recorder.format.errors import RecordInvalid
 
 from ..model.backends.base import (
@@ -44,20 +30,22 @@ from ..model.backends.base import (
     BackendInfo,
     BackendRefused,
     ContextFull,
-    require_tools,
+    Emit,
+    ignore,
 )
 from .address import WorkerAddress
 from .address import connect as connect_to
+from .calls import DONE
 from .frames import LinkError, LinkRefused
 from .hello import Wire, greet_worker
 from .limits import HELLO_WAIT_S, TEXT_CHARS_MAX
 from .link import Link
-from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Proceed, Rebuild, Speaks, Why
+from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
 
 Done = TypeVar("Done", bound=ev.Event)
 Made = TypeVar("Made", bound="WorkerBackend")
 
-Request = Ask | Proceed | Rebuild
+Request = Ask | Rebuild
 
 _ERRORS: Final[dict[Why, type[BackendError]]] = {
     "error": BackendError,
@@ -74,10 +62,10 @@ class WorkerBroke(Exception):  # noqa: N818 - names say what happened
 
 @attrs.define(eq=False)
 class _Call:
-    """A call in flight; `emit` takes the pieces of a turn."""
+    """A call in flight; `emit` takes the progress of a turn."""
 
     done: anyio.Event = attrs.Factory(anyio.Event)
-    emit: Callable[[TurnChunk], None] | None = None
+    emit: Emit | None = None
     came: ev.Event | Failed | None = None
 
 
@@ -165,21 +153,14 @@ class WorkerBackend:
         effect = ef.OpenBackend(lease=session, opening=opening)
         message = Ask(call=self.number(), session=session, slot=slot, effect=effect)
         opened = (await self.ask(message, ev.BackendOpened)).opened
-        return WorkerSession(backend=self, session=session, opened=opened)
+        return WorkerSession(backend=self, session=session, slot=slot, opened=opened, is_held=True)
 
-    async def chat(self, turn: Turn, *, slot: int) -> WorkerTurn:
-        """Take a chat turn; one with tools is not told to a worker that does not know of them."""
-        require_tools(self.info, turn)
-        session = self._session(slot)
-        effect = ef.StartTurn(lease=session, turn=turn)
-        message = Ask(call=self.number(), session=session, slot=slot, effect=effect)
-        await self.ask(message, ev.SlotLeased)
-        return WorkerTurn(backend=self, session=session, index=turn.index)
-
-    async def transcribe(self, *, slot: int) -> WorkerTranscript:
-        """Take a transcription; its first chunk opens it at the worker."""
+    async def chat(self, *, slot: int) -> WorkerSession:
+        """Take a slot for a turn or a transcription; the first call opens it at the worker."""
         await self.check()
-        return WorkerTranscript(backend=self, session=self._session(slot), slot=slot)
+        return WorkerSession(backend=self, session=self._session(slot), slot=slot)
+
+    transcribe = chat
 
     # -- for its sessions -----------------------------------------------------------------------
 
@@ -192,7 +173,7 @@ class WorkerBackend:
         message: Request,
         kind: type[Done],
         index: int | None = None,
-        emit: Callable[[TurnChunk], None] | None = None,
+        emit: Emit | None = None,
     ) -> Done:
         """Begin a call and wait until it is done; raises the error that the worker reports.
 
@@ -201,7 +182,7 @@ class WorkerBackend:
         Args:
             kind: of the event that is the answer.
             index: of the unit, turn or chunk that the answer must be about.
-            emit: takes the pieces of a turn.
+            emit: takes the progress of a turn.
         """
         self.send(message)
         call = self._calls[message.call] = _Call(emit=emit)
@@ -220,10 +201,10 @@ class WorkerBackend:
             raise self._gone()
         return came
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, stream: int | None = None) -> None:
         """Send a message without an answer; `BackendError` if it cannot be sent."""
         try:
-            self._link.send(message)
+            self._link.send(message, stream)
         except LinkError:
             raise self._gone() from None
         except RecordInvalid as error:
@@ -257,11 +238,12 @@ class WorkerBackend:
         call = self._calls.get(message.call)
         if call is None:
             return  # it was cancelled
-        if isinstance(message, Answer) and isinstance(message.event, ev.TurnProgress):
-            if call.emit is None:
-                raise LinkError("a piece of an answer that was not asked for")
-            call.emit(message.event.chunk)
-            return
+        match message:
+            case Answer(event=ev.TurnPrefilled(prefill=piece) | ev.TurnProgress(chunk=piece)):
+                if call.emit is None:
+                    raise LinkError("a piece of an answer that was not asked for")
+                call.emit(piece)
+                return
         call.came = message.event if isinstance(message, Answer) else message
         del self._calls[message.call]
         call.done.set()
@@ -287,52 +269,67 @@ def _index_of(event: ev.Event) -> int | None:
             return event.result.index
         case ev.FinalizeDone():
             return event.finalized.index
-        case ev.TurnPrefilled():
-            return event.prefill.index
         case ev.RollbackDone():
             return event.index
     return None
 
 
+_NOT_OPENED: Final = Opened(prompt_length=0)
+
+
 @attrs.define(eq=False, kw_only=True)
-class _Held:
-    """What a worker holds for a session, by its number."""
+class WorkerSession:
+    """What a worker holds for a session, by its number: one of units, a turn, or a transcription.
+
+    `is_held`: the worker may hold something; a turn or a transcription begins with its first call.
+    """
 
     backend: WorkerBackend
     session: int
+    slot: int
+    opened: Opened = _NOT_OPENED
+    is_held: bool = False
+    _running: Ask | None = None
+    _is_cut: bool = False
 
-    async def release(self) -> None:
-        """Free everything at the worker."""
-        with suppress(BackendGone):
-            await self.backend.ask(self._asked(ef.Release(lease=self.session)), ev.BackendReleased)
-
-    def _asked(self, effect: ef.Effect, *, slot: int = 0, cut: Cut | None = None) -> Ask:
-        call = self.backend.number()
-        return Ask(call=call, session=self.session, effect=effect, slot=slot, cut=cut)
-
-
-@attrs.define(eq=False, kw_only=True)
-class WorkerSession(_Held):
-    """One session on a worker."""
-
-    opened: Opened
-    _running: tuple[int, int] | None = None
-
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """Run one unit."""
-        asked = self._asked(ef.StartUnit(unit=unit), cut=cut)
-        self._running = unit.index, asked.call
+    async def run(
+        self, call: Unit | Turn | Chunk, cut: Cut | None = None, *, emit: Emit = ignore
+    ) -> Any:
+        """Compute a unit, a turn or a chunk."""
+        effect: ef.StartUnit | ef.StartTurn | ef.RunChunk
+        match call:
+            case Unit():
+                effect = ef.StartUnit(unit=call)
+            case Turn():
+                effect = ef.StartTurn(lease=self.session, turn=call)
+                if self._is_cut:
+                    raise BackendError("the turn was cut")
+            case Chunk():
+                effect = ef.RunChunk(lease=self.session, chunk=call)
+        self.is_held = True
+        asked = self._running = self._asked(effect, cut=cut)
+        is_turn = isinstance(call, Turn)
         try:
-            return (await self.backend.ask(asked, ev.UnitDone, unit.index)).result
+            done = await self.backend.ask(
+                asked, DONE[type(effect)], call.index, emit if is_turn else None
+            )
         finally:
             self._running = None
+        return done.result
 
     def interrupt(self, index: int) -> None:
-        """Cut unit `index`; the message overtakes all others."""
-        if self._running is not None and self._running[0] == index:
-            effect, call = ef.Interrupt(index=index), self._running[1]
-            with suppress(BackendGone):
-                self.backend.send(Ask(call=call, session=self.session, effect=effect))
+        """Cut the unit or the turn; the message overtakes all others."""
+        asked, self._is_cut = self._running, True
+        if asked is None:
+            return
+        message = Ask(call=asked.call, session=self.session, effect=ef.Interrupt(index=index))
+        with suppress(BackendGone):
+            match asked.effect:
+                case ef.StartUnit(unit=unit) if unit.index == index:
+                    self.backend.send(message)
+                case ef.StartTurn():
+                    self.backend.send(message)
+                    self.backend.send(message, SETUP)  # The first may overtake the turn too.
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
@@ -349,47 +346,13 @@ class WorkerSession(_Held):
         """Undo the failed unit."""
         await self.backend.ask(self._asked(ef.Rollback(index=index)), ev.RollbackDone, index)
 
-
-@attrs.define(eq=False, kw_only=True)
-class WorkerTurn(_Held):
-    """One chat turn on a worker."""
-
-    index: int
-
-    async def prefill(self) -> Prefill:
-        """Feed the conversation."""
-        asked = Proceed(call=self.backend.number(), session=self.session, step="prefill")
-        return (await self.backend.ask(asked, ev.TurnPrefilled, self.index)).prefill
-
-    async def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None = None
-    ) -> TurnResult:
-        """Answer the turn."""
-        call = self.backend.number()
-        asked = Proceed(call=call, session=self.session, step="generate", cut=cut)
-        return (await self.backend.ask(asked, ev.TurnDone, self.index, emit)).result
-
-    def interrupt(self) -> None:
-        """Cut the turn; the message overtakes all others."""
-        with suppress(BackendGone):
-            effect = ef.CutTurn(index=self.index)
-            self.backend.send(Ask(call=0, session=self.session, effect=effect))
-
-
-@attrs.define(eq=False, kw_only=True)
-class WorkerTranscript(_Held):
-    """One transcription on a worker."""
-
-    slot: int
-    _is_asked: bool = False
-
-    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
-        """Transcribe a second of an utterance."""
-        self._is_asked = True
-        asked = self._asked(ef.RunChunk(lease=self.session, chunk=chunk), slot=self.slot)
-        return (await self.backend.ask(asked, ev.ChunkDone, chunk.index)).result
-
     async def release(self) -> None:
-        """Free everything at the worker, if it began."""
-        if self._is_asked:
-            await super().release()
+        """Free everything at the worker, if it holds anything."""
+        if self.is_held:
+            with suppress(BackendGone):
+                effect = ef.Release(lease=self.session)
+                await self.backend.ask(self._asked(effect), ev.BackendReleased)
+
+    def _asked(self, effect: ef.Effect, *, cut: Cut | None = None) -> Ask:
+        call = self.backend.number()
+        return Ask(call=call, session=self.session, slot=self.slot, effect=effect, cut=cut)

@@ -11,24 +11,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import Cut
+from protocol.values.model import Cut, Prefill
 
 from ..model.backends.base import (
     Backend,
     BackendError,
+    BackendGone,
     BackendSession,
     Chats,
     ModelSession,
+    Piece,
     Transcribes,
-    TranscriptSession,
-    TurnSession,
+    require_tools,
 )
+
+OPENED_BY: Final[Mapping[type[ef.Effect], type[ef.Effect]]] = {
+    ef.OpenBackend: ef.OpenBackend,
+    ef.StartUnit: ef.OpenBackend,
+    ef.StartFinalize: ef.OpenBackend,
+    ef.Rollback: ef.OpenBackend,
+    ef.StartTurn: ef.StartTurn,
+    ef.RunChunk: ef.RunChunk,
+}
+"""Each call, and the one that opens what it is made on."""
+DONE: Final[Mapping[type[ef.Effect], type[ev.UnitDone | ev.TurnDone | ev.ChunkDone]]] = {
+    ef.StartUnit: ev.UnitDone,
+    ef.StartTurn: ev.TurnDone,
+    ef.RunChunk: ev.ChunkDone,
+}
+"""What a call comes to."""
 
 
 def failure_of(
@@ -41,7 +59,10 @@ def failure_of(
     is_full = error.context_full
     match effect:
         case ef.OpenBackend():
-            return ev.BackendOpenFailed(at_ns=at_ns, lease=effect.lease, context_full=is_full)
+            is_lost = isinstance(error, BackendGone)
+            return ev.BackendOpenFailed(
+                at_ns=at_ns, lease=effect.lease, context_full=is_full, is_lost=is_lost
+            )
         case ef.StartUnit():
             return ev.UnitFailed(at_ns=at_ns, index=effect.unit.index, context_full=is_full)
         case ef.StartFinalize():
@@ -65,91 +86,91 @@ class HeldModel:
 
     Attributes:
         now_ns: the time of its events.
-        opened, turn, transcript: one of them, once a call has opened it.
+        held: what calls are made on, once one has opened it.
+        is_cut: it was cut, also before its turn began.
     """
 
     backend: Backend
     slot: int
     now_ns: Callable[[], int]
-    opened: BackendSession | None = None
-    turn: TurnSession | None = None
-    transcript: TranscriptSession | None = None
+    held: ModelSession[Any, Any] | None = None
+    is_cut: bool = False
+    _opened_by: type[ef.Effect] | None = None
 
     @property
-    def held(self) -> ModelSession | None:
-        """What must be released."""
-        return self.opened or self.turn or self.transcript
+    def opened(self) -> BackendSession | None:
+        """The session of units, if it is one."""
+        is_of_units = self._opened_by is ef.OpenBackend
+        return self.held if is_of_units else None  # type: ignore[return-value]
 
-    async def begin(self, effect: ef.OpenBackend | ef.StartTurn | ef.RunChunk) -> None:
-        """Have the backend hold what the effect's calls are made on; `BackendError`: it does not.
+    async def begin(self, effect: ef.Effect) -> None:
+        """Have the backend hold what the effect's calls are made on; nothing is computed yet.
 
-        Of a turn nothing is computed yet; of a chunk the transcription is opened.
+        `BackendError`: it does not, or it holds something else.
         """
-        backend, slot = self.backend, self.slot
-        match effect:
-            case ef.OpenBackend():
-                self.opened = await backend.open(effect.opening, slot=slot)
-            case ef.StartTurn():
-                if not isinstance(backend, Chats):
-                    raise BackendError(f"model {backend.info.name} does not chat")
-                self.turn = await backend.chat(effect.turn, slot=slot)
-            case ef.RunChunk():
-                if not isinstance(backend, Transcribes):
-                    raise BackendError(f"model {backend.info.name} does not transcribe")
-                self.transcript = await backend.transcribe(slot=slot)
+        backend, slot, opened_by = self.backend, self.slot, OPENED_BY.get(type(effect))
+        if self.held is None:
+            match effect:
+                case ef.OpenBackend():
+                    self.held = await backend.open(effect.opening, slot=slot)
+                case ef.StartTurn():
+                    if not isinstance(backend, Chats):
+                        raise BackendError(f"model {backend.info.name} does not chat")
+                    self.held = await backend.chat(slot=slot)
+                    if self.is_cut:
+                        self.held.interrupt(effect.turn.index)
+                case ef.RunChunk():
+                    if not isinstance(backend, Transcribes):
+                        raise BackendError(f"model {backend.info.name} does not transcribe")
+                    self.held = await backend.transcribe(slot=slot)
+            self._opened_by = opened_by
+        if self.held is None or self._opened_by is not opened_by:
+            raise BackendError(f"a {type(effect).__name__} out of order")
 
     async def call(
         self,
-        effect: ef.StartUnit | ef.StartFinalize | ef.Rollback | ef.RunChunk,
+        effect: ef.Effect,
         cut: Cut | None = None,
+        emit: Callable[[ev.Event], None] = lambda _: None,
     ) -> ev.Event:
-        """Compute a unit or a chunk, or commit or undo the last unit; `cut`: where a unit stops."""
-        if isinstance(effect, ef.RunChunk):
-            if self.transcript is None:
-                await self.begin(effect)
-            assert self.transcript is not None
-            heard = await self.transcript.run_chunk(effect.chunk)
-            return ev.ChunkDone(at_ns=self.now_ns(), result=heard)
-        opened = self.opened
-        if opened is None:
-            raise BackendError(f"a {type(effect).__name__} of a session without units")
-        if isinstance(effect, ef.StartUnit):
-            result = await opened.run_unit(effect.unit, cut)
-            return ev.UnitDone(at_ns=self.now_ns(), result=result)
-        if isinstance(effect, ef.StartFinalize):
-            done = await opened.finalize(effect.index, interrupted=effect.interrupted)
-            return ev.FinalizeDone(at_ns=self.now_ns(), finalized=done)
-        await opened.rollback(effect.index)
-        return ev.RollbackDone(at_ns=self.now_ns(), index=effect.index)
+        """Make a call, and `begin` before it; `emit` gets the progress of a turn."""
+        if self._opened_by is None or self._opened_by is not OPENED_BY.get(type(effect)):
+            await self.begin(effect)
+        held: Any = self.held
 
-    async def prefill(self) -> ev.TurnPrefilled:
-        """Feed the conversation of a turn."""
-        prefill = await self._taken_turn().prefill()
-        return ev.TurnPrefilled(at_ns=self.now_ns(), prefill=prefill)
+        def progress(piece: Piece) -> None:
+            at_ns = self.now_ns()
+            if isinstance(piece, Prefill):
+                emit(ev.TurnPrefilled(at_ns=at_ns, prefill=piece))
+            else:
+                emit(ev.TurnProgress(at_ns=at_ns, chunk=piece))
 
-    async def generate(
-        self, emit: Callable[[ev.TurnProgress], None], cut: int | None = None
-    ) -> ev.TurnDone:
-        """Answer a turn; `emit` gets the pieces, `cut` is the token before which it stops."""
-        result = await self._taken_turn().generate(
-            lambda chunk: emit(ev.TurnProgress(at_ns=self.now_ns(), chunk=chunk)), cut
-        )
-        return ev.TurnDone(at_ns=self.now_ns(), result=result)
+        match effect:
+            case ef.StartUnit(unit=asked) | ef.RunChunk(chunk=asked):
+                result = await held.run(asked, cut)
+                return DONE[type(effect)](at_ns=self.now_ns(), result=result)
+            case ef.StartTurn(turn=turn):
+                require_tools(self.backend.info, turn)
+                result = await held.run(turn, cut, emit=progress)
+                return ev.TurnDone(at_ns=self.now_ns(), result=result)
+            case ef.StartFinalize(index=index, interrupted=interrupted):
+                done = await held.finalize(index, interrupted=interrupted)
+                return ev.FinalizeDone(at_ns=self.now_ns(), finalized=done)
+            case ef.Rollback(index=index):
+                await held.rollback(index)
+                return ev.RollbackDone(at_ns=self.now_ns(), index=index)
+        assert isinstance(effect, ef.OpenBackend), effect
+        return ev.BackendOpened(at_ns=self.now_ns(), lease=effect.lease, opened=held.opened)
 
-    def cut(self, unit: int | None = None) -> None:
+    def cut(self, index: int | None = None) -> None:
         """Cut a turn, also before it begins, or this unit if it runs; never blocks."""
-        if self.turn is not None:
-            self.turn.interrupt()
-        elif self.opened is not None and unit is not None:
-            self.opened.interrupt(unit)
+        self.is_cut = self.is_cut or index is None
+        held: Any = self.held
+        if self._opened_by is ef.StartTurn or (index is not None and self.opened is not None):
+            held.interrupt(-1 if index is None else index)
 
     async def release(self) -> None:
         """Free everything; the slot is clean then."""
         if self.held is not None:
             await self.held.release()
-        self.opened = self.turn = self.transcript = None
-
-    def _taken_turn(self) -> TurnSession:
-        if self.turn is None:
-            raise BackendError("a step of a turn that was not taken")
-        return self.turn
+        self.held = self._opened_by = None

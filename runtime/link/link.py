@@ -78,9 +78,10 @@ class Link:
         """
         if self.reason:
             raise LinkError(self.reason)
-        parts = self._sender.encode(message)
+        stream = stream_of(message) if stream is None else stream
+        parts = self._sender.encode(message, stream)
         try:
-            self._outbox.put(stream_of(message) if stream is None else stream, parts)
+            self._outbox.put(stream, parts)
         except LinkError as error:
             self.lose(f"it takes nothing: {error}")
             raise

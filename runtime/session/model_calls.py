@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import anyio
 import attrs
@@ -43,7 +43,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import ErrorCode
 from protocol.values.messages import QueuePlace
-from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit
+from protocol.values.model import PAST_UNITS_MAX, PastUnit
 from recorder.format.errors import RecorderError
 from recorder.read.past import Past
 
@@ -51,7 +51,6 @@ from ..link.calls import HeldModel, failure_of
 from ..model.backends.base import (
     OPEN_PAUSE_S,
     OPEN_TRIES,
-    Backend,
     BackendError,
     BackendGone,
     BackendRefused,
@@ -118,7 +117,6 @@ class SlotLease:
 
     Attributes:
         model: what the backend holds on the slot.
-        is_cut: the turn is not wanted any more, whether it began or not.
         is_lost: the backend reported that it is gone.
         is_over: set when opening must not be retried.
         asked: the calls to be made, the one in flight first; None: the release of the model.
@@ -126,7 +124,6 @@ class SlotLease:
 
     lease: Lease
     model: HeldModel
-    is_cut: bool = False
     is_lost: bool = False
     is_releasing: bool = False
     is_over: anyio.Event = attrs.Factory(anyio.Event)
@@ -184,7 +181,8 @@ class ModelCalls:
                 if self._lease is not None:
                     self._lease.model.cut(effect.index)
             case ef.CutTurn():
-                self._cut_turn()
+                if self._lease is not None:
+                    self._lease.model.cut()
             case ef.Admit():
                 refused = self._refusal or self._admit()
                 if refused is None:
@@ -211,7 +209,7 @@ class ModelCalls:
         if self._ticket is not None:
             self._admission.leave(self._ticket)
         if self._lease is not None:
-            self._cut_turn()
+            self._lease.model.cut()
             self._release_slot(self._lease, condemn=False)
 
     def stop_trying(self) -> None:
@@ -321,51 +319,51 @@ class ModelCalls:
                     lease.wakeup = anyio.Event()
                     await lease.wakeup.wait()
                 effect = lease.asked[0]
-                name, call = _CALLS[type(effect)]
                 unit = effect.unit if isinstance(effect, ef.StartUnit) else effect
                 name_unit(getattr(unit, "index", None))
                 try:
-                    if call is None:
-                        assert isinstance(effect, ef.StartUnit | ef.StartFinalize)
-                        self._bring(lease, await lease.model.call(effect))
-                    else:
-                        await call(self, lease, effect)
-                except BackendGone as error:
-                    _logger.warning("the worker is gone in %s: %s", name, error)
-                    lease.is_lost = True
-                    self._lost(lease)
+                    await self._make(lease, effect)
                 except Exception as error:
-                    if not isinstance(error, BackendError) or not self._failed(
-                        lease, effect, error
-                    ):
-                        _logger.exception("the backend broke in %s", name)
-                        self._lost(lease)
+                    self._failed(lease, effect, error)
                 finally:
                     lease.asked.popleft()
                     if not lease.asked:
                         lease.settled.set()
 
-    def _cut_turn(self) -> None:
-        """Cut the answer in flight at once, or as soon as it starts."""
-        if self._lease is not None:
-            self._lease.is_cut = True
-            self._lease.model.cut()
+    async def _make(self, lease: SlotLease, effect: CallEffect | None) -> None:
+        """Make a call, and have what it came to stepped at once."""
+        match effect:
+            case None:
+                await lease.model.release()
+                return
+            case ef.Rebuild():
+                self._post(lease, await self._rebuild(lease, effect))
+                return
+            case ef.OpenBackend():
+                await try_to_open(lease.model, effect, lease.is_over)
+            case _ if lease.model.held is None:
+                await lease.model.begin(effect)
+        if self._lease is lease:
+            self._bring(lease, await lease.model.call(effect, emit=partial(self._post, lease)))
+        else:  # It was opened after its lease was condemned.
+            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+                await lease.model.release()
 
-    def _lost(self, lease: SlotLease) -> None:
-        at_ns = self._inbox.now_ns()
-        self._post(lease, ev.BackendLost(at_ns=at_ns, lease=lease.lease.generation))
-
-    def _failed(self, lease: SlotLease, effect: object, error: BackendError) -> bool:
-        """Post the event of a call that failed; False for one that has none."""
-        is_refused = isinstance(error, BackendRefused) and lease.model.turn is None
-        refused = str(error) if is_refused else ""
-        event = failure_of(effect, error, self._inbox.now_ns(), refused)
-        if event is None:
-            return False
-        level = logging.INFO if lease.is_cut else logging.WARNING
-        _logger.log(level, "%s: %s", event, error)
-        self._post(lease, event)
-        return True
+    def _failed(self, lease: SlotLease, effect: object, error: Exception) -> None:
+        """Post the event of a call that failed, or that the backend is lost."""
+        name, at_ns = type(effect).__name__, self._inbox.now_ns()
+        event, is_gone = None, isinstance(error, BackendGone)
+        if is_gone:
+            _logger.warning("the worker is gone in %s: %s", name, error)
+            lease.is_lost = True
+        if isinstance(error, BackendError) and (isinstance(effect, ef.OpenBackend) or not is_gone):
+            refused = str(error) if isinstance(error, BackendRefused) else ""
+            event = failure_of(effect, error, at_ns, refused)
+            level = logging.INFO if lease.model.is_cut else logging.WARNING
+            _logger.log(level, "%s: %s", event, error)
+        elif not is_gone:
+            _logger.error("the backend broke in %s", name, exc_info=error)
+        self._post(lease, event or ev.BackendLost(at_ns=at_ns, lease=lease.lease.generation))
 
     def _bring(self, lease: SlotLease, event: ev.Event) -> None:
         """Post what a call came to, and have it stepped at once."""
@@ -381,48 +379,7 @@ class ModelCalls:
             late = type(event).__name__
             _logger.info("a late %s of lease %d", late, lease.lease.generation)
 
-    async def _open(self, lease: SlotLease, effect: ef.OpenBackend) -> None:
-        model, number = lease.model, lease.lease.generation
-        event: ev.Event
-        try:
-            model.opened = await try_to_open(
-                model.backend, effect.opening, model.slot, lease.is_over
-            )
-        except BackendError as error:
-            lease.is_lost = isinstance(error, BackendGone)
-            event = ev.BackendOpenFailed(
-                at_ns=self._inbox.now_ns(),
-                lease=number,
-                context_full=error.context_full,
-                is_lost=lease.is_lost,
-            )
-        else:
-            opened = model.opened.opened
-            if await self._is_late(lease):
-                return
-            event = ev.BackendOpened(at_ns=self._inbox.now_ns(), lease=number, opened=opened)
-        self._post(lease, event)
-
-    async def _roll_back(self, lease: SlotLease, effect: ef.Rollback) -> None:
-        self._post(lease, await lease.model.call(effect))
-
-    async def _run_turn(self, lease: SlotLease, effect: ef.StartTurn) -> None:
-        await lease.model.begin(effect)
-        if await self._is_late(lease):
-            return
-        if lease.is_cut:
-            lease.model.cut()
-        self._post(lease, await lease.model.prefill())
-        self._post(lease, await lease.model.generate(partial(self._post, lease)))
-
-    async def _run_chunk(self, lease: SlotLease, effect: ef.RunChunk) -> None:
-        if lease.model.transcript is None:
-            await lease.model.begin(effect)
-            if await self._is_late(lease):
-                return
-        self._bring(lease, await lease.model.call(effect))
-
-    async def _rebuild(self, lease: SlotLease, effect: ef.Rebuild) -> None:
+    async def _rebuild(self, lease: SlotLease, effect: ef.Rebuild) -> ev.Rebuilt:
         began_ns = self._inbox.now_ns()
         try:
             async with self._workers.rebuilds_of(lease.lease), self._inbox.past() as past:
@@ -430,50 +387,23 @@ class ModelCalls:
         except (RecorderError, OSError) as error:
             raise BackendError(f"the log cannot be read: {error}") from error
         now_ns = self._inbox.now_ns()
-        rebuilt = ev.Rebuilt(
+        return ev.Rebuilt(
             at_ns=now_ns,
             lease=effect.lease,
             steps=steps,
             batches=batches,
             cost_us=(now_ns - began_ns) // 1000,
         )
-        self._post(lease, rebuilt)
-
-    async def _release_model(self, lease: SlotLease, _: None) -> None:
-        await lease.model.release()
-
-    async def _is_late(self, lease: SlotLease) -> bool:
-        """Release what was opened after its lease was condemned."""
-        if self._lease is lease:
-            return False
-        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-            await lease.model.release()
-        return True
-
-
-_CALLS: Final[
-    Mapping[type, tuple[str, Callable[[ModelCalls, SlotLease, Any], Awaitable[None]] | None]]
-] = {
-    ef.OpenBackend: ("_open", ModelCalls._open),
-    ef.StartUnit: ("_run_unit", None),
-    ef.StartFinalize: ("_finalize", None),
-    ef.Rollback: ("_roll_back", ModelCalls._roll_back),
-    ef.StartTurn: ("_run_turn", ModelCalls._run_turn),
-    ef.RunChunk: ("_run_chunk", ModelCalls._run_chunk),
-    ef.Rebuild: ("_rebuild", ModelCalls._rebuild),
-    type(None): ("release", ModelCalls._release_model),
-}
-"""Each call: its name in the server's log, and what makes it; None: `HeldModel.call`."""
 
 
 async def try_to_open(
-    backend: Backend, opening: Opening, slot: int, is_over: anyio.Event
+    model: HeldModel, effect: ef.OpenBackend, is_over: anyio.Event
 ) -> BackendSession:
     """Open a session; retry while that may help until `is_over`; raises the last `BackendError`."""
-    began_s, tries = anyio.current_time(), 0
+    began_s, tries, slot = anyio.current_time(), 0, model.slot
     while True:
         try:
-            return await backend.open(opening, slot=slot)
+            await model.begin(effect)
         except BackendError as error:
             tries += 1
             _logger.warning("opening on slot %d failed (try %d): %s", slot, tries, error)
@@ -485,6 +415,9 @@ async def try_to_open(
                 await is_over.wait()
             if is_over.is_set():
                 raise
+        else:
+            assert model.opened is not None
+            return model.opened
 
 
 # -- rebuilding -----------------------------------------------------------------------------------
@@ -535,21 +468,19 @@ def _check_wanted(lease: SlotLease) -> None:
         raise BackendError("the session is over")
 
 
-async def _open_again(lease: SlotLease, past: Past) -> object:
+async def _open_again(lease: SlotLease, past: Past) -> BackendSession:
     if past.opening is None:
         raise BackendError("the log holds no opening of the model")
-    model = lease.model
-    model.opened = await try_to_open(model.backend, past.opening, model.slot, lease.is_over)
-    return model.opened
+    effect = ef.OpenBackend(lease=lease.lease.generation, opening=past.opening)
+    return await try_to_open(lease.model, effect, lease.is_over)
 
 
 async def _transcribe_again(lease: SlotLease, past: Past) -> None:
-    model, first = lease.model, past.chunks[0][0]
-    await model.begin(ef.RunChunk(lease=lease.lease.generation, chunk=first))
+    model, number = lease.model, lease.lease.generation
     for chunk, recorded in past.chunks:
         _check_wanted(lease)
-        assert model.transcript is not None
-        result = await model.transcript.run_chunk(chunk)
-        if result.token_ids != recorded.token_ids and model.backend.info.deterministic:
+        done = await model.call(ef.RunChunk(lease=number, chunk=chunk))
+        assert isinstance(done, ev.ChunkDone)
+        if done.result.token_ids != recorded.token_ids and model.backend.info.deterministic:
             text = f"chunk {chunk.index} of utterance {chunk.utterance} came out otherwise"
             raise BackendError(text)

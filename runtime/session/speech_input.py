@@ -157,7 +157,7 @@ class TranscriptWriter:
         )
         self._chunks += 1
         with anyio.CancelScope(shield=True):  # a slot is released when no call is in progress
-            result = await held.run_chunk(chunk)
+            result = await held.run(chunk)
         if result.text or is_last:
             start_ms = second.number * MS_PER_S
             event = ev.UserTranscribed(

@@ -17,8 +17,8 @@ from protocol.values.model import Picture, Sound, Text
 from ..model.backends.base import BackendError, BackendGone, BackendRefused
 from ..model.backends.streams import FinishReason, ParameterError, SamplingParams, TokenIds
 from ..slots.admission import Refused
+from .request import Prompt, StreamingInput, StreamingOutput
 from .service import Streaming, StreamingRequest
-from .values import Prompt, StreamingInput, StreamingOutput
 
 __all__ = (
     "BackendError",

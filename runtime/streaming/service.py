@@ -21,8 +21,7 @@ from ..model.backends.base import Backend, BackendError
 from ..model.backends.streams import Anchoring, SamplingParams, Streams
 from ..slots.admission import Admission
 from ..slots.workers import Workers
-from .request import Request, Slots
-from .values import StreamingInput, StreamingOutput
+from .request import Request, Slots, StreamingInput, StreamingOutput
 
 
 class Streaming:

@@ -41,6 +41,7 @@ from protocol.values.modes import OF_MODE, Mode, Work
 from protocol.values.requests import AppendSound, ClientMessage
 from protocol.values.state import State
 from protocol.values.utf8 import frame_bytes
+from protocol.wire.dialects import DUPLEX_V1
 
 from ..measures.conversation import talk_scores
 from ..measures.measure import Ratio, Times, Value
@@ -458,15 +459,15 @@ class TalkMeter:
             if isinstance(effect, ef.DetectSpeech):
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
         for message in session.said:
-            self._say(talk, at_ns, message)
+            self._say(talk, at_ns, message, session.dialect_name)
         if any(isinstance(effect, ef.StartUnit) for effect in effects):
             talk.unit_started(at_ns, session.samples_waiting)
 
-    def _say(self, talk: Talk, at_ns: int, message: ServerMessage) -> None:
+    def _say(self, talk: Talk, at_ns: int, message: ServerMessage, dialect: str) -> None:
         if not isinstance(message, Speech):
             talk.sent(at_ns, message)
             return
-        if self._sound.endpoint == "duplex":
+        if self._sound.endpoint == "duplex" or dialect == DUPLEX_V1.name:
             message = attrs.evolve(message, response_id="")  # its frames name no turn
         if self._sound.endpoint == "live" and not any(message.pcm):
             talk.sent(at_ns, attrs.evolve(message, pcm=b""))

@@ -260,6 +260,7 @@ BYTES_MAX: Final = 4 << 20
 class _Noted:
     """A session after a step, as far as a meter reads it (`Shown`)."""
 
+    dialect_name: str
     end_reason: EndReason | None
     said: Sequence[ServerMessage]
     state: State
@@ -340,6 +341,7 @@ class DeferredMeter:
 
 def _note(session: Session) -> _Noted:
     return _Noted(
+        dialect_name=session.dialect_name,
         end_reason=session.end_reason,
         said=session.said,
         state=session.state,

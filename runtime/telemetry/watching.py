@@ -34,6 +34,10 @@ class Shown(Protocol):
     """What a meter reads of a session; each as `Session` has it."""
 
     @property
+    def dialect_name(self) -> str:
+        """The dialect of its client."""
+
+    @property
     def end_reason(self) -> EndReason | None:
         """Why it ended."""
 

@@ -31,12 +31,12 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from recorder.format.errors import RecordInvalid
 
-from ..link.calls import HeldModel
+from ..link.calls import OPENED_BY, HeldModel
 from ..link.frames import LinkError, LinkLeft
 from ..link.hello import Wire, greet_gateway
 from ..link.limits import GREETINGS_MAX, HELLO_WAIT_S, LINKS_MAX, TEXT_CHARS_MAX
 from ..link.link import Link
-from ..link.messages import Answer, Ask, Cancel, Failed, Message, Proceed, Rebuild, Speaks, Why
+from ..link.messages import Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
 from ..model.backends.base import (
     Backend,
     BackendError,
@@ -65,7 +65,7 @@ _WHYS: Final[tuple[tuple[type[BackendError], Why], ...]] = (
 )
 """From the most special class to the most general."""
 
-Call = Ask | Proceed | Rebuild | Cancel
+Call = Ask | Rebuild | Cancel
 """A call of the model; `Cancel` is in the place of one that was cancelled before it began."""
 
 
@@ -248,25 +248,18 @@ class GatewayLink:
                     _cancel(session, message)
             case Ask(effect=ef.Release()):
                 self._ask_release(session, message)
-            case Ask(effect=ef.CutTurn()):
-                if session is not None:
-                    session.model.cut()
             case Ask(effect=ef.Interrupt(index=index)):
                 self._interrupt(session, message.call, index)
             case Ask(effect=ef.OpenBackend() | ef.StartTurn()) if session is not None:
                 raise LinkError(f"session {message.session} is opened twice")
             case Ask(effect=ef.OpenBackend() | ef.StartTurn() | ef.RunChunk()) if session is None:
                 self._open(message)
-            case (
-                Proceed()
-                | Rebuild()
-                | Ask(effect=ef.RunChunk() | ef.StartUnit() | ef.StartFinalize() | ef.Rollback())
-            ):
-                if session is None:
-                    raise LinkError(f"there is no session {message.session}")
-                self._start(session, message)
-            case Ask(effect=effect):
+            case Ask(effect=effect) if type(effect) not in OPENED_BY:
                 raise LinkError(f"a {type(effect).__name__} is no call of a model")
+            case _ if session is None:
+                raise LinkError(f"there is no session {message.session}")
+            case Ask() | Rebuild():
+                self._start(session, message)
 
     def _open(self, message: Ask) -> None:
         """Give a session its slot, and begin its first call."""
@@ -280,12 +273,10 @@ class GatewayLink:
         self._start(session, message)
 
     def _interrupt(self, session: Session | None, call: int, index: int) -> None:
-        """Cut unit `index`, which may be on its way; one that has ended is not cut."""
-        if session is None or session.model.opened is None:
-            return
-        if session.call == call:
-            session.model.cut(index)
-        else:
+        """Cut a turn, or unit `index`, which may be on its way; one that has ended is not cut."""
+        if session is not None and session.call == call:
+            session.model.cut(index if session.model.opened is not None else None)
+        elif session is not None:
             session.early = call
 
     def _ask_release(self, session: Session | None, message: Ask) -> None:
@@ -297,7 +288,7 @@ class GatewayLink:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def _start(self, session: Session, message: Ask | Proceed | Rebuild) -> None:
+    def _start(self, session: Session, message: Ask | Rebuild) -> None:
         """Have the session's task make a call; a task for each would cost more than a message."""
         if not message.call:
             raise LinkError("a call without a number")
@@ -352,37 +343,22 @@ class GatewayLink:
             self._give_back(session, is_clean=True)
 
     async def _perform(self, session: Session, message: Call) -> ev.Event:
-        model, number = session.model, session.number
+        model = session.model
         match message:
             case Cancel():
                 raise BackendError("it was cancelled")
-            case Proceed(step="prefill"):
-                return await model.prefill()
-            case Proceed():
-                return await model.generate(
-                    lambda progress: self._send_done(message, progress), message.cut
-                )
             case Rebuild():
                 if not isinstance(model.opened, Rebuilds):
                     raise BackendError(f"model {model.backend.info.name} cannot rebuild a session")
                 done = await model.opened.rebuild(message.past, exact=message.exact)
                 return ev.FinalizeDone(at_ns=0, finalized=done)
-        match message.effect:
-            case ef.OpenBackend() as opening:
-                await model.begin(opening)
-                assert model.opened is not None
-                return ev.BackendOpened(at_ns=0, lease=number, opened=model.opened.opened)
-            case ef.StartTurn() as turn:
-                await model.begin(turn)
-                return ev.SlotLeased(at_ns=0, lease=number, slot=model.slot)
-            case ef.StartUnit() as unit:
-                session.unit = unit.unit.index
+            case Ask(effect=ef.StartUnit(unit=unit)):
+                session.unit = unit.index
                 if session.early == message.call:
                     self._worker.tasks.start_soon(_cut_soon, session)
-                return await model.call(unit, message.cut)
-            case ef.RunChunk() | ef.StartFinalize() | ef.Rollback() as effect:
-                return await model.call(effect)
-        raise BackendError(f"a {type(message.effect).__name__} is no call of a unit")
+        return await model.call(
+            message.effect, message.cut, lambda progress: self._send_done(message, progress)
+        )
 
     async def _release(self, session: Session, message: Ask | None = None) -> None:
         """Release a session when its call has ended, and answer; both waits are bounded."""
@@ -422,7 +398,8 @@ class GatewayLink:
         level = logging.WARNING if sessions else logging.INFO
         _logger.log(level, "a gateway with %d sessions is gone: %s", len(sessions), reason)
         for session in sessions:
-            session.model.cut(session.unit if session.call else None)
+            is_in_unit = session.call and session.model.opened is not None
+            session.model.cut(session.unit if is_in_unit else None)
             self._worker.tasks.start_soon(self._release, session)
 
     # -- answers --------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ async def run_units(session: BackendSession, units: int, pause_s: float, pid: in
     began_s = cpu_s(pid)
     for index in range(units):
         asked_s = time.perf_counter()
-        await session.run_unit(Unit(index=index, pcm=NOISE))
+        await session.run(Unit(index=index, pcm=NOISE))
         walls.append(time.perf_counter() - asked_s)
         await session.finalize(index, interrupted=False)
         await anyio.sleep(pause_s)
@@ -164,7 +164,7 @@ async def _interrupted(sessions: list[BackendSession], index: int, load: bool) -
 
     async def run(session: BackendSession, frames: tuple[bytes, ...] = ()) -> None:
         nonlocal told_s
-        await session.run_unit(Unit(index=index, pcm=NOISE, frames=frames))
+        await session.run(Unit(index=index, pcm=NOISE, frames=frames))
         told_s = told_s or time.perf_counter()
         cut.set()
 

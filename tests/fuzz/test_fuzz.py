@@ -145,7 +145,7 @@ def greedy(between: Between, frame: Frame) -> Frame:
 PLANTED = {
     "a delta before the init": ("realtime", {"heard": too_early}, "answer", 3),
     "an event after session.closed": ("realtime", {"said": too_late}, "answer", 1),
-    "internals for a bad field": ("realtime", {"said": talkative}, "internals", 2),
+    "internals for a bad field": ("realtime", {"said": talkative}, "internals", 3),
     "no answer after a pause": ("legacy-duplex", {"heard": deaf}, "hang", 3),
     "a second init is taken": ("realtime", {"heard": twice}, "answer", 4),
     "a crash on a field": ("duplex-v1", {"heard": greedy}, "crash", 2),

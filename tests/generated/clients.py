@@ -549,7 +549,7 @@ class DirectSession:
         """What opening gave."""
         return self._session.opened
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Let virtual time pass, then run the unit."""
         assert cut is None, "it only records"
         duration_s = pick(self._dice, 0.3, 0.6, 0.9, 1.6)

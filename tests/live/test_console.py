@@ -510,7 +510,7 @@ def test_recordings_are_previewed_compared_and_searched(console: Console) -> Non
     assert (page.status, b'"compared":{"name":' in page.body) == (200, True)
     console.tab.run(
         "s = document.querySelector('[placeholder=\"in what was said\"]');"
-        f"s.value = '{wanted.swapcase()}'; s.dispatchEvent(new Event('change'))"
+        f"s.value = '{wanted.swapcase()}'; s.dispatchEvent(new Event('input'))"
     )
     console.tab.until(
         "/searched, [0-9]+ shown/.test(document.querySelector('div.under').innerText)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import socket
 import time
@@ -10,9 +12,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from runtime.net.limits import RECEIVING_BYTES_MAX
 from tests.live.servers import live_server
+from tests.sessions.in_memory import append_frame
 from tests.soak.server import handshake
 
 CLIENTS: Final = 480
@@ -65,3 +70,53 @@ def test_what_clients_leave_behind_is_bounded_and_goes_back() -> None:
         while (left_mb := resident_mb(server.process.pid)) > rest_mb + ROOM_MB / 2:
             assert time.monotonic() < until_s, f"{rest_mb}, {full_mb}, then {left_mb} MiB"
             time.sleep(0.2)
+
+
+STALLED: Final = 200
+STALLED_MB_MAX: Final = 25
+"""Of 500 below 50."""
+SPOKEN: Final = 20
+"""Seconds of speech that each of them is to be sent again: 2.5 MB as they are sent."""
+
+
+async def ended_session(url: str) -> tuple[str, str]:
+    """Have a session of some seconds, and end it; what a client needs to hear its frames again."""
+    async with connect(f"{url}?mode=audio&resumable=1", max_size=None) as session:
+        first = json.loads(await session.recv())
+        config = {"force_listen_count": 0}
+        await session.send(json.dumps({"type": "session.init", "payload": {"config": config}}))
+        while json.loads(await session.recv())["type"] != "session.created":
+            pass
+        for _ in range(SPOKEN):
+            await session.send(append_frame())
+            while json.loads(await session.recv()).get("kind") not in ("listen", "audio"):
+                pass
+        await session.send('{"type": "session.close"}')
+        with suppress(ConnectionClosed):
+            while True:
+                await session.recv()
+    return first["recording_id"], first["token"]
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells what a process has in memory")
+def test_stalled_clients_of_an_ended_session_take_little_memory(tmp_path: Path) -> None:
+    """500 that asked for its frames, and read none, took 2.2 GB."""
+    with live_server("--record", str(tmp_path)) as server, ExitStack() as clients:
+        name, token = asyncio.run(ended_session(server.url))
+        rest_mb = resident_mb(server.process.pid)
+        host, port = server.address
+        hello = json.dumps({"type": "session.resume", "token": token, "last_seq": -1}).encode()
+        assert len(hello) < 126
+        for _ in range(STALLED):
+            client = clients.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(WAIT_S)
+            client.connect((host, port))
+            client.sendall(handshake(f"{host}:{port}", f"/v1/realtime?mode=audio&resume={name}"))
+            assert client.recv(16).startswith(b"HTTP/1.1 101")
+            client.sendall(bytes([0x81, 0x80 | len(hello)]) + bytes(4) + hello)
+        peak_mb = 0
+        for _ in range(10):
+            time.sleep(0.2)
+            peak_mb = max(peak_mb, resident_mb(server.process.pid))
+        assert peak_mb < rest_mb + STALLED_MB_MAX

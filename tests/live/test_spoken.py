@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import attrs
 import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protocol.values.messages import Created, QueueDone, Response
+from protocol.values.messages import Created, QueueDone, Response, Speech
 from protocol.values.model import ChatConfig
-from protocol.values.requests import Ask, ChatMessage, Init, SpeechRequest, TextPart
+from protocol.values.requests import Append, Ask, ChatMessage, Init, SpeechRequest, TextPart
 from recorder.read.reader import read
 from runtime.client.session import ClientSession
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
@@ -21,11 +22,13 @@ from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.voice.vocoder import Chunk, Turn
 from runtime.model.voice.vocoder import Vocoder as PublishedVocoder
 from tests.live.servers import LiveServer, live_server
+from tests.live.test_forks import check_log, leave, results_of, say, serving, sounds, states_of
 from tests.models.random_voice import STEPS, write_checkpoint
 from tests.runtime.model.voice.test_sessions import ROOM
 from tests.sessions import resumed
+from tests.sessions.in_memory import pcm
 from tests.sessions.outliving import Load, differences
-from tests.sessions.resumed import KINDS, Told, converse, until
+from tests.sessions.resumed import KINDS, UNITS, Told, converse, until
 
 LONG: Final = {
     "max_position_embeddings": 8192,
@@ -40,6 +43,18 @@ def question() -> Ask:
     message = ChatMessage(role="user", content=(TextPart(text="the lazy dog"),))
     config = ChatConfig(max_new_tokens=6)
     return Ask(messages=(message,), config=config, speech=SpeechRequest())
+
+
+async def duplex(session: ClientSession, rng: random.Random, model: str) -> None:
+    """Send some seconds, and leave once one was answered in speech."""
+    await until(session, QueueDone)
+    await session.init(Init(instructions="be brief"))
+    await until(session, Created)
+    for number in range(UNITS):
+        await session.append(Append(pcm=pcm(level=0.1 + number / 10)))
+    await until(session, Speech)
+    await session.close("enough")
+    await resumed._hear(session)
 
 
 async def chat(session: ClientSession, rng: random.Random, model: str) -> None:
@@ -85,7 +100,9 @@ def logs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
     options = ("--record", str(records), "--slots", "4", "--voice-steps", str(STEPS))
     with pytest.MonkeyPatch.context() as patch:
-        for kind, session_kind in (("realtime, chat", chat), ("legacy-chat", request)):
+        kinds = {kind: duplex for kind in SPOKEN if KINDS[kind][2] is resumed._duplex}
+        kinds |= {"realtime, chat": chat, "legacy-chat": request}
+        for kind, session_kind in kinds.items():
             patch.setitem(KINDS, kind, (*KINDS[kind][:2], session_kind))
         with live_server(*options, model=str(folder)) as server:
             anyio.run(clients, server)
@@ -118,6 +135,27 @@ def test_another_sound_is_found(
     """A replay would call identical what it does not compare."""
     monkeypatch.setattr(PublishedVocoder, "_noise", quieter)
     assert "pcm" in differences(logs[kind], load)
+
+
+def test_a_fork_amid_an_answer_speaks_on_as_its_session_did(folder: Path, tmp_path: Path) -> None:
+    """A fork would go on in another voice, or from the beginning of a sentence."""
+    options = ("--slots", "2", "--voice-steps", str(STEPS))
+    said = sounds()[:7]
+    with serving(tmp_path, *options, model=str(folder)) as served:
+        place = attrs.evolve(served, model="random")
+        with place.parent() as (parent, name):
+            told = say(parent, said)
+            leave(parent)
+        with place.fork(name, "?at=5") as (fork, session):
+            again = say(fork, said[5:])
+            leave(fork)
+        logs = [place.log_of(it) for it in (name, session["id"])]
+        before = results_of(logs[0])[4].result
+        assert before.codec_ids
+        assert not before.end_of_turn
+        assert again == told[5:]
+        assert states_of(logs[1]) == states_of(logs[0])
+        check_log(logs[1])
 
 
 def quieter(self: PublishedVocoder, chunk: Chunk, before: Turn) -> Tensor:

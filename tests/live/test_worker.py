@@ -15,10 +15,12 @@ import anyio
 import attrs
 import pytest
 
+from protocol.values.effects import OpenBackend
 from protocol.values.model import DuplexConfig, Opening, PastUnit, Unit, Voice
 from runtime.commands.server_process import RUN
 from runtime.link.address import WorkerAddress, read_address
 from runtime.link.backend import connect
+from runtime.link.calls import HeldModel
 from runtime.model.backends.base import Backend, BackendGone, BackendSession, Rebuilds
 from runtime.model.models import load_backend
 from runtime.session.model_calls import try_to_open
@@ -82,7 +84,7 @@ async def speak(backend: Backend, units: int = 6) -> list[object]:
     session = await backend.open(OPENING, slot=0)
     said: list[object] = [session.opened]
     for index in range(units):
-        result = await session.run_unit(Unit(index=index, pcm=pcm(1.0, 0.1 * index)))
+        result = await session.run(Unit(index=index, pcm=pcm(1.0, 0.1 * index)))
         said.append(attrs.evolve(result, costs=type(result.costs)()))
         done = await session.finalize(index, interrupted=False)
         said.append(attrs.evolve(done, cost_us=0))
@@ -109,14 +111,14 @@ async def test_a_session_is_rebuilt_on_a_worker(tiny: LiveWorker) -> None:
         past, finalized = [], None
         for index in range(5):
             unit = Unit(index=index, pcm=pcm(1.0, 0.1 * index))
-            result = attrs.evolve(await first.run_unit(unit), pcm=b"")
+            result = attrs.evolve(await first.run(unit), pcm=b"")
             finalized = await first.finalize(index, interrupted=False)
             past.append(PastUnit(unit=unit, result=result, interrupted=False, is_voiced=True))
         rebuilt = await other.rebuild(past, exact=True)
         assert finalized is not None
         assert rebuilt.kv_length == finalized.kv_length
         unit = Unit(index=5, pcm=pcm(1.0, 0.3))
-        results = [await session.run_unit(unit) for session in (first, other)]
+        results = [await session.run(unit) for session in (first, other)]
         costs = type(results[0].costs)()
         assert len({attrs.evolve(result, costs=costs) for result in results}) == 1
         tasks.cancel_scope.cancel()
@@ -137,17 +139,18 @@ async def test_a_gateway_that_vanishes_leaves_no_session(tiny: LiveWorker) -> No
 
 async def _open(backend: Backend, slot: int) -> BackendSession:
     """Open as a server does: again, while the last gateway's slots are still being released."""
-    return await try_to_open(backend, OPENING, slot, anyio.Event())
+    model = HeldModel(backend=backend, slot=slot, now_ns=lambda: 0)
+    return await try_to_open(model, OpenBackend(lease=1, opening=OPENING), anyio.Event())
 
 
 async def _run_into_the_end(session: BackendSession) -> None:
     with pytest.raises(BackendGone):
-        await session.run_unit(Unit(index=0, pcm=pcm()))
+        await session.run(Unit(index=0, pcm=pcm()))
 
 
 async def _run_units(session: BackendSession) -> None:
     for index in range(99):
-        await session.run_unit(Unit(index=index, pcm=pcm()))
+        await session.run(Unit(index=index, pcm=pcm()))
         await session.finalize(index, interrupted=False)
 
 

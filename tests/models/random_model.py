@@ -277,9 +277,9 @@ def answer(
 ) -> tuple[Prefill, list[TurnChunk], TurnResult]:
     """Answer a chat turn in the first slot, unbatched, stopping before token `cut` if given."""
     chunks: list[TurnChunk] = []
-    session = model.chat(turn, slot=0)
+    session = model.chat(slot=0)
     try:
-        for place in range(session.measure()):
+        for place in range(session.measure(turn)):
             alone(session.see(place), model.compute)
         prefill = alone(session.prefill(), model.compute)
         return prefill, chunks, alone(session.generate(chunks.append, cut), model.compute)

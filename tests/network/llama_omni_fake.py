@@ -42,7 +42,7 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
-from runtime.model.backends.base import BackendError, TurnSession
+from runtime.model.backends.base import BackendError, Piece, TurnSession
 from runtime.model.backends.llama_omni import LlamaOmniBackend, LlamaOmniSession
 from tests.sessions.in_memory import pcm
 
@@ -436,7 +436,7 @@ async def answers_of(session: LlamaOmniSession, units: int, **fields: Any) -> li
     """Run units as the session machine does."""
     results = []
     for index in range(units):
-        results.append(await session.run_unit(unit(index, **fields)))
+        results.append(await session.run(unit(index, **fields)))
         await session.finalize(index, interrupted=False)
     return results
 
@@ -461,16 +461,17 @@ async def answer(
 ) -> tuple[list[TurnChunk], TurnResult]:
     """Run a turn as `Calls` does, and release it whatever becomes of it."""
     pieces: list[TurnChunk] = []
-    held = await backend.chat(turn, slot=0)
+    held = await backend.chat(slot=0)
 
-    def emit(piece: TurnChunk) -> None:
+    def emit(piece: Piece) -> None:
+        if not isinstance(piece, TurnChunk):
+            return
         pieces.append(piece)
         if on_piece is not None:
             on_piece(held)
 
     try:
-        await held.prefill()
-        return pieces, await held.generate(emit)
+        return pieces, await held.run(turn, emit=emit)
     finally:
         await held.release()
 

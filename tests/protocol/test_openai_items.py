@@ -24,6 +24,11 @@ from protocol.values.limits import (
 )
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
+from protocol.wire.dialects.openai_requests import (
+    METADATA_CHARS_MAX,
+    METADATA_MAX,
+    METADATA_NAME_CHARS_MAX,
+)
 from runtime.media.decoder import MediaDecoder, MediaError
 from runtime.media.speech_detector import SpeechDetector
 from tests.protocol.test_early import LIMITS
@@ -274,6 +279,31 @@ def test_an_answer_that_does_not_come_has_failed() -> None:
     assert client.wait(60) == ["response.created", "response.done"]
     assert client.told[-1]["response"]["status"] == "failed"
     assert client.told[-1]["response"]["status_details"]["error"]["code"] == "no_speech"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "is_taken"),
+    [
+        ({f"{number}": "x" * METADATA_CHARS_MAX for number in range(METADATA_MAX)}, True),
+        ({"n" * METADATA_NAME_CHARS_MAX: ""}, True),
+        ({f"{number}": "" for number in range(METADATA_MAX + 1)}, False),
+        ({"n" * (METADATA_NAME_CHARS_MAX + 1): ""}, False),
+        ({"a": "x" * (METADATA_CHARS_MAX + 1)}, False),
+        ({"a": 7}, False),
+    ],
+    ids=["most", "a name", "too many", "a name too long", "too long", "a number"],
+)
+def test_metadata_of_a_response_is_bounded(metadata: dict[str, Any], is_taken: bool) -> None:
+    """A client could have the server keep, and send back, as much as it liked."""
+    client = Client()
+    client.hear(QUIET)
+    client.speaks = True
+    told = client.say("response.create", response={"metadata": metadata})
+    assert (told[0]["type"] == "response.created") is is_taken
+    if is_taken:
+        assert told[0]["response"]["metadata"] == metadata
+    else:
+        assert told[0]["error"]["message"].startswith("$.response.metadata")
 
 
 def test_an_answer_ends_before_another_begins() -> None:

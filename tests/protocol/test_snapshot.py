@@ -62,6 +62,7 @@ LEFT_OUT: Final = {
     "ActiveTurn.made": "likewise",
     "PendingTurn.roles": "likewise",
     "PendingTurn.has_video": "likewise",
+    "PendingTurn.heard_bytes": "it is the sum of decoded sound, which the log has",
     "Prefill.index": "its turn's",
     "Prefill.input_hash": "it stands in the log",
     "Prefill.cost_us": "likewise",

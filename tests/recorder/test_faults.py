@@ -259,7 +259,7 @@ class Clocked:
 
     def __init__(self, disk: MemoryDisk, durability: Durability) -> None:
         self.now_s = 0.0
-        policy = RecorderPolicy(durability=durability, sync_interval_s=1.0)
+        policy = RecorderPolicy(durability=durability, age_s_max=1.0)
         self.disk = disk
         self.failures: list[LogFailed] = []
         self.recorder = Recorder(policy, disk=disk, clock=lambda: self.now_s, inline=True)
@@ -357,7 +357,7 @@ async def test_a_log_that_fails_twice_is_one_that_failed(disk: MemoryDisk) -> No
         assert resume.wait(TIMEOUT_S)
         raise OSError(errno.EIO, "the device is gone")
 
-    policy = RecorderPolicy(block_age_s=0.001, sync_interval_s=0.001)
+    policy = RecorderPolicy(age_s_max=0.001, tick_s=0.001)
     disk.synced = break_down
     with Recorder(policy, disk=disk) as recorder, anyio.fail_after(TIMEOUT_S):
         log = recorder.open(PATH, SESSION, at_ns=0)

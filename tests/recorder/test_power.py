@@ -26,7 +26,7 @@ from tests.recorder.test_torn import PAGE_BYTES
 
 DURABILITIES: Final[tuple[Durability, ...]] = get_args(Durability)
 POLICY: Final = RecorderPolicy()
-LOST_S_MAX: Final = POLICY.sync_interval_s + POLICY.block_age_s
+LOST_S_MAX: Final = POLICY.age_s_max + POLICY.tick_s
 """What an operator is told that a cut may cost where there are syncs at an interval."""
 
 
@@ -121,7 +121,7 @@ async def live(moves: list[Move], device: Device, durability: Durability) -> Liv
     lived.told[0] = lived.now_s
     for number, move in enumerate(moves):
         if move == "wait":
-            lived.now_s += POLICY.block_age_s
+            lived.now_s += POLICY.tick_s
             recorder._serve_aged()
             continue
         if move == "finish":
@@ -183,6 +183,6 @@ def test_a_power_cut_leaves_what_was_promised(
 @pytest.mark.parametrize(("durability", "kept"), [("none", 0), ("interval", 1), ("unit", 4)])
 def test_a_power_cut_costs_what_was_not_synced(durability: Durability, kept: int) -> None:
     """A device that never loses anything would prove every promise."""
-    moves: list[Move] = ["wait", "wait", "wait", "wait", "unit", "words"]
+    moves: list[Move] = ["wait", "wait", "wait", "wait", "wait", "unit", "words"]
     _, left = cut(moves, durability, 0.0, frozenset())
     assert len(records_of(left)[0]) == kept

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from recorder.format.blocks import Compressor
 from recorder.format.encoding import (
     FRAME_CHARS_MAX,
     RECORDS_MAX,
@@ -25,9 +27,18 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Scanner
 from recorder.read.verify import verify
 from recorder.repair import compact, recover, survey
+from recorder.write.logfile import LogFile
 from tests.forged.logs import record as forged
 from tests.golden.versions import IN_PIECES
-from tests.recorder.test_samples import block_offsets, make_log, pcm, record
+from tests.recorder.test_samples import (
+    PATH,
+    SESSION,
+    MemoryDisk,
+    block_offsets,
+    make_log,
+    pcm,
+    record,
+)
 from tests.sessions.in_memory import base64
 
 LONG = "x" * (FRAME_CHARS_MAX + 1)
@@ -100,6 +111,19 @@ def test_no_run_is_longer_than_a_block(tmp_path: Path) -> None:
         source = BytesSource(path.read_bytes())
         blocks = [it for it in Scanner(source, Expansion(source.size)) if isinstance(it, Block)]
         assert max(len(block.payload) for block in blocks) <= BLOCK_BYTES + HEAD_BYTES_MAX
+
+
+@pytest.mark.parametrize(("more", "blocks"), [(0, 1), (1, 2)])
+def test_a_block_may_be_full_to_its_last_byte(more: int, blocks: int) -> None:
+    """A log would have a block more, or one that is too large."""
+    draw, encoder = Random(0), RecordEncoder()
+    first, other = (record("mark", seq, sound=draw.randbytes(100_000)) for seq in (1, 2))
+    left = BLOCK_BYTES - sum(encoder.encode(each).framed_bytes for each in (first, other))
+    second = record("mark", 2, sound=draw.randbytes(100_000 + left + more))
+    file = LogFile(PATH, disk=MemoryDisk(), compressor=Compressor())
+    file.create()
+    list(file.write([Record(kind="session", seq=0, at_ns=0, fields=SESSION)]))
+    assert len(list(file.write([first, second]))) == blocks
 
 
 def test_a_second_in_pieces_takes_few_blobs() -> None:

@@ -39,7 +39,7 @@ def disk() -> MemoryDisk:
 
 @pytest.fixture
 def recorder(disk: MemoryDisk) -> Iterator[Recorder]:
-    with Recorder(RecorderPolicy(block_age_s=LONG_S), disk=disk) as made:
+    with Recorder(RecorderPolicy(tick_s=LONG_S), disk=disk) as made:
         yield made
 
 
@@ -184,7 +184,7 @@ async def test_failed_disk_fails_the_log_and_tells(failing: str, disk: MemoryDis
     """A recording that stops in silence is found out when it is needed."""
     disk.failing.add(failing)
     failures: list[LogFailed] = []
-    with Recorder(RecorderPolicy(block_age_s=LONG_S), disk=disk) as recorder:
+    with Recorder(RecorderPolicy(tick_s=LONG_S), disk=disk) as recorder:
         with anyio.fail_after(TIMEOUT_S):
             log = start(recorder, failures)
             log.append(record("mark", 1))
@@ -239,7 +239,7 @@ async def test_unit_durability_syncs_blocks_with_units(
     durability: str, syncs: int, disk: MemoryDisk
 ) -> None:
     """Who asked for a sync per unit must have it before the client hears of the unit."""
-    policy = RecorderPolicy(durability=durability, block_age_s=LONG_S)  # type: ignore[arg-type]
+    policy = RecorderPolicy(durability=durability, tick_s=LONG_S)  # type: ignore[arg-type]
     with Recorder(policy, disk=disk) as recorder, anyio.fail_after(TIMEOUT_S):
         log = start(recorder)
         log.append(record("mark", 1))
@@ -254,7 +254,7 @@ async def test_interval_durability_syncs_in_time(disk: MemoryDisk) -> None:
     """A power cut must cost a second, not the session."""
     synced = threading.Event()
     disk.synced = synced.set
-    policy = RecorderPolicy(block_age_s=0.001, sync_interval_s=0.001)
+    policy = RecorderPolicy(age_s_max=0.001, tick_s=0.001)
     with Recorder(policy, disk=disk) as recorder:
         start(recorder).append(record("mark", 1))
         assert synced.wait(TIMEOUT_S)
@@ -285,8 +285,8 @@ async def test_a_slow_device_holds_up_nobody_else(disk: MemoryDisk) -> None:
 
 
 async def test_aged_records_are_written_unasked(disk: MemoryDisk) -> None:
-    """What no client waits for must still survive a kill, a quarter of a second later."""
-    with Recorder(RecorderPolicy(block_age_s=0.001), disk=disk) as recorder:
+    """What no client waits for must still survive a kill, a moment later."""
+    with Recorder(RecorderPolicy(age_s_max=0.001, tick_s=0.001), disk=disk) as recorder:
         log = start(recorder)
         with anyio.fail_after(TIMEOUT_S):
             await log.written(0)
@@ -298,7 +298,7 @@ async def test_aged_records_are_written_unasked(disk: MemoryDisk) -> None:
 
 async def test_full_backlog_is_seen_and_room_is_awaited(disk: MemoryDisk) -> None:
     """A disk that stalls must slow one session down, not eat the machine's memory."""
-    policy = RecorderPolicy(session_backlog_bytes_max=1000, block_age_s=LONG_S)
+    policy = RecorderPolicy(session_backlog_bytes_max=1000, tick_s=LONG_S)
     disk.hold.clear()
     with Recorder(policy, disk=disk) as recorder, anyio.fail_after(TIMEOUT_S):
         log = start(recorder)
@@ -321,7 +321,7 @@ async def test_all_logs_together_are_bounded(disk: MemoryDisk) -> None:
 
     Who holds no more than its share does not wait for what others hold.
     """
-    policy = RecorderPolicy(total_backlog_bytes_max=3000, block_age_s=LONG_S)
+    policy = RecorderPolicy(total_backlog_bytes_max=3000, tick_s=LONG_S)
     disk.hold.clear()
     with Recorder(policy, disk=disk) as recorder, anyio.fail_after(TIMEOUT_S):
         logs = [recorder.open(PATH.with_name(f"{n}.session.zst"), {}, at_ns=0) for n in range(3)]
@@ -353,7 +353,7 @@ async def test_who_waits_for_room_hears_that_the_log_is_given_up(disk: MemoryDis
 
 async def test_hard_bound_refuses_without_losing_count(disk: MemoryDisk) -> None:
     """A driver that ignores the bound must hear of it, and its next record still fits."""
-    policy = RecorderPolicy(session_backlog_bytes_max=0, block_age_s=LONG_S)
+    policy = RecorderPolicy(session_backlog_bytes_max=0, tick_s=LONG_S)
     frame = bytes(50 * MIB)
     disk.hold.clear()
     with Recorder(policy, disk=disk) as recorder:
@@ -394,7 +394,7 @@ async def test_abandoned_log_is_closed_and_readable(recorder: Recorder, disk: Me
 async def test_close_writes_everything_and_ends_the_thread(disk: MemoryDisk) -> None:
     """A server that stops must not lose what it has accepted."""
     threads = recorder_threads()
-    recorder = Recorder(RecorderPolicy(block_age_s=LONG_S), disk=disk)
+    recorder = Recorder(RecorderPolicy(tick_s=LONG_S), disk=disk)
     log = start(recorder)
     for seq in range(1, 50):
         log.append(record("mark", seq))
@@ -426,7 +426,8 @@ async def test_dead_thread_fails_all_logs(disk: MemoryDisk) -> None:
     is_broken = threading.Event()
 
     def clock() -> float:
-        assert not is_broken.is_set(), "the clock broke"
+        in_test = threading.current_thread() is threading.main_thread()
+        assert in_test or not is_broken.is_set(), "the clock broke"
         return 0.0
 
     with Recorder(disk=disk, clock=clock) as recorder, anyio.fail_after(TIMEOUT_S):
@@ -477,11 +478,11 @@ def test_wake_ups_are_shared() -> None:
     ran: list[int] = []
     loop = Loop(SimpleNamespace(run_sync_soon=scheduled.append))
     for number in range(3):
-        loop.call_soon((partial(ran.append, number),))
+        loop.call_soon(partial(ran.append, number))
     assert len(scheduled) == 1
     scheduled[0]()
     assert ran == [0, 1, 2]
-    loop.call_soon((partial(ran.append, 3),))
+    loop.call_soon(partial(ran.append, 3))
     assert len(scheduled) == 2
 
 
@@ -492,8 +493,8 @@ def test_nobody_is_there_to_wake() -> None:
         raise RuntimeError("the loop is over")
 
     loop = Loop(SimpleNamespace(run_sync_soon=run_sync_soon))
-    loop.call_soon((int,))
-    loop.call_soon((int,))
+    loop.call_soon(int)
+    loop.call_soon(int)
 
 
 async def test_many_sessions_at_once(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class SteadySession:
         """What opening gave."""
         return self.session.opened
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Run a unit."""
         await anyio.sleep(0.2)
         return self.session.run_unit(unit, cut)

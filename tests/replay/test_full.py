@@ -72,7 +72,7 @@ class Echo:
         self._heard.update(repr((opening.instructions, opening.config, opening.seed)).encode())
         return self
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         self._heard.update(unit.pcm + repr((unit.index, unit.force_listen, cut)).encode())
         made = self._heard.digest()
         speaks = made[0] % 2 == 0 and not unit.force_listen
@@ -119,7 +119,7 @@ class EchoScene(Scene):
                 self.post(ev.BackendOpened, lease=lease, opened=held.opened)
             case StartUnit(unit=unit) if number != 12:
                 cut = Cut(stage="llm", step=1) if number == 10 else None
-                result = finished(self._echo.run_unit(unit, cut=cut))
+                result = finished(self._echo.run(unit, cut=cut))
                 self.post(ev.UnitDone, result=result)
             case StartFinalize(index=index, interrupted=interrupted):
                 done = finished(self._echo.finalize(index, interrupted=interrupted))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 from hypothesis import given, settings
 
 from protocol.values.errors import ErrorCode
 from protocol.values.limits import NS_PER_S
 from recorder.format.mapping import EVENT_KINDS
+from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
+from replay.library.text import inspect_lines
 from replay.story.inspect import Inspection, inspect, to_json
 from replay.story.reading import Drop, ErrorSent
 from tests.replay.test_logs import APPENDS, HEAD, ODD_FRAMES, RECORDING_ID, Scene, scenes
@@ -127,6 +131,17 @@ def test_tells_any_session(scene: Scene) -> None:
     assert told.states[-1].state is scene.session.state
     assert told.end.reason == scene.session.end_reason
     assert to_json(told)
+
+
+def test_names_the_fields_that_had_no_effect() -> None:
+    """A user looks in vain for why a setting does nothing."""
+    path = Path(__file__).parents[2] / "fixtures" / "logs" / "v1-realtime-mistakes.session.zst"
+    with LogReader(path) as reader:
+        told = inspect(reader.head.fields, reader)
+    assert len(told.ignored) == told.fields_ignored > 0
+    assert all(name.startswith("$.") for name in told.ignored)
+    text = " ".join(map(str, inspect_lines(told)))
+    assert told.ignored[0] in text
 
 
 def test_tells_what_is_left_of_a_damaged_log() -> None:

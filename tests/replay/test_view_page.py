@@ -90,7 +90,7 @@ def test_tells_what_happened(video: Tab) -> None:
         *("Events", "User", "Video", "Model", "Talk", "Words", "State", "Units", "Queue"),
         "KV cache",
     ]
-    assert video.run("document.querySelector('#row-count').innerText") == "109 records"
+    assert video.run("document.querySelector('#row-count').innerText") == "112 records"
     painted = """(() => {
       const { canvas } = antiphonView.view.line;
       const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -172,12 +172,12 @@ def test_filters_records(video: Tab) -> None:
     """One record among ten thousand could not be found."""
     video.key("/")
     video.type("startunit force_listen")
-    assert video.run("document.querySelector('#row-count').innerText") == "13 of 109 records"
+    assert video.run("document.querySelector('#row-count').innerText") == "1 of 112 records"
     video.key("Escape")
-    assert video.run("document.querySelector('#row-count').innerText") == "109 records"
+    assert video.run("document.querySelector('#row-count').innerText") == "112 records"
     video.key("/")
     video.type("UNITFAILED")
-    assert video.run("document.querySelector('#row-count').innerText") == "1 of 109 records"
+    assert video.run("document.querySelector('#row-count').innerText") == "1 of 112 records"
     assert video.run(SHOWN) == 1
     video.key("Escape")
     chip = "document.querySelector('.chip.group-effect')"

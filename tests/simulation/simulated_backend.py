@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import attrs
 import numpy as np
+from anyio.lowlevel import checkpoint
 
 from protocol.values import effects as ef
 from protocol.values.model import (
@@ -37,16 +38,14 @@ from protocol.values.model import (
     Opened,
     Opening,
     PastUnit,
-    Prefill,
     Text,
     Turn,
-    TurnChunk,
     TurnResult,
     Unit,
     UnitResult,
 )
 from protocol.values.requests import Init, ReferenceAudio
-from runtime.model.backends.base import BackendError, BackendGone, BackendInfo
+from runtime.model.backends.base import BackendError, BackendGone, BackendInfo, Emit, ignore
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import Answer, Fault, Heard
 
@@ -406,7 +405,7 @@ class SimulatedBackend:
 
         async def open_it() -> SimulatedSession:
             await anyio.sleep(self._plan.opening_s * dice.random())
-            self._check_up(opening.seed)
+            self.check_up(opening.seed)
             if fault := self._draw(dice, fail=self._plan.fails):
                 self.fleet.excused.add(opening.seed)
                 raise BackendError(f"as was drawn: {fault}")
@@ -431,17 +430,18 @@ class SimulatedBackend:
             self._report(f"B8: client {number} was opened with a voice that it did not send")
         return number
 
-    async def chat(self, turn: Turn, *, slot: int) -> SimulatedTurn:
+    async def chat(self, *, slot: int) -> SimulatedTurn:
         """Take a turn."""
-        self._check_up(turn.seed)
-        return SimulatedTurn(self, await self.scripted.chat(turn, slot=slot), turn)
+        self.check_alive()
+        return SimulatedTurn(self, await self.scripted.chat(slot=slot), slot)
 
     async def transcribe(self, *, slot: int) -> SimulatedTranscript:
         """Take a transcription."""
-        self._check_up()
+        self.check_up()
         return SimulatedTranscript(self, await self.scripted.transcribe(slot=slot), slot)
 
-    def _check_up(self, *seed: int) -> None:
+    def check_up(self, *seed: int) -> None:
+        """Raise a `BackendError` while the model is down."""
         self.check_alive()
         if anyio.current_time() < self._down_until_s and not self.fleet.is_sound:
             self.fleet.excused.update(seed)
@@ -522,13 +522,13 @@ class SimulatedSession(_Tenant):
         opened: Opened = self._scripted.opened
         return opened
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Run a unit; what is said is the client's number."""
         self._backend.check_unit(unit, self._number)
 
         async def run() -> UnitResult:
             self._reached, self._unit = unit.index, unit
-            result: UnitResult = await self._scripted.run_unit(unit, cut)
+            result: UnitResult = await self._scripted.run(unit, cut)
             return result
 
         result = await self._call("unit", run, unit.index)
@@ -578,34 +578,29 @@ class SimulatedSession(_Tenant):
 class SimulatedTurn(_Tenant):
     """A turn of chat on the model."""
 
-    def __init__(self, backend: SimulatedBackend, scripted: Any, turn: Turn) -> None:
-        super().__init__(backend, scripted, turn.seed, turn.index)
-
-    async def prefill(self) -> Prefill:
-        """Feed the conversation."""
-        prefill: Prefill = await self._call("prefill", self._scripted.prefill)
-        return prefill
-
-    async def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None = None
-    ) -> TurnResult:
-        """Answer."""
-        result: TurnResult = await self._call("answer", lambda: self._scripted.generate(emit, cut))
+    async def run(self, turn: Turn, cut: Cut | None = None, *, emit: Emit = ignore) -> TurnResult:
+        """Feed the conversation, and answer."""
+        self._backend.check_up(turn.seed)
+        self._names = turn.seed, turn.index
+        await self._call("prefill", checkpoint)  # It fails before it, or in the answer.
+        result: TurnResult = await self._call(
+            "answer", lambda: self._scripted.run(turn, cut, emit=emit)
+        )
         return result
 
-    def interrupt(self) -> None:
+    def interrupt(self, index: int) -> None:
         """Cut it."""
-        self._scripted.interrupt()
+        self._scripted.interrupt(index)
 
 
 class SimulatedTranscript(_Tenant):
     """A transcription on the model."""
 
-    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+    async def run(self, chunk: Chunk, cut: Cut | None = None) -> ChunkResult:
         """Hear a second, unless it belongs to somebody else."""
 
         async def run() -> ChunkResult:
-            result: ChunkResult = await self._scripted.run_chunk(chunk)
+            result: ChunkResult = await self._scripted.run(chunk)
             return result
 
         return await self._call("chunk", run, chunk.seed, chunk.utterance, chunk.index)

@@ -289,17 +289,18 @@ def _log_of_another(stack: ExitStack) -> None:
 
 def _leased_after_loss(stack: ExitStack) -> None:
     """The slot of a session that was lost is lent at once, and its release is not waited for."""
-    real, real_lost = Admission.release, ModelCalls._lost
+    real, real_post = Admission.release, ModelCalls._post
 
-    def lost(self: ModelCalls, lease: SlotLease) -> None:
-        real_lost(self, lease)
-        self._admission.release(lease.lease)
+    def post(self: ModelCalls, lease: SlotLease, event: ev.Event) -> None:
+        real_post(self, lease, event)
+        if isinstance(event, ev.BackendLost):
+            self._admission.release(lease.lease)
 
     def release(self: Admission, lease: Lease, *, condemned: bool = False) -> None:
         if lease in self._held:
             real(self, lease, condemned=condemned)
 
-    _put(stack, ModelCalls, "_lost", lost)
+    _put(stack, ModelCalls, "_post", post)
     _put(stack, Admission, "release", release)
 
 

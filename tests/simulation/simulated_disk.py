@@ -3,8 +3,8 @@
 `FaultyDisk` keeps the bytes of each file, so that logs can be read back. What it does: refuse to
 create, run full (ENOSPC, often amid a block), break (EIO), write a part, fail to sync.
 
-`SlowRecorder` does on virtual time what the recorder's thread does: it serves what waits, a
-quarter of a second after it came at the latest. While the disk is slow it serves nothing, so that
+`SlowRecorder` does on virtual time what the recorder's thread does: it serves what waits, four
+times a second. While the disk is slow it serves nothing, so that
 clients wait for the log and readers pause, as behind a device that hangs.
 """
 
@@ -22,7 +22,7 @@ from recorder.write.disk import Disk
 from recorder.write.writer import Recorder, RecorderPolicy
 
 TICK_S: Final = 0.25
-"""As the recorder's own `block_age_s`."""
+"""As the recorder's own `tick_s`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -199,7 +199,8 @@ class PureModel:
 
     def _begin_turn(self, effect: ef.StartTurn) -> None:
         turn, self._lease, self._turn_is_cut = effect.turn, effect.lease, False
-        scripted = ScriptedTurn(self.backend.rules, turn, 0, self.backend._answer(turn))
+        scripted = ScriptedTurn(self.backend.rules, self.backend._answer, 0)
+        scripted._take(turn)
         tokens = scripted._input_tokens
         answer = scripted._answer
         try:
@@ -265,7 +266,7 @@ class PureModel:
         if self._transcript is None:
             self._transcript = ScriptedTranscript(self.backend.rules, self._at_once, 0)
         try:
-            result = trio.run(self._transcript.run_chunk, chunk)
+            result = trio.run(self._transcript.run, chunk)
         except ContextFull:
             self._after(0, ev.ChunkFailed, **which, context_full=True)
             return

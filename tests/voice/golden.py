@@ -21,14 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.model.voice.cache import joined
 from runtime.model.voice.checkpoint import fill_flow, fill_hift
 from runtime.model.voice.config import FlowConfig
 from runtime.model.voice.encoder import LOOKAHEAD
 from runtime.model.voice.flow import Flow
 from runtime.model.voice.hift import Hift
 from runtime.model.voice.reference import Reference
-from runtime.model.voice.vocoder import Chunk, Turn, Vocoder
+from runtime.model.voice.vocoder import Chunk, Turn, Vocoder, joined
 
 WEIGHTS: Final = Path(__file__).parent / "weights.py"
 GOLDEN: Final = Path(__file__).parents[2] / "fixtures" / "voice" / "golden_a.npz"

@@ -1,9 +1,10 @@
 """The server's interface to a model: the `Backend` protocol, its errors, and forced decoding.
 
-A backend is shared by all sessions; a `BackendSession`, `TurnSession` (chat) or `TranscriptSession`
-holds the state of one (B8). Calls on one of them never overlap (B1, B4), except `interrupt`, which
-may come at any moment from any task. Values are plain (`protocol.values.model`), so that a backend
-can be in another process. Nothing here uses a clock.
+A backend is shared by all sessions; a `ModelSession` holds the state of one (B8): of a session of
+units (`BackendSession`), a chat turn, or a transcription. A unit, a turn and a chunk are one call,
+`run`. Calls on a session never overlap (B1, B4), except `interrupt`, which may come at any moment
+from any task. Values are plain (`protocol.values.model`), so that a backend can be in another
+process. Nothing here uses a clock.
 
 In forced decoding a model takes the recorded decisions, and its own are compared with them. A
 differing unit changes all later input, so later units would prove nothing about the model. Forcing
@@ -14,7 +15,7 @@ a `Choice` holds a difference. Decisions that the recording lacks are the model'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import attrs
 
@@ -105,32 +106,76 @@ def require_tools(info: BackendInfo, turn: Turn) -> None:
         raise BackendRefused("tools: this server's model has none")
 
 
-class ModelSession(Protocol):
-    """What a backend holds on a slot: a session, a chat turn or a transcription."""
+Piece = Prefill | TurnChunk
+"""The progress of a turn: its prefill, then the pieces of its answer."""
+Emit = Callable[[Piece], None]
+Call_contra = TypeVar("Call_contra", contravariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+def ignore(_: Piece) -> None:
+    """Take the progress of a call, and do nothing."""
+
+
+class ModelSession(Protocol[Call_contra, Result_co]):
+    """What a backend holds on a slot, and the calls on it: units, one chat turn, or chunks."""
+
+    async def run(self, call: Call_contra, /, cut: Cut | None = None) -> Result_co:
+        """Compute a unit, the turn, or the utterance's next chunk; chunk 0 begins an utterance.
+
+        It stops at `cut`, or where it is interrupted; the result says where.
+
+        Raises:
+            ContextFull: the worst case does not fit; nothing was fed.
+            BackendRefused: this turn can never be served; the text tells the client why.
+            BackendError: it failed, or was cut before its answer. Call `rollback` before the next
+                unit, release the turn; of a transcription the utterance is lost.
+            BackendGone: the session is lost.
+        """
+        ...
 
     async def release(self) -> None:
         """Free everything it holds; never raises if it is lost."""
         ...
 
 
-class BackendSession(ModelSession, Protocol):
+class TurnSession(ModelSession[Turn, TurnResult], Protocol):
+    """One chat turn on a backend.
+
+    If interrupted before the answer, `run` raises at its next step. Else the answer ends
+    before its next token, without further speech: `TurnResult.cut` is that token's number, or
+    `generated_tokens` if only speech after the last token is cut. Within speech, unemitted speech
+    is discarded, and the cut counts as before the next token. So emitted pieces are the first of
+    the whole answer, and `run` with a cut gives its result again, byte for byte, without the speech
+    right before that token. Calls of the turn's tools are in the result, not in the text, and are
+    not spoken; text that may belong to one is held back, and dropped by a cut.
+    """
+
+    async def run(
+        self, call: Turn, /, cut: Cut | None = None, *, emit: Emit = ignore
+    ) -> TurnResult:
+        """Feed the conversation, then answer; `cut` is the token before which it stops.
+
+        `emit` gets the progress in order, in the event loop, and never blocks; the texts of all
+        pieces join to the result's `text`.
+        """
+        ...
+
+    def interrupt(self, index: int) -> None:
+        """Cut the turn, whose number is `index`, also before it runs; never blocks."""
+        ...
+
+
+TranscriptSession = ModelSession[Chunk, ChunkResult]
+"""One transcription on a backend, by utterance and chunk."""
+
+
+class BackendSession(ModelSession[Unit, UnitResult], Protocol):
     """One session's state on a backend: its caches, carries, RNG counters and history."""
 
     @property
     def opened(self) -> Opened:
         """The result of opening."""
-        ...
-
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        """Prefill and generate one unit, stopping exactly at `cut` (None: at an `interrupt`).
-
-        The result's `cut` is set if it was interrupted.
-
-        Raises:
-            ContextFull: the worst case does not fit; nothing was fed.
-            BackendError: it failed; call `rollback` before the next unit.
-            BackendGone: the session is lost.
-        """
         ...
 
     def interrupt(self, index: int) -> None:
@@ -147,58 +192,6 @@ class BackendSession(ModelSession, Protocol):
 
     async def rollback(self, index: int) -> None:
         """Restore the state before unit `index` exactly (B3); after `BackendError`, release it."""
-        ...
-
-
-class TurnSession(ModelSession, Protocol):
-    """One chat turn on a backend: prefilled once, generated once, then released.
-
-    If interrupted before the answer, `prefill` raises at its next step. Else the answer ends before
-    its next token, without further speech: `TurnResult.cut` is that token's number, or
-    `generated_tokens` if only speech after the last token is cut. Within speech, unemitted speech
-    is discarded, and the cut counts as before the next token. So emitted pieces are the first of
-    the whole answer, and `generate` with `cut` gives its result again, byte for byte, without the
-    speech right before that token. Calls of the turn's tools are in the result, not in the text,
-    and are not spoken; text that may belong to one is held back, and dropped by a cut.
-    """
-
-    async def prefill(self) -> Prefill:
-        """Feed the conversation and the generation prompt.
-
-        Raises:
-            ContextFull: it does not fit with room for one token; nothing was fed.
-            BackendError: it failed, or was cut; release the turn.
-            BackendGone: the turn is lost.
-        """
-        ...
-
-    async def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None = None
-    ) -> TurnResult:
-        """Answer, after `prefill`, stopping before token `cut` (None: at an `interrupt`).
-
-        `emit` gets each piece in order, in the event loop, and never blocks; the texts of all
-        pieces join to the result's `text`. `BackendError`: it failed; release the turn.
-        `BackendGone`: the turn is lost.
-        """
-        ...
-
-    def interrupt(self) -> None:
-        """Cut the turn, also before it begins; never blocks."""
-        ...
-
-
-class TranscriptSession(ModelSession, Protocol):
-    """One transcription on a backend, by utterance and chunk."""
-
-    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
-        """Transcribe the utterance's next chunk; index 0 begins an utterance, and drops the last.
-
-        Raises:
-            ContextFull: it does not fit; nothing was fed.
-            BackendError: it failed, and the utterance is lost; the next may begin.
-            BackendGone: the session is lost.
-        """
         ...
 
 
@@ -244,12 +237,8 @@ class Rebuilds(Protocol):
 class Chats(Protocol):
     """A backend that answers chat turns; its `info.modes` has `chat`."""
 
-    async def chat(self, turn: Turn, *, slot: int) -> TurnSession:
-        """Take a turn on an empty slot; computes nothing yet.
-
-        `BackendRefused`: this turn can never be served; the text tells the client why.
-        `BackendError`: the turn cannot be taken; the slot is left empty.
-        """
+    async def chat(self, *, slot: int) -> TurnSession:
+        """Take an empty slot for a turn, which a `BackendError` leaves empty."""
         ...
 
 
@@ -258,7 +247,7 @@ class Transcribes(Protocol):
     """A backend that transcribes; its `info.modes` has `transcription`."""
 
     async def transcribe(self, *, slot: int) -> TranscriptSession:
-        """Take a transcription on an empty slot, which a `BackendError` leaves empty."""
+        """Take an empty slot for a transcription, which a `BackendError` leaves empty."""
         ...
 
 
@@ -377,7 +366,7 @@ class Forces(Protocol):
     """A `BackendSession` with forced decoding."""
 
     async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
-        """Prefill and generate one unit as it was recorded; see `BackendSession.run_unit`.
+        """Prefill and generate one unit as it was recorded; see `ModelSession.run`.
 
         `BackendError` if it failed, or the model lacks an id.
         """

@@ -36,7 +36,7 @@ answer runs to its end; the session withholds it. Other events are errors.
 
 *A chat turn* is a session of mode `turn_based`, for one append: our turn carries the whole
 conversation, so each turn has its own session.
-- `prefill` ends with the first word of the answer: the server sends nothing before.
+- The prefill ends with the first word of the answer: the server sends nothing before.
 - Only the session's end stops an answer: an interrupt stops waiting, and `release` closes it.
 - The server may still be freeing the last session: a refusal is retried, as an opening is.
 - A piece is a delta without its tokens, so pieces are counted if the server omits `n_tokens`, or
@@ -48,7 +48,7 @@ conversation, so each turn has its own session.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -75,7 +75,7 @@ from protocol.values.model import (
     UnitResult,
 )
 
-from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone, BackendInfo
+from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone, BackendInfo, Emit, ignore
 from .llama_omni_link import OK, Address, Channel, Pong, gone, naming_server, request
 from .llama_omni_wire import (
     ANSWER_CHARS_MAX,
@@ -170,12 +170,11 @@ class LlamaOmniBackend:
         self._held = session
         return session
 
-    async def chat(self, turn: Turn, *, slot: int) -> LlamaOmniTurn:
-        """Take a turn; the server receives it with `prefill`."""
+    async def chat(self, *, slot: int) -> LlamaOmniTurn:
+        """Take the slot for a turn."""
         await anyio.lowlevel.checkpoint()
         self._check(slot)
-        refuse_what_it_lacks(turn)
-        self._held = LlamaOmniTurn(self._address, turn)
+        self._held = LlamaOmniTurn(self._address)
         return self._held
 
     def _check(self, slot: int) -> None:
@@ -208,7 +207,7 @@ class LlamaOmniSession:
         self.opened = Opened(prompt_length=created.metrics.kv_length or 0)
         self._answers = Answers(self.opened.prompt_length)
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Send one append and collect its answer.
 
         `BackendGone`: the session is lost. `BackendError`: it failed, or the server deviates from
@@ -463,20 +462,28 @@ _AnswerEvent = Listen | Text | Audio | Done
 class LlamaOmniTurn:
     """One turn on the server, which must not exceed the server's abilities."""
 
-    def __init__(self, address: Address, turn: Turn) -> None:
+    def __init__(self, address: Address) -> None:
         self.is_released = False
-        self._address, self._turn = address, turn
+        self._address = address
+        self._turn: Turn
         self._channel: Channel | None = None
         self._is_reached = False
         self._awaited = "session.created"
         self._scope: anyio.CancelScope | None = None
         self._is_cut = False
-        self._first: _AnswerEvent | None = None
         self._texts: list[str] = []
         self._chars = self._pieces = self._speech_bytes = 0
         self._kv_length = 0
 
-    async def prefill(self) -> Prefill:
+    async def run(self, turn: Turn, cut: Cut | None = None, *, emit: Emit = ignore) -> TurnResult:
+        """Ask, and emit the answer; `BackendError` for any `cut`."""
+        if cut is not None:
+            raise BackendError("a remote answer cannot be stopped at a given token")
+        refuse_what_it_lacks(turn)
+        self._turn = turn
+        return await self._generate(await self._prefill(emit), emit)
+
+    async def _prefill(self, emit: Emit) -> _AnswerEvent:
         """Open a session, ask, and wait for the first word, for `PREFILL_WAIT_S`."""
         began_s = anyio.current_time()
         with self._turn_errors():
@@ -489,25 +496,20 @@ class LlamaOmniTurn:
             if scope.cancelled_caught:
                 text = f"expected {self._awaited} in {PREFILL_WAIT_S:g} s, got none"
                 raise BackendError(text)
-        self._first = first
-        return Prefill(
+        prefill = Prefill(
             index=self._turn.index,
             input_tokens=first.metrics.kv_length or 0,
             input_hash=digest(self._turn.messages),
             cost_us=first.metrics.prefill_us or _us_since(began_s),
         )
+        emit(prefill)
+        return first
 
-    async def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None = None
-    ) -> TurnResult:
-        """Emit the answer, for at most `ANSWER_S_MAX`; `BackendError` for an unsupported `cut`."""
-        if cut is not None:
-            raise BackendError("a remote answer cannot be stopped at a given token")
-        assert self._first is not None, "prefill comes first"
+    async def _generate(self, event: _AnswerEvent, emit: Emit) -> TurnResult:
+        """Emit the answer, from its first event, for at most `ANSWER_S_MAX`."""
         began_s, done = anyio.current_time(), None
         with self._turn_errors():
             with self._bounded(ANSWER_S_MAX) as scope:
-                event: _AnswerEvent = self._first
                 while not isinstance(event, Done):
                     self._take(event, emit)
                     event = await self._receive_piece()
@@ -518,7 +520,7 @@ class LlamaOmniTurn:
                 raise BackendError(f"expected an answer that ends in {ANSWER_S_MAX:g} s, got none")
         return self._result(done, _us_since(began_s))
 
-    def interrupt(self) -> None:
+    def interrupt(self, index: int = -1) -> None:  # noqa: ARG002 - it is the only one here
         """Stop waiting for the turn."""
         self._is_cut = True
         if self._scope is not None:
@@ -612,7 +614,7 @@ class LlamaOmniTurn:
                 return bool(pcm) and self._turn.speech is not None
         return False
 
-    def _take(self, event: _AnswerEvent, emit: Callable[[TurnChunk], None]) -> None:
+    def _take(self, event: _AnswerEvent, emit: Emit) -> None:
         """Emit a piece of the answer."""
         self._kv_length = event.metrics.kv_length or self._kv_length
         if not self._is_piece(event):
@@ -631,7 +633,7 @@ class LlamaOmniTurn:
         emit(TurnChunk(index=self._turn.index, step=self._pieces, text=text, pcm=pcm))
         self._pieces += 1
 
-    def _finish(self, done: Done, emit: Callable[[TurnChunk], None]) -> None:
+    def _finish(self, done: Done, emit: Emit) -> None:
         """Take the end, whose text is the whole answer, new if nothing came before."""
         self._take(Text(text="" if self._chars else done.text, metrics=done.metrics), emit)
 

@@ -3,7 +3,7 @@
 A script is a pure function of a unit and the session's seed, so the same session gives the same
 bytes. Time passes only in `anyio.sleep`, so tests can use virtual time. An interrupt, also one
 before its unit begins, takes effect before the next of `Step.steps` equal steps, and
-`run_unit(unit, cut=...)` stops there with the same bytes (B6). A forced unit takes and counts the
+`run(unit, cut)` stops there with the same bytes (B6). A forced unit takes and counts the
 recorded ids, and keeps its scripted speech. `force_listen` and `generate_audio` override the
 script; sampling settings and windows are ignored. `Rules` checks the callers.
 """
@@ -30,7 +30,6 @@ from protocol.values.model import (
     Opening,
     PastUnit,
     SlidingWindow,
-    Turn,
     Unit,
     UnitResult,
 )
@@ -42,7 +41,6 @@ from .base import (
     Forced,
     ForcedResult,
     require_recorded,
-    require_tools,
 )
 from .scripted_chat import (
     CHUNK_EOS_ID,
@@ -228,11 +226,10 @@ class ScriptedBackend:
             raise
         return ScriptedSession(self, opening, slot, Opened(prompt_length=prompt_length))
 
-    async def chat(self, turn: Turn, *, slot: int) -> ScriptedTurn:
-        """Take a turn."""
-        require_tools(self.info, turn)
+    async def chat(self, *, slot: int) -> ScriptedTurn:
+        """Take a slot for a turn."""
         self.rules.hold(slot)
-        return ScriptedTurn(self.rules, turn, slot, self._answer(turn))
+        return ScriptedTurn(self.rules, self._answer, slot)
 
     async def transcribe(self, *, slot: int) -> ScriptedTranscript:
         """Take a transcription."""
@@ -267,7 +264,7 @@ class ScriptedSession:
         self._interrupted_index: int | None = None
         self._kv_length = opened.prompt_length
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Play one unit."""
         expected = max(unit.index, self._index + 1)  # a replay omits failed units
         with self._call("run_unit", unit.index, expected=expected):
@@ -287,7 +284,7 @@ class ScriptedSession:
 
     async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
         """Play one unit with recorded ids."""
-        made = force(await self.run_unit(unit, cut), forced)
+        made = force(await self.run(unit, cut), forced)
         self._kv_length = made.result.kv_length
         return made
 

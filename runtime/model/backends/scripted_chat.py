@@ -1,7 +1,7 @@
 """What a `ScriptedBackend` plays of chat turns and transcriptions, and what all its scripts share.
 
 A script is a pure function of a turn or of a chunk. Of a turn, an interrupt takes effect before the
-next token, and `generate(cut=n)` stops before token n with the same bytes; in a prefill, within
+next token, and `run(turn, cut)` stops before a token with the same bytes; in a prefill, within
 `POLL_S`. Of a transcription, by default a loud second gives one word, chosen by its samples, with
 the numbers of its utterance and second: `amber-0.3`; silence gives none. Tokens are counted as a
 model's.
@@ -27,6 +27,7 @@ from protocol.values.model import (
     Chunk,
     ChunkResult,
     Costs,
+    Cut,
     Message,
     Picture,
     Prefill,
@@ -40,11 +41,7 @@ from protocol.values.model import (
     TurnResult,
 )
 
-from .base import (
-    BackendError,
-    BackendGone,
-    ContextFull,
-)
+from .base import BackendError, BackendGone, ContextFull, Emit, ignore
 from .tool_calls import BEGIN, END, CallStream
 
 # -- draws and tones ----------------------------------------------------------------------------
@@ -174,29 +171,72 @@ def call(name: str, arguments: str = "{}") -> tuple[str, ...]:
     return (BEGIN[:6], BEGIN[6:], *body, END[:4], END[4:])
 
 
-class ScriptedTurn:
+class OnSlot:
+    """What is on a slot: its calls come one at a time (B1), and it is released once (B4, B5)."""
+
+    def __init__(self, rules: Rules, slot: int) -> None:
+        self._rules, self._slot = rules, slot
+        self._phase: Literal["ready", "running", "over", "released"] = "ready"
+        self._is_cut = False
+
+    def interrupt(self, index: int = -1) -> None:  # noqa: ARG002 - there is one at most
+        """Cut the prefill at its next check, or the answer before its next token."""
+        self._is_cut = True
+
+    async def release(self) -> None:
+        """Free the slot."""
+        if self._phase == "running":
+            self._rules.violate("B4: release while a call is in flight")
+        if self._phase == "released":
+            self._rules.violate("B5: it is released already")
+        self._phase = "released"
+        self._rules.held_slots.discard(self._slot)
+
+    @contextmanager
+    def _call(self, name: str, *, after: Literal["ready", "over"]) -> Iterator[None]:
+        """Check the order of calls."""
+        if self._phase != "ready":
+            self._rules.violate(f"B1: {name} of what is {self._phase}")
+        self._phase = "running"
+        try:
+            yield
+        finally:
+            self._phase = after
+
+
+class ScriptedTurn(OnSlot):
     """One turn on a slot."""
 
-    def __init__(self, rules: Rules, turn: Turn, slot: int, answer: Answer) -> None:
-        self._rules, self._turn, self._slot, self._answer = rules, turn, slot, answer
-        self._phase: Literal["new", "prefilled", "answered", "broken", "released"] = "new"
-        self._running = False
-        self._is_cut = False
-        self._calls, self._text = CallStream(turn.tools), ""
-        self._input_tokens = sum(map(_tokens_of, turn.messages)) + MESSAGE_TOKENS
+    def __init__(self, rules: Rules, script: ChatScript, slot: int) -> None:
+        super().__init__(rules, slot)
+        self._script = script
+        self._turn: Turn
+        self._answer: Answer
+        self._calls: CallStream
+        self._text = ""
+        self._input_tokens = MESSAGE_TOKENS
 
-    async def prefill(self) -> Prefill:
-        """Feed the conversation."""
-        with self._call("prefill", "new"):
-            if self._answer.fault == "context_full":
-                raise ContextFull(f"turn {self._turn.index}: the script says so")
-            if self._input_tokens >= self._rules.context_limit:
-                raise ContextFull(f"a conversation of {self._input_tokens} tokens")
-            await self._take_in()
-            if self._answer.fault == "hang":
-                await anyio.sleep_forever()
-            self._phase = "prefilled"
+    async def run(self, turn: Turn, cut: Cut | None = None, *, emit: Emit = ignore) -> TurnResult:
+        """Feed the conversation, and answer token by token."""
+        with self._call("run", after="over"):
+            self._take(turn)
+            emit(await self._prefill())
+            return await self._generate(emit, None if cut is None else cut.step)
+
+    def _take(self, turn: Turn) -> None:
+        self._turn, self._answer = turn, self._script(turn)
+        self._calls = CallStream(turn.tools)
+        self._input_tokens += sum(map(_tokens_of, turn.messages))
+
+    async def _prefill(self) -> Prefill:
         turn = self._turn
+        if self._answer.fault == "context_full":
+            raise ContextFull(f"turn {turn.index}: the script says so")
+        if self._input_tokens >= self._rules.context_limit:
+            raise ContextFull(f"a conversation of {self._input_tokens} tokens")
+        await self._take_in()
+        if self._answer.fault == "hang":
+            await anyio.sleep_forever()
         return Prefill(
             index=turn.index,
             input_tokens=self._input_tokens,
@@ -214,40 +254,22 @@ class ScriptedTurn:
             await anyio.sleep(min(left_s, POLL_S))
             left_s -= POLL_S
 
-    async def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None = None
-    ) -> TurnResult:
-        """Answer token by token."""
-        with self._call("generate", "prefilled"):
-            stopped = False
-            tokens = self._answer.tokens[: self._turn.config.max_new_tokens]
-            for step, text in enumerate(tokens):
-                if self._is_cut or cut == step:
-                    stopped = True
-                    break
-                await anyio.sleep(self._answer.token_s)
-                self._fail_at(step)
-                emit(self._piece(step, text))
-            made = step if stopped else len(tokens)
-            if not stopped:
-                self._fail_at(made)
-                for rest in self._rest(made):
-                    emit(rest)
-            self._phase = "answered"
+    async def _generate(self, emit: Emit, cut: int | None) -> TurnResult:
+        stopped = False
+        tokens = self._answer.tokens[: self._turn.config.max_new_tokens]
+        for step, text in enumerate(tokens):
+            if self._is_cut or cut == step:
+                stopped = True
+                break
+            await anyio.sleep(self._answer.token_s)
+            self._fail_at(step)
+            emit(self._piece(step, text))
+        made = step if stopped else len(tokens)
+        if not stopped:
+            self._fail_at(made)
+            for rest in self._rest(made):
+                emit(rest)
         return self._result(made, made if stopped else None)
-
-    def interrupt(self) -> None:
-        """Cut the prefill at its next check, or the answer before its next token."""
-        self._is_cut = True
-
-    async def release(self) -> None:
-        """Free the slot."""
-        if self._running:
-            self._rules.violate("B4: release while the turn is in flight")
-        if self._phase == "released":
-            self._rules.violate("B5: the turn is released already")
-        self._phase = "released"
-        self._rules.held_slots.discard(self._slot)
 
     def _rest(self, made: int) -> Iterator[TurnChunk]:
         """The text held back, at the end of an answer of so many tokens."""
@@ -294,17 +316,6 @@ class ScriptedTurn:
     def _fail_at(self, step: int) -> None:
         if self._answer.fault in ("fail", "gone") and self._answer.fault_at == step:
             raise FAULTS[self._answer.fault](f"turn {self._turn.index}: the script says so")
-
-    @contextmanager
-    def _call(self, name: str, due: str) -> Iterator[None]:
-        """Check the order of calls; a failed call leaves `broken`."""
-        if self._running or self._phase != due:
-            self._rules.violate(f"B1: {name} of a turn that is {self._phase}")
-        self._running, self._phase = True, "broken"
-        try:
-            yield
-        finally:
-            self._running = False
 
 
 def _tokens_of(message: Message) -> int:
@@ -357,23 +368,20 @@ def default_hearing(chunk: Chunk) -> Heard:
     return Heard(text=f"{word}-{chunk.utterance}.{chunk.index} ")
 
 
-class ScriptedTranscript:
+class ScriptedTranscript(OnSlot):
     """A transcription on a slot."""
 
     def __init__(self, rules: Rules, hears: HearingScript, slot: int) -> None:
-        self._rules, self._hears, self._slot = rules, hears, slot
+        super().__init__(rules, slot)
+        self._hears = hears
         self._expected: tuple[int, int] | None = None
         self._kv_length = 0
-        self._running = self._released = False
 
-    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+    async def run(self, chunk: Chunk, cut: Cut | None = None) -> ChunkResult:  # noqa: ARG002
         """Transcribe a second by its script; `ContextFull`, before feeding, if it is too long."""
-        self._check(chunk)
-        self._running = True
-        try:
+        with self._call(f"chunk {chunk.index}", after="ready"):
+            self._check(chunk)
             return await self._run(chunk)
-        finally:
-            self._running = False
 
     async def _run(self, chunk: Chunk) -> ChunkResult:
         self._expected = None  # until it succeeds, only a new utterance may follow
@@ -407,19 +415,8 @@ class ScriptedTranscript:
             costs=Costs(generate_us=took_us, llm_us=took_us, wall_us=took_us),
         )
 
-    async def release(self) -> None:
-        """Free the slot."""
-        if self._running:
-            self._rules.violate("B4: release while a chunk is in flight")
-        if self._released:
-            self._rules.violate("B5: the transcription is released already")
-        self._released = True
-        self._rules.held_slots.discard(self._slot)
-
     def _check(self, chunk: Chunk) -> None:
         """Check the order of chunks; a failed utterance must not continue."""
-        if self._running or self._released:
-            self._rules.violate(f"B1: chunk {chunk.index} while another is in flight, or after")
         if len(chunk.pcm) != UNIT_BYTES:
             self._rules.violate(f"B1: chunk {chunk.index} has {len(chunk.pcm)} bytes of PCM")
         if chunk.index and (chunk.utterance, chunk.index) != self._expected:

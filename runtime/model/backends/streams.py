@@ -19,8 +19,6 @@ import attrs
 from protocol.values.limits import SLICES_MAX
 from protocol.values.model import Costs, Picture, Sound, Text
 
-from .base import ModelSession
-
 FinishReason = Literal["stop", "length", "context_full"]
 """Why a chunk's answer ended: a stop token, its `max_tokens`, or a full context."""
 OutputKind = Literal["delta", "final_only"]
@@ -187,7 +185,7 @@ class Extended:
     costs: Costs = Costs()
 
 
-class AnchorSession(ModelSession, Protocol):
+class AnchorSession(Protocol):
     """One anchored request on a backend, from its slot's lease to its release."""
 
     async def extend(
@@ -209,6 +207,10 @@ class AnchorSession(ModelSession, Protocol):
             BackendError: it failed, or the request was cut; release it.
             BackendGone: the request is lost.
         """
+        ...
+
+    async def release(self) -> None:
+        """Free everything it holds; never raises if it is lost."""
         ...
 
     def interrupt(self) -> None:

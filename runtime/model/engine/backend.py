@@ -56,15 +56,13 @@ from protocol.values.model import (
     Opened,
     Opening,
     PastUnit,
-    Prefill,
     Turn,
-    TurnChunk,
     TurnResult,
     Unit,
     UnitResult,
 )
 
-from ..backends.base import BackendError, BackendInfo, Forced, ForcedResult, require_tools
+from ..backends.base import BackendError, BackendInfo, Emit, Forced, ForcedResult, ignore
 from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
 from .engine import BACKGROUND, Engine
 
@@ -277,11 +275,10 @@ class EngineBackend:
             raise
         return session
 
-    async def chat(self, turn: Turn, *, slot: int) -> EngineTurn:
-        """Take a chat turn; `BackendError` if the model does not chat, or not with tools."""
+    async def chat(self, *, slot: int) -> EngineTurn:
+        """Take a slot for a turn; `BackendError` if the model does not chat."""
         self._check(slot, "chat", "does not chat")
-        require_tools(self.info, turn)
-        return EngineTurn(self._model.chat(turn, slot=slot), self._calls)
+        return EngineTurn(self._model.chat(slot=slot), self._calls)
 
     async def anchor(self, anchoring: Anchoring, *, slot: int) -> EngineAnchor:
         """Take a streaming request; `BackendError` if the model takes none."""
@@ -320,6 +317,10 @@ class _OnEngine(Generic[Held]):
     stepped: Held
     _calls: EngineCalls
 
+    def interrupt(self, index: int = -1) -> None:
+        """Cut unit `index`, or all else, running or waiting for the engine; never blocks."""
+        self.stepped.interrupt(index)
+
     async def release(self) -> None:
         """Free everything it holds; after a `BackendError` the slot is unsafe to reuse."""
         await self._calls.at_once("release", self.stepped.release)
@@ -341,7 +342,7 @@ class EngineSession(_OnEngine["SteppedSession"]):
         finally:
             self._calls.released()
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Prefill and generate one unit."""
         return await self._calls.call("run_unit", partial(self.stepped.unit, unit, cut))
 
@@ -349,10 +350,6 @@ class EngineSession(_OnEngine["SteppedSession"]):
         """Prefill and generate one unit as recorded."""
         steps = partial(self.stepped.forced_unit, unit, cut, forced)
         return await self._calls.call("run_forced", steps)
-
-    def interrupt(self, index: int) -> None:
-        """Cut unit `index`, running or waiting for the engine; never blocks."""
-        self.stepped.interrupt(index)
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
@@ -379,23 +376,14 @@ class EngineSession(_OnEngine["SteppedSession"]):
 class EngineTurn(_OnEngine["ChatTurn"]):
     """One chat turn on an engine; `stepped` is its state."""
 
-    async def prefill(self) -> Prefill:
-        """Feed the conversation; pictures are encoded one by one."""
+    async def run(self, turn: Turn, cut: Cut | None = None, *, emit: Emit = ignore) -> TurnResult:
+        """Feed the conversation, its pictures one by one, and answer."""
         stepped, calls = self.stepped, self._calls
-        for place in range(await calls.work("measure", stepped.measure)):
+        for place in range(await calls.work("measure", partial(stepped.measure, turn))):
             await calls.call("see", partial(stepped.see, place), due_ns=BACKGROUND)
-        return await calls.call("prefill", stepped.prefill, due_ns=BACKGROUND)
-
-    async def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None = None
-    ) -> TurnResult:
-        """Answer the turn."""
-        steps = partial(self.stepped.generate, cut=cut)
-        return await self._calls.stream("generate", steps, emit, self.interrupt)
-
-    def interrupt(self) -> None:
-        """Cut the turn at its next step, running or waiting for the engine; never blocks."""
-        self.stepped.interrupt()
+        emit(await calls.call("prefill", stepped.prefill, due_ns=BACKGROUND))
+        steps = partial(stepped.generate, cut=None if cut is None else cut.step)
+        return await calls.stream("generate", steps, emit, stepped.interrupt)
 
 
 @attrs.define(eq=False)
@@ -415,10 +403,6 @@ class EngineAnchor(_OnEngine["Anchor"]):
         due_ns = BACKGROUND if due_s is None else due_s * NS_PER_S
         return await self._calls.stream("extend", steps, emit, self.interrupt, due_ns=due_ns)
 
-    def interrupt(self) -> None:
-        """Cut the request, running or waiting for the engine; never blocks."""
-        self.stepped.interrupt()
-
 
 @attrs.define(eq=False)
 class EngineTranscript(_OnEngine["Transcript"]):
@@ -426,7 +410,7 @@ class EngineTranscript(_OnEngine["Transcript"]):
 
     _pace: Pace = attrs.field(factory=Pace)
 
-    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+    async def run(self, chunk: Chunk, cut: Cut | None = None) -> ChunkResult:  # noqa: ARG002
         """Transcribe a second of an utterance."""
         now_s = anyio.current_time()
         due_s = self._pace.due_s(now_s, CHUNK_S) - now_s

@@ -50,7 +50,7 @@ class ChatPage {
     type: "file",
     multiple: true,
     hidden: true,
-    accept: "image/jpeg,image/png,image/webp,audio/wav,video/mp4,video/quicktime,video/webm,video/x-matroska",
+    accept: "image/jpeg,image/png,image/webp,audio/*,video/mp4,video/quicktime,video/webm,video/x-matroska",
     onchange: () => this.#attach(),
   });
   #attached = h("ul", { class: "attached", "aria-label": "Attached files" });

@@ -79,16 +79,26 @@ export function dialog(title, ...children) {
 export const when = (/** @type {number} */ ms) =>
   new Date(ms).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 
-/**
- * Count seconds down, each second, until none is left or the place is taken from the page.
- * @param {number} seconds @param {(left: number) => void} tell @returns {() => void} ends it
- */
-export function countdown(seconds, tell) {
-  const end = performance.now() + seconds * 1000;
-  const left = () => Math.max(0, Math.round((end - performance.now()) / 1000));
-  tell(left());
-  const ticking = window.setInterval(() => (tell(left()), left() || clearInterval(ticking)), 1000);
-  return () => clearInterval(ticking);
+/** Counts seconds down. */
+export class Countdown {
+  #ticking = 0;
+
+  /** In place of what was counted before. @param {number} seconds @param {(left: number) => void} tell each second */
+  start(seconds, tell) {
+    this.stop();
+    const end = performance.now() + seconds * 1000;
+    const tick = () => {
+      const left = Math.max(0, Math.round((end - performance.now()) / 1000));
+      tell(left);
+      if (!left) this.stop();
+    };
+    this.#ticking = window.setInterval(tick, 1000);
+    tick();
+  }
+
+  stop() {
+    clearInterval(this.#ticking);
+  }
 }
 
 /** @param {number} ms */

@@ -4,10 +4,12 @@ import { ApiError, ask, askJson, key, save } from "./api.js";
 import { Digests, firstWords, passageWith } from "./digests.js";
 import { button, duration, field, fill, h, notice, select, size, spoken, when } from "./dom.js";
 import { replay } from "./replay.js";
+import { Selection } from "./selection.js";
 import { share } from "./share.js";
 import { endedHow } from "./words.js";
 
 const PAGE = 50;
+const TYPING_MS = 300; // a search begins when its user pauses
 const NUMBERS = new Set(["Length", "Size", "Delay", "Dropped"]);
 const DAY_MS = 86_400_000;
 /** @type {[string, string][]} */
@@ -50,25 +52,24 @@ class RecordingsPage {
     placeholder: "sess_…",
     autocomplete: "off",
     spellcheck: false,
-    onchange: () => this.load(),
+    oninput: () => this.#soon(),
   });
   #text = h("input", {
     type: "search",
     placeholder: "in what was said",
     autocomplete: "off",
-    onchange: () => this.load(),
+    oninput: () => this.#soon(),
   });
   #digests = new Digests();
-  /** @type {Map<string, string>} the ids of those that are selected, with their names */ #selected = new Map();
-  #all = h("input", { type: "checkbox", "aria-label": "Select all that are shown", onchange: () => this.#selectAll() });
-  #chosen = h("p", { class: "row under", hidden: true, role: "status" });
-  #owner = h("input", { type: "search", autocomplete: "off", spellcheck: false, onchange: () => this.load() });
+  #selection;
+  #owner = h("input", { type: "search", autocomplete: "off", spellcheck: false, oninput: () => this.#soon() });
   #rows = h("tbody", {});
   #count = h("p", { class: "soft small", role: "status" });
   #more = h("button", { type: "button", hidden: true, onclick: () => this.#load(this.#next) }, "Show more");
   #notice = notice("bad");
   #next = "";
   #asked = 0;
+  #typing = 0;
   #shown = 0;
   #read = 0;
   #seen = new IntersectionObserver((entries) => {
@@ -80,6 +81,12 @@ class RecordingsPage {
   constructor(app) {
     this.#app = app;
     const { key: own, recording } = app.facts;
+    this.#selection = new Selection(this.#rows, {
+      compares: recording.has_views,
+      removes: own.is_admin,
+      remove: (row) => this.#delete(row),
+      onFailure: (text) => this.#notice.say(text),
+    });
     const names = [
       "Began",
       "Mode",
@@ -121,7 +128,7 @@ class RecordingsPage {
             h(
               "tr",
               {},
-              h("th", { scope: "col", class: "pick" }, this.#all),
+              h("th", { scope: "col", class: "pick" }, this.#selection.all),
               ...names.map(heading),
               h("th", { scope: "col" }, spoken("Actions")),
             ),
@@ -129,7 +136,7 @@ class RecordingsPage {
           this.#rows,
         ),
       ),
-      this.#chosen,
+      this.#selection.element,
       h("div", { class: "row under" }, this.#count, this.#more),
       recording.has_views &&
         key.get() &&
@@ -146,9 +153,13 @@ class RecordingsPage {
     return select(options, { onchange: () => this.load() });
   }
 
+  #soon() {
+    clearTimeout(this.#typing);
+    this.#typing = window.setTimeout(() => this.load(), TYPING_MS);
+  }
+
   load() {
-    this.#selected.clear();
-    this.#offer();
+    this.#selection.clear();
     return this.#load("");
   }
 
@@ -240,7 +251,7 @@ class RecordingsPage {
     const row = h(
       "tr",
       {},
-      h("td", { class: "pick" }, this.#picker(it)),
+      h("td", { class: "pick" }, this.#selection.picker(it)),
       h("td", { "data-name": "Began", title: it.recording_id }, it.began_ms === null ? "–" : when(it.began_ms)),
       cell("Mode", it.mode ?? "–"),
       own.is_admin && own.is_needed && cell("Owner", it.owner || "–"),
@@ -286,58 +297,6 @@ class RecordingsPage {
     put("Dropped", dropped === undefined ? "–" : `${dropped} s`);
   }
 
-  /** @param {any} it */
-  #picker(it) {
-    const name = it.began_ms === null ? it.recording_id : when(it.began_ms);
-    return h("input", {
-      type: "checkbox",
-      "aria-label": `Select the recording of ${name}`,
-      onchange: (/** @type {Event} */ event) => {
-        if (/** @type {HTMLInputElement} */ (event.target).checked)
-          this.#selected.set(it.recording_id, it.state === "unreadable" ? "" : name);
-        else this.#selected.delete(it.recording_id);
-        this.#offer();
-      },
-    });
-  }
-
-  #selectAll() {
-    const isWanted = this.#all.checked;
-    for (const it of this.#rows.querySelectorAll("td.pick input")) if (it.checked !== isWanted) it.click();
-  }
-
-  /** What can be done with those that are selected: two are compared, any number is deleted. */
-  #offer() {
-    const [first, second, more] = [...this.#selected];
-    const { key: own, recording } = this.#app.facts;
-    const count = this.#selected.size;
-    this.#chosen.hidden = !count;
-    if (!count) return void (this.#all.checked = false);
-    const isPair = first[1] && second?.[1] && !more && recording.has_views;
-    const path = isPair && `/api/recordings/${encodeURIComponent(first[0])}/view?diff=${encodeURIComponent(second[0])}`;
-    const removal = own.is_admin && button(`Delete ${count}`, () => this.#removeSelected(removal), { class: "danger" });
-    const alone = recording.has_views ? "Select another one to compare." : "1 selected.";
-    const told = isPair ? `${first[1]} with ${second[1]}` : count === 1 ? alone : `${count} selected.`;
-    const compare = path && h("a", { class: "button", href: path, target: "_blank", rel: "noopener" }, "Compare");
-    fill(this.#chosen, ...[compare, removal, h("span", { class: "soft" }, told)].filter(Boolean));
-  }
-
-  /** The first click asks, the second one removes all that are selected. @param {any} button */
-  async #removeSelected(button) {
-    const text = button.textContent;
-    if (text.startsWith("Delete")) {
-      button.textContent = `Really ${text.toLowerCase()}?`;
-      return void button.addEventListener("blur", () => (button.textContent = text), { once: true });
-    }
-    button.disabled = true;
-    let failure = "";
-    for (const row of [...this.#rows.children]) {
-      if (this.#selected.has(this.#recordings.get(row)?.recording_id)) failure = (await this.#delete(row)) || failure;
-    }
-    this.#offer();
-    this.#notice.say(failure);
-  }
-
   /** Remove a recording and its row. @param {Element} row @returns {Promise<string>} why it was not; empty if it was */
   async #delete(row) {
     const recording = this.#recordings.get(row);
@@ -350,7 +309,7 @@ class RecordingsPage {
       return /** @type {ApiError} */ (error).message;
     }
     row.remove();
-    this.#selected.delete(recording.recording_id);
+    this.#selection.drop(recording.recording_id);
     this.#shown -= 1;
     this.#count.textContent = `Deleted. ${this.#shown} shown.`;
     return "";
@@ -425,7 +384,6 @@ class RecordingsPage {
     const failure = await this.#delete(/** @type {Element} */ (button.closest("tr")));
     button.disabled = false;
     this.#notice.say(failure);
-    this.#offer();
   }
 }
 

@@ -23,14 +23,14 @@ export class Setup {
   #voice = select(
     [
       ["own", "The model’s own"],
-      ["file", "A WAV file…"],
+      ["file", "A sound file…"],
       ["record", "Record your own…"],
     ],
     { onchange: () => this.#pickVoice() },
   );
   #file = h("input", {
     type: "file",
-    accept: "audio/wav,.wav",
+    accept: "audio/wav,audio/aiff,audio/flac,audio/ogg,audio/mpeg,.wav,.aiff,.flac,.ogg,.opus,.mp3",
     hidden: true,
     onchange: () => this.#takeFile(),
     oncancel: () => (this.#voice.value = this.#reference ? "file" : "own"),
@@ -154,7 +154,7 @@ export class Setup {
       return this.#say(file ? `${file.name} is larger than 12 MB.` : "");
     }
     this.#reference = { name: file.name, base64: encodeBase64(await file.arrayBuffer()) };
-    this.#voice.selectedOptions[0].textContent = `A WAV file: ${file.name}`;
+    this.#voice.selectedOptions[0].textContent = `A sound file: ${file.name}`;
   }
 
   /** @param {string} text */

@@ -6,13 +6,13 @@ import { Microphone } from "../microphone.js";
 import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
 import { Consent } from "./consent.js";
-import { button, countdown, duration, fill, h, notice, select } from "./dom.js";
+import { button, Countdown, duration, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
 import { replay } from "./replay.js";
 import { Setup } from "./setup.js";
 import { share } from "./share.js";
 import { Captions, Lane, Levels, Measures, Meter } from "./stage.js";
-import { ECHO, endOf, HINTS, SEEING, STATES } from "./words.js";
+import { ECHO, endOf, HINTS, RECORDED, SEEING, STATES } from "./words.js";
 
 const TICK_MS = 500;
 
@@ -57,7 +57,7 @@ class TalkPage {
   });
   #began = 0;
   #ticking = 0;
-  #stopCounting = () => {};
+  #countdown = new Countdown();
 
   #start = button("Start talking", () => this.#toggle(), { class: "primary large" });
   #mute = button("Mute", () => this.#setMuted(!this.#isMuted), { "aria-pressed": "false", title: "Mute (M)" });
@@ -215,7 +215,7 @@ class TalkPage {
     conversation.on("state", ({ state }) => this.#settle(state));
     conversation.on("queue", ({ position, estimated_wait_s: s, queue_length: length }) => {
       const place = `Place ${position} of ${length} in the queue`;
-      this.#count(s, (left) => (this.#detail.textContent = left ? `${place}, about ${left} s.` : `${place}.`));
+      this.#countdown.start(s, (left) => (this.#detail.textContent = left ? `${place}, about ${left} s.` : `${place}.`));
     });
     conversation.on("created", (created) => this.#created(created));
     conversation.on("caption", (caption) => this.#captions.tell(caption));
@@ -231,7 +231,7 @@ class TalkPage {
       this.#measures.kv(Number(unit.metrics.kv_cache_length ?? 0), this.#app.facts.context_limit);
     });
     conversation.on("going_away", ({ secondsLeft }) =>
-      this.#count(secondsLeft, (left) => this.#notice.say(`The server will shut down: ${left} s are left.`, "warn")),
+      this.#countdown.start(secondsLeft, (left) => this.#notice.say(`The server will shut down: ${left} s are left.`, "warn")),
     );
     conversation.on("error", ({ code, message }) => {
       this.#notice.say(sentence(message), "bad");
@@ -245,25 +245,12 @@ class TalkPage {
     conversation.on("ended", ({ reason, error }) => this.#ended(conversation, reason, error));
   }
 
-  /** Show what is left of some seconds, in place of what was counted before. @param {number} seconds @param {(left: number) => void} tell */
-  #count(seconds, tell) {
-    this.#stopCounting();
-    this.#stopCounting = countdown(seconds, tell);
-  }
-
   /** @param {import("../antiphon.js").Created} created */
   #created({ recording, recordingId, recordingNotice }) {
-    this.#stopCounting();
+    this.#countdown.stop();
     this.#began = Date.now();
     this.#ticking = window.setInterval(() => this.#measures.time(duration(Date.now() - this.#began)), TICK_MS);
-    const told = {
-      on: "This conversation is recorded.",
-      off: "This conversation is not recorded.",
-      failed: "The recording has failed.",
-    };
-    this.#detail.textContent = [told[/** @type {keyof typeof told} */ (recording)] ?? "", recordingNotice]
-      .join(" ")
-      .trim();
+    this.#detail.textContent = `${RECORDED[recording ?? ""] ?? ""} ${recordingNotice}`.trim();
     this.#links.dataset.recording = recording === "on" ? recordingId : "";
     this.#preview.srcObject = this.#conversation?.camera?.stream ?? null;
     this.#preview.hidden = !this.#preview.srcObject;
@@ -272,7 +259,7 @@ class TalkPage {
   /** @param {Conversation} conversation @param {string} reason @param {Error | null} error */
   #ended(conversation, reason, error) {
     clearInterval(this.#ticking);
-    this.#stopCounting();
+    this.#countdown.stop();
     this.#advice.say("");
     this.#conversation = null;
     this.#detail.textContent = error ? "" : endOf(reason, null);

@@ -14,6 +14,13 @@ export const STATES = {
   ended: "The conversation is over",
 };
 
+/** @type {Record<string, string>} Whether a conversation is recorded, as the server says. */
+export const RECORDED = {
+  on: "This conversation is recorded.",
+  off: "This conversation is not recorded.",
+  failed: "The recording has failed.",
+};
+
 export const ECHO =
   "The model hears itself: your microphone picks up the loudspeaker. Use headphones, or turn the volume down.";
 

@@ -99,7 +99,7 @@ class _Answering:
         self._pcms = pcms
         self._kv_length = 40
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Answer at once."""
         await checkpoint()
         self._kv_length += 70
@@ -140,7 +140,7 @@ class _Answering:
 class _Hearing:
     """A transcription by a model that computes nothing: each second has the same words."""
 
-    async def run_chunk(self, chunk: Chunk) -> ChunkResult:
+    async def run(self, chunk: Chunk, cut: Cut | None = None) -> ChunkResult:
         """Answer at once."""
         await checkpoint()
         return ChunkResult(

@@ -81,9 +81,9 @@ def ask(
     )
 
     def course(slot: int) -> Steps[Answer]:
-        chunks, session = list[TurnChunk](), model.chat(turn, slot=slot)
+        chunks, session = list[TurnChunk](), model.chat(slot=slot)
         try:
-            for picture in range(session.measure()):
+            for picture in range(session.measure(turn)):
                 yield from session.see(picture)
             yield from session.prefill()
             return chunks, (yield from session.generate(chunks.append))

@@ -25,13 +25,13 @@ MISTAKES_MIN: Final = 10
 ON_STDOUT: Final = ("doctor", "recordings verify")
 """Commands whose verdict is their result."""
 ROWS: Final = """
-2 | talk | name a WAV file to be said, or give --mic; not both
+2 | talk | name a WAV file to be said, or give --mic
 2 | talk missing.wav | missing.wav: No such file or directory
 2 | talk notes.txt | notes.txt: not a sound file that can be read
 2 | talk notes.wav | notes.wav: not a sound file that can be read
 2 | talk empty.wav | empty.wav: not a sound file that can be read
 2 | talk empty | empty: Is a directory
-2 | talk a.wav --mic | name a WAV file to be said, or give --mic; not both
+2 | talk a.wav --mic | name a WAV file to be said, or give --mic
 2 | talk a.wav --url 127.0.0.1 | --url: '127.0.0.1' is no address of a server: it is like 127.0.0.
 1 | talk a.wav --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is a se
 2 | talk a.wav --frame notes.txt | notes.txt: 5 bytes that are not a JPEG
@@ -43,7 +43,7 @@ ROWS: Final = """
 2 | talk a.wav --reply a.wav | --reply: a.wav would be overwritten
 2 | talk a.wav a.jpg | Got unexpected extra argument (a.jpg)
 1 | talk a.wav --key "no key" --url 127.0.0.1:1 | a key has only letters, digits and -._~+/
-2 | talk --mic --fast | --fast is for a FILE: a microphone is as fast as its user
+2 | talk --mic --fast | --fast is for a file
 2 | talk a.jpg | a.jpg: not a sound file that can be read
 1 | chat "hi" --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is a ser
 1 | chat "hi" --url https://127.0.0.1:1 | cannot connect to wss://127.0.0.1:1: connection refused;

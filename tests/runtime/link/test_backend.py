@@ -20,6 +20,7 @@ from protocol.values.model import (
     Message,
     Opening,
     PastUnit,
+    Prefill,
     SpeechConfig,
     Text,
     Tool,
@@ -40,6 +41,7 @@ from runtime.model.backends.base import (
     Closes,
     ContextFull,
     Mortal,
+    Piece,
     Rebuilds,
     Remote,
     Transcribes,
@@ -115,9 +117,9 @@ async def test_a_duplex_session_is_equal() -> None:
             unit = Unit(
                 index=index, pcm=pcm(), frames=(b"jpeg" * 999,) * 2, force_listen=index == 9
             )
-            said += [await session.run_unit(unit), await session.finalize(index, interrupted=False)]
+            said += [await session.run(unit), await session.finalize(index, interrupted=False)]
         cut = Cut(stage="llm", step=3)
-        said.append(await session.run_unit(Unit(index=13, pcm=SILENCE), cut))
+        said.append(await session.run(Unit(index=13, pcm=SILENCE), cut))
         said.append(await session.finalize(13, interrupted=True))
         await session.release()
         return said
@@ -135,12 +137,12 @@ async def test_failures_and_their_undoing_are_equal() -> None:
 
     async def play(backend: Backend) -> list[object]:
         session = await backend.open(OPENING, slot=0)
-        said: list[object] = [await session.run_unit(Unit(index=0, pcm=SILENCE))]
+        said: list[object] = [await session.run(Unit(index=0, pcm=SILENCE))]
         said.append(await session.finalize(0, interrupted=False))
-        said.append(await failure(session.run_unit(Unit(index=1, pcm=SILENCE))))
+        said.append(await failure(session.run(Unit(index=1, pcm=SILENCE))))
         await session.rollback(1)
-        said.append(await failure(session.run_unit(Unit(index=2, pcm=SILENCE))))
-        said.append(await session.run_unit(Unit(index=3, pcm=SILENCE)))
+        said.append(await failure(session.run(Unit(index=2, pcm=SILENCE))))
+        said.append(await session.run(Unit(index=3, pcm=SILENCE)))
         await session.release()
         return said
 
@@ -161,7 +163,8 @@ async def test_an_opening_that_fails_leaves_the_slot_empty(fault: Any) -> None:
             kind, text = await failure(backend.open(OPENING, slot=0))
             assert kind is (ContextFull if fault == "context_full" else BackendError)
             assert text == f"the script says so (open: {fault})"
-        held = await backend.chat(turn(), slot=0)
+        held = await backend.chat(slot=0)
+        assert (await held.run(turn())).reason == "turn_end"
         await held.release()
 
 
@@ -171,17 +174,16 @@ async def test_a_turn_is_equal() -> None:
     async def play(backend: Backend) -> list[object]:
         assert isinstance(backend, Chats)
         said: list[object] = []
-        for cut in (None, 2):
-            held = await backend.chat(turn(), slot=2)
-            said.append(await held.prefill())
-            chunks: list[TurnChunk] = []
-            said += [await held.generate(chunks.append, cut), chunks]
+        for cut in (None, Cut(stage="llm", step=2)):
+            held = await backend.chat(slot=2)
+            pieces: list[Piece] = []
+            said += [await held.run(turn(), cut, emit=pieces.append), pieces]
             await held.release()
         return said
 
     said = await equal(scripted(), play)
-    assert said[2]
-    assert said[4].cut == 2
+    assert [type(piece) for piece in said[1][:2]] == [Prefill, TurnChunk]
+    assert said[2].cut == 2
 
 
 async def test_a_turn_that_fails_is_equal() -> None:
@@ -191,11 +193,8 @@ async def test_a_turn_that_fails_is_equal() -> None:
         assert isinstance(backend, Chats)
         said: list[object] = []
         for text in ("full", "fail"):
-            held = await backend.chat(turn(text), slot=0)
-            said.append(await failure(held.prefill()) if text == "full" else await held.prefill())
-            if text == "fail":
-                chunks: list[TurnChunk] = []
-                said += [await failure(held.generate(chunks.append)), chunks]
+            held, pieces = await backend.chat(slot=0), list[Piece]()
+            said += [await failure(held.run(turn(text), emit=pieces.append)), pieces]
             await held.release()
         return said
 
@@ -206,21 +205,21 @@ async def test_a_turn_that_fails_is_equal() -> None:
 
     said = await equal(scripted(chat=answer), play)
     assert [said[0][0], said[2][0]] == [ContextFull, BackendError]
+    assert [len(said[1]), len(said[3])] == [0, 2]
 
 
 async def test_a_turn_that_cannot_be_served_is_refused() -> None:
     """Its client would not be told why."""
 
     class Picky(ScriptedBackend):
-        async def chat(self, turn: Turn, *, slot: int) -> Any:
+        async def chat(self, *, slot: int) -> Any:
             raise BackendRefused("this model has no voice")
 
     async with linked(Picky(slots=1)) as backend:
         for _ in range(2):
-            assert await failure(backend.chat(turn(), slot=0)) == (
-                BackendRefused,
-                "this model has no voice",
-            )
+            held = await backend.chat(slot=0)
+            assert await failure(held.run(turn())) == (BackendRefused, "this model has no voice")
+            await held.release()
 
 
 async def test_a_turn_with_tools_is_equal_and_refused_by_a_model_without() -> None:
@@ -229,9 +228,8 @@ async def test_a_turn_with_tools_is_equal_and_refused_by_a_model_without() -> No
 
     async def play(backend: Backend) -> list[object]:
         assert isinstance(backend, Chats)
-        held = await backend.chat(asked, slot=0)
-        await held.prefill()
-        result = await held.generate(lambda _: None)
+        held = await backend.chat(slot=0)
+        result = await held.run(asked)
         await held.release()
         return [result]
 
@@ -240,7 +238,7 @@ async def test_a_turn_with_tools_is_equal_and_refused_by_a_model_without() -> No
     assert made.calls == (ToolCall(name="clock", arguments="{}"),)
     async with linked(ScriptedBackend(slots=1, tools=False)) as backend:
         assert not backend.info.tools
-        kind, text = await failure(backend.chat(asked, slot=0))
+        kind, text = await failure((await backend.chat(slot=0)).run(asked))
         assert (kind, text) == (BackendRefused, "tools: this server's model has none")
 
 
@@ -256,7 +254,7 @@ async def test_a_transcription_is_equal() -> None:
                 chunk = Chunk(
                     utterance=utterance, index=index, pcm=pcm(), is_last=index == 2, seed=5
                 )
-                said.append(await held.run_chunk(chunk))
+                said.append(await held.run(chunk))
         await held.release()
         return said
 
@@ -283,9 +281,7 @@ async def test_an_interrupt_cuts_the_unit_in_flight(turns: int) -> None:
         results = []
 
         async def run() -> None:
-            results.append(
-                await session.run_unit(Unit(index=4, pcm=SILENCE, frames=(b"j" * 9999,)))
-            )
+            results.append(await session.run(Unit(index=4, pcm=SILENCE, frames=(b"j" * 9999,))))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
@@ -307,7 +303,7 @@ async def test_an_interrupt_that_overtakes_its_unit_is_kept() -> None:
 
         async def run() -> None:
             unit = Unit(index=0, pcm=SILENCE, frames=(b"jpeg" * 500_000,))
-            results.append(await session.run_unit(unit))
+            results.append(await session.run(unit))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
@@ -326,7 +322,7 @@ async def test_a_large_unit_does_not_wait_for_another_message(
         session = await backend.open(OPENING, slot=0)
         with anyio.fail_after(20):
             unit = Unit(index=0, pcm=SILENCE, frames=(b"jpeg" * 500_000,))
-            assert (await session.run_unit(unit)).index == 0
+            assert (await session.run(unit)).index == 0
         await session.release()
 
 
@@ -334,18 +330,27 @@ async def test_a_turn_is_cut() -> None:
     """Its client would wait for an answer that it cancelled."""
     slow = Answer(tokens=("a ",) * 999, token_s=0.05)
     async with linked(ScriptedBackend(chat=lambda _: slow)) as backend:
-        held = await backend.chat(turn(), slot=0)
-        await held.prefill()
-        chunks: list[TurnChunk] = []
+        held = await backend.chat(slot=0)
+        pieces: list[Piece] = []
 
-        def emit(chunk: TurnChunk) -> None:
-            chunks.append(chunk)
-            held.interrupt()
+        def emit(piece: Piece) -> None:
+            pieces.append(piece)
+            held.interrupt(0)
 
-        result = await held.generate(emit)
+        result = await held.run(turn(), emit=emit)
         assert result.reason == "interrupted"
-        assert len(chunks) < 100
+        assert len(pieces) < 100
         await held.release()
+        for waits in range(3):
+            held = await backend.chat(slot=0)
+            large = turn("x" * 4_000_000 * waits)
+            with anyio.fail_after(20):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(failure, held.run(large))
+                    for _ in range(waits):
+                        await anyio.lowlevel.checkpoint()
+                    held.interrupt(0)  # It may overtake the turn, which is cut all the same.
+            await held.release()
 
 
 async def test_gateways_share_the_slots_of_a_worker() -> None:
@@ -364,7 +369,7 @@ async def test_gateways_share_the_slots_of_a_worker() -> None:
         await second.release()
         third = await one.open(OPENING, slot=1)
         for session in (first, third):
-            assert (await session.run_unit(Unit(index=0, pcm=SILENCE))).index == 0
+            assert (await session.run(Unit(index=0, pcm=SILENCE))).index == 0
             await session.release()
         assert not served.held_slots
         assert not served.violations
@@ -377,6 +382,24 @@ async def test_a_cancelled_call_ends_at_the_worker_too() -> None:
         with anyio.move_on_after(0.05):
             await backend.open(OPENING, slot=0)
         await until(lambda: not served.held_slots)
+
+
+async def test_a_cancelled_opening_costs_no_other_session() -> None:
+    """All sessions of a gateway would be lost with one that was left while it was opened."""
+
+    def opening(asked: Opening) -> Call:
+        return Call(duration_s=60 if asked.instructions == "slow" else 0)
+
+    served = ScriptedBackend(script=quick, opening=opening, slots=2)
+    async with linked(served) as backend:
+        session = await backend.open(OPENING, slot=0)
+        with anyio.move_on_after(0.05):
+            await backend.open(attrs.evolve(OPENING, instructions="slow"), slot=1)
+        await until(lambda: served.held_slots == {0})
+        other = await backend.open(OPENING, slot=1)
+        for each in (session, other):
+            assert (await each.run(Unit(index=0, pcm=SILENCE))).index == 0
+            await each.release()
 
 
 async def test_a_cancelled_opening_that_is_done_is_released() -> None:
@@ -423,11 +446,11 @@ async def test_a_rebuild_is_equal() -> None:
         past = []
         for index in range(PAST_UNITS_MAX):
             unit = Unit(index=index, pcm=pcm(1.0, 0.01 * index), frames=(b"jpeg" * 99,))
-            result = attrs.evolve(await first.run_unit(unit), pcm=b"")
+            result = attrs.evolve(await first.run(unit), pcm=b"")
             await first.finalize(index, interrupted=False)
             past.append(PastUnit(unit=unit, result=result, interrupted=False, is_voiced=False))
         unit = Unit(index=PAST_UNITS_MAX, pcm=SILENCE)
-        return [await other.rebuild(past, exact=True), await other.run_unit(unit)]
+        return [await other.rebuild(past, exact=True), await other.run(unit)]
 
     assert (await equal(scripted(), play))[0].index == PAST_UNITS_MAX - 1
 
@@ -436,7 +459,7 @@ class Older:
     """A session that knows no rebuild."""
 
     def __init__(self, session: ScriptedSession) -> None:
-        self.opened, self.run_unit, self.release = session.opened, session.run_unit, session.release
+        self.opened, self.run, self.release = session.opened, session.run, session.release
         self.interrupt = session.interrupt
 
 
@@ -459,7 +482,7 @@ async def test_a_model_that_cannot_rebuild_says_so() -> None:
         )
         kind, text = await failure(session.rebuild([past], exact=True))
         assert (kind, text) == (BackendError, "model scripted cannot rebuild a session")
-        assert (await session.run_unit(unit)).index == 0
+        assert (await session.run(unit)).index == 0
 
 
 async def test_a_bug_of_the_backend_is_no_backend_error() -> None:

@@ -129,7 +129,7 @@ async def test_all_calls_in_flight_are_gone_at_once() -> None:
 
         async def run(slot: int) -> None:
             with pytest.raises(BackendGone):
-                await sessions[slot].run_unit(UNIT)
+                await sessions[slot].run(UNIT)
             told.append(slot)
 
         async with anyio.create_task_group() as tasks:
@@ -233,8 +233,8 @@ async def test_an_answer_about_another_unit_is_a_lie() -> None:
     """A session would send one unit's answer as another's."""
 
     class Mixed(ScriptedSession):
-        async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-            return attrs.evolve(await super().run_unit(unit, cut), index=unit.index + 1)
+        async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+            return attrs.evolve(await super().run(unit, cut), index=unit.index + 1)
 
     class MixedBackend(ScriptedBackend):
         async def open(self, opening: Opening, *, slot: int) -> Mixed:
@@ -244,7 +244,7 @@ async def test_an_answer_about_another_unit_is_a_lie() -> None:
     async with worker_of(MixedBackend(script=quick)) as pair:
         session = await (await pair.connect()).open(OPENING, slot=0)
         with pytest.raises(BackendGone, match="a UnitDone is no answer here"):
-            await session.run_unit(UNIT)
+            await session.run(UNIT)
 
 
 async def test_a_backend_that_is_gone_ends_its_worker() -> None:
@@ -270,7 +270,7 @@ async def test_sessions_of_a_lost_gateway_are_cut_and_released() -> None:
 
         async def run(slot: int) -> None:
             with pytest.raises(BackendGone):
-                await sessions[slot].run_unit(UNIT)
+                await sessions[slot].run(UNIT)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, 0)
@@ -293,7 +293,7 @@ async def test_a_call_that_hangs_ends_the_worker(monkeypatch: pytest.MonkeyPatch
 
         async def run() -> None:
             with pytest.raises(BackendGone):
-                await session.run_unit(UNIT)
+                await session.run(UNIT)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
@@ -345,7 +345,7 @@ async def test_a_worker_outlives_bad_gateways(garbage: bytes, greets: bool) -> N
                 except (anyio.EndOfStream, anyio.BrokenResourceError):
                     break
         await stream.aclose()
-        assert (await session.run_unit(UNIT)).index == 0
+        assert (await session.run(UNIT)).index == 0
         await session.release()
         assert not served.held_slots
 
@@ -562,7 +562,7 @@ async def test_a_session_over_tls() -> None:
     async with over_tls(authority) as (pair, address):
         backend = await connect(address, token=TOKEN, tls=trusting(authority), tasks=pair.tasks)
         session = await backend.open(OPENING, slot=0)
-        assert (await session.run_unit(UNIT)).index == 0
+        assert (await session.run(UNIT)).index == 0
         await session.release()
         await backend.aclose()
 

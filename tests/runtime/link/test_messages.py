@@ -44,7 +44,6 @@ from runtime.link.messages import (
     Cancel,
     Failed,
     Message,
-    Proceed,
     Rebuild,
     Receiver,
     Sender,
@@ -118,8 +117,6 @@ MESSAGES: tuple[Message, ...] = (
     *(Ask(call=7, session=4, slot=3, effect=effect) for effect in EFFECTS),
     Ask(call=8, session=4, effect=ef.StartUnit(unit=UNIT), cut=CUT),
     *(Answer(call=7, session=4, event=event) for event in EVENTS),
-    Proceed(call=9, session=4, step="prefill"),
-    Proceed(call=9, session=4, step="generate", cut=5),
     Rebuild(
         call=9,
         session=4,

@@ -174,7 +174,7 @@ async def test_passes_every_call_on() -> None:
     session: BackendSession = await backend.open(opening("ann"), slot=2)
     assert session.opened == Opened(prompt_length=7)
     cut = Cut(stage="tts", step=3)
-    assert await session.run_unit(unit(), cut) == UnitResult(index=0, is_listen=True, cut=cut)
+    assert await session.run(unit(), cut) == UnitResult(index=0, is_listen=True, cut=cut)
     assert await session.finalize(0, interrupted=True) == Finalized(index=0, kv_length=20)
     await session.rollback(1)
     await session.release()
@@ -195,7 +195,7 @@ async def test_interrupts_the_unit_that_runs() -> None:
     results: list[UnitResult] = []
 
     async def run() -> None:
-        results.append(await session.run_unit(unit()))
+        results.append(await session.run(unit()))
 
     model.gate.clear()
     async with anyio.create_task_group() as tasks:
@@ -213,12 +213,12 @@ async def test_an_interrupt_takes_no_turn_of_the_engine() -> None:
     ann, bob = await opened(model, "ann", "bob")
     model.gate.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ann.run_unit, unit())
+        tasks.start_soon(ann.run, unit())
         await enter(model)
         bob.interrupt(0)
         model.gate.set()
-    assert (await bob.run_unit(unit())).cut == Cut(stage="llm", step=0)
-    assert (await bob.run_unit(unit(1))).cut is None
+    assert (await bob.run(unit())).cut == Cut(stage="llm", step=0)
+    assert (await bob.run(unit(1))).cut is None
 
 
 @pytest.mark.anyio
@@ -228,8 +228,8 @@ async def test_hides_a_models_mistake_and_logs_it(caplog: pytest.LogCaptureFixtu
     (session,) = await opened(model, "ann")
     model.error = RuntimeError("CUDA error at secret/path.cu")
     calls: list[tuple[str, Callable[[], Any]]] = [
-        ("run_unit", lambda: session.run_unit(unit())),
-        ("run_unit", lambda: session.run_unit(unit(frames=(b"jpeg",)))),
+        ("run_unit", lambda: session.run(unit())),
+        ("run_unit", lambda: session.run(unit(frames=(b"jpeg",)))),
         ("finalize", lambda: session.finalize(0, interrupted=False)),
         ("rollback", lambda: session.rollback(0)),
         ("release", session.release),
@@ -251,7 +251,7 @@ async def test_passes_a_models_own_errors_on(error: BackendError) -> None:
     (session,) = await opened(model, "ann")
     model.error = error
     with pytest.raises(BackendError) as failed:
-        await session.run_unit(unit())
+        await session.run(unit())
     assert failed.value is error
 
 
@@ -262,9 +262,9 @@ async def test_goes_on_after_a_mistake() -> None:
     ann, bob = await opened(model, "ann", "bob")
     model.error = RuntimeError("no")
     with pytest.raises(BackendError):
-        await ann.run_unit(unit())
+        await ann.run(unit())
     model.error = None
-    assert (await bob.run_unit(unit())).is_listen
+    assert (await bob.run(unit())).is_listen
 
 
 @pytest.mark.anyio
@@ -274,7 +274,7 @@ async def test_waits_for_a_call_that_has_begun() -> None:
     (session,) = await opened(model, "ann")
     model.gate.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(session.run_unit, unit())
+        tasks.start_soon(session.run, unit())
         await enter(model)
         tasks.cancel_scope.cancel()
         threading.Timer(0, model.gate.set).start()
@@ -477,7 +477,7 @@ async def test_sessions_at_once_get_what_they_get_alone(model: DuplexModel) -> N
     async def talk(seed: int) -> None:
         session = await backend.open(random_model.opening(seed), slot=seed)
         for index in range(3):
-            result = await session.run_unit(random_model.unit(index, seed))
+            result = await session.run(random_model.unit(index, seed))
             done = await session.finalize(index, interrupted=False)
             live[seed].append((facts(result), done.kv_length))
         await session.release()
@@ -502,9 +502,9 @@ async def test_a_broken_picture_is_undone(model: DuplexModel) -> None:
     backend = EngineBackend(model)
     session = await backend.open(random_model.opening(), slot=0)
     with pytest.raises(BackendError, match="cannot be decoded"):
-        await session.run_unit(random_model.unit(0, frames=(b"no jpeg",)))
+        await session.run(random_model.unit(0, frames=(b"no jpeg",)))
     await session.rollback(0)
-    assert (await session.run_unit(random_model.unit(1))).index == 1
+    assert (await session.run(random_model.unit(1))).index == 1
     await session.release()
 
 

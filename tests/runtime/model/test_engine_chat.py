@@ -13,9 +13,18 @@ import pytest
 from protocol.values.effects import StartTurn
 from protocol.values.errors import LocalProtocolError
 from protocol.values.events import Event, SlotLeased, TurnDone, TurnPrefilled, TurnProgress
-from protocol.values.model import Message, Picture, Sound, Text, Turn, TurnChunk, TurnResult
+from protocol.values.model import (
+    Message,
+    Picture,
+    Prefill,
+    Sound,
+    Text,
+    Turn,
+    TurnChunk,
+    TurnResult,
+)
 from replay.rerun.full import ModelRerun
-from runtime.model.backends.base import BackendError, Chats, ContextFull
+from runtime.model.backends.base import BackendError, Chats, ContextFull, Piece
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.vocoder import Sounding as Vocode
@@ -60,12 +69,16 @@ def short(number: int) -> Turn:
 
 async def answered(backend: EngineBackend, turn: Turn, slot: int) -> tuple[object, ...]:
     """Have a turn answered; gives all of it but what it cost."""
-    chunks: list[TurnChunk] = []
-    session = await backend.chat(turn, slot=slot)
-    await session.prefill()
-    result = await session.generate(chunks.append)
+    pieces: list[Piece] = []
+    session = await backend.chat(slot=slot)
+    result = await session.run(turn, emit=pieces.append)
     await session.release()
-    return facts(chunks, result)
+    return facts(chunks_of(pieces), result)
+
+
+def chunks_of(pieces: Sequence[Piece]) -> list[TurnChunk]:
+    """The pieces of an answer, after its prefill."""
+    return [piece for piece in pieces if isinstance(piece, TurnChunk)]
 
 
 async def test_chats_and_sessions_at_once_get_what_they_get_alone(
@@ -83,7 +96,7 @@ async def test_chats_and_sessions_at_once_get_what_they_get_alone(
     async def talk(number: int) -> None:
         session = await backend.open(opening(number), slot=4 + number)
         for index in range(3):
-            await session.run_unit(unit(index, number))
+            await session.run(unit(index, number))
             await session.finalize(index, interrupted=False)
         await session.release()
 
@@ -101,13 +114,13 @@ async def test_pieces_come_in_order_on_the_event_loop(model: DuplexModel) -> Non
     backend, steps = EngineBackend(model), list[int]()
     here = threading.current_thread()
 
-    def emit(chunk: TurnChunk) -> None:
+    def emit(piece: Piece) -> None:
         assert threading.current_thread() is here
-        steps.append(chunk.step)
+        steps.append(piece.step if isinstance(piece, TurnChunk) else -1)
 
-    session = await backend.chat(ask(), slot=0)
-    await session.prefill()
-    result = await session.generate(emit)
+    session = await backend.chat(slot=0)
+    result = await session.run(ask(), emit=emit)
+    assert steps.pop(0) == -1
     assert steps == list(range(len(steps)))
     assert result.generated_tokens > 10
     await session.release()
@@ -115,16 +128,15 @@ async def test_pieces_come_in_order_on_the_event_loop(model: DuplexModel) -> Non
 
 async def test_an_interrupt_cuts_the_answer_within_a_token(model: DuplexModel) -> None:
     """A client that left would hold its slot to the end of the answer."""
-    backend, told = EngineBackend(model), list[TurnChunk]()
-    session = await backend.chat(ask(max_new_tokens=400, speech=None), slot=0)
-    await session.prefill()
+    backend, told = EngineBackend(model), list[Piece]()
+    session = await backend.chat(slot=0)
 
-    def emit(chunk: TurnChunk) -> None:
-        told.append(chunk)
-        if len(told) == 3:
+    def emit(piece: Piece) -> None:
+        told.append(piece)
+        if len(told) == 4:
             session.interrupt()
 
-    result = await session.generate(emit)
+    result = await session.run(ask(max_new_tokens=400, speech=None), emit=emit)
     assert result.reason == "interrupted"
     assert result.cut is not None
     assert len(told) < 30, "pieces that were made while the interrupt was on its way"
@@ -151,7 +163,7 @@ async def test_an_interrupt_cuts_the_prefill(
 ) -> None:
     """Who left amid a long prefill would keep its slot to the end of it, from those who wait."""
     backend, seen = EngineBackend(model), list[type[Work]]()
-    session = await backend.chat(ask(LONG, max_new_tokens=2), slot=3)
+    session = await backend.chat(slot=3)
     real = Machine.compute
 
     def noted(self: Machine, works: Sequence[Work]) -> list[Any]:
@@ -162,12 +174,12 @@ async def test_an_interrupt_cuts_the_prefill(
 
     monkeypatch.setattr(Machine, "compute", noted)
     with pytest.raises(BackendError, match="the turn was cut"):
-        await session.prefill()
+        await session.run(ask(LONG, max_new_tokens=2))
     assert seen.count(kind) == 1
     assert seen[-1] is kind
     assert wiped(model, 3)
     with pytest.raises(BackendError, match="out of order"):
-        await session.generate(lambda _: None)
+        await session.run(ask())
     await session.release()
     monkeypatch.undo()
     assert await answered(backend, short(1), 3) == facts(*alone(short(1)))
@@ -177,7 +189,7 @@ async def test_an_interrupt_in_the_last_block_cuts_the_turn(
     model: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn that was cut in its prefill would be told of as one that was prefilled."""
-    session = await EngineBackend(model).chat(ask(), slot=0)
+    session = await EngineBackend(model).chat(slot=0)
     real = Machine.compute
 
     def noted(self: Machine, works: Sequence[Work]) -> list[Any]:
@@ -186,7 +198,7 @@ async def test_an_interrupt_in_the_last_block_cuts_the_turn(
 
     monkeypatch.setattr(Machine, "compute", noted)
     with pytest.raises(BackendError, match="the turn was cut"):
-        await session.prefill()
+        await session.run(ask())
     assert wiped(model, 0)
 
 
@@ -198,10 +210,10 @@ async def test_a_turn_that_was_cut_computes_nothing(
     monkeypatch.setattr(Machine, "compute", lambda _, works: calls.append(works))
     monkeypatch.setattr("simplejpeg.decode_jpeg", lambda *_, **__: calls.append("a picture"))
     for turn in (ask(), ask(LONG)):
-        session = await EngineBackend(model).chat(turn, slot=0)
+        session = await EngineBackend(model).chat(slot=0)
         session.interrupt()
         with pytest.raises(BackendError, match="the turn was cut"):
-            await session.prefill()
+            await session.run(turn)
         await session.release()
     assert calls == []
 
@@ -253,14 +265,15 @@ async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(  # noqa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Speech would go on for seconds after a barge-in, or a replay would call the log wrong."""
-    backend, chunks, turn = EngineBackend(model), list[TurnChunk](), ask(**SPOKEN)
-    session = await backend.chat(turn, slot=0)
-    prefill = await session.prefill()
+    backend, pieces, turn = EngineBackend(model), list[Piece](), ask(**SPOKEN)
+    session = await backend.chat(slot=0)
     cutting, real = Cutting(kind=kind, left=at, session=session), Machine.compute
     monkeypatch.setattr(Machine, "compute", lambda self, works: cutting(self, works, real))
-    result = await session.generate(chunks.append)
+    result = await session.run(turn, emit=pieces.append)
     await session.release()
     monkeypatch.undo()
+    prefill, chunks = pieces[0], chunks_of(pieces)
+    assert isinstance(prefill, Prefill)
     assert cutting.left == 0, "the answer had no such moment"
     assert cutting.spoken_since == 0
     assert (result.reason, result.pcm, result.codec_ids) == ("interrupted", b"", ())
@@ -291,16 +304,16 @@ async def test_cancelling_cuts_the_answer_and_waits_for_it(
     model: DuplexModel, alone: Alone
 ) -> None:
     """The answer would go on in the engine, beside whoever gets the slot next (B4)."""
-    backend, told = EngineBackend(model), list[TurnChunk]()
-    session = await backend.chat(ask(max_new_tokens=400, speech=None), slot=0)
-    await session.prefill()
+    backend, told = EngineBackend(model), list[Piece]()
+    session = await backend.chat(slot=0)
     with anyio.fail_after(WAIT_S), anyio.CancelScope() as scope:
 
-        def emit(chunk: TurnChunk) -> None:
-            told.append(chunk)
-            scope.cancel()
+        def emit(piece: Piece) -> None:
+            told.append(piece)
+            if isinstance(piece, TurnChunk):
+                scope.cancel()
 
-        await session.generate(emit)
+        await session.run(ask(max_new_tokens=400, speech=None), emit=emit)
     assert scope.cancelled_caught
     assert len(told) < 30
     await session.release()
@@ -311,14 +324,14 @@ async def test_cancelling_cuts_the_answer_and_waits_for_it(
 async def test_an_emit_that_fails_leaves_no_answer_behind(model: DuplexModel) -> None:
     """A mistake of ours would leave a generator running in the slot."""
     backend = EngineBackend(model)
-    session = await backend.chat(ask(max_new_tokens=400, speech=None), slot=0)
-    await session.prefill()
+    session = await backend.chat(slot=0)
 
-    def emit(chunk: TurnChunk) -> None:
-        raise ValueError(chunk.index)
+    def emit(piece: Piece) -> None:
+        if isinstance(piece, TurnChunk):
+            raise ValueError(piece.index)
 
     with pytest.raises(BackendError, match="generate failed"):
-        await session.generate(emit)
+        await session.run(ask(max_new_tokens=400, speech=None), emit=emit)
     assert backend.engine.statistics.tasks == 2
     await session.release()
     assert wiped(model, 0)
@@ -327,18 +340,18 @@ async def test_an_emit_that_fails_leaves_no_answer_behind(model: DuplexModel) ->
 async def test_errors_of_a_turn_are_told(model: DuplexModel) -> None:
     """A conversation that is too long would look like a fault of the server."""
     backend = EngineBackend(model)
-    long = await backend.chat(ask(said("user", "x" * 9000)), slot=0)
+    long = await backend.chat(slot=0)
     with pytest.raises(ContextFull):
-        await long.prefill()
+        await long.run(ask(said("user", "x" * 9000)))
     await long.release()
-    broken = await backend.chat(ask(said("user", Picture(jpeg=picture(1)[:300]))), slot=0)
+    broken = await backend.chat(slot=0)
     with pytest.raises(BackendError, match="cannot be decoded"):
-        await broken.prefill()
+        await broken.run(ask(said("user", Picture(jpeg=picture(1)[:300]))))
     await broken.release()
     with pytest.raises(LocalProtocolError, match="slot 8"):
-        await backend.chat(ask(), slot=8)
+        await backend.chat(slot=8)
     with pytest.raises(BackendError, match="does not chat"):
-        await EngineBackend(FakeModel()).chat(ask(), slot=0)
+        await EngineBackend(FakeModel()).chat(slot=0)
 
 
 async def test_a_chat_never_holds_a_unit_up_for_long(
@@ -359,8 +372,8 @@ async def test_a_chat_never_holds_a_unit_up_for_long(
     turn = ask(Message(role="user", content=parts), max_new_tokens=2, speech=None)
 
     async def chat(slot: int) -> None:
-        session: EngineTurn = await backend.chat(turn, slot=slot)
-        await session.prefill()
+        session: EngineTurn = await backend.chat(slot=slot)
+        await session.run(turn)
         await session.release()
 
     async with anyio.create_task_group() as group:

@@ -38,7 +38,7 @@ async def talk(backend: EngineBackend, slot: int, *, pause_s: float = 0) -> None
 
 
 async def run(session: EngineSession, index: int) -> None:
-    await session.run_unit(Unit(index=index, pcm=bytes(UNIT_BYTES)))
+    await session.run(Unit(index=index, pcm=bytes(UNIT_BYTES)))
     await session.finalize(index, interrupted=False)
 
 

@@ -41,7 +41,7 @@ async def talk(backend: EngineBackend, number: int, slot: int) -> None:
     session = await backend.open(what, slot=slot)
     for index in range(1 + speaks):
         frames = (picture(number % 3),) if number % 5 == 0 else ()
-        result = await session.run_unit(unit(index, number % 5, frames=frames))
+        result = await session.run(unit(index, number % 5, frames=frames))
         if number % 11 == 0:
             await session.rollback(index)
         else:

@@ -59,7 +59,7 @@ async def test_a_session_goes_as_the_protocol_says() -> None:
         backend: Backend = LlamaOmniBackend(fake.url)
         session: BackendSession = await backend.open(opening(), slot=0)
         assert session.opened.prompt_length == 68
-        results = [await session.run_unit(unit(index)) for index in range(4)]
+        results = [await session.run(unit(index)) for index in range(4)]
         finalized = await session.finalize(3, interrupted=False)
         await session.release()
     assert list(map(said, results)) == [
@@ -112,8 +112,8 @@ async def test_all_of_a_unit_is_sent() -> None:
     fake = FakeServer()
     async with session_on(fake) as session:
         seen = unit(0, frames=(b"first", b"second"), max_slice_nums=4)
-        await session.run_unit(seen)
-        await session.run_unit(unit(1, force_listen=True))
+        await session.run(seen)
+        await session.run(unit(1, force_listen=True))
     sent = pybase64.b64encode(seen.pcm).decode()
     assert len(pybase64.b64decode(sent)) == UNIT_BYTES
     assert fake.appends == [
@@ -139,7 +139,7 @@ async def test_older_spellings_and_unknown_fields_are_taken() -> None:
         done("hello", full_text="hello", metrics=metrics),
     ]
     async with session_on(saying(answer)) as session:
-        result = await session.run_unit(unit(0))
+        result = await session.run(unit(0))
     assert said(result) == (False, "hello", SECOND, False)
     assert (result.kv_length, result.costs.prefill_us, result.vision_tokens) == (7, 1500, 64)
 
@@ -148,7 +148,7 @@ async def test_older_spellings_and_unknown_fields_are_taken() -> None:
 async def test_a_done_may_bear_all_the_text() -> None:
     """What a server said at once, and not in pieces, would be lost."""
     async with session_on(saying([done("hello")])) as session:
-        assert said(await session.run_unit(unit(0))) == (False, "hello", 0, False)
+        assert said(await session.run(unit(0))) == (False, "hello", 0, False)
 
 
 @pytest.mark.anyio
@@ -158,8 +158,8 @@ async def test_the_servers_pings_are_answered() -> None:
     async with session_on(fake) as session:
         assert fake.socket is not None
         await fake.socket.ping()
-        await session.run_unit(unit(0))
-        await session.run_unit(unit(1))
+        await session.run(unit(0))
+        await session.run(unit(1))
         assert fake.socket.pongs == 1
 
 
@@ -184,7 +184,7 @@ async def test_another_implementation_of_websockets_is_understood() -> None:
     async with serve(talk, "127.0.0.1", 0) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         session = await LlamaOmniBackend(f"ws://127.0.0.1:{port}").open(opening(), slot=0)
-        assert said(await session.run_unit(unit(0))) == (False, "hi", SECOND, False)
+        assert said(await session.run(unit(0))) == (False, "hi", SECOND, False)
         await session.release()
     assert [message["type"] for message in heard] == ["session.init", "input.append"]
 
@@ -258,9 +258,9 @@ async def test_a_forced_unit_listens_and_silences_the_voice() -> None:
         [delta("text", text="new"), audio(10), done()],
     )
     async with session_on(saying(*answers)) as session:
-        results = [await session.run_unit(unit(0))]
-        results.append(await session.run_unit(unit(1, force_listen=True)))
-        results += [await session.run_unit(unit(index)) for index in (2, 3)]
+        results = [await session.run(unit(0))]
+        results.append(await session.run(unit(1, force_listen=True)))
+        results += [await session.run(unit(index)) for index in (2, 3)]
     assert list(map(said, results)) == [
         (False, "long ", SECOND, False),
         LISTENS,
@@ -274,9 +274,9 @@ async def test_a_forced_unit_listens_whatever_the_server_says() -> None:
     """A client that asked for silence would be talked to."""
     answer = [delta("text", text="but"), audio(10), done()]
     async with session_on(saying(answer)) as session:
-        result = await session.run_unit(unit(0, force_listen=True))
+        result = await session.run(unit(0, force_listen=True))
         assert said(result) == LISTENS
-        assert said(await session.run_unit(unit(1))) == LISTENS
+        assert said(await session.run(unit(1))) == LISTENS
 
 
 @pytest.mark.anyio
@@ -285,10 +285,10 @@ async def test_nothing_follows_an_interrupted_unit() -> None:
     answers = ([delta("text", text="long "), audio(3 * SECOND), done()], [audio(9), done()])
     async with session_on(saying(*answers)) as session:
         session.interrupt(0)
-        cut = await session.run_unit(unit(0))
+        cut = await session.run(unit(0))
         await session.finalize(0, interrupted=True)
         assert said(cut) == (False, "long ", SECOND, False)  # for the log; the session withholds it
-        assert said(await session.run_unit(unit(1))) == LISTENS
+        assert said(await session.run(unit(1))) == LISTENS
 
 
 # -- release and B8 -------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ async def test_a_session_is_freed_where_its_close_fails(
         backend = LlamaOmniBackend(fake.url)
         for name in ("remote_1", "remote_2"):
             session = await backend.open(opening(), slot=0)
-            await session.run_unit(unit(0))
+            await session.run(unit(0))
             await session.release()
             await fake.until(lambda: fake.active is None)
             assert fake.closes[-1] == name
@@ -324,7 +324,7 @@ async def test_a_session_is_released_once() -> None:
         await session.release()
         await session.release()
         with pytest.raises(BackendError, match=r"the session is over, it was released$"):
-            await session.run_unit(unit(0))
+            await session.run(unit(0))
     assert fake.closes == ["remote_1"]
 
 
@@ -346,15 +346,15 @@ async def test_a_cancelled_unit_ends_its_session_and_frees_the_server() -> None:
         backend = LlamaOmniBackend(fake.url)
         session = await backend.open(opening(), slot=0)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.run_unit, unit(0))
+            tasks.start_soon(session.run, unit(0))
             await fake.until(lambda: bool(fake.appends))
             tasks.cancel_scope.cancel()
         with pytest.raises(BackendError, match=r"the session is over, unit 0 did not end$"):
-            await session.run_unit(unit(1))
+            await session.run(unit(1))
         await session.release()
         fake.answer = fake.listen_and_speak
         session = await backend.open(opening(), slot=0)
-        await session.run_unit(unit(0))
+        await session.run(unit(0))
         await session.release()
     assert fake.closes == ["remote_1", "remote_2"]
 
@@ -386,7 +386,7 @@ async def test_nothing_of_a_session_reaches_the_next() -> None:
         backend = LlamaOmniBackend(fake.url)
         first = await backend.open(opening("ann"), slot=0)
         first.interrupt(1)
-        assert said(await first.run_unit(unit(0))) == (False, "for ann", SECOND, False)
+        assert said(await first.run(unit(0))) == (False, "for ann", SECOND, False)
         with pytest.raises(LocalProtocolError, match="not released"):
             await backend.open(opening("bob"), slot=0)
         await first.release()
@@ -404,8 +404,8 @@ async def test_what_the_protocol_cannot_do_is_refused() -> None:
         with pytest.raises(BackendError, match="cannot be undone"):
             await session.rollback(0)
         with pytest.raises(BackendError, match="cannot be stopped at a given step"):
-            await session.run_unit(unit(0), Cut(stage="llm", step=3))
-        assert said(await session.run_unit(unit(0))) == LISTENS
+            await session.run(unit(0), Cut(stage="llm", step=3))
+        assert said(await session.run(unit(0))) == LISTENS
 
 
 def test_it_says_what_it_is() -> None:

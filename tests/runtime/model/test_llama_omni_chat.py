@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 import pybase64
@@ -11,15 +12,17 @@ import pytest
 from protocol.values.errors import LocalProtocolError
 from protocol.values.model import (
     ChatConfig,
+    Cut,
     Message,
     Picture,
+    Prefill,
     Sound,
     SpeechConfig,
     Text,
     Turn,
     TurnChunk,
 )
-from runtime.model.backends.base import BackendError, BackendRefused, Chats, TurnSession
+from runtime.model.backends.base import BackendError, BackendRefused, Chats, Piece, TurnSession
 from runtime.model.backends.llama_omni import LlamaOmniBackend
 from runtime.model.backends.llama_omni_wire import QUESTION_BYTES_MAX
 from tests.network.llama_omni_fake import (
@@ -64,10 +67,11 @@ async def test_a_turn_is_answered_as_it_is_made() -> None:
         backend = LlamaOmniBackend(fake.url)
         assert isinstance(backend, Chats)
         assert "chat" in backend.info.modes
-        held = await backend.chat(ask(index=3), slot=0)
-        pieces: list[TurnChunk] = []
-        prefill = await held.prefill()
-        result = await held.generate(pieces.append)
+        held = await backend.chat(slot=0)
+        made: list[Piece] = []
+        result = await held.run(ask(index=3), emit=made.append)
+        prefill, pieces = made[0], [piece for piece in made if isinstance(piece, TurnChunk)]
+        assert isinstance(prefill, Prefill)
         await held.release()
         await held.release()
     assert (prefill.index, prefill.input_tokens, prefill.cost_us) == (3, 40, 12_500)
@@ -92,7 +96,7 @@ async def test_each_turn_has_a_session_of_its_own() -> None:
             _, result = await answer(backend, ask(Text(text=words)))
             assert result.text == words
         session = await backend.open(opening(), slot=0)
-        assert said(await session.run_unit(unit(0))) == LISTENS
+        assert said(await session.run(unit(0))) == LISTENS
         await session.release()
         await still_chats(fake, backend)
     modes = ["turn_based", "turn_based", "full_duplex", "turn_based"]
@@ -243,7 +247,9 @@ async def test_what_the_server_would_pass_over_is_refused_by_name(turn: Turn, na
     """A client would believe a setting to be in force that is not."""
     async with FakeServer().running() as fake:
         backend = LlamaOmniBackend(fake.url)
-        await failing(backend.chat(turn, slot=0), BackendRefused, f"^{named}")
+        held = await backend.chat(slot=0)
+        await failing(held.run(turn), BackendRefused, f"^{named}")
+        await held.release()
         assert fake.inits == []
         await still_chats(fake, backend)
 
@@ -253,9 +259,9 @@ async def test_one_turn_or_session_at_a_time() -> None:
     """The server would close the second without a word, and nobody know why."""
     async with FakeServer().running() as fake:
         backend = LlamaOmniBackend(fake.url)
-        held = await backend.chat(ask(), slot=0)
+        held = await backend.chat(slot=0)
         with pytest.raises(LocalProtocolError, match="not released"):
-            await backend.chat(ask(), slot=0)
+            await backend.chat(slot=0)
         with pytest.raises(LocalProtocolError, match="not released"):
             await backend.open(opening(), slot=0)
         await held.release()
@@ -266,10 +272,9 @@ async def test_one_turn_or_session_at_a_time() -> None:
 async def test_no_answer_is_stopped_at_a_given_token() -> None:
     """A full replay would take what came for what was recorded."""
     async with FakeServer().running() as fake:
-        held = await LlamaOmniBackend(fake.url).chat(ask(), slot=0)
-        await held.prefill()
+        held = await LlamaOmniBackend(fake.url).chat(slot=0)
         expected = "cannot be stopped at a given token"
-        await failing(held.generate(lambda _: None, cut=2), BackendError, expected)
+        await failing(held.run(ask(), Cut(stage="llm", step=2)), BackendError, expected)
         await held.release()
 
 
@@ -284,7 +289,7 @@ async def test_an_interrupt_cuts_the_answer_and_frees_the_server() -> None:
 
         def cut(held: TurnSession) -> None:
             if len(seen) == 1:
-                held.interrupt()
+                held.interrupt(0)
             seen.append(held)
 
         seen: list[TurnSession] = []
@@ -305,21 +310,22 @@ async def test_an_interrupt_ends_what_hangs(at: str) -> None:
     fake.greeting = greeting
     async with fake.running():
         backend = LlamaOmniBackend(fake.url)
-        held = await backend.chat(ask(), slot=0)
+        held, pieces = await backend.chat(slot=0), list[Piece]()
 
         async def cut() -> None:
+            if at == "the answer":
+                while len(pieces) < 2:  # noqa: ASYNC110 - the prefill, and a piece
+                    await anyio.sleep(0.01)
             await fake.until(lambda: bool(fake.inits if greeting else fake.appends))
             held.interrupt()
 
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cut)
             if at == "the answer":
-                await held.prefill()
-                tasks.start_soon(cut)
-                result = await held.generate(lambda _: None)
+                result = await held.run(ask(), emit=pieces.append)
                 assert (result.text, result.reason, result.cut) == ("a", "interrupted", 1)
             else:
-                tasks.start_soon(cut)
-                await failing(held.prefill(), BackendError, "^remote 127.*: the turn was cut$")
+                await failing(held.run(ask()), BackendError, "^remote 127.*: the turn was cut$")
         await held.release()
         if not greeting:
             await still_chats(fake, backend)
@@ -330,9 +336,9 @@ async def test_a_turn_that_was_cut_before_asks_nothing() -> None:
     """The server would answer for nobody."""
     async with FakeServer().running() as fake:
         backend = LlamaOmniBackend(fake.url)
-        held = await backend.chat(ask(), slot=0)
+        held = await backend.chat(slot=0)
         held.interrupt()
-        await failing(held.prefill(), BackendError, "the turn was cut$")
+        await failing(held.run(ask()), BackendError, "the turn was cut$")
         await held.release()
         assert fake.inits == []
         await still_chats(fake, backend)
@@ -343,10 +349,9 @@ async def test_a_cancelled_turn_frees_the_server() -> None:
     """A server that stops would leave the model busy."""
     async with saying([text("a"), HANG]).running() as fake:
         backend = LlamaOmniBackend(fake.url)
-        held = await backend.chat(ask(), slot=0)
-        await held.prefill()
+        held = await backend.chat(slot=0)
         with anyio.CancelScope() as scope:
-            await held.generate(lambda _: scope.cancel())
+            await held.run(ask(), emit=lambda _: scope.cancel())
         assert scope.cancelled_caught
         await held.release()
         await still_chats(fake, backend)
@@ -357,8 +362,11 @@ async def test_a_backend_that_closes_lets_go_of_its_turn() -> None:
     """A server that gives a call up would leave the model busy."""
     async with saying([text("a"), HANG]).running() as fake:
         backend = LlamaOmniBackend(fake.url)
-        held = await backend.chat(ask(), slot=0)
-        await held.prefill()
-        await backend.aclose()
+        held, pieces = await backend.chat(slot=0), list[Piece]()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(held.run, ask(), emit=pieces.append))
+            while not pieces:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            await backend.aclose()
         await fake.until(lambda: fake.active is None)
         assert fake.closes == ["remote_1"]

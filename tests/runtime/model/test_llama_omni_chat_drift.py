@@ -120,13 +120,8 @@ def test_a_server_that_hangs_is_given_up(
 
             nursery.start_soon(wait)
             backend = LlamaOmniBackend(fake.url)
-            held = await backend.chat(ask(), slot=0)
-
-            async def run() -> None:
-                await held.prefill()
-                await held.generate(lambda _: None)
-
-            await failing(run(), BackendError, f"^remote 127.*: {expected}")
+            held = await backend.chat(slot=0)
+            await failing(held.run(ask()), BackendError, f"^remote 127.*: {expected}")
             await held.release()
             nursery.cancel_scope.cancel()
 
@@ -139,19 +134,19 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
     async def body(clock: MockClock) -> None:
         fake = saying([text("a"), HANG])
         async with fake.running(), trio.open_nursery() as nursery:
-            held = await LlamaOmniBackend(fake.url).chat(ask(), slot=0)
-            await held.prefill()
-            assert fake.socket is not None
-            socket = fake.socket
+            held = await LlamaOmniBackend(fake.url).chat(slot=0)
 
             async def drip() -> None:
+                await fake.until(lambda: bool(fake.appends))
+                socket = fake.socket
+                assert socket is not None
                 for _ in range(int(ANSWER_S_MAX / 50)):
                     await pass_time(clock, 50.0)
                     await socket.say(delta("text", text="b"))
 
             nursery.start_soon(drip)
             expected = "expected an answer that ends in 1800 s, got none$"
-            await failing(held.generate(lambda _: None), BackendError, expected)
+            await failing(held.run(ask()), BackendError, expected)
             await held.release()
             nursery.cancel_scope.cancel()
 
@@ -164,8 +159,8 @@ async def test_a_server_that_is_gone_is_told() -> None:
     async with FakeServer().running() as fake:
         pass
     backend = LlamaOmniBackend(fake.url)
-    held = await backend.chat(ask(), slot=0)
-    await failing(held.prefill(), BackendGone, "cannot connect to .*: connection refused$")
+    held = await backend.chat(slot=0)
+    await failing(held.run(ask()), BackendGone, "cannot connect to .*: connection refused$")
     await held.release()
 
 
@@ -220,10 +215,9 @@ async def test_the_sound_of_an_answer_is_bounded() -> None:
     """A server gone wild would fill the memory."""
     async with saying([audio(SECOND), audio(SECOND), audio(SECOND)]).running() as fake:
         backend = LlamaOmniBackend(fake.url)
-        held: Any = await backend.chat(ask(speech=SPOKEN), slot=0)
-        await held.prefill()
+        held: Any = await backend.chat(slot=0)
         held._speech_bytes = SPEECH_BYTES_MAX - 4 * SECOND
-        await failing(held.generate(lambda _: None), BackendError, "at most 1800 s of speech")
+        await failing(held.run(ask(speech=SPOKEN)), BackendError, "at most 1800 s of speech")
         await held.release()
 
 

@@ -67,8 +67,8 @@ def test_an_answer_without_an_end_ends_with_the_pong(
         fake = saying(answer)
         async with session_on(fake) as session, trio.open_nursery() as nursery:
             nursery.start_soon(pass_time, clock, QUIET_S)
-            assert said(await session.run_unit(unit(0))) == expected
-            assert said(await session.run_unit(unit(1))) == LISTENS
+            assert said(await session.run(unit(0))) == expected
+            assert said(await session.run(unit(1))) == LISTENS
 
     on_moved_clock(body)
 
@@ -88,8 +88,8 @@ def test_a_late_pong_ends_no_other_unit() -> None:
 
             fake.hold = anyio.Event()
             nursery.start_soon(wait)
-            assert said(await session.run_unit(unit(0))) == LISTENS
-            assert said(await session.run_unit(unit(1))) == (False, "hi", 0, False)
+            assert said(await session.run(unit(0))) == LISTENS
+            assert said(await session.run(unit(1))) == (False, "hi", 0, False)
 
     on_moved_clock(body)
 
@@ -109,7 +109,7 @@ def test_a_unit_without_an_answer_fails(answer: Sequence[Item]) -> None:
 
             nursery.start_soon(wait)
             expected = "^remote 127.*: expected an answer in 8 s, got none that ends$"
-            await failing(session.run_unit(unit(0)), BackendGone, expected)
+            await failing(session.run(unit(0)), BackendGone, expected)
 
     on_moved_clock(body)
 
@@ -224,16 +224,16 @@ async def test_a_server_that_strays_is_told_apart(name: str) -> None:
         backend = LlamaOmniBackend(fake.url)
         session = await backend.open(opening(), slot=0)
         with pytest.raises(BackendError, match=expected) as caught:
-            await session.run_unit(unit(0))
+            await session.run(unit(0))
         assert re.match(r"remote 127.0.0.1:\d+: expected ", str(caught.value))
         assert SECRET not in str(caught.value)
         with pytest.raises(BackendError, match=r"the session is over"):
-            await session.run_unit(unit(1))
+            await session.run(unit(1))
         await session.release()
         assert fake.closes == ["remote_1"]
         fake.answer = fake.listen_and_speak
         session = await backend.open(opening(), slot=0)
-        assert said(await session.run_unit(unit(0))) == LISTENS
+        assert said(await session.run(unit(0))) == LISTENS
         await session.release()
 
 
@@ -253,8 +253,8 @@ async def test_a_server_that_strays_is_told_apart(name: str) -> None:
 async def test_an_answer_for_nothing_is_an_error(extra: Item, expected: str) -> None:
     """Every answer after it would be taken for the one before."""
     async with session_on(saying([delta("listen"), extra])) as session:
-        await session.run_unit(unit(0))
-        await failing(session.run_unit(unit(1)), BackendError, f"^remote 127.*: {expected}")
+        await session.run(unit(0))
+        await failing(session.run(unit(1)), BackendError, f"^remote 127.*: {expected}")
 
 
 @pytest.mark.anyio
@@ -262,8 +262,8 @@ async def test_a_second_listen_is_an_error() -> None:
     """As above, where it comes with the next unit."""
     listen = delta("listen", response_id="a")
     async with session_on(saying([listen], [listen])) as session:
-        await session.run_unit(unit(0))
-        await failing(session.run_unit(unit(1)), BackendError, "got a second listen for the unit")
+        await session.run(unit(0))
+        await failing(session.run(unit(1)), BackendError, "got a second listen for the unit")
 
 
 @pytest.mark.anyio
@@ -272,7 +272,7 @@ async def test_what_waits_to_be_played_is_bounded() -> None:
     thirty = audio(30 * SECOND)
     assert VOICE_BYTES_MAX == 60 * SECOND_BYTES
     async with session_on(saying([thirty, thirty, audio(1)])) as session:
-        await failing(session.run_unit(unit(0)), BackendError, "at most 60 s of sound to wait")
+        await failing(session.run(unit(0)), BackendError, "at most 60 s of sound to wait")
 
 
 @pytest.mark.anyio
@@ -280,7 +280,7 @@ async def test_a_units_text_is_bounded() -> None:
     """As above, in pieces."""
     piece = delta("text", text="x" * TEXT_CHARS_MAX)
     async with session_on(saying([piece, piece])) as session:
-        await failing(session.run_unit(unit(0)), BackendError, "at most 4096 characters a unit")
+        await failing(session.run(unit(0)), BackendError, "at most 4096 characters a unit")
 
 
 @pytest.mark.anyio
@@ -304,7 +304,7 @@ async def test_a_units_text_is_bounded() -> None:
 async def test_an_end_amid_a_unit_is_told(answer: Sequence[Item], expected: str) -> None:
     """A session would wait for a server that is gone, or nobody could tell why it is."""
     async with session_on(saying(answer)) as session:
-        await failing(session.run_unit(unit(0)), BackendGone, f"^remote 127.*: {expected}")
+        await failing(session.run(unit(0)), BackendGone, f"^remote 127.*: {expected}")
 
 
 @pytest.mark.anyio
@@ -312,9 +312,9 @@ async def test_an_end_between_units_is_told() -> None:
     """As above, where it comes while nothing is asked."""
     closed = {"type": "session.closed", "reason": "timeout"}
     async with session_on(saying([delta("listen"), closed])) as session:
-        await session.run_unit(unit(0))
+        await session.run(unit(0))
         expected = "^remote 127.*: the remote ended the session, reason timeout$"
-        await failing(session.run_unit(unit(1)), BackendGone, expected)
+        await failing(session.run(unit(1)), BackendGone, expected)
 
 
 # -- in opening, and its health --------------------------------------------------------------------

@@ -26,7 +26,7 @@ from protocol.values.model import (
     Unit,
 )
 from runtime.model.backends.base import BackendError, ContextFull
-from runtime.model.backends.minicpmo import chat_voice
+from runtime.model.backends.minicpmo import chat as chat_module
 from runtime.model.backends.minicpmo.chat import Answer, ChatTurn
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -79,7 +79,7 @@ def facts(chunks: Sequence[TurnChunk], result: TurnResult) -> tuple[object, ...]
 def short_speech() -> Iterator[None]:
     """Random weights speak on to the most codes that there may be: 4 seconds in place of 20."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_voice, "CODES_MAX", 100)
+        patch.setattr(chat_module, "CODES_MAX", 100)
         yield
 
 
@@ -202,9 +202,9 @@ def test_speech_goes_on_where_the_decoder_starts_over(tmp_path: Path) -> None:
 # -- what is exact --------------------------------------------------------------------------------
 
 
-def whole(turn: ChatTurn, chunks: list[TurnChunk]) -> Any:
+def whole(turn: ChatTurn, asked: Turn, chunks: list[TurnChunk]) -> Any:
     """A turn from first to last, as one generator."""
-    for place in range(turn.measure()):
+    for place in range(turn.measure(asked)):
         yield from turn.see(place)
     yield from turn.prefill()
     result = yield from turn.generate(chunks.append)
@@ -234,7 +234,7 @@ def test_a_turn_is_the_same_alone_and_in_company(model: DuplexModel) -> None:
         alone(session.open(), model.compute)
     results: dict[int, TurnResult] = {}
     for place, turn in enumerate(turns):
-        steps = whole(model.chat(turn, slot=place), chunks[place])
+        steps = whole(model.chat(slot=place), turn, chunks[place])
         add(steps, BACKGROUND, lambda result, at=place: results.__setitem__(at, result))
     for index in range(3):
         for number, session in enumerate(sessions):
@@ -255,8 +255,8 @@ def test_a_turn_is_the_same_alone_and_in_company(model: DuplexModel) -> None:
 @pytest.mark.parametrize("at", [0, 3, 12])
 def test_a_cut_is_made_again_where_it_was(model: DuplexModel, at: int) -> None:
     """A replay would answer on where the session was interrupted."""
-    turn, chunks = model.chat(ask(), slot=0), list[TurnChunk]()
-    turn.measure()
+    turn, chunks = model.chat(slot=0), list[TurnChunk]()
+    turn.measure(ask())
     alone(turn.prefill(), model.compute)
     told = 0
 
@@ -286,8 +286,8 @@ def wiped(model: DuplexModel, slot: int) -> bool:
 
 def test_a_released_turn_leaves_nothing_behind(model: DuplexModel) -> None:
     """What one client said would lie in memory while another is served (B8)."""
-    turn = model.chat(ask(*everything(1)), slot=2)
-    for place in range(turn.measure()):
+    turn = model.chat(slot=2)
+    for place in range(turn.measure(ask(*everything(1)))):
         alone(turn.see(place), model.compute)
     alone(turn.prefill(), model.compute)
     alone(turn.generate(lambda _: None), model.compute)
@@ -296,7 +296,7 @@ def test_a_released_turn_leaves_nothing_behind(model: DuplexModel) -> None:
     assert wiped(model, 2)
     turn.release()
     with pytest.raises(BackendError, match="out of order"):
-        turn.measure()
+        turn.measure(ask())
 
 
 @pytest.mark.parametrize("kind", [Feed, Speak])
@@ -315,8 +315,8 @@ def test_a_turn_that_fails_leaves_the_slot_empty(
         return out
 
     monkeypatch.setattr(Machine, "compute", failing)
-    turn = model.chat(ask(said("user", "the lazy dog " * 60)), slot=1)
-    turn.measure()
+    turn = model.chat(slot=1)
+    turn.measure(ask(said("user", "the lazy dog " * 60)))
 
     def both() -> Any:
         yield from turn.prefill()
@@ -330,9 +330,9 @@ def test_a_turn_that_fails_leaves_the_slot_empty(
 
 def test_what_does_not_fit_is_refused_before_anything_is_fed(model: DuplexModel) -> None:
     """A conversation that is too long would be half fed and then fail (B10)."""
-    turn = model.chat(ask(said("user", "x" * 9000)), slot=1)
+    turn = model.chat(slot=1)
     with pytest.raises(ContextFull, match="8191"):
-        turn.measure()
+        turn.measure(ask(said("user", "x" * 9000)))
     turn.release()
     assert wiped(model, 1)
 
@@ -432,14 +432,14 @@ def test_ten_tokens_are_spoken_together(
 ) -> None:
     """The speech decoder would be fed otherwise than it was trained."""
     spoken: list[tuple[int, bool]] = []
-    real = chat_voice.Mouth.say
+    real = chat_module.Mouth.say
 
     def noted(self: Any, text: Sequence[Any], tell: Any, *, last: bool) -> Any:
         spoken.append((len(text), last))
         return real(self, text, tell, last=last)
 
-    monkeypatch.setattr(chat_voice, "CODES_MAX", 30)
-    monkeypatch.setattr(chat_voice.Mouth, "say", noted)
+    monkeypatch.setattr(chat_module, "CODES_MAX", 30)
+    monkeypatch.setattr(chat_module.Mouth, "say", noted)
     answer(model, ask(max_new_tokens=23))
     assert spoken == [(10, False), (10, False), (3, True)]
     spoken.clear()

@@ -13,6 +13,7 @@ import jinja2.sandbox
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from protocol.values.effects import StartTurn
 from protocol.values.model import (
     Message,
     Sound,
@@ -23,6 +24,7 @@ from protocol.values.model import (
     ToolResult,
     Turn,
 )
+from runtime.link.calls import HeldModel
 from runtime.model.backends.base import BackendRefused
 from runtime.model.backends.minicpmo.chat import Answer, turn_hash
 from runtime.model.backends.minicpmo.chat_prompt import Words, lay_out
@@ -368,7 +370,7 @@ def test_a_call_is_not_spoken(
     """A user would hear JSON."""
     decides(text)
     turn = attrs.evolve(ask(QUESTION, max_new_tokens=500), tools=(CLOCK,))
-    monkeypatch.setattr("runtime.model.backends.minicpmo.chat_voice.CODES_MAX", 3)
+    monkeypatch.setattr("runtime.model.backends.minicpmo.chat.CODES_MAX", 3)
     given = said_aloud(model, turn, monkeypatch)
     assert model.tokens.decode(given).split() == aloud.split()
 
@@ -383,11 +385,12 @@ async def test_a_model_without_tools_refuses_them_by_name(tmp_path: Path) -> Non
         attrs.evolve(ask(QUESTION), tools=(CLOCK,)),
         ask(QUESTION, called(CALL), result("10:30")),
     ):
+        held = HeldModel(backend=backend, slot=0, now_ns=lambda: 0)
         with pytest.raises(BackendRefused, match="tools: this server's model has none"):
-            await backend.chat(turn, slot=0)
-    assert await backend.chat(
-        ask(QUESTION, Message(role="user", content=(Sound(pcm=sound(1)),))), slot=0
-    )
+            await held.call(StartTurn(lease=1, turn=turn))
+        await held.release()
+    heard = ask(QUESTION, Message(role="user", content=(Sound(pcm=sound(1)),)), max_new_tokens=1)
+    assert await held.call(StartTurn(lease=2, turn=heard))
     await backend.aclose()
 
 

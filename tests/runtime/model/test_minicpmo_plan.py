@@ -13,7 +13,8 @@ from runtime.model.backends.minicpmo.config import ModelConfig, read_config
 from runtime.model.backends.minicpmo.device import plan, stores
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import FULL, full_config
-from runtime.model.backends.minicpmo.voices import planned
+from runtime.model.backends.minicpmo.voices import REFERENCES_MAX, planned
+from runtime.model.voice.reference import CODES_FILE, SPEAKER_FILE
 from runtime.model.voice.vocoder import CODES_MAX, Chunk
 from tests.models.random_model import CONFIG, SLIDING, SMALL, changed
 from tests.models.random_voice import STEPS, codes, reference, vocoder, write_folder
@@ -89,6 +90,15 @@ def test_a_published_voice_is_counted(tmp_path: Path, dtype: torch.dtype) -> Non
         assert voiced.parameters[name] == sum(weight.numel() for weight in weights)
         sizes = [weight.numel() * weight.element_size() for weight in weights]
         assert voiced.weight_bytes[name] == sum(sizes)
+    networks = sum((folder / name).stat().st_size for name in (CODES_FILE, SPEAKER_FILE))
+    one = reference("a", 150)
+    assert voiced.voices_bytes - networks > REFERENCES_MAX * (one.mel.nbytes + 8 * len(one.codes))
+    on_cpu, on_gpu = (voiced.slots_that_fit(10**9, device) for device in (CPU, CUDA))
+    less = attrs.evolve(voiced, voices_bytes=voiced.voices_bytes + 5 * voiced.each_bytes(CPU))
+    assert (less.slots_that_fit(10**9, CPU), less.slots_that_fit(10**9, CUDA)) == (
+        on_cpu - 5,
+        on_gpu,
+    )
     turn, taken = None, list[int]()
     for index in range(12):  # Until the caches are full.
         said = codes(f"{index}", CODES_MAX)

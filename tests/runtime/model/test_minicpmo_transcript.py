@@ -275,13 +275,13 @@ async def test_three_at_once_beside_all_else_write_what_they_write_alone(
         for spoken, place, seconds in ((0, number, 4), (1, number + 5, 2)):
             for at in range(seconds):
                 what = chunk(at, spoken, place, is_last=at == seconds - 1)
-                got[number].append(facts(await session.run_chunk(what)))
+                got[number].append(facts(await session.run(what)))
         await session.release()
 
     async def talk() -> None:
         session = await backend.open(opening(1), slot=4)
         for index in range(3):
-            await session.run_unit(unit(index))
+            await session.run(unit(index))
             await session.finalize(index, interrupted=False)
         await session.release()
 
@@ -313,7 +313,7 @@ async def test_a_chunk_is_due_as_a_unit_is(
     clock = SimpleNamespace(current_time=lambda: 100.0)  # a busy machine takes no time
     monkeypatch.setattr("runtime.model.engine.backend.anyio", clock)
     for index in range(3):
-        await session.run_chunk(chunk(index))
+        await session.run(chunk(index))
     assert due_s == pytest.approx([1, 2, 3])
     await session.release()
 
@@ -332,11 +332,11 @@ async def test_a_bad_chunk_is_told_as_what_it_is(small: DuplexModel) -> None:
     """The server would take a full context for a broken model."""
     session = await EngineBackend(small).transcribe(slot=0)
     with pytest.raises(BackendError, match="4 bytes"):
-        await session.run_chunk(chunk(0, pcm=bytes(4)))
-    results = [await session.run_chunk(chunk(0))]
+        await session.run(chunk(0, pcm=bytes(4)))
+    results = [await session.run(chunk(0))]
     while results[-1].kv_length + 41 <= 256:
-        results.append(await session.run_chunk(chunk(len(results))))
+        results.append(await session.run(chunk(len(results))))
     with pytest.raises(ContextFull):
-        await session.run_chunk(chunk(len(results)))
+        await session.run(chunk(len(results)))
     await session.release()
     assert wiped(small, 0)

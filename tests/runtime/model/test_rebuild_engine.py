@@ -29,8 +29,8 @@ from protocol.values.model import (
     Finalized,
     Opening,
     PastUnit,
+    Prefill,
     Turn,
-    TurnChunk,
     Unit,
     UnitResult,
     Voice,
@@ -42,6 +42,7 @@ from runtime.model.backends.base import (
     BackendError,
     BackendSession,
     Chats,
+    Piece,
     Rebuilds,
     Transcribes,
 )
@@ -112,7 +113,7 @@ async def run(session: BackendSession, first: int, end: int) -> Ran:
     out = []
     for index in range(first, end):
         each = unit(index)
-        result = await session.run_unit(each, CUTS.get(index))
+        result = await session.run(each, CUTS.get(index))
         made = await session.finalize(index, interrupted=result.cut is not None)
         out.append((each, result, attrs.evolve(made, cost_us=0)))
     return out
@@ -159,7 +160,7 @@ async def neighbours(backend: Backend) -> AsyncIterator[None]:
             session = await backend.open(opening(slot), slot=slot)
             try:
                 for index in range(1000):
-                    await session.run_unit(unit(index, offset_s=slot))
+                    await session.run(unit(index, offset_s=slot))
                     await session.finalize(index, interrupted=False)
             finally:
                 with anyio.CancelScope(shield=True):
@@ -248,7 +249,7 @@ async def test_speech_that_was_left_out_is_missed(
     past = [attrs.evolve(one, is_voiced=False) for one in past_of(done[:at])]
     again = await rebuilt(other, past, exact=True)
     with pytest.raises(BackendError, match="without its speech"):
-        await again.run_unit(unit(at))
+        await again.run(unit(at))
     await again.release()
 
 
@@ -338,7 +339,7 @@ async def test_live_units_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
         tasks.start_soon(partial(sessions[0].rebuild, past, exact=False))
         await enter(model)
         monkeypatch.setattr(backend.engine, "submit", counted)
-        tasks.start_soon(sessions[1].run_unit, live)
+        tasks.start_soon(sessions[1].run, live)
         assert await anyio.to_thread.run_sync(lambda: came.acquire(timeout=WAIT_S))
         model.gate.set()
     said_ = [line.removeprefix("Answer what you hear. ") for line in model.diary]
@@ -359,16 +360,18 @@ async def answered(
 ) -> tuple[object, ...]:
     """A turn's pieces, in order, and its end."""
     assert isinstance(backend, Chats)
-    pieces: list[TurnChunk] = []
-    session = await backend.chat(turn, slot=slot)
+    pieces: list[Piece] = []
+    session = await backend.chat(slot=slot)
     try:
-        prefill = await session.prefill()
-        result = await session.generate(pieces.append, cut)
+        where = None if cut is None else Cut(stage="llm", step=cut)
+        result = await session.run(turn, where, emit=pieces.append)
     finally:
         await session.release()
+    prefill, *rest = pieces
+    assert isinstance(prefill, Prefill)
     return (
         attrs.evolve(prefill, cost_us=0),
-        *pieces,
+        *rest,
         attrs.evolve(result, costs=Costs()),
     )
 
@@ -394,7 +397,7 @@ async def heard(backend: Backend, seconds: Sequence[tuple[int, int]], slot: int)
     for utterance, index in seconds:
         pcm, is_last = SPEECH.second(3 * utterance + index), index == 3
         chunk = Chunk(utterance=utterance, index=index, pcm=pcm, is_last=is_last, seed=9)
-        results.append(attrs.evolve(await session.run_chunk(chunk), costs=Costs()))
+        results.append(attrs.evolve(await session.run(chunk), costs=Costs()))
     await session.release()
     return results
 

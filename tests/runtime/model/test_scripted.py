@@ -62,7 +62,7 @@ def unit(index: int = 0, *, force_listen: bool = False, frames: tuple[bytes, ...
 async def play(session: BackendSession, indices: range) -> list[UnitResult]:
     results = []
     for index in indices:
-        results.append(await session.run_unit(unit(index)))
+        results.append(await session.run(unit(index)))
         await session.finalize(index, interrupted=False)
     return results
 
@@ -114,7 +114,7 @@ def test_counts_its_tokens() -> None:
         session = await ScriptedBackend().open(OPENING, slot=0)
         lengths = [session.opened.prompt_length]
         for index, frames in enumerate([(), (b"jpeg", b"jpeg")]):
-            lengths.append((await session.run_unit(unit(index, frames=frames))).kv_length)
+            lengths.append((await session.run(unit(index, frames=frames))).kv_length)
             done = await session.finalize(index, interrupted=False)
             assert done.fed_ids == (LISTEN_ID, UNIT_END_ID)
             lengths.append(done.kv_length)
@@ -130,7 +130,7 @@ def test_refuses_what_may_not_fit_before_feeding_it() -> None:
         session = await ScriptedBackend(context_limit=12 + 13 + 20).open(OPENING, slot=0)
         await play(session, range(1))
         with pytest.raises(ContextFull, match="unit 1 may need 58 tokens"):
-            await session.run_unit(unit(1))
+            await session.run(unit(1))
         await session.release()
         with pytest.raises(ContextFull):
             await ScriptedBackend(context_limit=11).open(OPENING, slot=0)
@@ -143,7 +143,7 @@ def test_listens_where_it_must() -> None:
 
     async def main() -> UnitResult:
         session = await ScriptedBackend(always(SPEECH)).open(OPENING, slot=0)
-        return await session.run_unit(unit(force_listen=True))
+        return await session.run(unit(force_listen=True))
 
     result = run(main)
     assert (result.is_listen, result.text, result.pcm) == (True, "", b"")
@@ -155,7 +155,7 @@ def test_speaks_without_audio_where_asked() -> None:
     async def main() -> UnitResult:
         opening = attrs.evolve(OPENING, config=DuplexConfig(generate_audio=False))
         session = await ScriptedBackend(always(SPEECH)).open(opening, slot=0)
-        return await session.run_unit(unit())
+        return await session.run(unit())
 
     result = run(main)
     assert (result.is_listen, result.text, result.pcm) == (False, "one two three four", b"")
@@ -172,7 +172,7 @@ def test_cuts_before_its_next_step_and_does_so_again(after_s: float, step: int |
         results = []
 
         async def run_it() -> None:
-            results.append(await session.run_unit(unit()))
+            results.append(await session.run(unit()))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run_it)
@@ -189,7 +189,7 @@ def test_cuts_before_its_next_step_and_does_so_again(after_s: float, step: int |
 
     async def again() -> UnitResult:
         session = await ScriptedBackend(always(SPEECH)).open(OPENING, slot=0)
-        return await session.run_unit(unit(), cut)
+        return await session.run(unit(), cut)
 
     assert run(again) == result
 
@@ -205,7 +205,7 @@ def test_fails_as_told(fault: Fault, error: type[BackendError]) -> None:
         backend = ScriptedBackend(always(attrs.evolve(SPEECH, fault=fault)))
         session = await backend.open(OPENING, slot=0)
         with pytest.raises(error) as failed:
-            await session.run_unit(unit())
+            await session.run(unit())
         assert type(failed.value) is error
         await session.release()
         backend = ScriptedBackend(opening=lambda _: Call(fault=fault))
@@ -223,9 +223,9 @@ def test_a_rolled_back_unit_leaves_nothing() -> None:
         script: Script = lambda unit, _: Step(fault="fail" if unit.index == 0 else None)  # noqa: E731
         session = await ScriptedBackend(script).open(OPENING, slot=0)
         with pytest.raises(BackendError):
-            await session.run_unit(unit(0))
+            await session.run(unit(0))
         await session.rollback(0)
-        return [(await session.run_unit(unit(1))).kv_length, session.opened.prompt_length]
+        return [(await session.run(unit(1))).kv_length, session.opened.prompt_length]
 
     assert run(main) == [12 + 11, 12]
 
@@ -237,7 +237,7 @@ def test_hangs_until_cancelled_and_can_be_released_then() -> None:
         backend = ScriptedBackend(always(Step(fault="hang")))
         session = await backend.open(OPENING, slot=0)
         with anyio.move_on_after(1_000) as scope:
-            await session.run_unit(unit())
+            await session.run(unit())
         assert scope.cancelled_caught
         await session.release()
         assert backend.held_slots == set()
@@ -252,23 +252,23 @@ async def misuse(session: ScriptedSession, calls: str) -> None:
     """Make calls as written: `run 0, finalize 0`; after `beside`, while a unit runs."""
     if calls.startswith("beside "):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.run_unit, unit(0))
+            tasks.start_soon(session.run, unit(0))
             await anyio.sleep(0.01)
             await misuse(session, calls.removeprefix("beside "))
     for call in calls.split(", "):
         match call.split():
             case ["run", index]:
-                await session.run_unit(unit(int(index)))
+                await session.run(unit(int(index)))
             case ["fail", index]:
                 with pytest.raises(BackendError):
-                    await session.run_unit(unit(int(index), frames=(b"jpeg",)))
+                    await session.run(unit(int(index), frames=(b"jpeg",)))
             case ["abandon", index]:
                 with anyio.move_on_after(0.01):
-                    await session.run_unit(unit(int(index)))
+                    await session.run(unit(int(index)))
             case ["cut", index]:
-                await session.run_unit(unit(int(index)), Cut(stage="llm", step=0))
+                await session.run(unit(int(index)), Cut(stage="llm", step=0))
             case ["half", index]:
-                await session.run_unit(Unit(index=int(index), pcm=PCM[:4000]))
+                await session.run(Unit(index=int(index), pcm=PCM[:4000]))
             case ["finalize", index]:
                 await session.finalize(int(index), interrupted=False)
             case ["rollback", index]:
@@ -333,7 +333,7 @@ def test_catches_a_rollback_that_cannot_be() -> None:
         backend = ScriptedBackend(always(Step(fault="fail")), can_rollback=False)
         session = await backend.open(OPENING, slot=0)
         with pytest.raises(BackendError):
-            await session.run_unit(unit())
+            await session.run(unit())
         with pytest.raises(AssertionError, match="B3"):
             await session.rollback(0)
 
@@ -352,7 +352,7 @@ async def live_by(script: Script, seed: int) -> list[object]:
         with anyio.fail_after(1_000):
             for index in range(30):
                 try:
-                    gave.append(await session.run_unit(unit(index)))
+                    gave.append(await session.run(unit(index)))
                     gave.append(await session.finalize(index, interrupted=False))
                 except BackendError as error:
                     gave.append(str(error))

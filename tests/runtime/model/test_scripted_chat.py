@@ -20,7 +20,7 @@ def test_an_interrupt_cuts_the_prefill(after_s: float) -> None:
 
     async def body() -> None:
         backend = ScriptedBackend(chat=lambda _: SLOW)
-        session = await backend.chat(ask(), slot=0)
+        session = await backend.chat(slot=0)
 
         async def cut() -> None:
             await anyio.sleep(after_s)
@@ -29,7 +29,7 @@ def test_an_interrupt_cuts_the_prefill(after_s: float) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cut)
             with pytest.raises(BackendError, match="the turn was cut"):
-                await session.prefill()
+                await session.run(ask())
         assert after_s <= anyio.current_time() <= after_s + POLL_S + 1e-6
         await session.release()
         assert backend.held_slots == set()
@@ -41,10 +41,10 @@ def test_a_turn_that_was_cut_feeds_nothing() -> None:
     """A turn that nobody wants any more would take its prefill's time first."""
 
     async def body() -> None:
-        session = await ScriptedBackend(chat=lambda _: SLOW).chat(ask(), slot=0)
+        session = await ScriptedBackend(chat=lambda _: SLOW).chat(slot=0)
         session.interrupt()
         with pytest.raises(BackendError, match="the turn was cut"):
-            await session.prefill()
+            await session.run(ask())
         assert anyio.current_time() == 0
 
     on_virtual_time(body)
@@ -54,8 +54,9 @@ def test_a_prefill_takes_the_time_that_the_script_says() -> None:
     """Times that tests rely on would drift with every look at the interrupt."""
 
     async def body() -> None:
-        session = await ScriptedBackend(chat=lambda _: SLOW).chat(ask(), slot=0)
-        await session.prefill()
-        assert anyio.current_time() == pytest.approx(30.0)
+        session = await ScriptedBackend(chat=lambda _: SLOW).chat(slot=0)
+        times = list[float]()
+        await session.run(ask(), emit=lambda _: times.append(anyio.current_time()))
+        assert times == pytest.approx([30.0, 31.0, 32.0, 33.0])
 
     on_virtual_time(body)

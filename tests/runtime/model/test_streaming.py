@@ -108,7 +108,7 @@ async def test_three_at_once_do_not_touch_each_other(tmp_path_factory: Any) -> N
     async def talk(slot: int) -> None:
         session = await backend.open(opening(1), slot=slot)
         for index in range(3):
-            await session.run_unit(unit(index))
+            await session.run(unit(index))
             await session.finalize(index, interrupted=False)
         await session.release()
 

@@ -29,8 +29,7 @@ from runtime.streaming import (
     TokenIds,
     request,
 )
-from runtime.streaming.request import CHUNKS_WAITING_MAX
-from runtime.streaming.values import parts_of
+from runtime.streaming.request import CHUNKS_WAITING_MAX, parts_of
 from tests.models.random_model import sound
 from tests.runtime.model.test_engine import FakeModel
 from tests.sessions.streaming import EXAMPLE, Chunks, Gate, given_chunks, params, read

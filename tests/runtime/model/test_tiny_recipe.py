@@ -46,7 +46,7 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
-from runtime.model.backends.minicpmo.chat_voice import Mouth
+from runtime.model.backends.minicpmo.chat import Mouth
 from runtime.model.backends.minicpmo.logits import CodeLogits
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
@@ -390,7 +390,7 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
     lines = lay_out_chat(lesson, spoken, answer, np.random.default_rng(0))
     codes = iter([label for label in lines.labels if label != IGNORE])
     monkeypatch.setattr(
-        "runtime.model.backends.minicpmo.chat_voice.decide_chat_code", lambda *_: next(codes)
+        "runtime.model.backends.minicpmo.chat.decide_chat_code", lambda *_: next(codes)
     )
     vocoder = model.machine.vocoder
     assert vocoder is not None

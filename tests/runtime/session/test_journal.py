@@ -28,7 +28,7 @@ ALL_BYTES_MAX = 12_000
 POLICY = RecorderPolicy(
     session_backlog_bytes_max=OWN_BYTES_MAX,
     total_backlog_bytes_max=ALL_BYTES_MAX,
-    block_age_s=1000.0,
+    tick_s=1000.0,
 )
 
 

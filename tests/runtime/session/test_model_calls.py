@@ -38,6 +38,8 @@ from runtime.model.backends.base import (
     BackendInfo,
     BackendRefused,
     ContextFull,
+    Emit,
+    ignore,
 )
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.session.model_calls import OPEN_S_MAX, RELEASE_WAIT_S, ModelCalls
@@ -97,13 +99,21 @@ class Stubborn:
         await self._do("open")
         return self
 
-    async def chat(self, turn: Turn, *, slot: int) -> Stubborn:
+    async def chat(self, *, slot: int) -> Stubborn:
         await self._do("chat")
         return self
 
-    async def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
-        await self._do("unit")
-        return RESULT
+    async def run(
+        self, call: Unit | Turn, cut: Cut | None = None, *, emit: Emit = ignore
+    ) -> UnitResult | TurnResult:
+        if isinstance(call, Unit):
+            await self._do("unit")
+            return RESULT
+        await self._do("prefill")
+        emit(PREFILL)
+        await self._do("generate")
+        emit(CHUNK)
+        return ANSWER
 
     def interrupt(self, index: int = 0) -> None:
         self.calls.append("interrupt")
@@ -114,17 +124,6 @@ class Stubborn:
 
     async def rollback(self, index: int) -> None:
         await self._do("rollback")
-
-    async def prefill(self) -> Prefill:
-        await self._do("prefill")
-        return PREFILL
-
-    async def generate(
-        self, emit: Callable[[TurnChunk], None], cut: int | None = None
-    ) -> TurnResult:
-        await self._do("generate")
-        emit(CHUNK)
-        return ANSWER
 
     async def release(self) -> None:
         await self._do("release")
@@ -427,8 +426,8 @@ def test_opening_that_fails_slowly_is_not_tried_again() -> None:
     on_virtual_time(body)
 
 
-@pytest.mark.parametrize(("name", "told"), [("chat", "no thinking"), ("prefill", "")])
-def test_a_turn_that_is_refused_before_it_began_is_told_why(name: str, told: str) -> None:
+@pytest.mark.parametrize("name", ["chat", "prefill"])
+def test_a_turn_that_is_refused_is_told_why(name: str) -> None:
     """A client could not know which of its settings the model cannot honour."""
 
     async def body() -> None:
@@ -438,7 +437,7 @@ def test_a_turn_that_is_refused_before_it_began_is_told_why(name: str, told: str
             backend.go.set()
             await start_turn(it)
             await settle()
-            assert it.posted[-1] == ev.TurnFailed(at_ns=0, index=0, refused=told)
+            assert it.posted[-1] == ev.TurnFailed(at_ns=0, index=0, refused="no thinking")
 
     on_virtual_time(body)
 

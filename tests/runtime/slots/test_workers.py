@@ -501,12 +501,12 @@ def test_all_that_hang_on_one_thread_are_replaced_and_let_go() -> None:
         async def open(self, opening: Opening, *, slot: int) -> Any:
             held = await super().open(opening, slot=slot)
 
-            async def run_unit(unit: Unit, cut: object = None) -> UnitResult:
+            async def run(unit: Unit, cut: object = None) -> UnitResult:
                 with anyio.CancelScope(shield=True):
                     await go.wait()
                 return UnitResult(index=unit.index, is_listen=True)
 
-            held.run_unit = run_unit
+            held.run = run
             sessions.append(weakref.ref(held))
             return held
 

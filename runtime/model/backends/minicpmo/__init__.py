@@ -4,12 +4,12 @@
 |---|---|
 | `unit.py` | one second of a session, from top to bottom |
 | `state.py`, `session.py` | a session's state, and its calls in their order |
-| `chat.py`, `chat_prompt.py` | a turn of chat |
+| `chat.py`, `chat_prompt.py` | a turn of chat, and its speech |
 | `anchor.py` | a streaming request, and transcription, which is one for each utterance |
 | `work.py`, `machine.py` | what these request, and how requests are computed |
 | `tokens.py`, `sampling.py`, `logits.py` | text and ids, and how the next id is chosen |
 | `audio.py`, `vision.py` | sound and pictures to embeddings |
-| `vocoder.py`, `chat_voice.py`, `voices.py` | codes to sound: of `tiny`, of chat, of a checkpoint |
+| `vocoder.py`, `voices.py` | codes to sound: of `tiny`, of a checkpoint |
 | `decoder.py`, `attention.py` | the language model and the speech decoder over all slots |
 | `batched.py`, `device.py`, `kernels_triton.py` | many sessions on a CPU or a GPU |
 | `config.py`, `checkpoint.py`, `model.py` | a checkpoint, loaded |

@@ -48,12 +48,11 @@ from protocol.values.model import (
 
 from ..base import BackendError, BackendRefused, ContextFull
 from ..streams import Anchoring, Extended, FinishReason, Part, Sampled, SamplingParams, TokenIds
-from .audio import Hearing, MelCarry
+from .audio import Hearing, MelCarry, samples_of
 from .chat_prompt import Words
 from .config import ModelConfig
 from .machine import InSlot, Machine
 from .sampling import Candidates, decide_plain, draws
-from .sound import samples_of
 from .state import EMBEDDED, feed_blocks
 from .tokens import TextStream, Tokens
 from .vision import Slicing, read_jpeg
@@ -373,21 +372,22 @@ def opening_ids(tokens: Tokens) -> tuple[int, ...]:
     return (tokens.ids.im_start, *words, tokens.ids.im_end)
 
 
-class Transcript:
+class Transcript(InSlot):
     """One transcription in one slot, which must be empty; its generators never overlap."""
 
+    kind: ClassVar[str] = "transcription"
+
     def __init__(self, machine: Machine, tokens: Tokens, slot: int) -> None:
-        self._machine, self._tokens, self._slot = machine, tokens, slot
+        super().__init__(machine, tokens, slot, "open")
         ids = tokens.ids
         self._head = TokenIds(ids=opening_ids(tokens))
         # Only text is decided: other tokens have no meaning here.
         never = {*tokens.control, *tokens.forbidden, *tokens.endings} - {ids.chunk_eos}
         self._forbidden = tuple(sorted(never))
         self._utterance: _Utterance | None = None
-        self._is_released = False
 
     def chunk(self, chunk: Chunk) -> Steps[ChunkResult]:
-        """Transcribe a second; see `TranscriptSession.run_chunk`.
+        """Transcribe a second; see `ModelSession.run`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, its
         sound is malformed, or it was called out of order.
@@ -444,9 +444,8 @@ class Transcript:
 
     def release(self) -> None:
         """Wipe the slot; idempotent, and any other call fails afterwards."""
-        if not self._is_released:
-            self._machine.clear(self._slot)
-        self._utterance, self._is_released = None, True
+        super().release()
+        self._utterance = None
 
     def _begin(self, number: int) -> None:
         if self._utterance is not None:
@@ -461,8 +460,7 @@ class Transcript:
         self._utterance = _Utterance(anchor=anchor, number=number)
 
     def _check(self, chunk: Chunk) -> None:
-        if self._is_released:
-            raise BackendError("call out of order: the transcription is released")
+        self._require("open")
         if len(chunk.pcm) != UNIT_BYTES:
             raise BackendError(
                 f"chunk {chunk.index} has {len(chunk.pcm)} bytes of sound, not {UNIT_BYTES}"

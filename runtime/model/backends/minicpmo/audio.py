@@ -21,13 +21,16 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import attrs
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers.audio_utils import mel_filter_bank
 
-from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_SAMPLES
 
+from ..base import BackendError, BackendRefused
 from .attention import Cache, KvSlots, Row, SlotCache, SpanCache, Spans
 from .batched import Out
 from .config import FFT, HOP, UNIT_FRAMES, AudioConfig
@@ -358,3 +361,27 @@ class AudioProjection(nn.Module):
         if x.shape[1] < self.pool:
             return x[:, :0]
         return F.avg_pool1d(x.transpose(1, 2), self.pool).transpose(1, 2)
+
+
+# -- sound from outside ---------------------------------------------------------------------------
+
+
+def read_pcm(data: bytes) -> NDArray[np.float32]:
+    """Copy float32 LE samples, shape (samples,), clipped to [-1, 1].
+
+    `ValueError` unless all are whole and finite: one such value would spoil a session's caches.
+    """
+    if len(data) % SAMPLE_BYTES:
+        raise ValueError(f"{len(data)} bytes are not whole samples")
+    samples = np.frombuffer(data, dtype="<f4")
+    if not np.isfinite(samples).all():
+        raise ValueError("samples are not all finite")
+    return samples.clip(-1.0, 1.0).astype(np.float32)
+
+
+def samples_of(data: bytes, what: str, refusal: type[BackendError] = BackendRefused) -> Tensor:
+    """As `read_pcm`; an error is a `refusal` that begins with `what`."""
+    try:
+        return torch.from_numpy(read_pcm(data))
+    except ValueError as error:
+        raise refusal(f"{what}: {error}") from error

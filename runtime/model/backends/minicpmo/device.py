@@ -212,12 +212,14 @@ class MemoryPlan:
         weight_bytes: by part, in the format computed in.
         session_bytes: per session on the device, for `llm`, `tts`, `audio`, `vocoder`.
         host_bytes: per session on the host.
+        voices_bytes: on the host, for reading reference audio, whatever the sessions.
     """
 
     parameters: Mapping[str, int]
     weight_bytes: Mapping[str, int]
     session_bytes: Mapping[str, int]
     host_bytes: int
+    voices_bytes: int = 0
 
     @property
     def model_bytes(self) -> int:
@@ -236,7 +238,8 @@ class MemoryPlan:
 
     def slots_that_fit(self, memory_bytes: int, device: torch.device) -> int:
         """Sessions that fit in a device's free `memory_bytes` with the weights; 0 if none does."""
-        room = int(memory_bytes * (1 - WORKSPACE_SHARE)) - self.model_bytes
+        voices = self.voices_bytes if device.type == "cpu" else 0
+        room = int(memory_bytes * (1 - WORKSPACE_SHARE)) - self.model_bytes - voices
         return max(0, room // self.each_bytes(device))
 
 

@@ -300,8 +300,8 @@ def failing(what: str) -> Iterator[None]:
 class InSlot:
     """What computes in one slot, which must be empty; its generators never overlap.
 
-    A chat turn or a streaming request: they share their slot, their cut, and their end. After a
-    failure the slot is empty.
+    A chat turn, a streaming request or a transcription: they share their slot, their cut, and their
+    end. After a failure the slot is empty.
     """
 
     kind: ClassVar[str]
@@ -311,7 +311,7 @@ class InSlot:
         self._phase: Phase = phase
         self._is_interrupted = False
 
-    def interrupt(self) -> None:
+    def interrupt(self, index: int = -1) -> None:  # noqa: ARG002 - it is the only one here
         """Cut it for good at its next step, begun or not; safe from any thread."""
         self._is_interrupted = True
 

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from protocol.values.limits import VOICE_STEPS
-from protocol.values.model import Opening, Turn
+from protocol.values.model import Opening
 
 from ..base import BackendInfo
 from ..streams import Anchoring
@@ -196,10 +196,10 @@ class DuplexModel:
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
         return SteppedSession(self.machine, self.tokens, opening, slot)
 
-    def chat(self, turn: Turn, *, slot: int) -> ChatTurn:
+    def chat(self, *, slot: int) -> ChatTurn:
         """Make a chat turn whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
-        return ChatTurn(self.machine, self.tokens, turn, slot)
+        return ChatTurn(self.machine, self.tokens, slot)
 
     def anchor(self, anchoring: Anchoring, *, slot: int) -> Anchor:
         """Make a streaming request whose generators the caller drives, in an exclusive slot."""

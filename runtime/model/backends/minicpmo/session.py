@@ -37,12 +37,12 @@ from protocol.values.model import (
 )
 
 from ..base import BackendError, ContextFull, Forced, ForcedResult, require_recorded
+from .audio import samples_of
 from .checkpoint import CODES_A_UNIT
 from .device import pin
 from .logits import TokenLogits
 from .machine import Machine, failing
 from .sampling import Teacher, fed_max
-from .sound import samples_of
 from .state import (
     BLOCK,
     MALFORMED,
@@ -142,7 +142,7 @@ class SteppedSession:
         ]
 
     def unit(self, unit: Unit, cut: Cut | None) -> Steps[UnitResult]:
-        """Look at a unit; then prefill and generate it; see `BackendSession.run_unit`.
+        """Look at a unit; then prefill and generate it; see `ModelSession.run`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, or
         was called out of order.

@@ -30,10 +30,9 @@ from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, Opening, SlidingW
 
 from ..base import BackendRefused, ContextFull
 from .attention import Kept
-from .audio import MelCarry
+from .audio import MelCarry, samples_of
 from .checkpoint import Parts
 from .machine import Machine
-from .sound import samples_of
 from .tokens import Tokens
 from .vocoder import Voicing
 from .work import Fed, Feed, Recall, Steps

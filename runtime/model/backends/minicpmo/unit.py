@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protocol.values.model import Costs, Cut, DuplexConfig, Opening, Stage, Unit, UnitResult
 
-from .audio import Hearing
+from .audio import Hearing, read_pcm
 from .checkpoint import CODES_A_UNIT, Parts
 from .logits import CodeChoice, CodeLogits, Trace, numbers_of
 from .sampling import (
@@ -38,7 +38,6 @@ from .sampling import (
     leaning,
     tokens_apart,
 )
-from .sound import read_pcm
 from .state import SessionState, Speech
 from .tokens import Tokens
 from .vocoder import LOOKAHEAD, Vocoder, Voicing

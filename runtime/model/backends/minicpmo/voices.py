@@ -52,7 +52,9 @@ FILES: Final = (
 DEFAULT_VOICES: Final = ("HT_ref_audio.wav", "system_ref_audio.wav")
 """The voice of sessions without reference audio, in that folder's parent; the first that exists."""
 REFERENCES_MAX: Final = 256
-"""Reference sounds whose codes are kept, 0.2 MB each."""
+"""Reference sounds whose codes are kept."""
+REFERENCE_BYTES: Final = 120_000
+"""Of the longest one, whose mel has 300 frames of 80 float32, with its codes."""
 
 FIRST_CODES: Final = 15
 """Others measured the first sound 18% sooner with these, and no loss of quality."""
@@ -115,6 +117,8 @@ def planned(needs: MemoryPlan, folder: Path, dtype: torch.dtype, steps: int) -> 
         parameters={**needs.parameters, **counts},
         weight_bytes={**needs.weight_bytes, **weights},
         session_bytes={**needs.session_bytes, "vocoder": each},
+        voices_bytes=REFERENCES_MAX * REFERENCE_BYTES
+        + sum((folder / name).stat().st_size for name in (CODES_FILE, SPEAKER_FILE)),
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.model.voice.cache import KEPT, Piece, Pieces, count, cut, cut_halved, joined
+from runtime.model.voice.vocoder import KEPT, Piece, Pieces, count, cut, cut_halved, joined
 
 
 def piece(*labels: int, shared: bool = False) -> Piece:

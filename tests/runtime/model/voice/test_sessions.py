@@ -6,6 +6,7 @@ a turn's state is larger here than any other part of a session's.
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,16 +26,20 @@ from runtime.cli import main
 from runtime.commands.doctor import Question, examine
 from runtime.model.backends.base import BackendError, BackendRefused
 from runtime.model.backends.minicpmo import voices
+from runtime.model.backends.minicpmo.device import plan
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
+from runtime.model.backends.minicpmo.session import SteppedSession
 from runtime.model.backends.minicpmo.vocoder import Sounding
-from runtime.model.backends.minicpmo.voices import PublishedVoice
+from runtime.model.backends.minicpmo.voices import PublishedVoice, planned
+from runtime.model.backends.minicpmo.work import Steps
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import ModelUnusableError, load_backend
 from runtime.model.voice.checkpoint import FLOW, FLOW_YAML, HIFT
 from runtime.model.voice.reference import CODES_FILE, RATE_HZ, SPEAKER_FILE
+from runtime.model.voice.vocoder import Piece
 from runtime.settings.extras import install
 from tests.models import random_model, random_voice
-from tests.models.blocking import open_session
+from tests.models.blocking import alone, open_session
 from tests.models.random_model import SMALL, opening, unit
 from tests.models.random_voice import STEPS, reference_pcm, write_checkpoint
 from tests.project.sampling import sample
@@ -190,6 +195,50 @@ def test_a_voice_that_lost_its_place_sounds_the_same(folder: Path) -> None:
     vocoder._vocoder._voices_max = 1
     assert together(wide, company, 64) == heard
     assert len(vocoder._vocoder._voices) == 1
+
+
+def caches() -> dict[int, int]:
+    """The bytes of all rows of turns and voices that are in memory, by where they are."""
+    gc.collect()
+    pieces = [each.rows for each in gc.get_objects() if type(each) is Piece]
+    stores = [rows.untyped_storage() for rows in pieces if rows.numel()]
+    return {each.data_ptr(): each.nbytes() for each in stores}
+
+
+def talk(session: SteppedSession, units: int) -> Steps[int]:
+    """Speak for so many units, and stay open; the bytes of sound."""
+    yield from session.open()
+    spoken = 0
+    for index in range(units):
+        result = yield from session.unit(unit(index), None)
+        spoken += len(result.pcm)
+        yield from session.finalize(index, interrupted=False)
+    return spoken
+
+
+def test_a_voice_for_each_session_takes_what_is_planned(folder: Path) -> None:
+    """64 callers with 64 voices would take more memory than the slots were counted by."""
+    count, before = sample(64, 12), caches()
+    model = load(folder, slots=count)
+    needs = planned(
+        plan(model.machine.config, torch.float32), folder / VOCODER, torch.float32, STEPS
+    )
+    kept = list[int]()
+    for generation in range(2):
+        sessions = list[SteppedSession]()
+        for slot in range(count):
+            voice = Voice(tts_pcm=reference_pcm(generation * count + slot, 6.0).tobytes())
+            what = opening(voice=voice, listen_prob_scale=0.0, force_listen_count=0)
+            sessions.append(model.session(what, slot=slot))
+            assert alone(talk(sessions[-1], 4), model.compute)
+        kept.append(sum(size for at, size in caches().items() if at not in before))
+        for session in sessions:
+            session.release()
+    assert kept[0] > 0.4 * count * needs.session_bytes["vocoder"]
+    assert max(kept) <= count * needs.session_bytes["vocoder"]
+    vocoder = model.machine.vocoder
+    assert isinstance(vocoder, PublishedVoice)
+    assert len(vocoder._vocoder._voices) == count
 
 
 def chat(number: int, **what: Any) -> Turn:

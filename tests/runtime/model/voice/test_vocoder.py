@@ -199,6 +199,16 @@ def test_voices_in_memory_are_bounded() -> None:
     assert small.voice(used[61]) is not kept[61]  # The least recently used went.
 
 
+def test_the_voice_of_a_turn_in_progress_stays() -> None:
+    """Voices that turns hold would be in memory beside as many that others left."""
+    small, state = vocoder(voices=2), None
+    turn = chunks("a")
+    for number, chunk in enumerate(turn[:3]):
+        state = small.speak([after(chunk, state)])[0].turn
+        small.voice(reference(f"other {number}", 5))
+    assert turn[0].reference.digest in small._voices
+
+
 def test_draws_are_keyed() -> None:
     """Two sessions would hear one noise, or one session another at each run."""
     assert np.array_equal(normal("1/2", 10), normal("1/2", 20)[:10])
