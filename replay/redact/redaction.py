@@ -323,7 +323,7 @@ _SAID_AGAIN: Final[Mapping[str, str]] = {
 }
 """By mode: why content before a given end would be left."""
 _LOG_S_OWN: Final = frozenset({"session", "state", "fin"})
-_CLIENT_S: Final = "metadata"
+_CLIENT_S: Final = ("metadata", "parameters")
 """What a frame tells the client again: its names are the client's own, and are replaced."""
 _SAME_WORDS: Final = frozenset({"type", "kind", "code"})
 """Texts of an effect and a sent frame that must stay the same."""
@@ -447,7 +447,7 @@ def _without_content(value: Any, key: str = "") -> Any:
         return {
             name: _without_content(below, name)
             for name, below in value.items()
-            if name not in ("blake2b", _CLIENT_S)
+            if name not in ("blake2b", *_CLIENT_S)
         }
     if isinstance(value, list | tuple):
         return [_without_content(below) for below in value]
