@@ -58,7 +58,7 @@ from runtime.settings.settings import Settings
 from .shared.commands import reading
 from .shared.recordings import RecordingType
 from .story.reading import event_in
-from .story.wire import INVALID, Wire
+from .story.wire import Wire
 
 
 class ScriptError(Exception):
@@ -243,8 +243,8 @@ class Player:
             try:
                 while True:
                     frame = await self._websocket.receive()
-                    is_too_long = isinstance(frame, Shortened)
-                    await kinds.send(INVALID if is_too_long else self._wire.kind(frame))
+                    shown = None if isinstance(frame, Shortened) else frame
+                    await kinds.send(self._wire.kind(shown))
             except (WebSocketClosed, anyio.BrokenResourceError):
                 pass
 

@@ -323,6 +323,7 @@ class Run:
     """What was found, by the mutant's name: what caught it, or why nothing can."""
 
     seed: int
+    drawn: int
     out: Path
     found: dict[str, str] = attrs.Factory(dict)
 
@@ -335,6 +336,7 @@ class Run:
             "what": "mistakes planted into the source, and what caught each",
             "good": not survivors,
             "seed": self.seed,
+            "drawn": self.drawn,
             "mutants": len(self.found),
             "caught_by_golden_logs": replayed,
             "caught_by_tests": len(self.found) - replayed - len(survivors) - len(equivalent),
@@ -407,7 +409,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.only is not None:
         mutants = [it for area in AREAS for it in mutants_of(area) if given.only in it.name]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))  # of the tests as well
-    kept = Run(given.seed, given.out)
+    kept = Run(given.seed, len(mutants), given.out)
     if given.resume:
         kept.resume(mutants)
     kept.found |= {it.name: EQUIVALENT[it.name] for it in mutants if it.name in EQUIVALENT}

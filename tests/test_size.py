@@ -23,9 +23,9 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (13_985, 62),
     "recorder": (4_565, 31),
-    "runtime": (23_070, 125),
-    "runtime/model": (9_232, 49),
-    "replay": (11_557, 57),
+    "runtime": (22_974, 124),
+    "runtime/model": (9_199, 46),
+    "replay": (11_567, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

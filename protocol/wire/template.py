@@ -22,7 +22,7 @@ import attrs
 
 from ..values.errors import FieldError, FrameError
 from ..values.limits import FRAMES_MAX
-from ..values.requests import Append, AppendSound
+from ..values.requests import Append, AppendSound, BadPicture
 from .codec import Context, Json, Reading, parse_frame
 from .kinds import NAMED, SEEN, SPOKEN
 from .table import Field, Object, Row, Rule, Table
@@ -156,6 +156,8 @@ class Template:
                 return None
             if hole.is_event_id:
                 event_id = here[0]
+        if any(isinstance(each, BadPicture) for each in values.get("frames", ())):
+            return None  # what is not base64 may not be JSON either
         return Alike(self._cls(**values), event_id)
 
     def _cut(self, frame: str) -> list[str] | None:

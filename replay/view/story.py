@@ -184,7 +184,7 @@ class Dialogue:
                 place, parts = self.user.take(came_ns, pcm, is_captured=True)
                 self._positions.heard(len(pcm) // SAMPLE_BYTES, place.begin_ns)
                 spoken_ns = self._spoken_ns(record.at_ns)
-                pictures = [each for each in frames if isinstance(each, bytes)]  # others are invalid
+                pictures = [it for it in frames if isinstance(it, bytes)]  # others are invalid
                 return [*parts, *(self.pictures.take(spoken_ns, each) for each in pictures)]
             case See(jpeg=jpeg):
                 return [self.pictures.take(self._spoken_ns(record.at_ns), jpeg)]

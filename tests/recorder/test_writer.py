@@ -338,7 +338,7 @@ async def test_all_logs_together_are_bounded(disk: MemoryDisk) -> None:
 
 async def test_who_waits_for_room_hears_that_the_log_is_given_up(disk: MemoryDisk) -> None:
     """A client was not read until the disk that hung went on."""
-    policy = RecorderPolicy(session_backlog_bytes_max=1000, block_age_s=LONG_S)
+    policy = RecorderPolicy(session_backlog_bytes_max=1000, tick_s=LONG_S)
     disk.hold.clear()
     with Recorder(policy, disk=disk) as recorder:
         log = start(recorder)

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, CLOSE_TRY_LATER
 from protocol.values.messages import ComeBack
@@ -23,6 +24,7 @@ from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session import journal
 from runtime.session.journal import Journal
 from runtime.session.peer import Ended, Tokens, hash_of
+from runtime.session.peer import Peer as ClientPeer
 from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
 
 
@@ -171,6 +173,27 @@ def test_a_greeting_is_in_the_log_before_it_is_sent(
             again.vanish()
 
     on_virtual_time(body)
+
+
+class Line:
+    """A connection that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def send(self, frame: str, _ready: Any) -> None:
+        self.sent.append(frame)
+
+
+def test_only_a_greeting_takes_a_token() -> None:
+    """A frame that was sent before it took the token, and the client was never greeted."""
+    line, others = Line(), ['{"type":"error"}', '{"type":"session.created","text":"$token"}']
+    client = ClientPeer("right", lambda *_: None)  # type: ignore[arg-type, return-value]
+    client.first(line)  # type: ignore[arg-type]
+    for frame in others:
+        client.send(frame, journal.ready_now)
+    client.greet(ef.Attach(frame='{"token":"$token"}', after=-1, before=0), journal.ready_now)
+    assert line.sent == [*others, '{"token":"right"}']
 
 
 def test_who_is_long_gone_gives_its_slot_back_and_is_rebuilt(tmp_path: Path) -> None:
