@@ -118,7 +118,7 @@ def omni_requests(
 
 
 _STEPS = ("committed", "cleared", "transcript_done")
-_FOREIGN = ("Configured", "Created", "ErrorReport", "ItemStep", "Speech")
+_FOREIGN = ("Configured", "ConversationCreated", "Created", "ErrorReport", "ItemStep", "Speech")
 
 
 def _is_told(message: ServerMessage) -> bool:
