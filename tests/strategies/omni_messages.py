@@ -118,7 +118,15 @@ def omni_requests(
 
 
 _STEPS = ("committed", "cleared", "transcript_done")
-_FOREIGN = ("Configured", "ConversationCreated", "Created", "ErrorReport", "ItemStep", "Speech")
+_FOREIGN = (
+    "Configured",
+    "ConversationCreated",
+    "Created",
+    "ErrorReport",
+    "ItemStep",
+    "RateLimit",
+    "Speech",
+)
 
 
 def _is_told(message: ServerMessage) -> bool:
