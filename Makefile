@@ -5,7 +5,7 @@
 
 PYTHON ?=
 ARGS ?=
-# One worker more than cores; each loads torch, so more than eight only cost memory. The tests of one
+# Two workers more than cores; each loads torch, so more than eight only cost memory. The tests of one
 # file stay together, for they share what is slow to make; tests/conftest.py orders them. Bytecode is kept, else each of the many
 # processes that tests start compiles all that it imports anew.
 PYTEST_WORKERS ?= -n auto --maxprocesses=8 --dist loadfile --no-loadscope-reorder

@@ -32,6 +32,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -94,16 +95,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are cores, for many tests wait: for a socket, or real time."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 2
+    """Two workers more than there are cores, for many tests wait: for a socket, or real time."""
+    return len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark quick tests, for `-m quick`, and have them run last.
+    """Mark quick tests, for `-m quick`, and have them run last, the other files well mixed.
 
-    So no worker is left with a long file when the others have ended.
+    So no worker is left with a long file when the others have ended, and those that wait for a
+    server run beside those that compute.
     """
-    items.sort(key=lambda item: is_quick(item.path))
+    items.sort(key=lambda item: (is_quick(item.path), crc32(item.path.name.encode())))
     for item in items:
         if is_quick(item.path) and not any(map(item.get_closest_marker, ("slow", "soak"))):
             item.add_marker("quick")
