@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -57,6 +58,11 @@ def url_of(said: Sequence[str]) -> str:
     return url
 
 
+def _words(line: str) -> str:
+    """What a line says; with `--log-format json` each is an object."""
+    return str(json.loads(line)["event"]) if line.startswith("{") else line.strip()
+
+
 @contextmanager
 def live_server(
     *arguments: str, model: str = "scripted", run: Sequence[str] = RUN
@@ -70,7 +76,7 @@ def live_server(
         )
         assert process.stdout is not None
         try:
-            said = [process.stdout.readline().strip() for _ in range(3)]
+            said = [_words(process.stdout.readline()) for _ in range(3)]
             assert said[-1] == "ready", Path(errors.name).read_text()
             yield LiveServer(url_of(said), process, Path(errors.name), said)
             if process.poll() is None:
