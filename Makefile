@@ -19,6 +19,7 @@ EVIDENCE := docs/evidence
 # Tests that try a few cases in `make test` (tests/project/sampling.py), and all of them in `make soak`.
 SAMPLED := \
 	tests/recorder/test_compact.py \
+	tests/recorder/test_page.py \
 	tests/replay/test_assess.py \
 	tests/replay/test_assess_planted.py \
 	tests/replay/test_eval.py \

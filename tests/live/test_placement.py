@@ -107,8 +107,10 @@ def test_a_worker_that_does_not_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     refused = antiphon("serve", "--port", 0, "--no-record", "--isolate", "--model", tmp_path)
     assert refused.returncode == 1
-    assert "the worker did not start: Error: cannot serve" in refused.stderr
-    assert refused.stderr.endswith("config.audio_config is missing\n")
+    assert "the worker did not start: cannot serve" in refused.stderr
+    what, _, advice = refused.stderr.rpartition("; ")
+    assert what.endswith("config.audio_config is missing")
+    assert advice == f"to see what is missing: antiphon doctor --model {tmp_path}\n"
 
 
 # -- worker_addresses -----------------------------------------------------------------------------

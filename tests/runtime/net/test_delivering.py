@@ -15,7 +15,7 @@ import trio
 from trio.lowlevel import Task, checkpoint
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.values.utf8 import Frame, Utf8Text
+from protocol.values.utf8 import Frame, Shortened, Utf8Text
 from runtime.net.listener import WebSocketRequest
 from runtime.net.websocket import (
     MESSAGES_A_READ,
@@ -303,11 +303,13 @@ async def test_text_that_the_rfc_forbids_ends_it_with_1002(wrong: list[bytes]) -
     assert session.code == 1002
 
 
-async def test_a_message_above_the_limit_comes_as_none_in_its_place() -> None:
+async def test_a_message_above_the_limit_comes_shortened_in_its_place() -> None:
     """A client hears nothing of its mistake, or of one that came later first."""
     session = Session()
     async with serving(session) as address, raw_client(address) as raw:
         small, large = raw_frame(TEXT, b"one"), raw_frame(TEXT, b"x" * (MESSAGE_MAX + 1))
         await raw.stream.send_all(small + large + small)
         await wait_all_tasks_blocked(SETTLE_S)
-        assert session.taken == ["one", None]
+        first, taken = session.taken
+        assert (first, isinstance(taken, Shortened)) == ("one", True)
+        assert taken.size_bytes == MESSAGE_MAX + 1
