@@ -25,7 +25,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "recorder": (4_565, 31),
     "runtime": (22_974, 124),
     "runtime/model": (9_199, 46),
-    "replay": (11_567, 57),
+    "replay": (11_570, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

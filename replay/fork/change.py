@@ -39,7 +39,7 @@ from protocol.values.model import (
     DuplexConfig,
     UnitResult,
 )
-from protocol.values.requests import Append, Init, Request
+from protocol.values.requests import Append, BadPicture, Init, Request
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.base import Dialect
 from runtime.settings.settings import nearest
@@ -174,7 +174,7 @@ class ForkClient:
             return (event,)
         dialect = self._wire.dialect
         try:
-            frames = [dialect.encode_request(one) for one in sent]
+            frames = [dialect.encode_request(_without_bad_pictures(one)) for one in sent]
         except LocalProtocolError as error:
             raise ForkRefusedError(
                 "--replace-audio, --force-listen: sound can be changed in a session of realtime, "
@@ -247,6 +247,12 @@ class ForkClient:
         if understood != changed:
             raise ForkRefusedError(f"--set {names}: {dialect.name} cannot say it")
         return frame
+
+
+def _without_bad_pictures(append: Append) -> Append:
+    """Leave out the pictures that the recorded session left out: nothing is known of them."""
+    good = tuple(frame for frame in append.frames if not isinstance(frame, BadPicture))
+    return attrs.evolve(append, frames=good)
 
 
 def read_setting(text: str) -> tuple[str, Setting]:

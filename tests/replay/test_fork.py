@@ -235,6 +235,19 @@ def test_only_that_unit_is_made_to_listen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "change", [Change(at=1, force_listen=True), Change(at=1, pcm=QUESTION)], ids=["forced", "sound"]
+)
+def test_a_picture_that_was_left_out_is_left_out_again(change: Change, tmp_path: Path) -> None:
+    """A recording with one bad picture could not be forked."""
+    seen = append_frame(video_frames=[PICTURE, "", "no base64"])
+    log = record_calls(tmp_path, [(0.5, append_frame()), (1.0, seen), (1.0, append_frame())])
+    assert [len(unit.frames) for unit in heard(log)] == [0, 1, 0]
+    path, _ = fork(log, change, ScriptedBackend(quick))
+    assert [unit.frames for unit in heard(path)][:3] == [unit.frames for unit in heard(log)]
+    assert not judge(path).problems
+
+
+@pytest.mark.parametrize(
     ("frames", "at", "why"),
     [
         ([(0.5, append_frame(3.0))], 1, "an earlier unit"),
