@@ -26,6 +26,8 @@ Body = dict[str, Any]
 OUTCOMES: Final = {"listen", "text", "audio", "response.listen", "response.output_audio.delta"}
 ENDINGS: Final = (ef.Close,)
 CALLS: Final = (ef.OpenBackend, ef.StartUnit, ef.StartFinalize, ef.Rollback, ef.Rebuild)
+LEFT_OUT: Final = ("a video frame was left out: ", "video frames were left out: ")
+"""An append whose error begins so has lost pictures, and keeps its sound."""
 
 
 @attrs.define
@@ -115,6 +117,12 @@ class Step:
         return [body["error"]["code"] for body in self.sent if body["type"] == "error"]
 
     @property
+    def is_refused(self) -> bool:
+        """An error was sent that costs a message more than its pictures."""
+        told = [body["error"].get("message", "") for body in self.sent if body["type"] == "error"]
+        return not all(text.startswith(LEFT_OUT) for text in told)
+
+    @property
     def completed(self) -> tuple[str, int] | None:
         """The model call whose end this event tells."""
         event = self.event
@@ -193,7 +201,7 @@ class Referee:
         if isinstance(event, ev.PeerAttached):
             trace.detached = False
         trace.received += isinstance(event, ev.FrameReceived) and trace.state != "CLOSED"
-        taken = trace.state == "ACTIVE" and not step.errors and not step.of(ef.Close)
+        taken = trace.state == "ACTIVE" and not step.is_refused and not step.of(ef.Close)
         if isinstance(event, ev.FrameReceived) and taken:
             self._take_append(event.frame)
 
@@ -435,7 +443,7 @@ def rule_b6(trace: Trace, step: Step) -> str | None:
     forced = isinstance(step.event, ev.FrameReceived) and '"force_listen": true' in str(
         step.event.frame
     )
-    if forced and trace.state == "ACTIVE" and not step.errors and not trace.withheld:
+    if forced and trace.state == "ACTIVE" and not step.is_refused and not trace.withheld:
         running = trace.call is not None and trace.call[0] == "unit"
         if running and not step.of(ef.Interrupt):
             return "what runs is not cut"
