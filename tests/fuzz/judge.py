@@ -58,7 +58,7 @@ from protocol.values.messages import (
     Speech,
     TranscriptDone,
 )
-from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES, SlidingWindow
+from protocol.values.model import SAMPLE16_BYTES, SAMPLE_BYTES, UNIT_SAMPLES, Coding, SlidingWindow
 from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import InputStep
 from protocol.values.requests import (
@@ -88,8 +88,8 @@ from protocol.values.state import (
     judge,
 )
 from protocol.values.utf8 import frame_bytes
-from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import DIALECTS, OMNI, OPENAI, OPENAI_TRANSCRIPTION
+from protocol.wire.codec import looks_float32, parse_frame
+from protocol.wire.dialects import DIALECTS, OMNI, OPENAI, OPENAI_TRANSCRIPTION, REALTIME
 from protocol.wire.dialects.base import Context, Dialect
 from protocol.wire.dialects.opening import OPENING, choose
 from protocol.wire.dialects.shared import is_openai_update
@@ -188,12 +188,18 @@ class Demand:
 
 
 class Reader:
-    """Reads a client's messages as the server does."""
+    """Reads a client's messages as the server does.
+
+    Attributes:
+        dialect: the session's, as far as it is known.
+        heard: how the client's sound is written, in OpenAI's dialects.
+    """
 
     def __init__(self, dialect_name: str, mode: Mode, session_kind: SessionKind) -> None:
         self._is_realtime = not dialect_name.startswith("legacy")
         is_open = dialect_name in {"realtime", "duplex-v1"} and session_kind is SessionKind.DUPLEX
         self.dialect: Dialect = OPENING if is_open else DIALECTS[dialect_name]
+        self.heard: Coding = "audio/pcm"
         self._mode: Mode = mode
         self._session_kind = session_kind
 
@@ -233,10 +239,14 @@ class Reader:
             return self._refused(kind, gate, ErrorCode.NOT_READY)
         if isinstance(message, CloseRequest):
             return Demand(kind=kind, gate=gate, closes=(CLOSE_NORMAL,), message=message)
+        if is_openai and isinstance(message, AppendSound) and not self._is_sound(message.pcm16):
+            return self._refused(kind, gate, ErrorCode.INVALID_PAYLOAD)
         if named_by(message) not in {None, *MODELS}:
             return self._refused(kind, gate, ErrorCode.MODEL_NOT_FOUND)
         is_half = isinstance(message, Commit) and not (message.final and message.begins)
-        answers = () if is_half else ANSWERS.get(type(message), ())
+        # A turn of chat that is cancelled is answered itself; what has no turn is not.
+        is_cut = isinstance(message, oa.CancelResponse) and self.dialect is REALTIME
+        answers = () if is_half or is_cut else ANSWERS.get(type(message), ())
         is_kept = self.dialect is OMNI and gate is Gate.CONNECTED  # where it may be queued
         return Demand(kind=kind, gate=gate, answers=answers, message=message, is_kept=is_kept)
 
@@ -266,6 +276,11 @@ class Reader:
             return False
         return True
 
+    def _is_sound(self, data: bytes) -> bool:
+        """Whether it is sound in the session's format: whole samples, and not of another form."""
+        is_pcm16 = self.heard == "audio/pcm"
+        return not (is_pcm16 and (len(data) % SAMPLE16_BYTES or looks_float32(data)))
+
     def _refused(self, kind: str, gate: Gate, code: ErrorCode) -> Demand:
         is_either = self.dialect is OMNI and gate is Gate.CONNECTED  # it may be queued as well
         told = None if is_either else code
@@ -273,7 +288,8 @@ class Reader:
 
     def _beyond_repair(self, frame: str | bytes | None, gate: Gate, error: FrameError) -> Demand:
         kind = "too big" if frame is None else "binary" if isinstance(frame, bytes) else "no JSON"
-        goes_on = self._session_kind is SessionKind.TRANSCRIPTION or self.dialect is OMNI
+        is_lenient = self.dialect in (OPENAI, OMNI)
+        goes_on = self._session_kind is SessionKind.TRANSCRIPTION or is_lenient
         if goes_on and frame is not None:
             is_binary = isinstance(frame, bytes)
             code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
@@ -493,7 +509,8 @@ class Judge:
         if self.owed is not None or not (self.has_slot or self.is_over or self.holds_slot):
             self.is_sure = False
         demand = self._reader.demand_of(frame, self._gate())
-        if isinstance(message, ChooseModel | Commit) and not (demand.answers and self.is_sure):
+        is_refused = self.is_sure and demand.message is None
+        if isinstance(message, ChooseModel | Commit) and not is_refused:
             self._has_chosen |= isinstance(message, Commit) or message.model in MODELS
             self._follow_choice()
         if demand.kind in _SPOILS:
@@ -587,6 +604,8 @@ class Judge:
         match message:
             case Paused() | Resumed():
                 self._paused = cls is Paused
+            case oa.Configured():
+                self._reader.heard = message.openai.heard
             case Queued() | QueueUpdate():
                 self.queued = True
             case Closed():

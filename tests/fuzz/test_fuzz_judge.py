@@ -15,6 +15,7 @@ from jsonschema import Draft7Validator
 
 from protocol.values.errors import MEANINGS
 from protocol.values.limits import FRAME_BYTES_MAX
+from protocol.values.model import Coding
 from protocol.values.modes import Mode
 from protocol.values.state import Gate, SessionKind
 from protocol.wire.dialects import DIALECTS
@@ -203,6 +204,33 @@ def test_what_is_owed_is_read_from_the_tables(
     """A server would be held to something else than the protocol."""
     demand = Reader("realtime", "video", SessionKind.DUPLEX).demand_of(frame, gate)
     assert (demand.kind, demand.closes, demand.code) == (kind, closes, code)
+
+
+def test_a_commit_takes_the_only_model() -> None:
+    """A transcription that begins without a choice would be an accusation."""
+    judge = judge_of("transcription", "transcription")
+    commit = {"type": "input_audio_buffer.commit", "final": True}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    done = {"type": "transcription.done", "text": "hi", "usage": usage}
+    created = {"type": "session.created", "id": "sess_1", "created": 0}
+    assert (
+        tell(judge, created, [commit], {"type": "transcription.delta", "delta": "hi"}, done) == []
+    )
+    assert judge.state == "ACTIVE"
+    other = judge_of("transcription", "transcription")
+    assert tell(other, created, {"type": "transcription.delta", "delta": "hi"})
+
+
+@pytest.mark.parametrize(
+    ("heard", "is_refused"), [("audio/pcm", True), ("audio/pcmu", False), ("audio/pcma", False)]
+)
+def test_half_a_sample_is_refused(heard: Coding, is_refused: bool) -> None:
+    """Its error would be taken for the answer to what comes next."""
+    reader = Reader("openai", "audio", SessionKind.DUPLEX)
+    reader.heard = heard
+    frame = json.dumps({"type": "input_audio_buffer.append", "audio": "AAAA"})
+    demand = reader.demand_of(frame, Gate.OPEN)
+    assert (demand.code == "invalid_payload", demand.is_owed) == (is_refused, is_refused)
 
 
 def test_the_init_picks_the_dialect() -> None:
