@@ -93,6 +93,7 @@ class Babble:
     frame_ms = 100
     window = 3
     start = 2
+    tail_ms = 0
     samples: int = 0
 
     def judge(self, effect: ef.DetectSpeech) -> Iterator[bool]:

@@ -130,6 +130,8 @@ class ClientPlan:
             return "duplex"
         if self.dialect == "openai-transcription":
             return "openai"
+        if self.dialect == "vllm-omni":
+            return "omni"
         if self.dialect in PIECES:
             return self.dialect
         return "chat" if self.dialect == "legacy-chat" else "realtime"

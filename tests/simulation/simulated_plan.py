@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 
 import attrs
 
+from protocol.values.events import PIECES
 from protocol.values.model import DuplexConfig
 from protocol.values.modes import Mode
 from recorder.write.writer import RecorderPolicy
@@ -92,7 +93,7 @@ def draw(seed: int) -> Plan:
         warning_s=dice.choice((0, 2, 10)),
         storm_s=storm_s,
     )
-    return _with_barge_in(_with_returns(_with_losses(_with_pieces(plan))))
+    return _with_omni(_with_barge_in(_with_returns(_with_losses(_with_pieces(plan)))))
 
 
 def _moments(dice: Random, until_s: float, count: int) -> tuple[float, ...]:
@@ -172,6 +173,30 @@ def _with_barge_in(plan: Plan) -> Plan:
     if Random(f"barge-in/{plan.seed}").random() < 0.7:
         return plan
     return attrs.evolve(plan, settings=plan.settings | {"barge_in": True})
+
+
+def _with_omni(plan: Plan) -> Plan:
+    """Have some clients of sound that stay away once they are gone speak `vllm-omni`."""
+    dice = Random(f"omni/{plan.seed}")
+    if dice.random() < 0.7:
+        return plan
+    clients = tuple(
+        _in_omni(it) if it.mode == "audio" and not it.resumable and dice.random() < 0.4 else it
+        for it in plan.clients
+    )
+    return attrs.evolve(plan, clients=clients)
+
+
+def _in_omni(client: ClientPlan) -> ClientPlan:
+    if client.endpoint in PIECES:
+        return client
+    return attrs.evolve(
+        client,
+        dialect="vllm-omni",
+        character="good" if client.character == "pausing" else client.character,
+        config=DuplexConfig(),
+        has_voice=False,
+    )
 
 
 def _in_pieces(dice: Random, client: ClientPlan) -> ClientPlan:

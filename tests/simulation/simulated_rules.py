@@ -40,6 +40,8 @@ RELEASE_WAIT_S: Final = 10.0
 """A release that takes longer condemns its slot (`runtime.session.calls`)."""
 FIN_WAIT_S: Final = 10.0
 """A disk that takes longer to sync is not waited for (`runtime.session.journal`)."""
+LAST_WORDS_S: Final = 10.0
+"""Of a transcription or a session of OpenAI: so long what is due is finished after its time."""
 VIOLATIONS_MAX: Final = 40
 """More would say the same again."""
 S: Final = 1_000_000_000
@@ -166,6 +168,7 @@ class Rules:
 class _Limits:
     """The moments from which a session's limits count, in ns of its clock; None: not now."""
 
+    session: int | None = None
     init: int | None = None
     idle: int | None = None
     pause: int | None = None
@@ -181,6 +184,9 @@ class WatchedSession:
         self.opened, self.owner = opened, owner
         self.who = f"{opened.recording_id} (client {owner})"
         self._rules, self._limits = rules, _Limits()
+        self._is_limited = bool(opened.limits.session_s) and opened.mode != "chat"
+        if self._is_limited and opened.endpoint != "openai":  # whose time begins with its slot
+            self._limits.session = 0
         self._began_ns = int(anyio.current_time() * S)
         self._referee = Referee() if opened.mode in {"video", "audio"} else None
         self._spelling = Spelling("realtime" if opened.mode == "transcription" else opened.endpoint)
@@ -284,8 +290,10 @@ class WatchedSession:
         if self.ended_ns is not None:
             self._judge_cleanup(now_ns)
             return
-        if limits.session_s and self.opened.mode != "chat" and now_ns > limits.session_s * S:
-            self.report(f"it lives after {limits.session_s} s")
+        has_last_words = self.opened.mode == "transcription" or self.opened.endpoint == "openai"
+        allowed_s = limits.session_s + LAST_WORDS_S * has_last_words
+        if since.session is not None and now_ns > since.session + allowed_s * S:
+            self.report(f"it lives after {allowed_s} s")
         for name, began_ns, allowed_s in (
             ("init", since.init, limits.init_wait_s),
             ("idle", since.idle, limits.idle_s),
@@ -311,6 +319,8 @@ class WatchedSession:
         if isinstance(event, ev.SlotLeased):
             if self._lease is not None:
                 self.report("it has two slots (B5)")
+            if self._is_limited and self._limits.session is None:
+                self._limits.session = event.at_ns
             self._lease, self._released_ns = self._grant(event), None
             self._rules.granted(self._lease)
         if isinstance(event, ev.BackendReleased):
@@ -363,7 +373,7 @@ class WatchedSession:
             if isinstance(effect, ef.OpenBackend):
                 config: DuplexConfig = effect.opening.config
                 self._referee.trace.deferred = config.deferred_finalize
-        self._spelling.take_sound(self._referee.trace, event)
+        self._spelling.take_sound(self._referee.trace, event, effects)
         self._referee.observe(*self._spelling.of(event, effects))
         self._tell_referee()
 

@@ -31,7 +31,7 @@ from anyio.abc import TaskGroup
 from protocol.values import events as ev
 from protocol.values import requests as rq
 from protocol.values.errors import CLOSE_POLICY
-from protocol.values.events import PIECES
+from protocol.values.events import EVENT_IDS, PIECES
 from protocol.values.messages import ComeBack
 from protocol.values.modes import Mode
 from recorder.format.errors import RecorderError
@@ -51,6 +51,7 @@ from tests.simulation.simulated_backend import Babble, Fleet
 from tests.simulation.simulated_client import Client, ClientPlan
 from tests.simulation.simulated_dictation import DictationClient
 from tests.simulation.simulated_disk import FaultyDisk, SlowRecorder
+from tests.simulation.simulated_omni import OmniClient
 from tests.simulation.simulated_pieces import PiecesClient, decode
 from tests.simulation.simulated_plan import Plan, draw, without_losses
 from tests.simulation.simulated_rules import FIN_WAIT_S, RELEASE_WAIT_S, Rules
@@ -83,6 +84,7 @@ GOOD: Final[tuple[tuple[str, Mode], ...]] = (
     ("live", "audio"),
     ("openai", "audio"),
     ("openai-transcription", "transcription"),
+    ("vllm-omni", "audio"),
 )
 """Who comes once faults have stopped."""
 REFUSALS: Final = {
@@ -359,9 +361,11 @@ class Simulation:
         report = partial(self.rules.report, who=f"client {plan.number}")
         link = Link(plan.link, report)
         kind = PiecesClient if plan.endpoint in PIECES else Client
+        if plan.endpoint == "omni":
+            kind = OmniClient
         if plan.mode == "transcription" and plan.endpoint in PIECES:
             kind = DictationClient
-        if plan.endpoint in PIECES:
+        if plan.endpoint in EVENT_IDS:
             self._fleet.padded.add(plan.number)
             self.rules.seen[f"clients of {plan.dialect}"] += 1
         client = kind(

@@ -18,6 +18,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.events import PIECES, Endpoint
 from protocol.values.model import UNIT_BYTES
+from protocol.wire.audio import to_float32
 from tests.sessions.referee import Trace
 
 _OF_002: Final = {
@@ -40,6 +41,9 @@ _OF_OPENAI: Final = {
     "response.output_audio.delta": "unit",
     "response.output_text.delta": "unit",
 }
+_OMNI_SOUND: Final = "response.output_audio.delta"
+_OMNI_WORDS: Final = frozenset({"response.output_audio_transcript.delta"})
+_SECOND_NS: Final = 1_000_000_000
 _TELLS: Final = (ev.UnitDone, ev.FinalizeDone, ev.Rebuilt)
 """Events that tell a unit's outcome; a second of `live` at another one is of no unit."""
 
@@ -61,12 +65,16 @@ class Spelling:
                 return _as_realtime(event), _effects_as_realtime(effects)
             case "live":
                 return _as_nothing(event), _renamed(effects, _OF_LIVE, event)
+            case "omni":
+                return _as_floats(event), _with_text(effects)
             case "openai":
                 return _as_nothing(event), _renamed(effects, _OF_OPENAI, event)
         return _as_spelled(event), effects
 
-    def take_sound(self, trace: Trace, event: ev.Event) -> None:
+    def take_sound(self, trace: Trace, event: ev.Event, effects: Sequence[ef.Effect]) -> None:
         """Show the seconds that were resampled, in their order, as what was appended."""
+        if self._endpoint == "omni":
+            trace.audio += _silence(trace, event, effects)
         if self._endpoint not in PIECES:
             return
         trace.tells_listens = trace.tells_end = self._endpoint == "live"
@@ -106,6 +114,39 @@ def _as_nothing(event: ev.Event) -> ev.Event:
     return attrs.evolve(event, frame="{}") if isinstance(event, ev.FrameReceived) else event
 
 
+def _silence(trace: Trace, event: ev.Event, effects: Sequence[ef.Effect]) -> bytes:
+    """The silence that is taken in place of a client of `vllm-omni` that sends no sound.
+
+    It is looked at as the client's sound is, or it is the rest of a second when none waits.
+    """
+    if isinstance(event, ev.FrameReceived):
+        return b""
+    looked_at = [it.data for it in effects if isinstance(it, ef.DetectSpeech)]
+    if looked_at:
+        return b"".join(map(to_float32, looked_at))
+    timers = [it for it in effects if isinstance(it, ef.SetTimer) and it.name == "silence"]
+    is_due = isinstance(event, ev.TimerFired) and event.name == "silence"
+    is_due &= any(it.at_ns == event.at_ns + _SECOND_NS for it in timers)
+    is_running = trace.lost is not None or (trace.call is not None and trace.call[0] == "unit")
+    if not is_due or is_running or len(trace.audio) // UNIT_BYTES > len(trace.taken):
+        return b""
+    return bytes(UNIT_BYTES - len(trace.audio) % UNIT_BYTES)
+
+
+def _as_floats(event: ev.Event) -> ev.Event:
+    """Show the referee an append of 16-bit sound as one of 001; it need not read the rest."""
+    if not isinstance(event, ev.FrameReceived) or not isinstance(event.frame, str):
+        return event
+    try:
+        body = json.loads(event.frame)
+        assert body["type"] == "input_audio_buffer.append"
+        pcm = to_float32(pybase64.b64decode(body["audio"], validate=True))
+    except (ValueError, KeyError, TypeError, AssertionError):
+        return attrs.evolve(event, frame="{}")
+    fields = {"audio": pybase64.b64encode(pcm).decode()}
+    return attrs.evolve(event, frame=json.dumps({"type": "input.append", "input": fields}))
+
+
 def _outcome(body: dict[str, Any]) -> str:
     """Whether a second has sound; what is withheld has none."""
     has_sound = "audio" not in body["type"] or any(pybase64.b64decode(body["delta"]))
@@ -118,6 +159,20 @@ def _as_spelled(event: ev.Event) -> ev.Event:
         return event
     frame = event.frame.replace('"force_listen":true', '"force_listen": true')
     return attrs.evolve(event, frame=frame)
+
+
+def _with_text(effects: Sequence[ef.Effect]) -> list[ef.Effect]:
+    """Show the referee words without sound, which are an outcome too."""
+    bodies = [json.loads(it.frame) if isinstance(it, ef.Send) else {} for it in effects]
+    has_sound = any(body.get("type") == _OMNI_SOUND for body in bodies)
+    shown = list[ef.Effect]()
+    for effect, body in zip(effects, bodies, strict=True):
+        if isinstance(effect, ef.Send) and body["type"] in _OMNI_WORDS and not has_sound:
+            frame = json.dumps(body | {"type": "response.output.delta", "kind": "text"})
+            shown.append(attrs.evolve(effect, frame=frame))
+        else:
+            shown.append(effect)
+    return shown
 
 
 def _as_realtime(event: ev.Event) -> ev.Event:
@@ -154,7 +209,7 @@ def _effects_as_realtime(effects: Sequence[ef.Effect]) -> list[ef.Effect]:
                 continue
             body = {"type": "pending"}  # so that no number is left out
         elif kind == "error":
-            body = {"type": "error", "error": {"code": body["code"]}}
+            body = {"type": "error", "error": {"code": body["code"], "message": body["error"]}}
         elif "pending" in body:
             body = {"type": "pending"}  # of a chunk, and no unit's outcome
         elif kind == "result":
