@@ -193,7 +193,9 @@ class Tab:
             case "Runtime.exceptionThrown":
                 self.logged.append(json.dumps(params["exceptionDetails"]))
             case "Log.entryAdded":
-                self.logged.append(params["entry"]["text"])
+                entry = params["entry"]
+                where = f" ({entry['url']})" if entry.get("url") else ""
+                self.logged.append(entry["text"] + where)
             case "Network.requestWillBeSent":
                 url = params["request"]["url"]
                 if not url.startswith(("data:", "blob:")):
