@@ -13,6 +13,7 @@ from typing import Final
 
 import anyio
 import click
+import orjson
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
@@ -87,9 +88,9 @@ async def _wait_until_ready(process: Process, errors: Path) -> str:
     url = ""
     try:
         with anyio.fail_after(READY_WAIT_S):
-            while (line := await lines.receive_until(b"\n", LINE_BYTES_MAX)) != b"ready":
-                if line.startswith(b"listening on "):
-                    url = line.removeprefix(b"listening on ").decode()
+            while (said := _words(await lines.receive_until(b"\n", LINE_BYTES_MAX))) != "ready":
+                if said.startswith("listening on "):
+                    url = said.removeprefix("listening on ")
     except TimeoutError:
         text = f"the server was not ready within {READY_WAIT_S:g} s"
         raise ServerProcessError(text) from None
@@ -97,6 +98,11 @@ async def _wait_until_ready(process: Process, errors: Path) -> str:
         text = f"the server did not start: {_last_words(errors)} (see {errors})"
         raise ServerProcessError(text) from None
     return url
+
+
+def _words(line: bytes) -> str:
+    """What a line says; with `--log-format json` each is an object."""
+    return str(orjson.loads(line)["event"]) if line.startswith(b"{") else line.decode()
 
 
 def _last_words(errors: Path) -> str:

@@ -123,3 +123,14 @@ def test_its_files_are_written_for_the_guides(
     (tmp_path / "file").touch()
     refused = run_demo("--samples", tmp_path / "file" / "below")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_server_is_ready_whatever_the_format_of_its_log(form: str, tmp_path: Path) -> None:
+    """A bench of a server as it is run in production would wait for ever."""
+
+    async def serve() -> str:
+        async with server_process.served("scripted", tmp_path, "--log-format", form) as url:
+            return url
+
+    assert anyio.run(serve).startswith("ws://127.0.0.1:")
