@@ -221,6 +221,15 @@ class Conversation:
         reply = self.reply
         return reply is not None and 0 < reply.max_tokens <= reply.output_tokens
 
+    def cancels(self, message: oa.CancelResponse, *, is_asked: bool) -> bool:
+        """Whether a client cancels the response in progress or asked for; else send an error."""
+        names = {None, self.reply.id} if self.reply else {None} if is_asked else set()
+        if message.response_id in names:
+            return True
+        code = ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE
+        self.peer.send_error(code, "there is no such response in progress")
+        return False
+
     def give_none(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", **why: Any) -> None:
         """Tell that the response that was asked for does not come."""
         reply = self._new_reply(self.loop.next_response_id)

@@ -305,20 +305,15 @@ class Omni(Kind):
 
     def cancel_response(self, message: oa.CancelResponse) -> None:
         """Have the model stop speaking, or not begin to."""
-        reply = self.conversation.reply
-        names = {None, reply.id} if reply else {None} if self.is_asked else set()
-        if message.response_id in names:
+        if self.conversation.cancels(message, is_asked=self.is_asked):
             self._interrupt("client_cancelled")
-            return
-        code = ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE
-        self.peer.send_error(code, "there is no such response in progress")
 
     def barge_in(self, _message: om.BargeIn) -> None:
         """Have the model stop speaking: the user does."""
         self._interrupt("barge_in")
 
     def clear_output(self, _message: om.ClearOutput) -> None:
-        """Have the model stop speaking: nothing more of it is played."""
+        """Have the model stop speaking: the rest of its sound is not played."""
         self._interrupt("client_cancelled")
         last = self._last_response()
         self.peer.send(om.OutputCleared(response_id="" if last is None else _response_of(last)))

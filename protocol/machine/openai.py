@@ -686,13 +686,8 @@ class OpenAI(Kind):
 
     def cancel_response(self, message: oa.CancelResponse) -> None:
         """Have the model stop speaking, or not begin to."""
-        reply = self.conversation.reply
-        names = {None, reply.id} if reply else {None} if self.is_asked else set()
-        if message.response_id in names:
+        if self.conversation.cancels(message, is_asked=self.is_asked):
             self._interrupt("client_cancelled")
-            return
-        code = ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE
-        self.peer.send_error(code, "there is no such response in progress")
 
     def _interrupt(self, reason: oa.ReplyReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""

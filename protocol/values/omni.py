@@ -112,7 +112,7 @@ class AckPlayback:
         committed_ms: how much of that was heard; None: all.
         response_id: the response; None: the last one.
         item_id: its item; None: of that response.
-        truncates: no more of it is played: its item loses the words of the rest.
+        truncates: the rest is not played, and its item loses those words.
     """
 
     played_ms: int

@@ -88,7 +88,7 @@ async def _wait_until_ready(process: Process, errors: Path) -> str:
     url = ""
     try:
         with anyio.fail_after(READY_WAIT_S):
-            while (said := _words(await lines.receive_until(b"\n", LINE_BYTES_MAX))) != "ready":
+            while (said := words_of(await lines.receive_until(b"\n", LINE_BYTES_MAX))) != "ready":
                 if said.startswith("listening on "):
                     url = said.removeprefix("listening on ")
     except TimeoutError:
@@ -100,9 +100,9 @@ async def _wait_until_ready(process: Process, errors: Path) -> str:
     return url
 
 
-def _words(line: bytes) -> str:
-    """What a line says; with `--log-format json` each is an object."""
-    return str(orjson.loads(line)["event"]) if line.startswith(b"{") else line.decode()
+def words_of(line: bytes) -> str:
+    """What a server's line says; with `--log-format json` each is an object."""
+    return str(orjson.loads(line)["event"]) if line.startswith(b"{") else line.decode().strip()
 
 
 def _last_words(errors: Path) -> str:

@@ -1,8 +1,8 @@
 """Sound: decoding of clients' sound files and samples, and files for the command line.
 
 - A conversation's sound may last minutes, at any rate and with eight channels: it is decoded in
-  blocks, and memory holds the file and the result. The same bytes give the same samples. Of a
-  packed file (FLAC, Ogg, MP3) no more is read than may be, whatever its header says; `decoder` has
+  blocks, and memory holds the file and the result. The same bytes give the same samples. A
+  compressed file (FLAC, Ogg, MP3) is read up to the limit, whatever its header says; `decoder` has
   it read in a process.
 - Files of the command line are the user's own. They are read and written whole, blocking; an
   existing file is replaced only by a complete one.

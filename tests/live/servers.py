@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from runtime.commands.server_process import RUN
+from runtime.commands.server_process import RUN, words_of
 
 STOP_WAIT_S = 90
 LISTENING = "listening on "
@@ -58,11 +57,6 @@ def url_of(said: Sequence[str]) -> str:
     return url
 
 
-def _words(line: str) -> str:
-    """What a line says; with `--log-format json` each is an object."""
-    return str(json.loads(line)["event"]) if line.startswith("{") else line.strip()
-
-
 @contextmanager
 def live_server(
     *arguments: str, model: str = "scripted", run: Sequence[str] = RUN
@@ -76,7 +70,7 @@ def live_server(
         )
         assert process.stdout is not None
         try:
-            said = [_words(process.stdout.readline()) for _ in range(3)]
+            said = [words_of(process.stdout.readline().encode()) for _ in range(3)]
             assert said[-1] == "ready", Path(errors.name).read_text()
             yield LiveServer(url_of(said), process, Path(errors.name), said)
             if process.poll() is None:

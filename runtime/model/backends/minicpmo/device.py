@@ -212,7 +212,7 @@ class MemoryPlan:
         weight_bytes: by part, in the format computed in.
         session_bytes: per session on the device, for `llm`, `tts`, `audio`, `vocoder`.
         host_bytes: per session on the host.
-        voices_bytes: on the host, for reading reference audio, whatever the sessions.
+        voices_bytes: on the host, for reading reference audio; the same for any number of sessions.
     """
 
     parameters: Mapping[str, int]
