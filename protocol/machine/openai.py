@@ -31,7 +31,7 @@ from ..values.behaviour import (
     LAST_WORDS,
     LATE_FORMATS,
     LENIENT_SETTINGS,
-    TELLS_UNHEARD,
+    REPORTS_LATE_INSTRUCTIONS,
 )
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.limits import (
@@ -210,7 +210,7 @@ class OpenAI(Kind):
 
     def _instructions_refusal(self, message: oa.Respond) -> Refused | None:
         """Refuse instructions of one response once the model has its prompt."""
-        if not self._has_prompt or self.step.behaves(TELLS_UNHEARD):
+        if not self._has_prompt or self.step.behaves(REPORTS_LATE_INSTRUCTIONS):
             return None
         code, ignored = ErrorCode.UNSUPPORTED, len(message.ignored)
         return Refused(code=code, message=UNHEARD, ignored=ignored)

@@ -65,8 +65,8 @@ def as_prompt(instructions: str, items: Iterable[Item]) -> str:
     """Instructions, and the text of items after them, each with its role."""
     lines = [instructions]
     for item in items:
-        said = "\n".join(part.text for part in item.parts if part.text)
-        lines += [f"{item.role}: {said}"] if said else []
+        text = "\n".join(part.text for part in item.parts if part.text)
+        lines += [f"{item.role}: {text}"] if text else []
     return "\n".join(line for line in lines if line)
 
 
@@ -240,7 +240,7 @@ class Respond:
     """Ask for a response.
 
     Attributes:
-        metadata: told again with the response.
+        metadata: sent back with the response.
         modality: what it is made of; None: as of the session.
         instructions: for this response; None: those of the session.
         max_tokens: its bound; 0: it has none.
