@@ -452,7 +452,7 @@ def _shortest(spans: Iterable[Span]) -> Times | None:
 # -- a forced session ------------------------------------------------------------------------------
 
 
-HEARD: Final = limits.HEARD_MS * conversation.TICKS_PER_MS
+OVERLAP_MIN: Final = limits.OVERLAP_MS_MIN * conversation.TICKS_PER_MS
 MICRO: Final = 1_000_000
 """Logits inside are in millionths."""
 NANO: Final = 1_000_000_000
@@ -483,7 +483,7 @@ class ForcedSession:
         """Take a unit, the recorded result, and the forced one."""
         begin = (self._units + self._elsewhere) * UNIT_SAMPLES
         at_ns = time_of("user", begin + UNIT_SAMPLES)
-        self._speech.hear(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=unit.pcm)))
+        self._speech.add(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=unit.pcm)))
         made, counts = forced.result, self._counts
         is_taken = (made.is_listen, made.decided_ids) == (recorded.is_listen, recorded.decided_ids)
         if self._elsewhere or not is_taken:
@@ -532,9 +532,9 @@ class ForcedSession:
 
 
 def _is_spoken_over(index: int, spoken: Iterable[Span]) -> bool:
-    """Whether the user speaks for `HEARD` in a unit."""
+    """Whether the user speaks for `OVERLAP_MIN` in a unit."""
     second = Span(index * conversation.TICK_HZ, (index + 1) * conversation.TICK_HZ)
-    return sum(second.overlap(span) for span in spoken) >= HEARD
+    return sum(second.overlap(span) for span in spoken) >= OVERLAP_MIN
 
 
 def _mean(values: Sequence[float], scale: int) -> Ratio | None:

@@ -503,7 +503,7 @@ class Timeline:
         later_ns = -self.story.wire.lag_ns if is_captured else 0
         sound = self._holding.sound("user", at_ns, pcm, is_captured=is_captured, later_ns=later_ns)
         if is_captured:
-            self._positions.heard(len(pcm) // SAMPLE_BYTES, sound.begin_ns)
+            self._positions.add(len(pcm) // SAMPLE_BYTES, sound.begin_ns)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
         return sound
 

@@ -182,7 +182,7 @@ class Dialogue:
             case Append(pcm=pcm, frames=frames):
                 came_ns = max(record.at_ns - lag_ns, 0)
                 place, parts = self.user.take(came_ns, pcm, is_captured=True)
-                self._positions.heard(len(pcm) // SAMPLE_BYTES, place.begin_ns)
+                self._positions.add(len(pcm) // SAMPLE_BYTES, place.begin_ns)
                 spoken_ns = self._spoken_ns(record.at_ns)
                 pictures = [it for it in frames if isinstance(it, bytes)]  # others are invalid
                 return [*parts, *(self.pictures.take(spoken_ns, each) for each in pictures)]
