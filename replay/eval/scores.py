@@ -175,7 +175,7 @@ class Gathering:
             duration_ns=story.duration_ns,
             finished=story.end.finished,
             damage_count=story.damage_count,
-            lost=lost_in(self.timeline.head) - _SAID[talk.user.source],
+            lost=lost_in(self.timeline.head) - _IN_EVENTS[talk.user.source],
             speech_source=talk.user.source if is_talk else None,
             conversation=talk.conversation(self._talked_ns) if is_talk else Conversation(),
             input_lead=talk.user.lead if is_talk else None,
@@ -226,9 +226,9 @@ class Gathering:
             case ev.UnitDone(result=result):
                 self._units.decided(result, story.exchanges.current, story.forced_units)
             case ev.ChunkDone(at_ns=at_ns, result=result) if result.text:
-                heard_ns = story.dictated.heard_ns
-                if heard_ns:  # else the dialect's sound is not placed
-                    self._word_delays.append((at_ns, max(0, at_ns - heard_ns)))
+                fed_ns = story.dictated.fed_ns
+                if fed_ns:  # else the dialect's sound is not placed
+                    self._word_delays.append((at_ns, max(0, at_ns - fed_ns)))
         if passage.ended is not None:
             self._chat.ended(passage.ended)
         if story.session is not None:
@@ -247,7 +247,7 @@ _LOST: Final[Mapping[Lost, tuple[str, str]]] = {
     "speech": ("audio", "user"),
     "words": ("text", "model"),
 }
-_SAID: Final[Mapping[SpeechSource, frozenset[Lost]]] = {
+_IN_EVENTS: Final[Mapping[SpeechSource, frozenset[Lost]]] = {
     "log": frozenset({"speech"}),
     "energy": frozenset(),
 }
@@ -485,8 +485,8 @@ class ForcedSession:
         at_ns = time_of("user", begin + UNIT_SAMPLES)
         self._speech.add(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=unit.pcm)))
         made, counts = forced.result, self._counts
-        is_taken = (made.is_listen, made.decided_ids) == (recorded.is_listen, recorded.decided_ids)
-        if self._elsewhere or not is_taken:
+        is_same = (made.is_listen, made.decided_ids) == (recorded.is_listen, recorded.decided_ids)
+        if self._elsewhere or not is_same:
             self._elsewhere += 1
             return
         stages = [choice.stage for choice in forced.choices]
