@@ -284,7 +284,7 @@ class UnitMeter(CallMeter):
         self._overlap_ms: int | None = None  # where speech began that is over the model's
 
     def _count_event(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
-        is_sent = any(isinstance(effect, ef.Send) for effect in effects)
+        is_sent = ef.Send in map(type, effects)
         match event:
             case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():
                 # A client's sound may be resampled first, or missing.
@@ -460,7 +460,7 @@ class TalkMeter:
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
         for message in session.said:
             self._take_message(talk, at_ns, message, session.dialect_name)
-        if any(isinstance(effect, ef.StartUnit) for effect in effects):
+        if ef.StartUnit in map(type, effects):
             talk.unit_started(at_ns, session.samples_waiting)
 
     def _take_message(self, talk: Talk, at_ns: int, message: ServerMessage, dialect: str) -> None:

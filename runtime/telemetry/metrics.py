@@ -305,7 +305,7 @@ class DeferredMeter:
         """As `Watcher`."""
         self._check()
         count = partial(self.meter.saw, event, effects, _note(session))
-        is_turn = any(isinstance(effect, StartTurn) for effect in effects)
+        is_turn = StartTurn in map(type, effects)
         # A turn has a whole conversation.
         self._backlog.put(partial(self._count, count), _size_bytes(event), is_large=is_turn)
 
