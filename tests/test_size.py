@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (13_988, 62),
     "recorder": (4_568, 31),
-    "runtime": (22_977, 124),
+    "runtime": (22_975, 124),
     "runtime/model": (9_199, 46),
     "replay": (11_570, 57),
 }
