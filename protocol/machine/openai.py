@@ -258,8 +258,8 @@ class OpenAI(Kind):
             now = attrs.evolve(now, transcriber=named)
         is_late_too = self.step.behaves(LATE_FORMATS)
         if not speech.samples or (is_late_too and other_formats(message, now)):
-            heard, spoken = message.heard or now.heard, message.spoken or now.spoken
-            now = attrs.evolve(now, heard=heard, spoken=spoken)
+            now = attrs.evolve(now, input_format=message.input_format or now.input_format)
+            now = attrs.evolve(now, output_format=message.output_format or now.output_format)
             if speech.samples:
                 self._forget_sound()
         self.conversation.settings = now
@@ -403,7 +403,7 @@ class OpenAI(Kind):
     @property
     def coding(self) -> Coding:
         """How the client's sound is written."""
-        return self.settings.heard
+        return self.settings.input_format
 
     @property
     def rate_hz(self) -> int:

@@ -128,7 +128,7 @@ class Wire:
             if isinstance(message, Created) and self.endpoint == "live":
                 self._coding = message.live.coding
             elif isinstance(message, Created | Configured):
-                self._coding = message.openai.spoken
+                self._coding = message.openai.output_format
             else:
                 continue
             if self._coding != "audio/pcm":

@@ -424,7 +424,7 @@ class ClientSound:
             case Init(live=settings) if settings.rate_hz:
                 self._coding = settings.coding
                 self._rate_hz = self._spoken_hz = settings.rate_hz
-            case oa.Configure(heard=str() as coding) if coding != self._coding:
+            case oa.Configure(input_format=str() as coding) if coding != self._coding:
                 if self._samples < (self._rate_hz if self._changes_late else 1):
                     self._coding, self._rate_hz, self._samples = coding, rate_of(coding), 0
         return request

@@ -130,7 +130,7 @@ _CONFIGURE: Final = Table(
         "instructions": None,
         "voice": None,
         "modality": None,
-        "spoken": None,
+        "output_format": None,
         "tools": None,
     },
 )
