@@ -223,13 +223,13 @@ silence_margin | ratio | logits | - | forced
     and `listen_prob_scale` included.
 
 barge_in_stops | ratio | share | higher | forced
-    {_OVER}{_s(at.HEARD_MS)}: the share in which this model decides to be silent.
+    {_OVER}{_s(at.OVERLAP_MS_MIN)}: the share in which this model decides to be silent.
 
 barge_in_listen_probability | ratio | % | - | forced
-    {_OVER}{_s(at.HEARD_MS)}: the mean probability of `listen` as first token.
+    {_OVER}{_s(at.OVERLAP_MS_MIN)}: the mean probability of `listen` as first token.
 
 barge_in_end_probability | ratio | % | - | forced
-    {_OVER}{_s(at.HEARD_MS)}: the mean probability of `turn_eos` as first token.
+    {_OVER}{_s(at.OVERLAP_MS_MIN)}: the mean probability of `turn_eos` as first token.
 
 logits_otherwise | ratio | share | - | forced
     Share of the units whose first logits differ in any bit from the recorded ones: the weights, the

@@ -73,8 +73,8 @@ def make_app(
     """
 
     async def health(_request: Request) -> Response:
-        said = speech()
-        return json_response({"status": "alive"} | ({} if said is None else {"speech": said}))
+        state = speech()
+        return json_response({"status": "alive"} | ({} if state is None else {"speech": state}))
 
     async def ready(_request: Request) -> Response:
         status = readiness()

@@ -318,18 +318,18 @@ def _check(settings: Settings) -> None:
 def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -> None:
     from .serving import CannotServeError, run
 
-    say = partial(announce, settings.log_format)
+    notify = partial(announce, settings.log_format)
     bound: list[Address] = []
 
     def loading(addresses: tuple[Address, ...]) -> None:
         bound.extend(addresses)
         names = settings.worker_addresses or (settings.model, *settings.workers)
-        say(f"loading {', '.join(names)}")
+        notify(f"loading {', '.join(names)}")
 
     def ready() -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"
         listening = [f"listening on {_url(scheme, address)}" for address in bound]
-        say(*listening, "ready", *_whereabouts(settings, bound))
+        notify(*listening, "ready", *_whereabouts(settings, bound))
         if opens:
             threading.Thread(target=_open, args=(_console(settings, bound),), daemon=True).start()
 
@@ -345,7 +345,7 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -
         cut_by = anyio.run(serve, backend="trio")
     except CannotServeError as error:
         raise click.ClickException(str(error)) from error
-    say("stopped")
+    notify("stopped")
     if cut_by is not None:
         sys.exit(CUT_OFF + cut_by)
 

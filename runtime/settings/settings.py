@@ -133,8 +133,8 @@ def setting(
         named_flag=flag,
         unset=unset,
     )
-    told = {"made": made, "heading": heading, "choices": choices}
-    field: T = attrs.field(default=default, metadata=told)
+    metadata = {"made": made, "heading": heading, "choices": choices}
+    field: T = attrs.field(default=default, metadata=metadata)
     return field
 
 
@@ -166,15 +166,15 @@ def declared(owner: type) -> tuple[Setting, ...]:
     """The settings of an attrs class made by `setting`, with the command line's defaults."""
     hints, heading, found = get_type_hints(owner), "", list[Setting]()
     for field in attrs.fields(owner):
-        told = field.metadata
-        heading = told["heading"] or heading
+        metadata = field.metadata
+        heading = metadata["heading"] or heading
         hint, optional = _without_none(hints[field.name])
-        choices = told["choices"]
+        choices = metadata["choices"]
         if get_origin(hint) is Literal:
             choices, hint = choices or get_args(hint), str
         kind = KINDS[hint]
         found.append(
-            told["made"](
+            metadata["made"](
                 name=field.name, kind=kind, optional=optional, choices=choices, heading=heading
             )
         )

@@ -309,7 +309,7 @@ class DeferredMeter:
         # A turn has a whole conversation.
         self._backlog.put(partial(self._count, count), _size_bytes(event), is_large=is_turn)
 
-    def heard(
+    def received(
         self,
         events: Sequence[ev.FrameReceived],
         messages: Sequence[ClientMessage],
@@ -317,7 +317,7 @@ class DeferredMeter:
     ) -> None:
         """As `Watcher`."""
         self._check()
-        count = partial(self.meter.heard, events, messages, _note(session))
+        count = partial(self.meter.received, events, messages, _note(session))
         self._backlog.put(partial(self._count, count), sum(map(_size_bytes, events)))
 
     def over(self, reason: str | None) -> None:
