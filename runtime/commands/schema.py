@@ -437,7 +437,8 @@ def _kinds(message: Message, objects: Objects) -> Iterator[str]:
 
 def _list_of(fields: Iterable[Row]) -> Iterator[str]:
     """Write an object's fields as a list; those that many messages have by their names, at last."""
-    others, known = [], []
+    others: list[Row] = []
+    known: list[Row] = []
     for row in fields:
         (known if row in _usual() else others).append(row)
     lines = [_field(row) for row in joined(others)]

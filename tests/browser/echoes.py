@@ -2,7 +2,7 @@
 
     python -m tests.browser.echoes [--minutes 20]
 
-prints the table of `docs/console.md`: for each case how often the meter of `runtime/web/echo.js`
+prints what the table of `docs/console.md` sums up: for each case how often the meter of `runtime/web/echo.js`
 warned. The voices are those of `fixtures/speech`; loudspeaker and user say different phrases.
 """
 
