@@ -4,7 +4,7 @@
 - Sessions are counted later, many steps at once. A step of a session comes some milliseconds after
   another's, and by then the CPU's caches hold other things: counted at once, each takes three times
   as long. What a meter reads of the session is noted with the step, so the figures are the same.
-  With 20 sessions this saves a seventh of a unit's CPU (docs/performance.md, "Cold caches").
+  With 20 sessions this saves a seventh of a unit's CPU.
 
 `python -m runtime.telemetry.metrics FILE` writes the table of all metrics in `docs/metrics.md`,
 made from their declarations, between its two marks; a test compares.
