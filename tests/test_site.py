@@ -132,11 +132,15 @@ def test_the_reference_is_whole() -> None:
     pages = reference.generated()
     for name, _ in all_commands():
         assert f"### antiphon {name}\n" in pages["reference/commands.md"]
-    for setting in declared(Settings):
-        assert f"`{setting.variable}`" in pages["reference/settings.md"]
+    shown = re.findall(r"^\| `(\w+)`<br>(.*)$", pages["reference/settings.md"], re.MULTILINE)
+    assert [name for name, _ in shown] == [setting.name for setting in declared(Settings)]
+    for setting, (_, row) in zip(declared(Settings), shown, strict=True):
+        plain = row.replace("\\", "").replace("&lt;", "<")
+        assert plain.startswith(f"`{setting.variable}`<br>`{setting.flag}` | ")
+        assert plain.endswith(f" | {setting.help} |")
     app = Gateway(Settings(record_to=None)).app()
     while not hasattr(app, "routes"):
         app = app._app  # the access middleware's
     paths = {re.sub(r":path\}", "}", route.path) for route in app.routes} - WEB_SOCKETS
-    shown = pages["reference/http.md"]
-    assert {path for path in paths if f" {path}`" not in shown and "/web/" not in path} == set()
+    addresses = pages["reference/http.md"]
+    assert {path for path in paths if f" {path}`" not in addresses and "/web/" not in path} == set()

@@ -2,7 +2,7 @@
 
 - `setting` makes a field of an attrs class. From it and its type `declared` reads all that flags,
   files, variables, printed configurations and documents need: flags, file keys, variables and the
-  table of docs/operations.md.
+  reference of the site.
 - A field `queue_max` is `queue_max` in a file, `ANTIPHON_QUEUE_MAX` as a variable and `--queue-max`
   as a flag, unless its declaration names another flag.
 - The types are whole numbers, booleans, texts, choices, paths and lists of texts. Numbers, texts
