@@ -3,7 +3,8 @@
     python -m tests.browser.echoes [--minutes 20]
 
 prints what the table of `docs/console.md` sums up: for each case how often the meter of
-`runtime/web/echo.js` warned. The voices are those of `fixtures/speech`; loudspeaker and user say different phrases.
+`runtime/web/echo.js` warned. The voices are those of `fixtures/speech`; loudspeaker and user say
+different phrases.
 """
 
 from __future__ import annotations
