@@ -194,7 +194,7 @@ class NotInstalledError(click.ClickException):
 
 
 class MovedError(click.ClickException):
-    """A command has another name now, or is no part of the product."""
+    """A command has another name now, or is not part of the product."""
 
     exit_code = 2
 

@@ -180,7 +180,7 @@ async def read_head(
                     return None
                 parser.receive_data(data)
         except h11.RemoteProtocolError as error:
-            text = "this is no HTTP/1.1 request"
+            text = "this is not an HTTP/1.1 request"
             raise Refused(error.error_status_hint, "bad_request", text) from None
         assert isinstance(event, h11.Request)
         _check(event)

@@ -94,7 +94,7 @@ def warnings(settings: Settings) -> tuple[str, ...]:
 def _access(settings: Settings) -> Iterator[str]:
     if settings.keys is None and not settings.insecure and not is_loopback(settings.host):
         yield (
-            f"host: {settings.host} is no loopback address, and there are no keys. Make one with "
+            f"host: {settings.host} is not a loopback address, and there are no keys. Make one with "
             "`antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
             "every client that reaches this address may use the server"
         )
@@ -162,7 +162,7 @@ def _voices(settings: Settings) -> Iterator[str]:
     if folder is None:
         yield "default_voice: it is the name of a voice in voices, and there is no such folder"
     elif not is_voice_name(name):
-        yield f"default_voice: {shown(name)} is no name: {NAME_RULE}"
+        yield f"default_voice: {shown(name)} is not a name: {NAME_RULE}"
 
 
 def _static(settings: Settings) -> Iterator[str]:
