@@ -604,6 +604,8 @@ def test_an_operator_sees_the_queue_and_cancels_a_place(console: Console) -> Non
         console.wait_for("section[aria-label=Queue]", "audio")
         console.press("Cancel")
         console.wait_for("section[aria-label=Queue]", "None now.")
+        graphs = "[...document.querySelectorAll('.plot')].map((it) => it.ariaLabel).join()"
+        console.tab.until(f"/Waiting: 0 now, at most 1 in the last 2 minutes/.test({graphs})")
     assert console.tab.run("[...document.querySelectorAll('.tiles dt')].length") > 5
 
 

@@ -130,6 +130,12 @@ export class Countdown {
     tick();
   }
 
+  /** A place in the queue, and how long it may take. @param {{position: number, queue_length: number, estimated_wait_s: number}} place @param {(text: string) => void} tell */
+  queue({ position, queue_length: length, estimated_wait_s: s }, tell) {
+    const text = `Place ${position} of ${length} in the queue`;
+    this.start(s, (left) => tell(left ? `${text}, about ${left} s.` : `${text}.`));
+  }
+
   stop() {
     clearInterval(this.#ticking);
   }

@@ -209,10 +209,7 @@ class TalkPage {
   /** @param {Conversation} conversation */
   #hear(conversation) {
     conversation.on("state", ({ state }) => this.#settle(state));
-    conversation.on("queue", ({ position, estimated_wait_s: s, queue_length: length }) => {
-      const place = `Place ${position} of ${length} in the queue`;
-      this.#countdown.start(s, (left) => (this.#detail.textContent = left ? `${place}, about ${left} s.` : `${place}.`));
-    });
+    conversation.on("queue", (place) => this.#countdown.queue(place, (text) => (this.#detail.textContent = text)));
     conversation.on("created", (created) => this.#created(created));
     conversation.on("caption", (caption) => this.#captions.model(caption));
     conversation.on("words", (words) => this.#captions.user(words));
