@@ -25,7 +25,7 @@ from runtime.telemetry.watching import SessionStatus
 
 from .staging import ROOT
 
-MODULES: Final = ("pages", "routes", "recordings", "marks", "voices")
+MODULES: Final = ("pages", "routes", "recordings", "marks", "voices", "openai")
 """Modules of `runtime/api` whose docstrings have addresses."""
 HEALTH: Final = {
     "GET /health": ("whether the server lives, and has a voice", "all"),
@@ -122,6 +122,8 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /console": PAGE,
     "GET /web/{file}": ("*/*", {"200": {}}),
     "GET /api/console": _json(OBJECT),
+    "POST /api/console": _json(record(value=TEXT, expires_at=WHOLE)),
+    "POST /v1/realtime/client_secrets": _json(record(value=TEXT, expires_at=WHOLE, session=OBJECT)),
     "GET /health": _json(
         {
             **record(status={"const": "alive"}, speech={"enum": ["on", "off"]}),
@@ -198,6 +200,10 @@ BODIES: Final[Mapping[str, tuple[str, Schema]]] = {
         record(at_ms=WHOLE, end_ms=WHOLE, text=TEXT),
     ),
     "POST /api/workers": ("application/json", record(address=TEXT)),
+    "POST /v1/realtime/client_secrets": (
+        "application/json",
+        record(expires_after=OBJECT, session=OBJECT) | {"required": []},
+    ),
     "PUT /api/voices/{name}": ("audio/wav", {}),
 }
 _VIEWED: Final = recordings.VIEW_PARAMETERS

@@ -25,6 +25,7 @@ from typing import Final, NoReturn
 import anyio
 import anyio.to_thread
 import attrs
+import orjson
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -43,10 +44,10 @@ from protocol.values.messages import ComeBack, EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE
 from protocol.values.utf8 import Frame, Received, Shortened
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import LIVE, OMNI
+from protocol.wire.dialects import LIVE, OMNI, OPENAI, OPENAI_TRANSCRIPTION
 from protocol.wire.dialects.omni import NOT_RESUMED, Return
 from protocol.wire.dialects.omni import RESUME as OMNI_RESUME
-from protocol.wire.dialects.shared import RESUME, SESSION_RESUME
+from protocol.wire.dialects.shared import RESUME, SESSION_RESUME, SESSION_UPDATE
 from recorder.read.reader import next_seq
 from recorder.storage.remote import RemoteStore
 from recorder.storage.store import LogInfo
@@ -57,6 +58,7 @@ from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied
 from ..api.demo_pages import DemoPages
 from ..api.marks import Marks
+from ..api.openai import OpenAIApi
 from ..api.pages import ADDRESS as CONSOLE
 from ..api.pages import Console, Pages, is_public
 from ..api.recordings import NO_RECORDING, Recordings
@@ -383,6 +385,7 @@ class Gateway:
             self._models,
             self._begin_drain,
         )
+        openai = OpenAIApi(self._models)
         workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, self._recordings)
         voices = Voices(self._voices, self._settings.default_voice)
@@ -393,6 +396,7 @@ class Gateway:
             self.readiness,
             [
                 *api.routes(),
+                *openai.routes(),
                 *workers.routes(),
                 *marks.routes(),
                 *self._recordings.routes(),
@@ -493,6 +497,7 @@ class Gateway:
             )
             attached = attached_to(request.path)
             if attached is not None:
+                admitted.require_key()
                 await self._attach(request, admitted, attached)
                 return
             to = route(
@@ -504,6 +509,7 @@ class Gateway:
                 subprotocols=request.subprotocols,
             )
             self._gate.check_mode(admitted.principal, to.mode)
+            to = _bound(to, admitted)
         except NotServedError as error:
             body = error_body(error.code, error.message, **error.details)
             await request.reject(error.status, body)
@@ -599,6 +605,21 @@ class Gateway:
             on_left()
             if place is not None:
                 place.leave(is_refund=reason == "refused")
+
+
+def _bound(to: Route, admitted: Admitted) -> Route:
+    """Bind a client's session to its client secret; `Denied`: that is for another one."""
+    session = None if admitted.secret is None else admitted.secret.session
+    if session is None:
+        if to.fork:
+            admitted.require_key()
+        return to
+    model = session.get("model", to.label)
+    dialect = OPENAI if session["type"] == "realtime" else OPENAI_TRANSCRIPTION
+    if to.dialect is not dialect or to.label not in ("", model) or to.resumable:
+        admitted.require_key()
+    first = orjson.dumps({"type": SESSION_UPDATE, "session": session}).decode()
+    return attrs.evolve(to, label=model, first=first)
 
 
 async def _apart(serve: Callable[[], Awaitable[None]]) -> None:

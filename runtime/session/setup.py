@@ -56,6 +56,7 @@ class Arrival:
         refusal: the code with which it is refused a slot; None: it may have one.
         resumable: it wants to be able to come back.
         parent: the past of the session; None: it has none.
+        first: its first message, which the client does not send; empty: none.
     """
 
     mode: Mode
@@ -68,6 +69,7 @@ class Arrival:
     refusal: ErrorCode | None = None
     resumable: bool = False
     parent: Parent | None = None
+    first: str = ""
 
     @property
     def party(self) -> str:
