@@ -123,6 +123,11 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /web/{file}": ("*/*", {"200": {}}),
     "GET /api/console": _json(OBJECT),
     "POST /api/console": _json(record(value=TEXT, expires_at=WHOLE)),
+    "POST /v1/chat/completions": _json(OBJECT),
+    "POST /v1/audio/transcriptions": _json(OBJECT),
+    "POST /v1/responses": _json(OBJECT, "404"),
+    "POST /v1/audio/speech": _json(OBJECT, "404"),
+    "POST /v1/audio/translations": _json(OBJECT, "404"),
     "POST /v1/realtime/client_secrets": _json(record(value=TEXT, expires_at=WHOLE, session=OBJECT)),
     "GET /health": _json(
         {
@@ -200,6 +205,14 @@ BODIES: Final[Mapping[str, tuple[str, Schema]]] = {
         record(at_ms=WHOLE, end_ms=WHOLE, text=TEXT),
     ),
     "POST /api/workers": ("application/json", record(address=TEXT)),
+    "POST /v1/chat/completions": (
+        "application/json",
+        record(model=TEXT, messages=listed(OBJECT)) | {"additionalProperties": True},
+    ),
+    "POST /v1/audio/transcriptions": (
+        "multipart/form-data",
+        record(model=TEXT, file={}) | {"additionalProperties": True},
+    ),
     "POST /v1/realtime/client_secrets": (
         "application/json",
         record(expires_after=OBJECT, session=OBJECT) | {"required": []},
@@ -306,6 +319,7 @@ MEANING: Final[Mapping[str, str]] = {
     "204": "removed",
     "206": "the range that was asked for",
     "303": "another session: its address",
+    "404": "it is not served",
     "304": "it has not changed",
     "416": "there is no such range",
     "503": "no new session is taken",
