@@ -23,8 +23,8 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (13_984, 62),
     "recorder": (4_565, 31),
-    "runtime": (22_977, 124),
-    "runtime/model": (9_199, 46),
+    "runtime": (23_000, 124),
+    "runtime/model": (9_385, 47),
     "replay": (11_570, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
