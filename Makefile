@@ -100,6 +100,9 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[dev,docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[words]' \
+		|| echo 'there is no moonshine for this system: the words of users are not written down'
 	@touch $@
 
 $(WITH_RAY): $(INSTALLED)

@@ -357,6 +357,10 @@ BYTES_PER_S_LIMIT: Final = 1 << 40
 # -- the settings ----------------------------------------------------------------------------------
 
 
+NO_TRANSCRIBER: Final = "none"
+"""The value of `transcriber` that turns it off where it would be on."""
+
+
 @attrs.frozen(kw_only=True)
 class Settings:
     """The settings of one server; the declarations describe them."""
@@ -379,9 +383,9 @@ class Settings:
     transcriber: str | None = setting(
         None,
         "A second model, which writes down what users say: for captions, recordings and clients "
-        "that ask for it. Named as in --model; it must transcribe, and has a slot for each "
-        "session.",
-        unset="it is not written down",
+        "that ask for it. moonshine: a small one for English (the extra words). Otherwise named "
+        "as in --model; it must transcribe, and has a slot for each session. none: no model.",
+        unset="none; with --open moonshine, if it is installed",
     )
     detector: Literal["energy", "silero"] = setting(
         "energy",
