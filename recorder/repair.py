@@ -482,11 +482,11 @@ class Compacted:
 
 
 def is_compact(path: Path) -> bool:
-    """Whether the log is already compacted; `FormatError` if it is no log, or `OSError`."""
+    """Whether the log is already compacted; `FormatError` if it is not a log, or `OSError`."""
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
     if not head.startswith(MARK):
-        raise FormatError("this is no recording")
+        raise FormatError("this is not a recording")
     return unpack_header(head).version >= COMPACT_VERSION
 
 

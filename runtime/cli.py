@@ -194,7 +194,7 @@ class NotInstalledError(click.ClickException):
 
 
 class MovedError(click.ClickException):
-    """A command has another name now, or is no part of the product."""
+    """A command has another name now, or is not part of the product."""
 
     exit_code = 2
 
@@ -458,7 +458,11 @@ def load_viewer(name: ViewName) -> Viewer:
         )
     module = import_module(VIEWS)
     if name == "digest":
-        return Viewer(pieces_of=module.digest_of, media_type="application/json")
+        return Viewer(
+            pieces_of=module.digest_of,
+            pieces_beside=module.difference_beside,
+            media_type="application/json",
+        )
     if name == "replay":
         return Viewer(pieces_of=module.replay_of, media_type="application/json")
     if name in ("redacted-log", "redacted-page"):

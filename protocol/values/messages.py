@@ -85,10 +85,10 @@ class Created:
         recording_notice: the operator's words about the recording; may be empty.
         is_chat: a chat, by turns; else sound flows in (001, `turn_based`).
         created_s: when the session began, Unix time in whole seconds (003, `created`).
-        live: the session as it is in force; only in `live`.
+        live: the session as it is in force.
         client_event_id: the client's name for its message; only in `live`, and may be empty.
-        openai: the session as it is in force; only in `openai`.
-        omni: the session as it is in force; only in `vllm-omni`.
+        openai: the session as it is in force.
+        omni: the session as it is in force.
     """
 
     session_id: str

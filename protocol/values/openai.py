@@ -104,9 +104,9 @@ class TurnDetection:
     """How the client's turns are found.
 
     Attributes:
-        kind: server_vad has the settings of the detector; semantic_vad leaves turns to the model.
+        kind: `server_vad` has the detector's settings; `semantic_vad` leaves turns to the model.
         threshold: 0 to 1; a higher one needs louder speech.
-        prefix_ms: sound before the speech that is told as its beginning, in milliseconds.
+        prefix_ms: how long before the speech its reported beginning is, in milliseconds.
         silence_ms: the silence that ends speech, in milliseconds.
         creates: the model answers by itself; else it listens until it is asked for a response.
         interrupts: speech of the client stops the model's.
@@ -138,7 +138,7 @@ class OpenAISession:
         detection: how turns are found; None: only the model decides, and it is not interrupted.
         input_format: how the client's sound is written.
         output_format: how the model's sound is written.
-        transcriber: the model that writes down what the client says; empty: none does.
+        transcriber: the model that transcribes the client's speech; empty without one.
         tools: functions that the client offers; none is called.
     """
 
@@ -242,7 +242,7 @@ class Respond:
     """Ask for a response.
 
     Attributes:
-        metadata: sent back with the response.
+        metadata: returned with the response.
         modality: what it is made of; None: as of the session.
         instructions: for this response; None: those of the session.
         max_tokens: its bound; 0: it has none.
@@ -367,12 +367,12 @@ class RateLimit:
 
 @attrs.frozen(kw_only=True)
 class InputStep:
-    """Something happened to the client's sound.
+    """A step of the client's sound: detected, committed, cleared, transcribed.
 
     Attributes:
         kind: what.
         item_id: the item that the sound is, or will be; empty where there is no item.
-        at_ms: where, in milliseconds of the client's sound; of speech. Of a transcript how long.
+        at_ms: where in the client's sound, in milliseconds; how long, of a transcript.
         text: a transcript, or a piece of one; of a failure its reason.
         fault: the failure's code.
         previous_id: the item before it; None: it is the first one.
@@ -390,7 +390,7 @@ class InputStep:
 
 @attrs.frozen(kw_only=True)
 class ItemStep:
-    """An item of the conversation: added, whole, or told again.
+    """An item of the conversation was added, is complete, or was retrieved.
 
     Attributes:
         kind: which of them.
@@ -431,7 +431,7 @@ class ItemTruncated:
 
 @attrs.frozen(kw_only=True)
 class ReplyState:
-    """A response begins, or is over.
+    """A response begins or ends.
 
     Attributes:
         reply: the response.
@@ -442,12 +442,12 @@ class ReplyState:
 
 @attrs.frozen(kw_only=True)
 class ReplyStep:
-    """A response goes on.
+    """A part of a response begins, continues or ends.
 
     Attributes:
         kind: what begins, or is whole.
         response_id: the response.
-        item: its item; of an item.
+        item: the item.
         modality: sound or text; of a part.
         text: the text, or the transcript of sound.
     """

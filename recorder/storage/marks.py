@@ -49,7 +49,7 @@ def _whole(low: int, high: int) -> Any:
 
     def check(_mark: object, field: attrs.Attribute[int], value: object) -> None:
         if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{field.name} is no whole number from {low} to {high}")
+            raise ValueError(f"{field.name} is not a whole number from {low} to {high}")
 
     return attrs.field(validator=check)
 
@@ -59,7 +59,7 @@ def _text(chars_min: int, chars_max: int) -> Any:
 
     def check(_mark: object, field: attrs.Attribute[str], value: object) -> None:
         if not isinstance(value, str) or not chars_min <= len(value) <= chars_max:
-            raise ValueError(f"{field.name} is no text of {chars_min} to {chars_max} characters")
+            raise ValueError(f"{field.name} is not text of {chars_min} to {chars_max} characters")
 
     return attrs.field(validator=check)
 
@@ -161,7 +161,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags, FILE_MODE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no file")
+            raise OSError(f"{path} is not a file")
         yield descriptor
     finally:
         os.close(descriptor)

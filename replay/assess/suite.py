@@ -158,7 +158,7 @@ def read_suite(folder: Path) -> Suite:
             raise UnusableError(f"{path}: there is no suite; --record-suite makes one")
         body = tomllib.loads(_bounded(path, MANIFEST_BYTES_MAX).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UnusableError(f"{path}: is no TOML: {error}") from error
+        raise UnusableError(f"{path}: is not TOML: {error}") from error
     try:
         cases = _CONVERTER.structure(body, Manifest).case
     except Exception as error:

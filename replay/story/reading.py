@@ -538,7 +538,7 @@ class SessionStory:
         return bool(self.moves) and self.moves[-1].to_ns is None
 
     def _begin_fork(self) -> None:
-        """Note that the next rebuild is no move; one that had begun was the parent's.
+        """Note that the next rebuild is not a move; one that had begun was the parent's.
 
         Its client plays only what is said from here on.
         """

@@ -30,7 +30,7 @@ from runtime.measures.talk import ClientSound, Piece
 SOUND_ENDS: Final = "output_audio.delta"
 """Of the types of OpenAI's dialects that have sound."""
 INVALID: Final = "invalid"
-"""The kind of a frame that is no JSON object, or was too long."""
+"""The kind of a frame that is not a JSON object, or was too long."""
 
 
 class Wire:

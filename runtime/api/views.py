@@ -85,8 +85,9 @@ class Viewer:
         media_type: of the view.
         policy: the `Content-Security-Policy` of a page; empty for other views.
         refuses: raised for a session that it cannot show; the client gets their text.
-        pieces_beside: as `pieces_of`, with the differences from another session: from what opens
-            the log and the other, and the other's name; None where the view shows none.
+        pieces_beside: as `pieces_of`, with the differences from another session (of a digest, them
+            instead): from what opens the log and the other, and the other's name; None where the
+            view shows none.
         pieces_marked: as `pieces_of`, with the marks next to the log, as `page_marks` has them.
         acting_policy: the policy of such a page, which may ask its server.
         pieces_without: as `pieces_of`, without some kinds of content, from what opens the log.

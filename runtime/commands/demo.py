@@ -29,6 +29,8 @@ from .. import SOURCE_TREE
 from ..client.terminal import UnusableError, echo_json, json_option, usable
 from ..client.websocket import background
 from ..media.sound import AudioFileError, write_wav
+from ..model.models import MOONSHINE, has_moonshine
+from ..settings.extras import install
 from .server_process import RUN, model_option, served
 from .talk import JsonView, LineView, View, read_frame, read_speech, summarize
 from .talk_session import Plan, Tally, talk
@@ -220,7 +222,8 @@ def _logs(folder: Path) -> set[Path]:
 @asynccontextmanager
 async def _server(demo: Demo) -> AsyncIterator[str]:
     began_s = anyio.current_time()
-    async with served(demo.model, demo.folder) as url:
+    options = ("--transcriber", MOONSHINE) if has_moonshine() else ()
+    async with served(demo.model, demo.folder, *options) as url:
         took_s = anyio.current_time() - began_s
         text = f"serving the {demo.model} model at {url} (ready in {took_s:.1f} s)"
         demo.echo(text, type="server", state="ready", url=url, model=demo.model)
@@ -300,6 +303,8 @@ Try next:
   antiphon serve --open --record {demo.folder}      and talk to it yourself
       It serves the model and opens the console, http://127.0.0.1:8006/, in your browser.
       Its Recordings have this session."""
+    if not has_moonshine():
+        text += f"\n  {install('words')}      to have your words written down too"
     demo.echo(text, type="demo", ok=not failed, failed=failed, log=str(log))
     if failed:
         raise DemoError(f"failed: {', '.join(failed)}")

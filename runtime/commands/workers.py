@@ -73,15 +73,19 @@ class WorkersClient:
 
     def _failure(self, error: Exception) -> CannotConnectError:
         is_tls = isinstance(error, ssl.SSLError)
-        why = reason_of(error) if isinstance(error, OSError) else "what answers is no Antiphon"
+        why = (
+            reason_of(error)
+            if isinstance(error, OSError)
+            else "what answers is not an Antiphon server"
+        )
         return cannot_connect(self._url, why, is_tls=is_tls)
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """Parse an answer; `ValueError` if it is no JSON object."""
+    """Parse an answer; `ValueError` if it is not a JSON object."""
     content = orjson.loads(body)
     if not isinstance(content, dict):
-        raise ValueError("the answer is no JSON object")
+        raise ValueError("the answer is not a JSON object")
     return content
 
 

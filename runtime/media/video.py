@@ -31,7 +31,7 @@ import soxr
 from numpy.typing import NDArray
 
 from protocol.values import limits
-from protocol.values.model import INPUT_RATE_HZ
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire import media
 
 from .image import CODED_PIXELS_MAX, SIDE_MAX, encode_jpeg, fitted, scale, to_rgb
@@ -215,6 +215,11 @@ class Track:
             self._put(self._stream.resample_chunk(mono))
         return self._at < len(self._pcm)
 
+    @property
+    def samples(self) -> int:
+        """Those that it has so far, at 16 kHz."""
+        return min(max(self._at, 0), len(self._pcm))
+
     def finish(self) -> bytes:
         """End the track: float32 LE, 16 kHz mono, for all seconds; `MediaError` if not finite."""
         self._flush()
@@ -319,6 +324,26 @@ def read_video(data: bytes, stack_frames: int) -> Decoded:
     return Decoded(pcm=pcm, pictures=tuple(pictures.first), stacked=tuple(pictures.stacked))
 
 
+def read_sound(data: bytes, s_max: int) -> bytes:
+    """Decode the first track of such a file, with or without pictures: float32 LE, 16 kHz mono.
+
+    `MediaError`: it has none, is damaged, or is longer than `s_max` seconds.
+    """
+    if media.container_of(data) is None:
+        raise MediaError(
+            "it is no WAV, AIFF, FLAC, Ogg, MP3, MP4, QuickTime, Matroska or WebM file"
+        )
+    with _opened(data) as file:
+        if len(file.streams) > STREAMS_MAX or not file.streams.audio:
+            raise MediaError("the file holds no sound, or too many streams")
+        track, start = Track(s_max), None
+        for time, frame in _frames(file, file.streams.audio[0], {}, s_max):
+            start = time if start is None else start
+            if not track.add(time - start, frame):
+                raise MediaError(f"the sound lasts more than {s_max} s")
+        return track.finish()[: track.samples * SAMPLE_BYTES]
+
+
 def _video_stream(file: InputContainer) -> VideoStream:
     """The first stream of pictures that is not a cover."""
     import av
@@ -364,17 +389,21 @@ def _read_sound(file: InputContainer, start: Fraction, seconds: int) -> bytes:
 
 
 def _frames(
-    file: InputContainer, stream: S, options: dict[str, str]
+    file: InputContainer, stream: S, options: dict[str, str], s_max: int = limits.VIDEO_S_MAX
 ) -> Iterator[tuple[Fraction, Any]]:
     """Decode a stream: each frame with its time in seconds, pictures in display order."""
-    count = 0
-    for packet in _packets(file, stream, options):
+    count, times = 0, -(-s_max // limits.VIDEO_S_MAX)
+    for packet in _packets(file, stream, options, PACKETS_MAX * times):
         for frame in packet.decode():
             count += 1
-            yield _time(frame, count), frame
+            if count > FRAMES_MAX * times:
+                raise MediaError(f"a stream of the video has more than {count - 1} frames")
+            yield _time(frame), frame
 
 
-def _packets(file: InputContainer, stream: S, options: dict[str, str]) -> Iterator[Packet[S]]:
+def _packets(
+    file: InputContainer, stream: S, options: dict[str, str], most: int
+) -> Iterator[Packet[S]]:
     """Read only one stream's packets, with the decoder's options."""
     from av.stream import Discard
 
@@ -387,17 +416,15 @@ def _packets(file: InputContainer, stream: S, options: dict[str, str]) -> Iterat
     codec.options = options
     codec.thread_count = 1
     for count, packet in enumerate(file.demux(stream)):
-        if count >= PACKETS_MAX:
-            raise MediaError(f"a stream of the video has more than {PACKETS_MAX} packets")
+        if count >= most:
+            raise MediaError(f"a stream of the video has more than {most} packets")
         if packet.is_corrupt:
             raise MediaError("the video is damaged")
         yield packet
 
 
-def _time(frame: VideoFrame | AudioFrame, count: int) -> Fraction:
+def _time(frame: VideoFrame | AudioFrame) -> Fraction:
     """A frame's start in seconds of the file."""
-    if count > FRAMES_MAX:
-        raise MediaError(f"a stream of the video has more than {FRAMES_MAX} frames")
     if frame.pts is None or frame.is_corrupt:
         raise MediaError("the video is damaged")
     return frame.pts * _time_base(frame)

@@ -116,7 +116,7 @@ class WatchedConnection:
         return True
 
     async def ping(self) -> None:
-        """Ping, unless a frame or a close came first; an ended connection is no error."""
+        """Ping, unless a frame or a close came first; an ended connection is not an error."""
         if self.pings and not self.link.is_sending:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.link.send_all(PING)

@@ -35,7 +35,6 @@ from recorder.write.writer import Recorder, RecorderPolicy
 
 from ..access.keys import KeyFileError
 from ..api.views import LoadViewer
-from ..media.decoder import MediaDecoder
 from ..media.speech_detector import EnergyJudge, Judge, NoSileroError, SileroJudge, network
 from ..media.voices import VoiceLibrary
 from ..model.backends.base import Backend, BackendError, DeviceLost, Remote
@@ -292,7 +291,7 @@ async def run(
                 settings = attrs.evolve(settings, model=workers.info.name)
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.telemetry.hub)
-            make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
+            make = partial(make, decode_media=gateway.decoder.decode, has_key=gateway.has_key)
             make = partial(make, recorder=recorder, speech_input=speech_input)
             gateway.server = await _make(make, settings)
             tasks.start_soon(gateway.server.refresh_estimates)

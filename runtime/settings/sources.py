@@ -46,11 +46,11 @@ Source = Literal["default", "file", "variable", "flag"]
 CONFIG_VARIABLE: Final = "ANTIPHON_CONFIG"
 """The file where no flag names one."""
 OTHERS: Final = frozenset({CONFIG_VARIABLE, "ANTIPHON_KEY"})
-"""Our variables that are no settings: of the file, and of clients."""
+"""Our variables that are not settings: of the file, and of clients."""
 FILE_BYTES_MAX: Final = 1 << 20
 """A file with every setting has a few kilobytes."""
 PROBLEMS_MAX: Final = 20
-"""Reported at once; a file with more is no configuration of ours."""
+"""Reported at once; a file with more is not a configuration of ours."""
 
 
 class ConfigError(ValueError):
@@ -118,7 +118,7 @@ def read_file(path: Path) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8") from error
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: is no TOML: {error}") from error
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 
 # -- one layer ----------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _source_of(setting: Setting, effective: Effective) -> str:
 
 METAVARS: Final = {"number": "NUMBER", "text": "TEXT", "path": "PATH", "texts": "TEXT"}
 OTHER_OPTIONS: Final = "Configuration and help"
-"""The heading of options that are no settings."""
+"""The heading of options that are not settings."""
 COMMON: Final = frozenset(
     {
         *("host", "port", "model", "slots", "device", "worker_addresses", "static", "record_to"),

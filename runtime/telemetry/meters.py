@@ -57,7 +57,7 @@ Labels = tuple[str, ...]
 
 
 class Series:
-    """The sum of a counter or a histogram, and how many observations each bucket has.
+    """The `total` of a counter or of a histogram, and how many observations each bucket has.
 
     `bounds` are the rising upper bounds of the buckets, with one bucket above.
     """
@@ -68,10 +68,6 @@ class Series:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-
-    def add(self, amount: float) -> None:
-        """Add to a counter."""
-        self.total += amount
 
     def observe(self, value: float) -> None:
         """Add a value to the first bucket whose bound it does not exceed, and to the sum."""
@@ -109,17 +105,17 @@ class ModeInstruments:
 
     def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
         """Add to a counter."""
-        self._series(metric, labels).add(amount)
+        series = self._known.get((metric, labels)) or self._series(metric, labels)
+        series.total += amount
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         """Add a value to a histogram."""
-        self._series(metric, labels).observe(value)
+        series = self._known.get((metric, labels)) or self._series(metric, labels)
+        series.observe(value)
 
     def _series(self, metric: Metric, labels: Labels) -> Series:
-        series = self._known.get((metric, labels))
-        if series is None:
-            mode = (self._mode,) if "mode" in metric.labels else ()
-            series = self._known[metric, labels] = self._made.series(metric, *mode, *labels)
+        mode = (self._mode,) if "mode" in metric.labels else ()
+        series = self._known[metric, labels] = self._made.series(metric, *mode, *labels)
         return series
 
 

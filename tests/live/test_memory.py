@@ -40,6 +40,7 @@ def resident_mb(process: int) -> int:
     return int(found[1]) // 1024
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells what a process has in memory")
 def test_what_clients_leave_behind_is_bounded_and_goes_back() -> None:
     """Filled once, a server would be the system's largest process until its end."""

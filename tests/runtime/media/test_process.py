@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import anyio
@@ -77,7 +78,8 @@ async def test_it_is_killed_when_it_takes_too_long(started: list[Process]) -> No
 async def test_it_is_killed_when_its_client_leaves(started: list[Process]) -> None:
     """A client that comes and goes would leave a process behind each time."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(decode_in_process, SMALL, "1", running("import signal; signal.pause()"))
+        hangs = running("import signal; signal.pause()")
+        tasks.start_soon(partial(decode_in_process, SMALL, "1", command=hangs))
         while not started:
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
