@@ -13,6 +13,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -207,3 +208,25 @@ def test_the_pages_name_files_that_exist() -> None:
         if not (ROOT / each).exists()
     ]
     assert missing == []
+
+
+def test_the_code_cites_pages_and_sections_that_exist() -> None:
+    """A reader would look for a page that was never here, or for a section by its old name."""
+    cited = re.compile(r'(?<![\w./-])(?:docs/)?([\w-]+\.md)(?:,\s"([^"]+)")?')
+    missing = [
+        f"{name}:{line}: {page} {title}"
+        for name in held_files()
+        if name.endswith(".py")
+        for line, text in python_texts((ROOT / name).read_text("utf-8"))
+        for page, title in cited.findall(text)
+        if not has_section(page, " ".join(title.split()))
+    ]
+    assert missing == []
+
+
+@cache
+def has_section(page: str, title: str) -> bool:
+    """Whether a page is there, and has a heading or a paragraph that begins with the title."""
+    path = next((it for it in (ROOT / "docs" / page, ROOT / page) if it.exists()), None)
+    begins = rf"^(?:#+ |\*\*){re.escape(title)}"
+    return path is not None and re.search(begins, path.read_text("utf-8"), re.MULTILINE) is not None

@@ -16,7 +16,7 @@ messages, and text until `take` has seen all that the codec passed on. With piec
 saves over half of the CPU: 3.0 to 3.9 ms a second of PCM16, not 6.2 to 6.8 (docs/performance.md,
 "Small pieces").
 
-How trio-websocket is used, and why (design.md, "Transport facts"):
+How trio-websocket is used, and why:
 
 - It gets a handshake that we write from the checked head: its reader task fails on some heads (an
   odd `Host`), and loses bytes sent before the 101.
