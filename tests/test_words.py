@@ -230,3 +230,15 @@ def has_section(page: str, title: str) -> bool:
     path = next((it for it in (ROOT / "docs" / page, ROOT / page) if it.exists()), None)
     begins = rf"^(?:#+ |\*\*){re.escape(title)}"
     return path is not None and re.search(begins, path.read_text("utf-8"), re.MULTILINE) is not None
+
+
+def test_the_architecture_names_methods_that_exist() -> None:
+    """A reader who follows a second of sound would look for a method by its old name."""
+    names = [it for it in tracked_files() if it.endswith(".py") and it.split("/")[0] in PACKAGES]
+    sources = [(ROOT / name).read_text("utf-8") for name in names]
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    found = re.findall(r"`([A-Z]\w+)\.(\w+)`", page)
+    assert len(found) > 9  # else the pattern fits none
+    for class_name, method in found:
+        held = [it for it in sources if re.search(rf"^class {class_name}\b", it, re.MULTILINE)]
+        assert any(f"def {method}(" in source for source in held), f"{class_name}.{method}"
