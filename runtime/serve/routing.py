@@ -12,7 +12,7 @@
 | `/ws/chat` | `legacy-chat` (004) |
 | `/v1/live/sessions` | `live` |
 | `/v1/live/sessions/{id}/fork` | `live`, from the past of a recorded session, before unit `?at=` |
-| `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`attaching`) |
+| `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`SidebandServer`) |
 | `/v1/realtime?model={model}` without a mode | `openai` |
 | `/v1/realtime` with the subprotocol `realtime`, | `openai`, with the first model where none is |
 | or a header of OpenAI's packages | named |
