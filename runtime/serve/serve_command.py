@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import anyio
+import attrs
 import click
 
 from recorder.storage.remote import RemoteStore, StoreError
@@ -240,7 +241,10 @@ CUT_OFF: Final = 128
 @click.option("--no-record", is_flag=True, help="Record nothing, whatever --record says.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what every session does.")
 @click.option(
-    "--open", "opens", is_flag=True, help="Open the console, to talk to it, in a browser."
+    "--open",
+    "opens",
+    is_flag=True,
+    help="Open the console in a browser, to talk to it; tiny also writes down what you say.",
 )
 @click.pass_context
 def serve_command(
@@ -291,8 +295,11 @@ def serve_command(
     _check(effective.settings)
     if opens and not effective.settings.pages:
         raise click.UsageError("--open opens a page, and --no-pages turns them off")
+    settings = effective.settings
+    if opens and settings.model == "tiny" and settings.transcriber is None:
+        settings = attrs.evolve(settings, transcriber="tiny")
     if not print_config:
-        _serve(effective.settings, ctx.obj, opens=opens)
+        _serve(settings, ctx.obj, opens=opens)
 
 
 def _read(flags: dict[str, object], config: Path | None) -> Effective:

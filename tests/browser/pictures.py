@@ -1,4 +1,4 @@
-"""Take the pictures of the documentation: `make docs-pictures`.
+"""Take the pictures of the documentation: `make docs-pictures`; `film` has the film.
 
 The console during a conversation with `tiny`, whose microphone is a recorded question, and the page
 of that conversation's recording, in a headless Chromium, as WebP.
@@ -49,7 +49,8 @@ def main() -> None:
         heard = f"--use-file-for-fake-audio-capture={microphone}"
         with chromium(folder / "browser", *FAKE_DEVICES, heard) as tab:
             tab.resize(*SIZE)
-            with live_server("--record", str(folder / "logs"), model="tiny") as server:
+            options = ("--record", str(folder / "logs"), "--transcriber", "tiny")
+            with live_server(*options, model="tiny") as server:
                 tab.open("http://{}:{}/#talk".format(*server.address))
                 tab.until(f"{START} !== undefined")
                 tab.run(f"{START}.click()")
