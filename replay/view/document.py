@@ -101,7 +101,7 @@ def page_of(
         yield _block(Part("later", later))
     with Narrator(head) as narrator:
         for item in items:
-            yield from map(_block, narrator.tell(item))
+            yield from map(_block, narrator.narrate(item))
         yield from map(_block, narrator.conclude(replayed=replayed, comparison=comparison))
     yield after.encode()
 

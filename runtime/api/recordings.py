@@ -79,7 +79,7 @@ from .views import (
     make_kept,
     make_marked,
     make_without,
-    marks_told,
+    page_marks,
 )
 
 
@@ -343,8 +343,8 @@ class Recordings:
         if beside is not None:
             return await views.answer(request, info, "page", make_of=beside)
         marks = await in_thread(partial(read_marks, self.marks_path(info)))
-        told = marks_told(marks, principal_of(request), is_open=summary.state == "open")
-        make_of = partial(make_marked, told)
+        shown = page_marks(marks, principal_of(request), is_open=summary.state == "open")
+        make_of = partial(make_marked, shown)
         return await views.answer(request, info, "page", make_of=make_of, acts=True)
 
     def _lead_to_console(self, request: Request, info: LogInfo, direction: str) -> Response:

@@ -33,6 +33,7 @@ from recorder.storage.store import Store
 from replay.export.sound import STEREO_HZ, wav_of
 from replay.view.document import page_of
 from tests.browser.chromium import FAKE_DEVICES, Tab, chromium
+from tests.browser.pictures import TRANSCRIBER
 from tests.live.servers import live_server
 
 ROOT: Final = Path(__file__).parents[2]
@@ -226,7 +227,7 @@ def main() -> None:
         microphone = folder / "microphone.wav"
         soundfile.write(microphone, np.concatenate(sounds), rate_hz, "PCM_16")
         heard = f"--use-file-for-fake-audio-capture={microphone}"
-        served = live_server("--record", str(logs), "--transcriber", "tiny", model="tiny")
+        served = live_server("--record", str(logs), "--transcriber", TRANSCRIBER, model="tiny")
         with served as server, chromium(folder / "browser", *FAKE_DEVICES, heard) as tab:
             tab.resize(*SIZE)
             film, first = shoot(tab, "http://{}:{}".format(*server.address), logs)

@@ -144,6 +144,7 @@ def test_jitter_moves_no_sound_and_begins_no_piece() -> None:
     assert (piece["begin_ns"], piece["end_ns"]) == (0, 2 * NS_PER_S + 30_000_000)
 
 
+@pytest.mark.soak
 def test_a_flood_is_heard_up_to_the_bound() -> None:
     """A client that sends hours of sound at once would make a page of hours."""
     track = Track("user")

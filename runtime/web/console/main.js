@@ -111,7 +111,7 @@ export class App {
   /** @param {ApiError} error */
   #fail(error) {
     if (error.status === 401) {
-      this.askForKey(key.get() ? "The server does not know this key." : "");
+      this.askForKey(key.get() ? "The server does not know this key any more: it is kept for two hours." : "");
       return true;
     }
     at("banner").hidden = false;
@@ -136,8 +136,9 @@ export class App {
   async #useKey(value) {
     if (!/^[\w-]{1,256}$/.test(value))
       return this.askForKey(value ? "A key has only letters, digits, - and _." : "Enter a key.");
-    key.set(value);
     try {
+      const headers = { Authorization: `Bearer ${value}` };
+      key.set((await askJson("/api/console", { method: "POST", headers })).value);
       const facts = await askJson("/api/console");
       at("ask-key").close();
       at("key").value = "";
