@@ -96,8 +96,8 @@ def warnings(settings: Settings) -> tuple[str, ...]:
 def _access(settings: Settings) -> Iterator[str]:
     if settings.keys is None and not settings.insecure and not is_loopback(settings.host):
         yield (
-            f"host: {settings.host} is not a loopback address, and there are no keys. Make one with "
-            "`antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
+            f"host: {settings.host} is not a loopback address, and there are no keys. Make one "
+            "with `antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
             "every client that reaches this address may use the server"
         )
     if settings.keys is not None:

@@ -8,8 +8,8 @@
 - The types are whole numbers, booleans, texts, choices, paths and lists of texts. Numbers, texts
   and paths may be `None`, written as an empty text.
 - A value is parsed from text or from TOML, with the same bounds and without coercion: a number in a
-  file is a TOML number, not a text of digits, and `true` is not a number. An error names the value and
-  the limit, in one line without control characters.
+  file is a TOML number, not a text of digits, and `true` is not a number. An error names the value
+  and the limit, in one line without control characters.
 - A number's upper bound catches typing errors. A `Settings` made in code is not checked; `sources`
   checks user input.
 """
