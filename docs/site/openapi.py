@@ -110,6 +110,9 @@ REPLAY: Final[Schema] = {
     "additionalProperties": True,
     "description": "As `antiphon replay --json` prints it, and the lines that it prints without.",
 }
+DIFFERENCE: Final = record(
+    first={"type": ["object", "null"]}, differences=WHOLE, compared=WHOLE, same=WHOLE
+)
 LOG: Final = ("application/zstd", {"200": {}, "206": {}, "304": {}, "416": {}})
 PAGE: Final = ("text/html", {"200": TEXT})
 
@@ -171,7 +174,7 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /api/recordings/{recording_id}/live": ("application/x-ndjson", {"200": TEXT}),
     "GET /api/recordings/{recording_id}/view": ("text/html", {"200": TEXT, "303": {}}),
     "GET /api/recordings/{recording_id}/digest": _json(
-        record(said=listed(named("Passage")), measures=OBJECT)
+        {"anyOf": [record(said=listed(named("Passage")), measures=OBJECT), DIFFERENCE]}
     ),
     "GET /api/recordings/{recording_id}/replay": _json(REPLAY),
     "GET /api/recordings/{recording_id}/redacted": LOG,
@@ -225,6 +228,7 @@ BODIES: Final[Mapping[str, tuple[str, Schema]]] = {
 _VIEWED: Final = recordings.VIEW_PARAMETERS
 QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
     "GET /api/recordings": recordings.PARAMETERS,
+    "GET /api/recordings/{recording_id}/digest": recordings.DIGEST_PARAMETERS,
     "GET /api/recordings/{recording_id}/live": recordings.LIVE_PARAMETERS,
     "GET /api/recordings/{recording_id}/view": _VIEWED,
     "GET /api/recordings/{recording_id}/redacted": recordings.REDACTED_PARAMETERS,

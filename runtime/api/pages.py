@@ -315,6 +315,7 @@ class Console:
             "readiness": "loading" if server is None else server.readiness,
             "models": [] if info is None else model_names(settings, info),
             "modes": [] if server is None else [*filter(principal.may_use, server.modes)],
+            "transcriber": settings.transcriber and Path(settings.transcriber).name,
             "speech": None if server is None else server.speech,
             "drain_s": settings.drain_s,
             "context_limit": None if info is None else info.context_limit,

@@ -10,8 +10,8 @@
   bounded, in pixels.
 
 A video, a packed sound file, or a large picture, is decoded in a process of its own
-(`decode_apart`). A decoder for every video format is the most likely place for a file to break in,
-hang or take all memory. In a process that costs the client its file, and the server nothing. The
+(`decode_in_process`). A decoder for every video format is the most likely place for a file to break
+in, hang or take all memory. In a process that costs the client its file, the server nothing. The
 process is killed when its client leaves, when it takes too long, and when it answers too much; its
 own bounds (`worker`) end it even after the server was killed.
 """
@@ -285,7 +285,7 @@ _UNREADABLE: Final = (
 _log = logging.getLogger("antiphon.media")
 
 
-async def decode_apart(
+async def decode_in_process(
     data: bytes,
     *arguments: str,
     command: tuple[str, ...] = _COMMAND,
@@ -399,7 +399,7 @@ class MediaDecoder:
     def __init__(self, voices: VoiceLibrary | None = None) -> None:
         self._voices = voices
         self._work = FairQueue(WORKERS_MAX, PIXELS_WAITING_MAX)
-        self._apart = FairQueue(PROCESSES_MAX)
+        self._processes = FairQueue(PROCESSES_MAX)
 
     async def decode(self, effect: DecodeMedia, client: Client) -> Decoded:
         """Decode in a thread, or in a process what could inflate, in fair turns.
@@ -411,7 +411,7 @@ class MediaDecoder:
         has too many pictures waiting.
         """
         if _inflates(effect):
-            return await self._decode_apart(effect, client)
+            return await self._decode_in_process(effect, client)
         pixels = 0
         if effect.kind in ("jpeg", "image"):
             # The least for a tiny one: its task takes memory too.
@@ -434,15 +434,15 @@ class MediaDecoder:
         """
         return (await self._in_process(data, client, "speech", str(s_max))).pcm
 
-    async def _decode_apart(self, effect: DecodeMedia, client: Client) -> Decoded:
+    async def _decode_in_process(self, effect: DecodeMedia, client: Client) -> Decoded:
         argument = str(effect.stack_frames) if effect.kind == "video" else effect.kind
         return await self._in_process(effect.data, client, argument)
 
     async def _in_process(self, data: bytes, client: Client, *arguments: str) -> Decoded:
-        async with self._apart.place(client) as place:
+        async with self._processes.place(client) as place:
             before_s = _children_s()
             try:
-                return await decode_apart(data, *arguments)
+                return await decode_in_process(data, *arguments)
             finally:
                 place.used_s = _children_s() - before_s  # These are the only children.
 

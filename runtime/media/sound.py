@@ -83,7 +83,7 @@ def read_wav(path: Path) -> bytes:
     if len(samples) == 0:
         raise AudioFileError(f"{path}: holds no sound")
     if not np.isfinite(samples).all():
-        raise AudioFileError(f"{path}: holds samples that are no finite numbers")
+        raise AudioFileError(f"{path}: holds samples that are not finite numbers")
     return to_model_rate(samples, rate_hz).astype("<f4").tobytes()
 
 
@@ -184,7 +184,7 @@ def _opened(data: bytes, s_min: float, s_max: float) -> Iterator[soundfile.Sound
     try:
         with _Stream(io.BytesIO(_with_sizes(data))) as file:
             if file.subtype not in SUBTYPES.get(file.format, ()):
-                raise MediaError("the audio is no plain WAV or AIFF, FLAC, Ogg or MP3 file")
+                raise MediaError("the audio is not a plain WAV or AIFF, FLAC, Ogg or MP3 file")
             _check_rate(file.samplerate)
             if file.channels > WAV_CHANNELS_MAX:
                 raise MediaError(f"the audio has more than {WAV_CHANNELS_MAX} channels")

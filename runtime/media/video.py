@@ -80,7 +80,7 @@ class Pictures:
         self.first: list[bytes] = []
         self.stacked: list[bytes] = []
         self._per_second = per_second
-        self._taken = 0
+        self._sampled = 0
         self._others: list[Picture] = []
         self._shown: VideoFrame | None = None
         self._picture: Picture | None = None
@@ -106,15 +106,15 @@ class Pictures:
 
     def _take_until(self, end: Fraction) -> None:
         """Take the pictures before `end` from the current frame."""
-        while self._shown is not None and Fraction(self._taken, self._per_second) < end:
+        while self._shown is not None and Fraction(self._sampled, self._per_second) < end:
             if self._picture is None:
                 self._picture = _picture_of(self._shown)
-            if self._taken % self._per_second == 0:
+            if self._sampled % self._per_second == 0:
                 self._stack()
                 self.first.append(self._encode(self._picture))
             else:
                 self._others.append(self._picture)
-            self._taken += 1
+            self._sampled += 1
 
     def _stack(self) -> None:
         if self._others:
@@ -256,8 +256,8 @@ class Track:
         """Write samples after the last ones, within the seconds."""
         begin, self._at = self._at, self._at + len(samples)
         if begin < len(self._pcm) and self._at > 0:
-            heard = samples[max(0, -begin) : len(self._pcm) - begin]
-            self._pcm[max(0, begin) : max(0, begin) + len(heard)] = heard
+            kept = samples[max(0, -begin) : len(self._pcm) - begin]
+            self._pcm[max(0, begin) : max(0, begin) + len(kept)] = kept
 
 
 def _check_form(frame: AudioFrame) -> None:

@@ -113,8 +113,8 @@ def make_app(
     """
 
     async def health(_request: Request) -> Response:
-        said = speech()
-        return json_response({"status": "alive"} | ({} if said is None else {"speech": said}))
+        state = speech()
+        return json_response({"status": "alive"} | ({} if state is None else {"speech": state}))
 
     async def ready(_request: Request) -> Response:
         status = readiness()
@@ -229,7 +229,7 @@ async def read_head(
                     return None
                 parser.receive_data(data)
         except h11.RemoteProtocolError as error:
-            text = "this is no HTTP/1.1 request"
+            text = "this is not an HTTP/1.1 request"
             raise Refused(error.error_status_hint, "bad_request", text) from None
         assert isinstance(event, h11.Request)
         _check(event)

@@ -281,12 +281,12 @@ class SidebandServer:
             stall_s=self._stall_s,
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tell, connection, info, from_seq)
+            tasks.start_soon(_send_sideband, connection, info, from_seq)
             await connection.run()
             tasks.cancel_scope.cancel()
 
 
-async def _tell(connection: Connection, info: LogInfo, from_seq: int) -> None:
+async def _send_sideband(connection: Connection, info: LogInfo, from_seq: int) -> None:
     sideband = Sideband(from_seq)
     try:
         async with aclosing(follow(Tail(info, sideband.frames))) as batches:
@@ -445,7 +445,7 @@ class Gateway:
             seed=seed,
         )
         serve = partial(self._serve, server, client, to, principal, lambda: None)
-        server.tasks.start_soon(_apart, serve)
+        server.tasks.start_soon(_guarded, serve)
 
     def _begin_drain(self, server: Server, asked_by: str) -> None:
         self.drain(server, asked_by)
@@ -584,7 +584,7 @@ class Gateway:
             arrival = attrs.evolve(to, address=origin_of(request.peer.host))
             serve = partial(self._serve, server, websocket, arrival, admitted.principal, left.set)
             if to.resumable:
-                server.tasks.start_soon(_apart, serve)  # the session may outlive its connection
+                server.tasks.start_soon(_guarded, serve)  # the session may outlive its connection
                 await left.wait()
             else:
                 await serve()
@@ -659,7 +659,7 @@ def _bound(to: Route, admitted: Admitted) -> Route:
     return attrs.evolve(to, label=model, first=first)
 
 
-async def _apart(serve: Callable[[], Awaitable[None]]) -> None:
+async def _guarded(serve: Callable[[], Awaitable[None]]) -> None:
     """Serve a session in the server's own tasks, which an error of one must not end."""
     try:
         await serve()
