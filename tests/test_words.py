@@ -13,6 +13,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -260,3 +261,37 @@ def test_the_pages_name_files_that_exist() -> None:
         if not (ROOT / each).exists()
     ]
     assert missing == []
+
+
+def test_the_code_cites_pages_and_sections_that_exist() -> None:
+    """A reader would look for a page that was never here, or for a section by its old name."""
+    cited = re.compile(r'(?<![\w./-])(?:docs/)?([\w-]+\.md)(?:,\s"([^"]+)")?')
+    missing = [
+        f"{name}:{line}: {page} {title}"
+        for name in held_files()
+        if name.endswith(".py")
+        for line, text in python_texts((ROOT / name).read_text("utf-8"))
+        for page, title in cited.findall(text)
+        if not has_section(page, " ".join(title.split()))
+    ]
+    assert missing == []
+
+
+@cache
+def has_section(page: str, title: str) -> bool:
+    """Whether a page is there, and has a heading or a paragraph that begins with the title."""
+    path = next((it for it in (ROOT / "docs" / page, ROOT / page) if it.exists()), None)
+    begins = rf"^(?:#+ |\*\*){re.escape(title)}"
+    return path is not None and re.search(begins, path.read_text("utf-8"), re.MULTILINE) is not None
+
+
+def test_the_architecture_names_methods_that_exist() -> None:
+    """A reader who follows a second of sound would look for a method by its old name."""
+    names = [it for it in tracked_files() if it.endswith(".py") and it.split("/")[0] in PACKAGES]
+    sources = [(ROOT / name).read_text("utf-8") for name in names]
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    found = re.findall(r"`([A-Z]\w+)\.(\w+)`", page)
+    assert len(found) > 9  # else the pattern fits none
+    for class_name, method in found:
+        held = [it for it in sources if re.search(rf"^class {class_name}\b", it, re.MULTILINE)]
+        assert any(f"def {method}(" in source for source in held), f"{class_name}.{method}"

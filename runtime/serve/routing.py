@@ -12,11 +12,12 @@
 | `/ws/chat` | `legacy-chat` (004) |
 | `/v1/live/sessions` | `live` |
 | `/v1/live/sessions/{id}/fork` | `live`, from the past of a recorded session, before unit `?at=` |
-| `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`attaching`) |
+| `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`SidebandServer`) |
 | `/v1/realtime?model={model}` without a mode | `openai` |
 | `/v1/realtime` with the subprotocol `realtime`, | `openai`, with the first model where none is |
 | or a header of OpenAI's packages | named |
 | `/v1/realtime?intent=transcription` | `openai-transcription` |
+| `/v1/twilio` | `openai`, behind Twilio's Media Streams (`api.twilio`) |
 | `/v1/realtime?duplex=1`, `/v1/duplex` | `vllm-omni`; `&model=` begins without a message, unless |
 | | there is `&autostart=0` |
 
@@ -43,6 +44,7 @@ from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
 from ..access.gate import OPENAI_SUBPROTOCOL
+from ..api.twilio import TWILIO_PATH
 from ..session.setup import Arrival
 
 REALTIME_PATH: Final = "/v1/realtime"
@@ -187,6 +189,8 @@ def _address(
         dialect = dialects.TRANSCRIPTION if mode == "transcription" else OPENING
         fork, at = _fork(query, mode)
         return Route(mode=mode, dialect=dialect, endpoint="realtime", fork=fork, at=at)
+    if path == TWILIO_PATH:
+        return Route(mode=_served("audio", modes), dialect=OPENAI, endpoint="openai")
     if path == CHAT_PATH:
         return Route(mode=_served("chat", modes), dialect=dialects.LEGACY_CHAT, endpoint="chat")
     forked = _FORK.fullmatch(path)

@@ -636,6 +636,10 @@ class Settings:
         "and needs --keys.",
         flag="--origin",
     )
+    twilio_token_file: Path | None = setting(
+        None,
+        "File of Twilio's auth token: calls at /v1/twilio need its signature in place of a key.",
+    )
     tls_cert: Path | None = setting(
         None,
         "The certificate and its chain, PEM; read again when it changes. Needs --tls-key.",
