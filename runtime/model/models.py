@@ -215,7 +215,7 @@ async def load_backend_async(
 def _checked(made: Backend) -> Backend:
     """Return a package's backend; `TypeError` if it is not one."""
     if not isinstance(getattr(made, "info", None), BackendInfo) or not hasattr(made, "open"):
-        raise TypeError(f"it made a {type(made).__name__}, which is no Backend")
+        raise TypeError(f"it made a {type(made).__name__}, which is not a Backend")
     return made
 
 

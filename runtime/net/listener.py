@@ -5,7 +5,7 @@
 - TLS, where there is a certificate, and the first request's head share one deadline. A WebSocket
   upgrade becomes a `WebSocketRequest`; `http` serves other requests, and those after them.
 - An invalid request is answered (400, 408, 431, 505) and closed; so is a WebSocket request that
-  breaks RFC 6455, 4.2.1, or comes after an HTTP request. A peer that leaves is no error.
+  breaks RFC 6455, 4.2.1, or comes after an HTTP request. A peer that leaves is not an error.
 - An error in one connection is logged and does not reach the others.
 - One nursery, `serve`'s, holds a task for each connection, and the `ConnectionMonitor`, which drops
   peers that are silent or take nothing. Cancelling it drops every connection at once.
@@ -68,7 +68,7 @@ def parse_target(head: h11.Request) -> Target:
     """Parse a request's target; raises `Refused` for an invalid path or a long query."""
     path, _, query = head.target.decode("ascii").partition("?")
     if not path.startswith("/"):
-        raise Refused(400, "bad_request", "the request's target is no path")
+        raise Refused(400, "bad_request", "the request's target is not a path")
     values: dict[str, tuple[str, ...]] = {}
     try:
         for name, value in parse_qsl(
@@ -174,7 +174,7 @@ class WebSocketRequest:
     async def reject(
         self, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """Refuse the handshake with an HTTP error and JSON; a peer that has left is no error.
+        """Refuse the handshake with an HTTP error and JSON; a peer that has left is not an error.
 
         `headers` are in addition to the type, the length and `Connection: close`.
         """

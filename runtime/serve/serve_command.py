@@ -96,9 +96,9 @@ def warnings(settings: Settings) -> tuple[str, ...]:
 def _access(settings: Settings) -> Iterator[str]:
     if settings.keys is None and not settings.insecure and not is_loopback(settings.host):
         yield (
-            f"host: {settings.host} is no loopback address, and there are no keys. Make one with "
-            "`antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
-            "every client that reaches this address may use the server"
+            f"host: {settings.host} is not a loopback address, and there are no keys. Make one "
+            "with `antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, "
+            "and every client that reaches this address may use the server"
         )
     if settings.keys is not None:
         yield from _tried("keys", partial(read_key_file, settings.keys), KeyFileError)
@@ -164,7 +164,7 @@ def _voices(settings: Settings) -> Iterator[str]:
     if folder is None:
         yield "default_voice: it is the name of a voice in voices, and there is no such folder"
     elif not is_voice_name(name):
-        yield f"default_voice: {shown(name)} is no name: {NAME_RULE}"
+        yield f"default_voice: {shown(name)} is not a name: {NAME_RULE}"
 
 
 def _static(settings: Settings) -> Iterator[str]:
@@ -332,18 +332,18 @@ def _check(settings: Settings) -> None:
 def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -> None:
     from .serving import CannotServeError, run
 
-    say = partial(announce, settings.log_format)
+    notify = partial(announce, settings.log_format)
     bound: list[Address] = []
 
     def loading(addresses: tuple[Address, ...]) -> None:
         bound.extend(addresses)
         names = settings.worker_addresses or (settings.model, *settings.workers)
-        say(f"loading {', '.join(names)}")
+        notify(f"loading {', '.join(names)}")
 
     def ready() -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"
         listening = [f"listening on {_url(scheme, address)}" for address in bound]
-        say(*listening, "ready", *_whereabouts(settings, bound))
+        notify(*listening, "ready", *_whereabouts(settings, bound))
         if opens:
             threading.Thread(target=_open, args=(_console(settings, bound),), daemon=True).start()
 
@@ -359,7 +359,7 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -
         cut_by = anyio.run(serve, backend="trio")
     except CannotServeError as error:
         raise click.ClickException(str(error)) from error
-    say("stopped")
+    notify("stopped")
     if cut_by is not None:
         sys.exit(CUT_OFF + cut_by)
 

@@ -2,14 +2,14 @@
 
 - `setting` makes a field of an attrs class. From it and its type `declared` reads all that flags,
   files, variables, printed configurations and documents need: flags, file keys, variables and the
-  table of docs/operations.md.
+  reference of the site.
 - A field `queue_max` is `queue_max` in a file, `ANTIPHON_QUEUE_MAX` as a variable and `--queue-max`
   as a flag, unless its declaration names another flag.
 - The types are whole numbers, booleans, texts, choices, paths and lists of texts. Numbers, texts
   and paths may be `None`, written as an empty text.
 - A value is parsed from text or from TOML, with the same bounds and without coercion: a number in a
-  file is a TOML number, not a text of digits, and `true` is no number. An error names the value and
-  the limit, in one line without control characters.
+  file is a TOML number, not a text of digits, and `true` is not a number. An error names the value
+  and the limit, in one line without control characters.
 - A number's upper bound catches typing errors. A `Settings` made in code is not checked; `sources`
   checks user input.
 """
@@ -133,8 +133,8 @@ def setting(
         named_flag=flag,
         unset=unset,
     )
-    told = {"made": made, "heading": heading, "choices": choices}
-    field: T = attrs.field(default=default, metadata=told)
+    metadata = {"made": made, "heading": heading, "choices": choices}
+    field: T = attrs.field(default=default, metadata=metadata)
     return field
 
 
@@ -166,15 +166,15 @@ def declared(owner: type) -> tuple[Setting, ...]:
     """The settings of an attrs class made by `setting`, with the command line's defaults."""
     hints, heading, found = get_type_hints(owner), "", list[Setting]()
     for field in attrs.fields(owner):
-        told = field.metadata
-        heading = told["heading"] or heading
+        metadata = field.metadata
+        heading = metadata["heading"] or heading
         hint, optional = _without_none(hints[field.name])
-        choices = told["choices"]
+        choices = metadata["choices"]
         if get_origin(hint) is Literal:
             choices, hint = choices or get_args(hint), str
         kind = KINDS[hint]
         found.append(
-            told["made"](
+            metadata["made"](
                 name=field.name, kind=kind, optional=optional, choices=choices, heading=heading
             )
         )
@@ -219,7 +219,7 @@ def from_text(setting: Setting, text: str) -> object:
         return text.lower() in TRUE
     if setting.kind == "number" and text:
         if not _NUMBER.fullmatch(text):
-            raise ValueWrongError(f"{shown(text)} is no whole number")
+            raise ValueWrongError(f"{shown(text)} is not a whole number")
         return _number(setting, int(text))
     return _READERS[setting.kind](setting, text)
 
@@ -235,7 +235,7 @@ def plain(value: object) -> str:
     Empty and too long texts, and control characters, are invalid.
     """
     if not isinstance(value, str):
-        raise ValueWrongError(f"{shown(value)} is no text")
+        raise ValueWrongError(f"{shown(value)} is not text")
     if not value:
         raise ValueWrongError("an empty text says nothing here")
     if len(value) > TEXT_CHARS_MAX:
@@ -264,7 +264,7 @@ def _number(setting: Setting, value: object) -> object:
     if value == "" and setting.optional:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueWrongError(f"{shown(value)} is no whole number")
+        raise ValueWrongError(f"{shown(value)} is not a whole number")
     if setting.low is not None and value < setting.low:
         raise ValueWrongError(f"{shown(value)} is too small: {setting.allowed}")
     if setting.high is not None and value > setting.high:
@@ -295,7 +295,7 @@ def _path(setting: Setting, value: object) -> object:
 
 def _texts(_setting: Setting, value: object) -> object:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueWrongError(f"{shown(value)} is no list of texts")
+        raise ValueWrongError(f"{shown(value)} is not a list of texts")
     if len(value) > TEXTS_MAX:
         raise ValueWrongError(f"a list of {len(value)} is too long: at most {TEXTS_MAX}")
     return tuple(plain(item) for item in value)
