@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (14_006, 62),
     "recorder": (4_568, 31),
-    "runtime": (23_923, 129),
+    "runtime": (23_930, 129),
     "runtime/model": (9_383, 47),
     "replay": (11_593, 57),
 }
