@@ -116,8 +116,10 @@ def longest_line() -> list[str]:
                 names[node.name] = ".".join((*module, node.name))
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and has_methods(node):
-                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-                parents[names[node.name]] = [names[base] for base in bases if base in names]
+                bases = [ast.unparse(base).partition(".") for base in node.bases]
+                parents[names[node.name]] = [
+                    f"{names[first]}{dot}{rest}" for first, dot, rest in bases if first in names
+                ]
 
     def line(name: str) -> list[str]:
         above = [line(base) for base in parents[name] if base in parents]

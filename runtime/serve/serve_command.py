@@ -97,8 +97,8 @@ def _access(settings: Settings) -> Iterator[str]:
     if settings.keys is None and not settings.insecure and not is_loopback(settings.host):
         yield (
             f"host: {settings.host} is not a loopback address, and there are no keys. Make one "
-            "with `antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
-            "every client that reaches this address may use the server"
+            "with `antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, "
+            "and every client that reaches this address may use the server"
         )
     if settings.keys is not None:
         yield from _tried("keys", partial(read_key_file, settings.keys), KeyFileError)
