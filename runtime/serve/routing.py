@@ -190,7 +190,7 @@ def _address(
         fork, at = _fork(query, mode)
         return Route(mode=mode, dialect=dialect, endpoint="realtime", fork=fork, at=at)
     if path == TWILIO_PATH:
-        return Route(mode=_served("audio", modes), dialect=OPENAI, endpoint="openai")
+        return Route(mode=_served("audio", modes), dialect=dialects.OPENAI, endpoint="openai")
     if path == CHAT_PATH:
         return Route(mode=_served("chat", modes), dialect=dialects.LEGACY_CHAT, endpoint="chat")
     forked = _FORK.fullmatch(path)
