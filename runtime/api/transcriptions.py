@@ -122,13 +122,17 @@ def react(asked: AskedText, pcm16: bytes, client: LocalClient, message: dict[str
     match message["type"]:
         case "session.created":
             client.ask({"type": "session.update", "model": asked.model})
-            for at in range(0, len(pcm16), PIECE_BYTES):
-                sound = pybase64.b64encode(pcm16[at : at + PIECE_BYTES]).decode()
-                client.ask({"type": "input_audio_buffer.append", "audio": sound})
+            client.ask_each(_appends(pcm16))
             client.ask({"type": "input_audio_buffer.commit", "final": True})
         case "error":
             raise session_error({"code": message.get("code"), "message": message.get("error")})
     return message["type"] in ("session.created", "transcription.delta", "transcription.done")
+
+
+def _appends(pcm16: bytes) -> Iterator[dict[str, Any]]:
+    for at in range(0, len(pcm16), PIECE_BYTES):
+        sound = pybase64.b64encode(pcm16[at : at + PIECE_BYTES]).decode()
+        yield {"type": "input_audio_buffer.append", "audio": sound}
 
 
 def whole(asked: AskedText, done: Mapping[str, Any], pcm16: bytes) -> dict[str, Any]:
