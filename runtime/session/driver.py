@@ -266,8 +266,8 @@ class Driver:
         """Note that a connection is over; only the last one's end concerns the session."""
         if number == self.peer.number:
             self.away_ns = self.now_ns()
-            told = code if self._opened.resume_hash else 0
-            self.post(ev.PeerGone(at_ns=self.now_ns(), code=told))
+            code = code if self._opened.resume_hash else 0
+            self.post(ev.PeerGone(at_ns=self.now_ns(), code=code))
 
     def send_failed(self, number: int) -> None:
         """Note that a connection takes no more, as in `peer_gone`."""
@@ -396,7 +396,7 @@ class Driver:
         return self.session
 
     def _go_on(self, recovered: RecoveredSession) -> Session:
-        """Go on where a log ends: without a slot and model calls, and but for a fork a client."""
+        """Go on where a log ends: without a slot or model calls; only a fork has a client."""
         at_ns = self._next_ns()
         effects = recovered.go_on(self._journal, at_ns, self._watcher)
         self._perform(effects, ready_now, at_ns)
@@ -444,13 +444,13 @@ class Driver:
     # -- a step ---------------------------------------------------------------------------------
 
     def _take_frames(self, at_ns: int, frames: Sequence[Frame]) -> int:
-        """Take a client's first message, or, if they bring sound that is only kept, several.
+        """Keep the sound of the first messages, if they only bring sound; else step the first one.
 
         `frames`: messages that came together. Returns the number of those taken.
         """
         session = self.session
         assert session is not None
-        messages = session.foresee(frames)
+        messages = session.read_ahead(frames)
         events = [
             ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 1]
         ]
@@ -460,11 +460,11 @@ class Driver:
         self._journal.append_event(*events)
         session.keep(at_ns, messages)
         if self._watcher is not None:
-            self._watcher.heard(events, messages, session)
+            self._watcher.kept(events, messages, session)
         return len(events)
 
     def _step(self, event: ev.Event) -> None:
-        """Append an event, step it, append its effects, and perform them."""
+        """Append an event to the log, step it, append its effects, and perform them."""
         session = self.session
         assert session is not None
         if isinstance(event, ev.FrameReceived):
@@ -480,7 +480,7 @@ class Driver:
         for effect in effects:
             if isinstance(effect, ef.ForgetRecording):
                 self._journal.forget()
-        if ErrorReport in map(type, session.said):
+        if ErrorReport in map(type, session.sent):
             self._errors += 1
         ready = self._journal.append_effects(session, event, effects)
         self._perform(effects, ready, event.at_ns)
@@ -514,7 +514,7 @@ class Driver:
                 case ef.CancelTimer():
                     self._timers.cancel(effect)
                 case ef.DropUnit() | ef.ForgetRecording():
-                    pass  # a watcher counts it; it is done before anything is said
+                    pass  # a watcher counts it; it was done before the effects were recorded
                 case _:
                     self._calls.perform(effect)
 

@@ -316,9 +316,7 @@ class SessionLogger:
                 self._has_dropped = True
                 self._log(logging.INFO, "input comes too fast, seconds of it are dropped")
 
-    def heard(
-        self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
-    ) -> None:
+    def kept(self, events: Sequence[ev.FrameReceived], _messages: object, session: Session) -> None:
         """As `Watcher`; there is nothing to tell."""
         self._session, self._at_ns = session, events[-1].at_ns
 

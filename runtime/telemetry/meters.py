@@ -429,7 +429,7 @@ class TalkMeter:
         if self._talk is not None:
             self._hear(self._talk, event, effects, session)
 
-    def heard(
+    def kept(
         self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage], session: Shown
     ) -> None:
         """Hear messages that had no effects (`Watcher`)."""
@@ -438,10 +438,10 @@ class TalkMeter:
             if self._talk is not None:
                 self._received(self._talk, event.at_ns, message, session)
 
-    def _received(self, talk: Talk, at_ns: int, taken: ClientMessage, session: Shown) -> None:
-        is_early = isinstance(taken, AppendSound) and session.state is not State.ACTIVE
+    def _received(self, talk: Talk, at_ns: int, message: ClientMessage, session: Shown) -> None:
+        is_early = isinstance(message, AppendSound) and session.state is not State.ACTIVE
         if not is_early:
-            talk.received(at_ns, self._sound.read(taken))
+            talk.received(at_ns, self._sound.read(message))
 
     def _hear(
         self, talk: Talk, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown
@@ -449,12 +449,12 @@ class TalkMeter:
         at_ns = self._now_ns = event.at_ns
         if isinstance(event, ev.SpeechStarted | ev.SpeechStopped):
             talk.user.found(event)
-        if session.taken is not None:
-            self._received(talk, at_ns, session.taken, session)
+        if session.accepted is not None:
+            self._received(talk, at_ns, session.accepted, session)
         for effect in effects:
             if isinstance(effect, ef.DetectSpeech):
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
-        for message in session.said:
+        for message in session.sent:
             self._say(talk, at_ns, message, session.dialect_name)
         if ef.StartUnit in map(type, effects):
             talk.unit_started(at_ns, session.samples_waiting)
@@ -543,7 +543,7 @@ class Meter:
             self._asked(effect)
         self._kv_tokens_max = max(self._kv_tokens_max, self._work.kv_tokens)
 
-    def heard(
+    def kept(
         self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage], session: Shown
     ) -> None:
         """Count messages that had no effects (`Watcher`)."""
@@ -551,7 +551,7 @@ class Meter:
         self._instruments.add(c.FRAMES_RECEIVED, amount=len(events))
         self._instruments.add(c.RECEIVED_BYTES, amount=sum(map(_size_bytes, events)))
         if self._talk is not None:
-            self._talk.heard(events, messages, session)
+            self._talk.kept(events, messages, session)
 
     def over(self, reason: str | None) -> None:
         """Count the session's end."""

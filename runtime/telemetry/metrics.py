@@ -262,9 +262,9 @@ class _Noted:
 
     dialect_name: str
     end_reason: EndReason | None
-    said: Sequence[ServerMessage]
+    sent: Sequence[ServerMessage]
     state: State
-    taken: ClientMessage | None
+    accepted: ClientMessage | None
     units_waiting: int
     samples_waiting: int
 
@@ -309,7 +309,7 @@ class DeferredMeter:
         # A turn has a whole conversation.
         self._backlog.put(partial(self._count, count), _size_bytes(event), is_large=is_turn)
 
-    def heard(
+    def kept(
         self,
         events: Sequence[ev.FrameReceived],
         messages: Sequence[ClientMessage],
@@ -317,7 +317,7 @@ class DeferredMeter:
     ) -> None:
         """As `Watcher`."""
         self._check()
-        count = partial(self.meter.heard, events, messages, _note(session))
+        count = partial(self.meter.kept, events, messages, _note(session))
         self._backlog.put(partial(self._count, count), sum(map(_size_bytes, events)))
 
     def over(self, reason: str | None) -> None:
@@ -343,9 +343,9 @@ def _note(session: Session) -> _Noted:
     return _Noted(
         dialect_name=session.dialect_name,
         end_reason=session.end_reason,
-        said=session.said,
+        sent=session.sent,
         state=session.state,
-        taken=session.taken,
+        accepted=session.accepted,
         units_waiting=session.units_waiting,
         samples_waiting=session.samples_waiting,
     )

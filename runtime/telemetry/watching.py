@@ -42,7 +42,7 @@ class Shown(Protocol):
         """Why it ended."""
 
     @property
-    def said(self) -> Sequence[ServerMessage]:
+    def sent(self) -> Sequence[ServerMessage]:
         """Messages to the client in the last step."""
 
     @property
@@ -50,7 +50,7 @@ class Shown(Protocol):
         """The session's state."""
 
     @property
-    def taken(self) -> ClientMessage | None:
+    def accepted(self) -> ClientMessage | None:
         """The client's message in the last step."""
 
     @property
@@ -73,12 +73,12 @@ class Watcher(Protocol):
         """
         ...
 
-    def heard(
+    def kept(
         self, events: Sequence[FrameReceived], messages: Sequence[ClientMessage], session: Session
     ) -> None:
-        """See events, and the messages that they brought, in place of `saw` for each.
+        """See events whose messages brought sound that was only kept, in place of `saw` for each.
 
-        They came together and had no effects: sound that is only kept.
+        They came together and had no effects.
         """
         ...
 
@@ -212,11 +212,11 @@ def _workers_json(slots: PoolCounts | None, tasks: Sequence[RunningTask]) -> dic
 
 
 def _listener_json(seen: Counters) -> dict[str, Any]:
-    told = attrs.asdict(seen, recurse=False)
-    return told | {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
+    counts = attrs.asdict(seen, recurse=False)
+    return counts | {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
 
 
 def session_json(session: SessionStatus) -> dict[str, Any]:
     """One session's status as plain values for JSON."""
-    told = {"state": session.state.value, "age_s": round(session.age_s, 1)}
-    return attrs.asdict(session) | told
+    plain = {"state": session.state.value, "age_s": round(session.age_s, 1)}
+    return attrs.asdict(session) | plain
