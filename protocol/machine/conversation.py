@@ -49,7 +49,7 @@ class Conversation:
         items_made: how many ids were made.
         reply: the response in progress.
         asked: the request for the response that comes next.
-        words: its text so far.
+        words: the text of `reply` so far.
         spans: the last items of sound, each with its end in milliseconds of the model's sound.
         utterances: what is written down, and in no item yet.
     """
@@ -148,7 +148,7 @@ class Conversation:
         """Note how much of an item was played, and forget the words of the rest."""
         if not self._knows(message.item_id):
             return
-        wrong = self.cut(message) if self.step.behaves(CUTS_WORDS) else ""
+        wrong = self.truncate(message) if self.step.behaves(CUTS_WORDS) else ""
         if wrong:
             self.peer.send_error(ErrorCode.INVALID_PAYLOAD, wrong)
         else:
@@ -160,8 +160,8 @@ class Conversation:
                 )
             )
 
-    def cut(self, message: oa.TruncateItem) -> str:
-        """Cut an item of the model's; returns why it cannot be, or nothing."""
+    def truncate(self, message: oa.TruncateItem) -> str:
+        """Cut an item of the model's; returns why that is impossible, or an empty text."""
         item, index = self.items[message.item_id], message.content_index
         if item.role != "assistant":
             return f"$.item_id: only what the model said can be cut, this is of the {item.role}"
@@ -192,7 +192,7 @@ class Conversation:
     def speak(self, speech: Speech) -> None:
         """Send a second of the response: its text and sound, or its text."""
         if self.reply is None or self.reply.id != speech.response_id:
-            self.finish("completed")
+            self.end_reply("completed")
             self.begin_reply(speech)
         assert self.reply is not None
         held, made = speech.metrics.kv_cache_length, speech.metrics.n_tokens
@@ -213,7 +213,7 @@ class Conversation:
                 oa.ReplyStep(kind="text_delta", response_id=self.reply.id, text=speech.text)
             )
         if speech.end_of_turn:
-            self.finish("completed")
+            self.end_reply("completed")
 
     @property
     def is_too_long(self) -> bool:
@@ -230,8 +230,8 @@ class Conversation:
         self.peer.send_error(code, "there is no such response in progress")
         return False
 
-    def give_none(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", **why: Any) -> None:
-        """Tell that the response that was asked for does not come."""
+    def end_unbegun(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", **why: Any) -> None:
+        """Begin and end the response that was asked for: it does not come."""
         reply = self._new_reply(self.loop.next_response_id)
         self.loop.responses += 1
         self.peer.send(oa.ReplyState(reply=reply))
@@ -280,7 +280,7 @@ class Conversation:
         )
         self.peer.send(left)
 
-    def finish(
+    def end_reply(
         self, status: Any, reason: oa.ReplyReason = "", *, fault: str = "", message: str = ""
     ) -> None:
         """End the response in progress, if there is one."""

@@ -331,7 +331,7 @@ class Omni(Kind):
         self._finish("cancelled", reason)
         if self.is_asked:
             self.is_asked = False
-            self.conversation.give_none("cancelled", reason)
+            self.conversation.end_unbegun("cancelled", reason)
             self.peer.send(om.RateLimits())
 
     def _finish(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", fault: str = "") -> None:
@@ -339,16 +339,16 @@ class Omni(Kind):
         reply = self.conversation.reply
         if reply is None:
             return
-        self.conversation.finish(status, reason, fault=fault)
+        self.conversation.end_reply(status, reason, fault=fault)
         self.peer.send(om.RateLimits())
         if status == "cancelled" and self.session.history == "ack_only":
-            self._cut(oa.item_of(reply.id))
+            self._truncate(oa.item_of(reply.id))
 
-    def _cut(self, item_id: str) -> None:
+    def _truncate(self, item_id: str) -> None:
         """Forget the words of a response that the client has not heard."""
         _, committed_ms = self.played.get(item_id, (0, 0))
         heard_ms = min(committed_ms, self._generated_ms(item_id))
-        self.conversation.cut(oa.TruncateItem(item_id=item_id, audio_end_ms=heard_ms))
+        self.conversation.truncate(oa.TruncateItem(item_id=item_id, audio_end_ms=heard_ms))
 
     def must_speak(self) -> bool:
         """Whether the next unit may not listen: a response was asked for."""
@@ -404,7 +404,7 @@ class Omni(Kind):
         if self.is_asked and not self.due_units:
             self.is_asked = False
             text = "the model listens, and does not speak"
-            self.conversation.give_none("failed", fault="no_speech", message=text)
+            self.conversation.end_unbegun("failed", fault="no_speech", message=text)
             self.peer.send(om.RateLimits())
         self._expect_answer()
 
@@ -433,7 +433,7 @@ class Omni(Kind):
         generated_ms, reply = self._generated_ms(item.id), self.conversation.reply
         is_over = reply is None or oa.item_of(reply.id) != item.id
         if message.truncates and is_over:
-            self._cut(item.id)
+            self._truncate(item.id)
         self.peer.send(
             om.Acknowledged(
                 session_id=self.peer.session_id,
