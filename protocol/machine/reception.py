@@ -104,7 +104,7 @@ class AppendTemplates:
         self._tries = TEMPLATE_TRIES
         self._ahead: tuple[Frame, Alike] | None = None
 
-    def learn(self, reading: Reading, context: Context) -> None:
+    def learn(self, reading: JudgedFrame, context: Context) -> None:
         """Make the template of appends like one that had to be parsed."""
         message, frame, dialect = reading.message, reading.frame, reading.dialect
         if not (isinstance(message, rq.Append | rq.AppendSound) and isinstance(frame, str)):
@@ -153,7 +153,7 @@ class AppendTemplates:
 
 
 @attrs.define(kw_only=True)
-class Reading:
+class JudgedFrame:
     """A frame as it was read and judged: once, for its record and for its step.
 
     Attributes:
@@ -187,7 +187,7 @@ class Reception:
     def __init__(self, kind: Kind) -> None:
         self._kind: Final = kind
         self._opened, self._made = kind.step.opened, _context(kind)
-        self._reading: Reading | None = None
+        self._reading: JudgedFrame | None = None
         self._templates: Final = AppendTemplates(kind)
 
     @property
@@ -261,10 +261,10 @@ class Reception:
             return shorten(event, dump_frame(outline))
         return shorten(event, dump_frame(outline), refused=refused)
 
-    def _judge(self, gate: Gate, event: FrameReceived) -> Reading:
+    def _judge(self, gate: Gate, event: FrameReceived) -> JudgedFrame:
         """Read and judge a frame, changing nothing in the session."""
         kind, frame, is_whole = self._kind, event.frame, event.shortened is None
-        reading = Reading(frame=frame, dialect=kind.peer.dialect)
+        reading = JudgedFrame(frame=frame, dialect=kind.peer.dialect)
         like = self._templates.read(gate, frame, self._context) if is_whole else None
         if like is not None and kind.refusal(like.message) is None:
             reading.cause, reading.message = _cause_of(kind, like.event_id), like.message
@@ -294,7 +294,7 @@ class Reception:
             reading.refused = event.shortened.refused or reading.refused or _WITHOUT_CONTENT
         return reading
 
-    def _parse(self, reading: Reading, request: rq.Request) -> None:
+    def _parse(self, reading: JudgedFrame, request: rq.Request) -> None:
         """Read the fields of a message that the session's state allows."""
         try:
             message = reading.dialect.parse(request, reading.body, self._context)

@@ -7,8 +7,8 @@
   decoder is too far behind, and a bounded time for the recorder.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
   `Close` wait for the log's write(2), in the writer task.
-- An effect goes to the part that performs it, and none of them waits: the client's connection
-  (`Peer`), the slot and the model (`ModelCalls`), timers, media decodes, speech detection.
+- An effect goes to the part that performs it, and none of them waits: `ClientConnection`, the slot
+  and the model (`ModelCalls`), timers, media decodes, speech detection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ..telemetry.watching import SessionStatus, Watcher
 from .crash_recovery import RecoveredSession
 from .journal import FrameIndex, Journal, MarkRefused, OpenLog, ready_now
 from .model_calls import Inbox, ModelCalls
-from .peer import Peer, Tokens
+from .peer import ClientConnection, Tokens
 from .rate_limiter import LARGE_BYTES_MIN, RateLimiter
 from .speech_input import SpeechInput
 from .timers import Timers
@@ -131,7 +131,7 @@ class Driver:
             units_dropped = recovered.session.counts["units_dropped"]
         self.away_ns = self.now_ns() if recovered and recovered.fork is None else None
         self._journal = Journal(open_log, self._recording_failed, **log_so_far)
-        self.peer = Peer(token, self._journal.again, tokens)
+        self.peer = ClientConnection(token, self._journal.again, tokens)
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = MediaDecodes(
             decode=decode_media, client=client, inbox=self, on_done=self._relieve

@@ -74,7 +74,7 @@ class Tokens:
         del self._hashes[1:]
 
 
-class Peer:
+class ClientConnection:
     """The connection of one session's client.
 
     Args:
