@@ -59,6 +59,7 @@ docs: $(INSTALLED)
 
 docs-pictures: $(INSTALLED)
 	@$(BIN)/python -m tests.browser.pictures
+	@$(BIN)/python -m tests.browser.film
 
 # The same sources make the same bytes: every file in a package has the time of the last commit. npm
 # is asked for only where it is; its package has no file that is built.
@@ -100,6 +101,9 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV) (minutes the first time)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[dev,docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[words]' \
+		|| echo 'there is no moonshine for this system: the words of users are not written down'
 	@touch $@
 
 $(WITH_RAY): $(INSTALLED)

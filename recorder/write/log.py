@@ -246,7 +246,7 @@ class SessionLog:
 
     def abandon(self, reason: str) -> None:
         """Fail the log by the driver's decision; its backlog is dropped and counted."""
-        self.fail(LogFailed(reason), tell=False)
+        self.fail(LogFailed(reason), notify=False)
         self._shared.serve_here()
 
     def discard(self) -> None:
@@ -339,7 +339,7 @@ class SessionLog:
             if self._queue and min(self.queued_at, self.awaited_at) <= since:
                 self._call_up()
 
-    def fail(self, failure: LogFailed, *, tell: bool) -> None:
+    def fail(self, failure: LogFailed, *, notify: bool) -> None:
         """Fail the log for good, from any thread; the recorder's thread closes the file."""
         with self._shared.changed:
             if self.failure is not None:
@@ -347,7 +347,7 @@ class SessionLog:
             self._shared.failures += 1
             self._give_up(failure)
         self._shared.wake()
-        if tell and self._on_failure is not None:
+        if notify and self._on_failure is not None:
             call = partial(self._on_failure, failure)
             call() if self._home is None else self._home.call_soon(call)
 

@@ -182,8 +182,8 @@ class LogFile:
             return self._encoder.encode_run(run)
         (record,) = run
         if record.kind == "fin":
-            said = {**record.fields, **self._chain.fin_fields()}
-            record = attrs.evolve(record, fields=said)
+            fields = {**record.fields, **self._chain.fin_fields()}
+            record = attrs.evolve(record, fields=fields)
         framed = self._encoder.encode(record)
         if record.kind == "session" and framed.framed_bytes > HEAD_BYTES_MAX:
             raise RecordInvalid(f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}")

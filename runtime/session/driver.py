@@ -460,7 +460,7 @@ class Driver:
         self._journal.append_event(*events)
         session.keep(at_ns, messages)
         if self._watcher is not None:
-            self._watcher.kept(events, messages, session)
+            self._watcher.received(events, messages, session)
         return len(events)
 
     def _step(self, event: ev.Event) -> None:

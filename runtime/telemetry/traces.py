@@ -115,7 +115,9 @@ class SessionTrace:
                     self._begin("turn", {"index": self._index}, within="session")
                     self._begin("prefill", {}, within="turn")
 
-    def kept(self, events: Sequence[ev.FrameReceived], _messages: object, session: Session) -> None:
+    def received(
+        self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
+    ) -> None:
         """As `Watcher`; no span begins or ends."""
         self._session, self._now_ns = session, events[-1].at_ns
 

@@ -73,12 +73,12 @@ class Watcher(Protocol):
         """
         ...
 
-    def kept(
+    def received(
         self, events: Sequence[FrameReceived], messages: Sequence[ClientMessage], session: Session
     ) -> None:
-        """See events whose messages brought sound that was only kept, in place of `saw` for each.
+        """See events, and the messages that they brought, in place of `saw` for each.
 
-        They came together and had no effects.
+        They came together and had no effects: sound that is only kept.
         """
         ...
 
@@ -212,8 +212,8 @@ def _workers_json(slots: PoolCounts | None, tasks: Sequence[RunningTask]) -> dic
 
 
 def _listener_json(seen: Counters) -> dict[str, Any]:
-    counts = attrs.asdict(seen, recurse=False)
-    return counts | {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
+    counts = {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
+    return attrs.asdict(seen, recurse=False) | counts
 
 
 def session_json(session: SessionStatus) -> dict[str, Any]:

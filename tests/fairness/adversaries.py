@@ -208,7 +208,7 @@ class Adversary:
         await self.many(fork, FORKERS)
 
     async def resumes(self) -> None:
-        """Ask for the frames of a session that has ended, read none, and come back when replaced."""
+        """Ask for the frames of an ended session, read none, and come back when replaced."""
         recording, token = await self._ended_session()
         hello = frame_of(json.dumps({"type": "session.resume", "token": token, "last_seq": -1}))
 

@@ -33,7 +33,7 @@ from runtime.session import model_calls
 from runtime.session.driver import Driver
 from runtime.session.journal import Journal
 from runtime.session.model_calls import LeasedSlot, ModelCalls, ModelEffect
-from runtime.session.peer import Peer, Tokens, hash_of
+from runtime.session.peer import ClientConnection, Tokens, hash_of
 from runtime.slots.admission import Admission
 from runtime.slots.pool import Lease
 
@@ -327,12 +327,12 @@ def _no_rebuild_timer(stack: ExitStack) -> None:
 
 def _frame_left_out(stack: ExitStack) -> None:
     """A client that comes back misses the first frame that it has not heard."""
-    real = Peer.greet
+    real = ClientConnection.greet
 
-    def greet(self: Peer, effect: ef.Attach, ready: Ready) -> None:
+    def greet(self: ClientConnection, effect: ef.Attach, ready: Ready) -> None:
         real(self, attrs.evolve(effect, after=effect.after + 1), ready)
 
-    _put(stack, Peer, "greet", greet)
+    _put(stack, ClientConnection, "greet", greet)
 
 
 def _tokens_stay_right(stack: ExitStack) -> None:

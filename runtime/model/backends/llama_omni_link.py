@@ -188,7 +188,7 @@ class Channel:
     async def connect(cls, address: Address) -> Channel:
         """Open the WebSocket, within `CONNECT_WAIT_S`.
 
-        `BackendGone`: there is no server; `BackendError`: the peer refuses, or is no WebSocket
+        `BackendGone`: there is no server; `BackendError`: the peer refuses, or is not a WebSocket
         server.
         """
         channel: Channel | None = None
@@ -237,7 +237,7 @@ class Channel:
         """Wait for a message or a pong; None after `wait_s` without any data.
 
         `BackendGone`: the connection has ended, and all earlier messages were received;
-        `BackendError`: it is no WebSocket, or a message is too large.
+        `BackendError`: it is not a WebSocket, or a message is too large.
         """
         while not self._waiting:
             if self._end is not None:

@@ -106,7 +106,7 @@ class CallStream:
 
 
 def _written(arguments: object) -> str | None:
-    """Write arguments as the chat template does; None if they are no object, or too much."""
+    """Write arguments as the chat template does; None if they are not an object, or too much."""
     if not isinstance(arguments, dict):
         return None
     try:
