@@ -70,8 +70,8 @@ class Conversation:
     @property
     def id(self) -> str:
         """The conversation, as a client of `openai` knows it; empty for others, and old ones."""
-        is_told = self.step.opened.endpoint == "openai" and self.step.behaves(AWAITED_EVENTS)
-        return self.step.derive("conv", 0) if is_told else ""
+        has_id = self.step.opened.endpoint == "openai" and self.step.behaves(AWAITED_EVENTS)
+        return self.step.derive("conv", 0) if has_id else ""
 
     # -- items ----------------------------------------------------------------------------------
 
@@ -328,8 +328,8 @@ class Conversation:
         """Take words of the client; they are sent once the item of their sound is there."""
         if not self.utterances or self.utterances[-1].is_whole:
             self.utterances.append(Utterance(event.start_ms, event.end_ms))
-        said = self.utterances[-1]
-        said.text, said.end_ms, said.is_whole = said.text + event.text, event.end_ms, event.is_last
+        last = self.utterances[-1]
+        last.text, last.end_ms, last.is_whole = last.text + event.text, event.end_ms, event.is_last
         if event.is_last and self.peer.is_active:
             self._place_words()
 
@@ -340,11 +340,11 @@ class Conversation:
         self._place_words()
 
     def _place_words(self) -> None:
-        for said in [it for it in self.utterances if it.is_whole]:
-            item_id = next((name for name, end_ms in self.spans if said.start_ms < end_ms), "")
+        for utterance in [it for it in self.utterances if it.is_whole]:
+            item_id = next((name for name, end_ms in self.spans if utterance.start_ms < end_ms), "")
             if item_id:
-                self.utterances.remove(said)
-                self._send_words(item_id, said)
+                self.utterances.remove(utterance)
+                self._send_words(item_id, utterance)
 
     def unwritten(self, since_ms: int) -> list[str]:
         """Return the items of sound since then that have no words yet, if they are written down."""
@@ -352,13 +352,13 @@ class Conversation:
         is_written = bool(self.settings.transcriber)
         return [it for it in late if is_written and not self.items[it].parts[0].text]
 
-    def _send_words(self, item_id: str, said: Utterance) -> None:
-        item, text = self.items.get(item_id), said.text.strip()
+    def _send_words(self, item_id: str, utterance: Utterance) -> None:
+        item, text = self.items.get(item_id), utterance.text.strip()
         if item is None or not text or not self.settings.transcriber:
             return
         words = " ".join(filter(None, [*(part.text for part in item.parts), text]))
         self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=words),))
-        took_ms = said.end_ms - said.start_ms
+        took_ms = utterance.end_ms - utterance.start_ms
         self.peer.send(oa.InputStep(kind="transcript_delta", item_id=item_id, text=text))
         done = oa.InputStep(kind="transcript_done", item_id=item_id, text=words, at_ms=took_ms)
         self.peer.send(done)

@@ -323,14 +323,14 @@ def shorten(
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     start = _start_of(whole)
     head = start.decode(errors="replace") if isinstance(start, bytes) else start
-    said = Shortened(
+    shortened = Shortened(
         size_bytes=len(data),
         blake2b=hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest(),
         head="" if unreadable else head,
         unreadable=unreadable,
         refused=refused,
     )
-    return attrs.evolve(event, frame=frame, shortened=said)
+    return attrs.evolve(event, frame=frame, shortened=shortened)
 
 
 def _start_of(frame: str | bytes | Utf8Text) -> str | bytes:

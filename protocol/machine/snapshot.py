@@ -405,7 +405,7 @@ def _utterance(utterance: Utterance) -> Keys:
         "is_final": utterance.is_final,
         "is_answered": utterance.is_answered,
         "chunks": utterance.chunks,
-        "is_heard_out": utterance.is_heard_out,
+        "is_heard_out": utterance.is_transcribed,
         "texts": utterance.texts,
         "prompt_tokens": utterance.prompt_tokens,
         "completion_tokens": utterance.completion_tokens,

@@ -330,8 +330,8 @@ class Driver:
                 for frame in frames:
                     self._events.post(ev.FrameReceived(at_ns=at_ns, frame=frame))
                 return
-            taken = self._context.run(self._at_once, self._take_frames, at_ns, frames)
-            frames = frames[taken or len(frames) :]
+            count = self._context.run(self._at_once, self._take_frames, at_ns, frames)
+            frames = frames[count or len(frames) :]
 
     @property
     def _is_behind(self) -> bool:

@@ -363,7 +363,7 @@ def _read_frames(path: Path, from_seq: int, first: int, until: int) -> tuple[deq
 
     The log is closed meanwhile: a client that reads slowly costs only the frames of one batch.
     """
-    taken, size = deque[str](), 0
+    batch, size = deque[str](), 0
     with open_log(path) as reader:
         for item in reader.at(from_seq):
             if isinstance(item, Damage):
@@ -371,11 +371,11 @@ def _read_frames(path: Path, from_seq: int, first: int, until: int) -> tuple[deq
             ordinal = item.fields.get("ordinal") if item.kind == KINDS[Send] else None
             if not isinstance(ordinal, int) or ordinal < first:
                 continue
-            if ordinal != first + len(taken):
+            if ordinal != first + len(batch):
                 break
             frame = str(item.fields["frame"])
-            taken.append(frame)
+            batch.append(frame)
             size += len(frame)
-            if size >= BATCH_CHARS or first + len(taken) == until:
-                return taken, item.seq + 1
-    raise LogDamaged(f"frame {first + len(taken)} is not in the log")
+            if size >= BATCH_CHARS or first + len(batch) == until:
+                return batch, item.seq + 1
+    raise LogDamaged(f"frame {first + len(batch)} is not in the log")
