@@ -256,9 +256,9 @@ class _Noted:
 
     dialect_name: str
     end_reason: EndReason | None
-    said: Sequence[ServerMessage]
+    sent: Sequence[ServerMessage]
     state: State
-    taken: ClientMessage | None
+    accepted: ClientMessage | None
     units_waiting: int
     samples_waiting: int
 
@@ -337,9 +337,9 @@ def _note(session: Session) -> _Noted:
     return _Noted(
         dialect_name=session.dialect_name,
         end_reason=session.end_reason,
-        said=session.said,
+        sent=session.sent,
         state=session.state,
-        taken=session.taken,
+        accepted=session.accepted,
         units_waiting=session.units_waiting,
         samples_waiting=session.samples_waiting,
     )
