@@ -324,7 +324,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Ro
         raise LogDamaged("damaged: a model that missed an input cannot be judged")
     if report.divergence is not None:
         seq = report.divergence.seq
-        raise SkippedError(f"it does not replay, from record {seq} on (see `antiphon replay`)")
+        raise SkippedError(f"its replay diverges at record {seq} (see `antiphon replay`)")
     if not calls.made:
         raise SkippedError("no unit of the recording was finished")
     body: Json = {

@@ -1,6 +1,6 @@
 """The table of measures: names, units, definitions and sources, each written once.
 
-`antiphon eval --definitions` and the reference of the site show it. A measure that means nothing in a
+`antiphon eval --definitions` and the site's reference show it. A measure that means nothing in a
 recording is absent there: it has no value, and not 0.
 
 Those of `--mode forced` say what a model decides on a recording's past. A decision is the first

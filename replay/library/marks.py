@@ -27,9 +27,11 @@ from ..shared.recordings import RecordingType
 
 @click.command("marks")
 @click.argument("log", type=RecordingType(is_local=True))
-@click.option("--add", "text", help="Add a mark, at --at.")
-@click.option("--at", "at_s", type=click.FloatRange(min=0), help="The second where it stands.")
-@click.option("--to", "to_s", type=click.FloatRange(min=0), help="Its last second, of a stretch.")
+@click.option("--add", "text", help="Add a mark with this text, at --at.")
+@click.option("--at", "at_s", type=click.FloatRange(min=0), help="Its place, in seconds.")
+@click.option(
+    "--to", "to_s", type=click.FloatRange(min=0), help="Its end, in seconds, if it marks a range."
+)
 @click.option("--remove", "number", type=click.IntRange(min=1), help="Remove the mark NUMBER.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def marks_command(
@@ -63,7 +65,7 @@ def marks_command(
     with opened_log(log):
         pass
     if (text is not None or number is not None) and is_held(log):
-        raise UnusableError(f"{log}: it is being written; its server takes marks")
+        raise UnusableError(f"{log}: it is being written: use its server's API")
     try:
         if text is not None and at_s is not None:
             at_ms, end_ms = (round(it * MS_PER_S) for it in (at_s, at_s if to_s is None else to_s))
@@ -74,7 +76,7 @@ def marks_command(
     except FileNotFoundError as error:
         raise UnusableError(f"{log}: there is no mark {number} next to it") from error
     except TooManyMarks as error:
-        raise UnusableError(f"{log}: it has had its {MARKS_MAX} marks already") from error
+        raise UnusableError(f"{log}: it already has {MARKS_MAX} marks") from error
     except (OSError, ValueError) as error:
         raise UnusableError(f"{path}: {reason(error)}") from error
     found = read_marks(path)

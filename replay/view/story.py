@@ -91,7 +91,7 @@ def finding_of(divergence: Divergence) -> Finding:
     field = f", {divergence.field}" if divergence.field else ""
     cause = divergence.cause
     return Finding(
-        title=f"Replay parts here: {divergence.record}{field} ({divergence.kind})",
+        title=f"Replay diverges here: {divergence.record}{field} ({divergence.kind})",
         detail=(
             f"recorded: {divergence.recorded}",
             f"came out: {divergence.came_out}",

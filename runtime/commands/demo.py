@@ -107,15 +107,19 @@ def write_samples(folder: Path) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo"),
     show_default=True,
-    help="Folder of the log and the reply; it is made where it is missing.",
+    help="Folder of the log and the reply, created if missing.",
 )
-@click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV instead.")
-@click.option("--frame", type=click.Path(path_type=Path), help="Show this JPEG instead.")
-@click.option("--fast", is_flag=True, help="As quickly as the model answers, not in real time.")
+@click.option(
+    "--speech", type=click.Path(path_type=Path), help="The WAV to say [default: a sample]."
+)
+@click.option(
+    "--frame", type=click.Path(path_type=Path), help="The JPEG to show [default: a sample]."
+)
+@click.option("--fast", is_flag=True, help="Send as fast as the model answers, not in real time.")
 @click.option(
     "--samples",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Only write the files of the guides to this folder: speech, a picture, recordings.",
+    help="Only write the sample files of the guides to this folder: speech, a picture, recordings.",
 )
 @json_option
 def demo_command(

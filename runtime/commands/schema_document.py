@@ -166,13 +166,12 @@ DIALECTS: Final[Mapping[str, str]] = {
     "unless `tts` says otherwise. Then the connection closes.",
     "transcription": "Sound in, its text out while it comes, utterance by utterance.",
     "live": "OpenAI's Live API: full-duplex speech, 16-bit sound in pieces of any size, and a "
-    "second of sound out for each second that came in. What this server does not have is refused "
-    "by its name.",
+    "second of sound out for each second that came in. Unsupported fields are refused by name.",
     "openai": "OpenAI's Realtime API (GA): a response is one speaking turn of the model. The "
-    "server speaks first, and tells where the client speaks. What it does not have is refused by "
-    "its name.",
-    "openai-transcription": "OpenAI's Realtime API (GA), where the model writes down what the "
-    "client says: each utterance is an item, and its text comes while it is spoken.",
+    "server speaks first, and reports where the client speaks. Unsupported fields are refused "
+    "by name.",
+    "openai-transcription": "OpenAI's Realtime API (GA), where the model transcribes the "
+    "client's speech: each utterance is an item, and its text comes while it is spoken.",
     "vllm-omni": "vLLM-Omni's duplex protocol: each second of sound is answered by a listen, or by "
     "a piece of a response, in words of OpenAI's Realtime API. The client says how much it has "
     "played, and comes back to its session by an id and a token.",
@@ -191,25 +190,24 @@ SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
     f"more than {UNITS_PENDING_MAX} units wait, the oldest is dropped and counted. A session lasts "
     f"{LIMIT_VIDEO_S} s with video, {LIMIT_AUDIO_S} s without, and {LIMIT_LIVE_S} s in `live` "
     "and `openai`, queueing included, unless the "
-    f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
+    f"operator sets other limits. It must be set up within {INIT_WAIT_S} s of its turn.",
     SessionKind.CHAT: "The client sets the session up "
     "at once, and then asks as often as it likes, each "
     "time with the whole conversation; the server keeps no part. Each turn waits in the "
-    f"queue. While it runs no other can be asked. {IDLE_S} s without a turn end the session.",
+    f"queue. There is one turn at a time. {IDLE_S} s without a turn end the session.",
     SessionKind.REQUEST: "The client sends one message as "
     "soon as it is connected. Queue events come "
     f"only when it has to wait. Any `error` is the end: {CLOSE_NORMAL} follows where the client "
     f"made a mistake, {CLOSE_INTERNAL_ERROR} where the model failed, {CLOSE_TRY_LATER} where the "
     "request was turned away.",
-    SessionKind.TRANSCRIPTION: "A client that has to wait "
-    "is told nothing until there is a slot for it; "
-    "then it is greeted, and chooses a model by its name, which is not answered where there is "
-    f"such a model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any size. It is "
+    SessionKind.TRANSCRIPTION: "A client that has to wait gets no message until it has a slot; "
+    "then it is greeted, and may choose a model by name, which is answered only if there is no "
+    f"such model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any size. It is "
     "kept from the first piece on, and transcribed from a commit on; a final commit ends the "
     "utterance, which is answered once, after those before it, and what comes next belongs to the "
     "next one. So does what comes after an utterance that the model failed at, or that outgrew its "
     "context: it is answered by an error and its end, and the next commit, final or not, begins "
-    "a new one. What a piece of text says is never taken back. At most "
+    "a new one. Text is never taken back. At most "
     f"{SOUND_BYTES_MAX // MIB} MiB of sound and {UTTERANCES_PENDING_MAX} utterances may wait. A "
     f"session lasts {LIMIT_TRANSCRIPTION_S} s, queueing included. It is closed with {CLOSE_NORMAL} "
     f"and the reason `idle` where its client is silent for {IDLE_S} s and nothing is under way, "
@@ -246,7 +244,7 @@ RULES: Final[tuple[str, ...]] = (
     "integer is a number, too.",
     "In a client's message an explicit null counts as absent.",
     "A field that is not listed is ignored, and counted; but in an object of settings it is "
-    "refused, so that an ineffective setting is noticed. Clients should ignore fields that they do "
+    "refused, so that a misspelt setting is noticed. Clients should ignore fields that they do "
     "not know: there may be more of them later.",
     "A message that is wrong gets an `error`, and the session goes on. First the session's state "
     "is looked at, then the message's type, then its fields.",

@@ -318,7 +318,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
 def read_video(data: bytes, stack_frames: int) -> Decoded:
     """Decode a video to pictures and whole seconds of sound, if any; blocks for seconds.
 
-    `stack_frames` pictures a second. `MediaError`: it is not a video, damaged, too long or too large.
+    `stack_frames` pictures a second. `MediaError`: not a video, damaged, too long or too large.
     """
     if len(data) > VIDEO_BYTES_MAX:
         raise MediaError(f"the video has more than {VIDEO_BYTES_MAX} bytes")

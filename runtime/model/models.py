@@ -101,7 +101,7 @@ def require_deterministic(name: str, info: BackendInfo) -> None:
     """Raise `ModelUnusableError` if a loaded model does not repeat a session's bytes."""
     if not info.deterministic:
         raise ModelUnusableError(
-            f"{name}: the same bytes cannot be promised, as --deterministic asks: "
+            f"{name}: the same bytes cannot be guaranteed, as --deterministic requires: "
             f"{info.varies} varies"
         )
 

@@ -377,7 +377,7 @@ class ModelCalls:
             self._inbox.post(event)
         else:
             late = type(event).__name__
-            _logger.info("a late %s of lease %d", late, lease.lease.generation)
+            _logger.info("late %s of lease %d", late, lease.lease.generation)
 
     async def _rebuild(self, lease: SlotLease, effect: ef.Rebuild) -> ev.Rebuilt:
         began_ns = self._inbox.now_ns()
@@ -439,7 +439,7 @@ async def rebuild(lease: SlotLease, past: Past, *, exact: bool) -> tuple[int, tu
         _check_wanted(lease)
         opened = lease.model.opened or await _open_again(lease, past)
         if not isinstance(opened, Rebuilds):
-            raise BackendError("the model cannot be brought to a past")
+            raise BackendError("the model cannot be rebuilt")
         await opened.rebuild(batch, exact=exact)
         batches.append(len(batch))
     if past.is_damaged:

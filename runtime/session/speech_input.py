@@ -187,7 +187,7 @@ class SpeechInput:
 
     Attributes:
         make_judge: makes what finds the user's speech.
-        transcriber: writes down what the user says; None: it is not written down.
+        transcriber: writes down what the user says; None: no transcription.
     """
 
     make_judge: Callable[[], Judge] = EnergyJudge
