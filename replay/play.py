@@ -542,7 +542,7 @@ def _check(log: Path) -> ev.ConnectionOpened:
 async def _run(options: PlayOptions, settings: Settings, notify: Notify) -> int:
     server = PlayServer(options, open_gate(settings), notify)
     try:
-        await serve(server, settings, partial(_say_bound, notify, address_of(options.opened)))
+        await serve(server, settings, partial(_notify_bound, notify, address_of(options.opened)))
     except OSError as error:
         address = f"{settings.host} port {settings.port}"
         text = f"cannot listen on {address}: {error.strerror or error}"
@@ -550,7 +550,7 @@ async def _run(options: PlayOptions, settings: Settings, notify: Notify) -> int:
     return server.differences
 
 
-def _say_bound(notify: Notify, path: str, addresses: tuple[Address, ...]) -> None:
+def _notify_bound(notify: Notify, path: str, addresses: tuple[Address, ...]) -> None:
     for address in addresses:
         host = f"[{address.host}]" if ":" in address.host else address.host
         notify("listening", url=f"ws://{host}:{address.port}{path}")

@@ -72,6 +72,11 @@ def _silero() -> bool:
     return found.numel() == 1 and state.shape == STATE
 
 
+def _moonshine() -> bool:
+    api = pytest.importorskip("moonshine_voice.moonshine_api")
+    return hasattr(api._MoonshineLib().lib, "moonshine_transcribe_without_streaming")
+
+
 USED: Final[Mapping[tuple[str, str], Private]] = MappingProxyType(
     {
         ("runtime/net/websocket.py", "_wsproto"): Private(
@@ -97,6 +102,10 @@ USED: Final[Mapping[tuple[str, str], Private]] = MappingProxyType(
         ("runtime/media/speech_detector.py", "_model"): Private(
             "the network without state; a copy of the public one takes 600 KiB a session and 10 ms",
             _silero,
+        ),
+        ("runtime/model/backends/moonshine.py", "_MoonshineLib"): Private(
+            "its library; the public call makes an object of each sample, and the event loop waits",
+            _moonshine,
         ),
         ("runtime/model/backends/minicpmo/attention.py", "_flash_attention_forward"): Private(
             "torch.nn.attention.varlen has the lengths in place only since torch 2.12",

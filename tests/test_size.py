@@ -21,11 +21,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
-    "protocol": (13_984, 62),
-    "recorder": (4_565, 31),
-    "runtime": (22_977, 124),
-    "runtime/model": (9_199, 46),
-    "replay": (11_570, 57),
+    "protocol": (14_006, 62),
+    "recorder": (4_568, 31),
+    "runtime": (23_923, 129),
+    "runtime/model": (9_383, 47),
+    "replay": (11_593, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -65,8 +65,8 @@ def as_prompt(instructions: str, items: Iterable[Item]) -> str:
     """Instructions, and the text of items after them, each with its role."""
     lines = [instructions]
     for item in items:
-        said = "\n".join(part.text for part in item.parts if part.text)
-        lines += [f"{item.role}: {said}"] if said else []
+        text = "\n".join(part.text for part in item.parts if part.text)
+        lines += [f"{item.role}: {text}"] if text else []
     return "\n".join(line for line in lines if line)
 
 
@@ -136,8 +136,7 @@ class OpenAISession:
         voice: the name of the voice; empty for the model's own.
         modality: what a response is made of: speech with its transcript, or text.
         detection: how turns are found; None: only the model decides, and it is not interrupted.
-        heard: the encoding of the client's sound.
-        spoken: the encoding of the model's sound.
+        input_format, output_format: how the client's sound is written, and the model's.
         transcriber: the model that transcribes the client's speech; empty without one.
         tools: functions that the client offers; none is called.
     """
@@ -149,8 +148,8 @@ class OpenAISession:
     voice: str = ""
     modality: Modality = "audio"
     detection: TurnDetection | None = TurnDetection()
-    heard: Coding = "audio/pcm"
-    spoken: Coding = "audio/pcm"
+    input_format: Coding = "audio/pcm"
+    output_format: Coding = "audio/pcm"
     transcriber: str = ""
     tools: tuple[Tool, ...] = ()
 
@@ -203,7 +202,7 @@ class Configure:
         modality: what a response is made of.
         detection: how turns are found.
         is_undetected: turns are not found: only the model decides.
-        heard, spoken: how sound is written; they can be changed until the first sound.
+        input_format, output_format: how sound is written; may change until the first sound.
         transcribes: the client wants to be told what it said.
         transcriber: the model that a transcription session asks for.
         tools: functions that the client offers.
@@ -214,8 +213,8 @@ class Configure:
     modality: Modality | None = None
     detection: TurnDetection | None = None
     is_undetected: bool = False
-    heard: Coding | None = None
-    spoken: Coding | None = None
+    input_format: Coding | None = None
+    output_format: Coding | None = None
     transcribes: bool | None = None
     transcriber: str | None = None
     tools: tuple[Tool, ...] | None = None

@@ -567,7 +567,7 @@ async def write_down(
             is_last=number + 1 == seconds or index + 1 == UTTERANCE_S_MAX,
             seed=0,
         )
-        text += (await session.run(chunk)).text
+        text += " " * (index == 0) + (await session.run(chunk)).text
     return text, utterance + -(-seconds // UTTERANCE_S_MAX)
 
 

@@ -404,7 +404,7 @@ def _spoken(samples: NDArray[np.float32]) -> tuple[Span, ...]:
     for begin in range(0, len(samples), INPUT_RATE_HZ):
         pcm = samples[begin : begin + INPUT_RATE_HZ].astype("<f4").tobytes()
         at_ns = time_of("user", begin + INPUT_RATE_HZ)
-        speech.hear(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm)))
+        speech.add(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm)))
     return speech.spans()
 
 

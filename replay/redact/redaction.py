@@ -67,7 +67,7 @@ from .frames import FrameEditor
 Shape = Literal["words", "pcm", "ids", "name"]
 
 
-class Apart(Enum):
+class Special(Enum):
     """Fields with special rules."""
 
     NOTHING = "a number, a flag, a time, a name that the server made"
@@ -89,11 +89,11 @@ class Content:
 LEFT_OUT: Final = "the words of this error were left out"
 ID_BYTES: Final = 8
 """The bytes that a token id or a code counts, in the report."""
-_RULES: Final[Mapping[str, Content | Apart]] = {
-    "below": Apart.BELOW,
-    "trace": Apart.TRACE,
-    "frame": Apart.FRAME,
-    "media": Apart.MEDIA,
+_RULES: Final[Mapping[str, Content | Special]] = {
+    "below": Special.BELOW,
+    "trace": Special.TRACE,
+    "frame": Special.FRAME,
+    "media": Special.MEDIA,
     "words": Content(("text",), "model", "words"),
     "tokens": Content(("text",), "model", "ids"),
     "speech": Content(("audio",), "model", "pcm"),
@@ -108,16 +108,16 @@ _RULES: Final[Mapping[str, Content | Apart]] = {
 }
 
 
-def _fields(plain: str, **others: str) -> dict[str, Content | Apart]:
+def _fields(plain: str, **others: str) -> dict[str, Content | Special]:
     """List fields by name: those without content, then those of each rule."""
-    named = [(Apart.NOTHING, plain), *((_RULES[rule], names) for rule, names in others.items())]
+    named = [(Special.NOTHING, plain), *((_RULES[rule], names) for rule, names in others.items())]
     return {name: rule for rule, names in named for name in names.split()}
 
 
 _TIMED: Final = _fields("at_ns")
 _INDEXED: Final = _fields("at_ns index")
 _LEASED: Final = _fields("at_ns lease")
-FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
+FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
     ev.ConnectionOpened: _fields(
         "at_ns recording_id created_ms mode seed recording endpoint behaviour quiet must_record"
         " recording_notice resume_hash",
@@ -250,12 +250,12 @@ class EventEditor:
                 changes[field.name] = new
         return attrs.evolve(value, **changes) if changes else value
 
-    def _edit_field(self, rule: Content | Apart, old: Any, at_ns: int) -> Any:
+    def _edit_field(self, rule: Content | Special, old: Any, at_ns: int) -> Any:
         if isinstance(rule, Content):
             return self._replace(rule, old) if old and self._covers(rule, at_ns) else old
-        if rule is Apart.BELOW and old is not None:
+        if rule is Special.BELOW and old is not None:
             return self._edit_below(old, at_ns)
-        if rule is Apart.TRACE and old:
+        if rule is Special.TRACE and old:
             self.frames.tally.count(TRACES, "both", len(old) if isinstance(old, str) else 8)
             return type(old)()
         return old
@@ -317,7 +317,7 @@ _KIND_OF_MEDIA: Final[Mapping[object, Kind]] = {
     "voice": "voice",
 }
 """The kind of a `DecodeMedia`."""
-_SAID_AGAIN: Final[Mapping[str, str]] = {
+_REPEATS: Final[Mapping[str, str]] = {
     "chat": "a chat says again what was said",
     "transcription": "a transcription is written some time after it was said",
 }
@@ -404,8 +404,8 @@ class Redaction:
     def _check(self, event: ev.Event) -> None:
         if not isinstance(event, ev.ConnectionOpened) or self._policy.to_ns is None:
             return
-        if event.mode in _SAID_AGAIN:
-            text = f"{_SAID_AGAIN[event.mode]}: it can only be redacted to its end"
+        if event.mode in _REPEATS:
+            text = f"{_REPEATS[event.mode]}: it can only be redacted to its end"
             raise RedactError(text)
 
     def _take_effect(self, record: Record) -> None:

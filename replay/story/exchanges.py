@@ -149,7 +149,7 @@ class Exchange:
         streamed: a turn's text from its pieces; empty for a unit.
         pcm: float32 LE, 24 kHz mono.
         stopped: the step before which it was interrupted; of a turn, the token.
-        heard: the text of a chunk.
+        chunk: the result of a chunk.
         calls: tools that a turn's answer calls.
         finalized_ids: token ids fed after a unit; None if it was not finalized.
         finalized_kv_added: tokens added by that to the KV cache, or removed.
@@ -185,7 +185,7 @@ class Exchange:
     end_of_turn: bool = False
     stopped: Cut | int | None = None
     costs: Costs | None = None
-    heard: ChunkResult | None = None
+    chunk: ChunkResult | None = None
     calls: tuple[ToolCall, ...] = ()
     finalized_ids: tuple[int, ...] | None = None
     finalized_kv_added: int | None = None
@@ -298,7 +298,7 @@ class Exchanges:
         same = ("input_hash", "fed_ids", "text")
         facts: dict[str, Any] = {name: getattr(result, name) for name in same}
         facts |= {"decided_ids": result.token_ids, "kv_added": result.kv_length - before}
-        self._change("chunk", index, done_ns=at_ns, outcome="heard", heard=result, **facts)
+        self._change("chunk", index, done_ns=at_ns, outcome="heard", chunk=result, **facts)
 
     def _take_turn(self, event: ev.Event) -> None:
         match event:
@@ -343,8 +343,9 @@ def audio_ms(pcm: bytes) -> int:
 
 def spoken_ms(exchange: Exchange | None) -> int:
     """Return the length of the sound that a client got of an exchange so far."""
-    is_heard = exchange is not None and exchange.outcome not in ("withheld", "ended")
-    return exchange.audio_ms if is_heard and exchange is not None else 0
+    if exchange is None or exchange.outcome in ("withheld", "ended"):
+        return 0
+    return exchange.audio_ms
 
 
 def calls_text(calls: Iterable[ToolCall]) -> str:

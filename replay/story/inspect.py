@@ -33,9 +33,9 @@ from .reading import (
     Move,
     Passage,
     Playback,
-    Said,
     SessionStory,
     ShortenedFrame,
+    UserWords,
 )
 
 
@@ -114,7 +114,7 @@ class Inspection:
     moves: tuple[Move, ...]
     absences: tuple[Absence, ...]
     playback: tuple[Playback, ...]
-    said: tuple[Said, ...]
+    said: tuple[UserWords, ...]
     errors: tuple[ErrorSent, ...]
     marks: tuple[Mark, ...]
     end: End
@@ -197,7 +197,7 @@ class Inspector(SessionStory):
         if exchange.kind != "chunk":
             self._kept.append(exchange)
             return
-        index, result = exchange.place[0], exchange.heard
+        index, result = exchange.place[0], exchange.chunk
         utterance = self._utterances.get(index)
         if utterance is None:
             utterance = UtteranceStory(index=index, started_ns=exchange.started_ns)
@@ -247,7 +247,7 @@ class Inspector(SessionStory):
             moves=tuple(self.moves),
             absences=tuple(self.absences.found),
             playback=tuple(self.playback),
-            said=tuple(self.said),
+            said=tuple(self.user_words),
             errors=tuple(self.errors),
             marks=tuple(self.marks),
             end=attrs.evolve(self.end, reason=self.end.reason or ended),

@@ -1,7 +1,7 @@
 """A session's story for the page: its dialogue, as it was heard, seen and read, and its times.
 
     with Narrator(head) as narrator:
-        for item in reader: parts = narrator.tell(item)
+        for item in reader: parts = narrator.narrate(item)
         parts = narrator.conclude()
 
 Values are those recorded, as `replay.story.inspect` has them. The arrival of a unit's input, and
@@ -182,7 +182,7 @@ class Dialogue:
             case Append(pcm=pcm, frames=frames):
                 came_ns = max(record.at_ns - lag_ns, 0)
                 place, parts = self.user.take(came_ns, pcm, is_captured=True)
-                self._positions.heard(len(pcm) // SAMPLE_BYTES, place.begin_ns)
+                self._positions.add(len(pcm) // SAMPLE_BYTES, place.begin_ns)
                 spoken_ns = self._spoken_ns(record.at_ns)
                 pictures = [it for it in frames if isinstance(it, bytes)]  # others are invalid
                 return [*parts, *(self.pictures.take(spoken_ns, each) for each in pictures)]
@@ -250,7 +250,7 @@ class Dialogue:
                 self._streamed = (turn, streamed + text)
                 return self._speak(record, at_ns, turn, text, pcm)
             case ms.TranscriptDelta(text=text):
-                self._hold(max(record.at_ns, self._dictated.heard_ns), record.seq, "", text)
+                self._hold(max(record.at_ns, self._dictated.fed_ns), record.seq, "", text)
             case ms.TranscriptDone():
                 self._let_go()
             case ms.Response(response_id=turn, text=text, pcm=pcm, tool_calls=calls):
@@ -397,8 +397,8 @@ class Narrator(Inspector):
     def __exit__(self, *error: object) -> None:
         self._gathering.__exit__(*error)
 
-    def tell(self, item: Record | Damage) -> list[Part]:
-        """Take the next record, or damage; give the parts that are complete by now."""
+    def narrate(self, item: Record | Damage) -> list[Part]:
+        """Add the next record, or damage; return the parts that are complete by now."""
         before = self._counts()
         passage = self.take(item)
         self._gathering.take(item, passage)
@@ -496,7 +496,7 @@ class Narrator(Inspector):
                 return []
             return self.dialogue.receive(record, read.request, read.story.wire.lag_ns)
         if record.kind == "tx":
-            return self.dialogue.send(record, read.messages, read.heard_ns)
+            return self.dialogue.send(record, read.messages, read.played_ns)
         if record.kind == "mark":
             self._mark("mark", record, record.fields)
         elif passage.effect:

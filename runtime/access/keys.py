@@ -391,9 +391,9 @@ class KeyRing:
                 found = known
         return found
 
-    def has(self, name: str) -> bool:
-        """Whether there is a key of this name."""
-        return any(key.name == name for key in self.keys)
+    def named(self, name: str) -> Key | None:
+        """Find the key of this name."""
+        return next((key for key in self.keys if key.name == name), None)
 
     async def watch(self, on_change: Callable[[], None] = lambda: None) -> None:
         """Follow the file, and call `on_change` after each change; runs until cancelled."""

@@ -64,15 +64,15 @@ from .bench_engine import (
     machine_facts,
     machine_line,
     print_found,
+    print_progress,
     run_engine,
     run_rebuilt,
     run_virtual,
     shown_frame,
     sum_up,
     table,
-    tell,
 )
-from .bench_engine import Speech as Said
+from .bench_engine import Speech as Recorded
 from .server_process import model_option, served
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def measure_engine(
     clock: Clock = "wall",
     *,
     kinds: Kinds = Kinds(),
-    say: Callable[[str], None] = tell,
+    show: Callable[[str], None] = print_progress,
 ) -> tuple[list[EngineRun], list[Served]]:
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
 
@@ -303,7 +303,7 @@ def measure_engine(
 
     runs: list[EngineRun] = []
     served: list[Served] = []
-    say("warming up")
+    show("warming up")
     measure(Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1))
     for arrival in kinds.arrivals:
         searches = {mode: Search(counts, model.info.slots) for mode in kinds.modes}
@@ -315,7 +315,7 @@ def measure_engine(
                     continue
                 run = measure(Case(mode=mode, arrival=arrival, sessions=count))
                 verdict = "served" if run.is_served else "not served"
-                say(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
+                show(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
                 search.note(count, is_served=run.is_served)
                 mine.append(run)
         runs += mine
@@ -460,7 +460,7 @@ class UnitsResult:
 
 
 async def measure_units(
-    url: str, speech: Said, *, sessions: int, seconds: int, arrival: Arrival
+    url: str, speech: Recorded, *, sessions: int, seconds: int, arrival: Arrival
 ) -> UnitsResult:
     """Measure the units of clients, one a second; `BenchError`: a session fails or ends early."""
     begin = anyio.Event()
@@ -646,10 +646,10 @@ async def _run(model: str, seconds: int) -> Bench:
     speech = load_speech()
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
         units: list[UnitsResult] = []
-        tell(f"starting a server with the {model} model")
+        print_progress(f"starting a server with the {model} model")
         async with served(model, Path(name), "--slots", str(SESSIONS_MANY)) as url:
             for sessions, arrival in RUNS:
-                tell(f"{sessions} sessions, {arrival}, for {seconds} s")
+                print_progress(f"{sessions} sessions, {arrival}, for {seconds} s")
                 units.append(
                     await measure_units(
                         url, speech, sessions=sessions, seconds=seconds, arrival=arrival

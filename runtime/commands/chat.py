@@ -72,7 +72,7 @@ class TextAnswer(terminal.TextOutput):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said = ""
+        self._text = ""
 
     def begins(self, created: Created | None, *, record: bool) -> None:
         """Write that the session is recorded, or not as asked, where the server says so."""
@@ -83,15 +83,15 @@ class TextAnswer(terminal.TextOutput):
         """Write the place in the queue."""
         click.echo(f"in the queue: {terminal.show_place(place)}", err=True)
 
-    def hears(self, delta: Delta) -> None:
+    def receives(self, delta: Delta) -> None:
         """Write the words."""
-        self._said += delta.text
-        self._is_within_line = not self._said.endswith("\n")
+        self._text += delta.text
+        self._is_within_line = not self._text.endswith("\n")
         click.echo(terminal.clean(delta.text), nl=False)
 
     def ends(self, response: Response, speech_s: float) -> None:
         """Write the rest of the text, and the reason of the end unless it is the model's own."""
-        click.echo(terminal.clean(response.text.removeprefix(self._said)))
+        click.echo(terminal.clean(response.text.removeprefix(self._text)))
         if response.reason != "turn_end":
             why = "the token limit is reached" if response.reason == "length" else "cut short"
             click.echo(f"({why})", err=True)
@@ -116,7 +116,7 @@ class JsonAnswer:
         """Write that the connection is lost or back."""
         terminal.echo_json(terminal.connection_fields(change))
 
-    def hears(self, delta: Delta) -> None:
+    def receives(self, delta: Delta) -> None:
         """Write a piece."""
         terminal.echo_json(
             {"type": "delta", "text": delta.text, "samples": len(delta.pcm) // SAMPLE_BYTES}
@@ -203,7 +203,7 @@ class Chat:
             async for piece in answer:
                 pcm += piece.pcm
                 if isinstance(piece, Delta):
-                    shown.hears(piece)
+                    shown.receives(piece)
         assert answer.response is not None
         return answer.response, bytes(pcm)
 

@@ -508,11 +508,10 @@ def _ending(name: str, reason: EndReason) -> str:
         return ""
     bodies = [json.loads(frame) for frame in frames]
     words = [body.get("reason") or body.get("code") for body in bodies]
-    said = [
+    return ", ".join(
         f"`{body['type']}`" + (f": `{word}`" if word else "")
         for body, word in zip(bodies, words, strict=True)
-    ]
-    return ", ".join(said)
+    )
 
 
 def _codes() -> Iterator[str]:

@@ -238,9 +238,9 @@ class Turns:
         self.false_starts: Final = [
             it for it in brief if within[it] is None and _speaking_at(talk.user, it.end) is not None
         ]
-        said_by_the_way = set(self.model_backchannels)
+        backchannels = set(self.model_backchannels)
         self.early_starts: Final = [
-            it for it in talk.model if within[it] is not None and it not in said_by_the_way
+            it for it in talk.model if within[it] is not None and it not in backchannels
         ]
         self.unprompted: Final = [*_unprompted(talk)]
 
@@ -265,7 +265,7 @@ def _between(spans: Sequence[Span], begin: int, end: int) -> Sequence[Span]:
     return spans[first:last]
 
 
-def _is_heard(spans: Sequence[Span], begin: int, end: int) -> bool:
+def _speaks_within(spans: Sequence[Span], begin: int, end: int) -> bool:
     """Whether a voice is heard at any time from `begin` until before `end`."""
     return _speaking_at(spans, begin) is not None or bool(_between(spans, begin, end))
 
@@ -275,7 +275,7 @@ def _gap_of(model: Sequence[Span], before: Span, after: Span) -> Gap:
         return "end"
     if any(span.end > after.begin for span in _between(model, before.end, after.begin)):
         return "mistaken"
-    return "end" if _is_heard(model, before.end, after.begin) else "quiet"
+    return "end" if _speaks_within(model, before.end, after.begin) else "quiet"
 
 
 def _turns_of(talk: Conversation, speech: Sequence[Span], gaps: Sequence[Gap]) -> Iterator[Turn]:
@@ -300,7 +300,7 @@ def _turn_of(talk: Conversation, turn: Span, following: int | None) -> Turn:
         until=until,
         is_followed=until == following,
         answer=next((span for span in begun if span.end > turn.end), None),
-        is_silent=until >= waited and not _is_heard(talk.model, turn.end, waited),
+        is_silent=until >= waited and not _speaks_within(talk.model, turn.end, waited),
     )
 
 
@@ -354,14 +354,14 @@ def _starts(turns: Turns) -> dict[str, Value | None]:
 def _over(talk: Conversation, turns: Turns) -> dict[str, Value | None]:
     yielded = [it for it in turns.barge_ins if it.is_yielded_to]
     stops = [(it.speech.begin, it.over.end - it.speech.begin) for it in yielded]
-    said = [(ns_of(it.speech.begin), _words_after(talk, it)) for it in turns.barge_ins]
+    words = [(ns_of(it.speech.begin), _words_after(talk, it)) for it in turns.barge_ins]
     return {
         "overlap": Total(ns_of(_overlap(talk.user, talk.model))),
         "talk_over": ratio(ns_of(_overlap(talk.user, turns.early_starts)), ns_of(talk.ticks)),
         "barge_ins": Total(len(turns.barge_ins)),
         "barge_in_yield_rate": ratio(len(yielded), len(turns.barge_ins)),
         "barge_in_stop_latency": _lengths(stops),
-        "barge_in_words": times(said),
+        "barge_in_words": times(words),
         "forced_stop_latency": _lengths(_forced_stops(talk)),
     }
 

@@ -30,7 +30,7 @@ FDB_SHORT_MS: Final = 1_000
 """Full-Duplex-Bench v1 takes shorter speech of few words for no turn."""
 FDB_WORDS_MAX: Final = 3
 """Full-Duplex-Bench v1 takes short speech of up to so many words for no turn."""
-HEARD_MS: Final = 400
+OVERLAP_MS_MIN: Final = 400
 """Speech over the model: shorter speech in a unit may not be noticed in it (`tiny` needs 0.4 s)."""
 
 

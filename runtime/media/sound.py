@@ -161,8 +161,13 @@ def decode_audio(data: bytes, rate_hz: int) -> bytes:
         raise MediaError(f"the audio has more than {AUDIO_BYTES_MAX} bytes")
     if rate_hz:
         return _decode_raw(data, rate_hz)
-    with _opened(data, AUDIO_S_MIN, AUDIO_S_MAX) as file:
-        return _resample(_read_blocks(file, AUDIO_S_MIN, AUDIO_S_MAX), file.samplerate)
+    return decode_speech(data, AUDIO_S_MAX)
+
+
+def decode_speech(data: bytes, s_max: int) -> bytes:
+    """Decode a sound file of 0.1 to `s_max` seconds, as `decode_audio` does."""
+    with _opened(data, AUDIO_S_MIN, s_max) as file:
+        return _resample(_read_blocks(file, AUDIO_S_MIN, s_max), file.samplerate)
 
 
 class _Stream(soundfile.SoundFile):  # type: ignore[misc]  # it has no types

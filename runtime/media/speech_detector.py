@@ -68,16 +68,16 @@ class SileroJudge:
         import torch
 
         self._torch: Any = torch
-        self._heard: Heard | None = None
+        self._resampler: Heard | None = None
         self._rest = b""
         self._context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self._state = torch.zeros(STATE)
 
     def judge(self, effect: DetectSpeech) -> Iterator[bool]:
         """Judge the frames that a piece of sound completes."""
-        if self._heard is None:
-            self._heard = Heard(effect.rate_hz)
-        sound = self._rest + self._heard.take(effect.data)
+        if self._resampler is None:
+            self._resampler = Heard(effect.rate_hz)
+        sound = self._rest + self._resampler.take(effect.data)
         size = FRAME_SAMPLES * np.dtype(np.float32).itemsize
         count = len(sound) // size
         self._rest = sound[count * size :]
@@ -199,9 +199,9 @@ class SpeechDetector:
         quiet_ms: since the last of them.
         is_speech: speech has begun and not ended.
         is_known: the session knows that it has.
-        begun_ms: where speech began that is too short to be told; None if it is told.
+        begun_ms: where speech began that is too short to be reported; None if it was reported.
         room_ns: sound that may be judged now.
-        heard_ns: when a piece last came.
+        received_ns: when a piece last came.
     """
 
     make: Callable[[], Judge] = EnergyJudge
@@ -214,13 +214,13 @@ class SpeechDetector:
     is_known: bool = attrs.field(default=False, eq=False)
     begun_ms: int | None = None
     room_ns: int = BURST_NS
-    heard_ns: int = 0
+    received_ns: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.judge = self.make()
 
     def detect(self, effect: DetectSpeech, at_ns: int) -> Iterator[SpeechEvent]:
-        """Say where speech begins and stops in a piece of sound, which is heard at `at_ns`."""
+        """Find where speech begins and stops in a piece of sound, received at `at_ns`."""
         if not self._has_room(effect, at_ns):
             self.next_at = -1
             return
@@ -250,7 +250,7 @@ class SpeechDetector:
                 self.begun_ms = None
 
     def _is_long(self, least_ms: int) -> bool:
-        """Whether speech that was not told has become long enough."""
+        """Whether speech that was not reported has become long enough."""
         if self.begun_ms is None:
             return False
         length_ms = self.end_ms - self.quiet_ms - self.begun_ms
@@ -259,8 +259,8 @@ class SpeechDetector:
     def _has_room(self, effect: DetectSpeech, at_ns: int) -> bool:
         """Take the room of a piece, if there is enough."""
         length_ns = len(effect.data) // SAMPLE16_BYTES * NS_PER_S // effect.rate_hz
-        self.room_ns = min(self.room_ns + PACE * (at_ns - self.heard_ns), BURST_NS)
-        self.heard_ns = at_ns
+        self.room_ns = min(self.room_ns + PACE * (at_ns - self.received_ns), BURST_NS)
+        self.received_ns = at_ns
         has_room = length_ns <= self.room_ns
         self.room_ns -= length_ns * has_room
         return has_room

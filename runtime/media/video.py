@@ -36,7 +36,7 @@ from protocol.values.limits import (
     VIDEO_BYTES_MAX,
     VIDEO_S_MAX,
 )
-from protocol.values.model import INPUT_RATE_HZ
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire.media import (
     WAV_CHANNELS_MAX,
     WAV_RATE_HZ_MAX,
@@ -80,7 +80,7 @@ class Pictures:
         self.first: list[bytes] = []
         self.stacked: list[bytes] = []
         self._per_second = per_second
-        self._taken = 0
+        self._sampled = 0
         self._others: list[Picture] = []
         self._shown: VideoFrame | None = None
         self._picture: Picture | None = None
@@ -106,15 +106,15 @@ class Pictures:
 
     def _take_until(self, end: Fraction) -> None:
         """Take the pictures before `end` from the current frame."""
-        while self._shown is not None and Fraction(self._taken, self._per_second) < end:
+        while self._shown is not None and Fraction(self._sampled, self._per_second) < end:
             if self._picture is None:
                 self._picture = _picture_of(self._shown)
-            if self._taken % self._per_second == 0:
+            if self._sampled % self._per_second == 0:
                 self._stack()
                 self.first.append(self._encode(self._picture))
             else:
                 self._others.append(self._picture)
-            self._taken += 1
+            self._sampled += 1
 
     def _stack(self) -> None:
         if self._others:
@@ -226,6 +226,11 @@ class Track:
             self._put(self._stream.resample_chunk(mono))
         return self._at < len(self._pcm)
 
+    @property
+    def samples(self) -> int:
+        """Those that it has so far, at 16 kHz."""
+        return min(max(self._at, 0), len(self._pcm))
+
     def finish(self) -> bytes:
         """End the track: float32 LE, 16 kHz mono, for all seconds; `MediaError` if not finite."""
         self._flush()
@@ -251,8 +256,8 @@ class Track:
         """Write samples after the last ones, within the seconds."""
         begin, self._at = self._at, self._at + len(samples)
         if begin < len(self._pcm) and self._at > 0:
-            heard = samples[max(0, -begin) : len(self._pcm) - begin]
-            self._pcm[max(0, begin) : max(0, begin) + len(heard)] = heard
+            kept = samples[max(0, -begin) : len(self._pcm) - begin]
+            self._pcm[max(0, begin) : max(0, begin) + len(kept)] = kept
 
 
 def _check_form(frame: AudioFrame) -> None:
@@ -330,6 +335,26 @@ def read_video(data: bytes, stack_frames: int) -> Decoded:
     return Decoded(pcm=pcm, pictures=tuple(pictures.first), stacked=tuple(pictures.stacked))
 
 
+def read_sound(data: bytes, s_max: int) -> bytes:
+    """Decode the first track of such a file, with or without pictures: float32 LE, 16 kHz mono.
+
+    `MediaError`: it has none, is damaged, or is longer than `s_max` seconds.
+    """
+    if container_of(data) is None:
+        raise MediaError(
+            "it is no WAV, AIFF, FLAC, Ogg, MP3, MP4, QuickTime, Matroska or WebM file"
+        )
+    with _opened(data) as file:
+        if len(file.streams) > STREAMS_MAX or not file.streams.audio:
+            raise MediaError("the file holds no sound, or too many streams")
+        track, start = Track(s_max), None
+        for time, frame in _frames(file, file.streams.audio[0], {}, s_max):
+            start = time if start is None else start
+            if not track.add(time - start, frame):
+                raise MediaError(f"the sound lasts more than {s_max} s")
+        return track.finish()[: track.samples * SAMPLE_BYTES]
+
+
 def _video_stream(file: InputContainer) -> VideoStream:
     """The first stream of pictures that is not a cover."""
     import av
@@ -375,17 +400,21 @@ def _read_sound(file: InputContainer, start: Fraction, seconds: int) -> bytes:
 
 
 def _frames(
-    file: InputContainer, stream: S, options: dict[str, str]
+    file: InputContainer, stream: S, options: dict[str, str], s_max: int = VIDEO_S_MAX
 ) -> Iterator[tuple[Fraction, Any]]:
     """Decode a stream: each frame with its time in seconds, pictures in display order."""
-    count = 0
-    for packet in _packets(file, stream, options):
+    count, times = 0, -(-s_max // VIDEO_S_MAX)
+    for packet in _packets(file, stream, options, PACKETS_MAX * times):
         for frame in packet.decode():
             count += 1
-            yield _time(frame, count), frame
+            if count > FRAMES_MAX * times:
+                raise MediaError(f"a stream of the video has more than {count - 1} frames")
+            yield _time(frame), frame
 
 
-def _packets(file: InputContainer, stream: S, options: dict[str, str]) -> Iterator[Packet[S]]:
+def _packets(
+    file: InputContainer, stream: S, options: dict[str, str], most: int
+) -> Iterator[Packet[S]]:
     """Read only one stream's packets, with the decoder's options."""
     from av.stream import Discard
 
@@ -398,17 +427,15 @@ def _packets(file: InputContainer, stream: S, options: dict[str, str]) -> Iterat
     codec.options = options
     codec.thread_count = 1
     for count, packet in enumerate(file.demux(stream)):
-        if count >= PACKETS_MAX:
-            raise MediaError(f"a stream of the video has more than {PACKETS_MAX} packets")
+        if count >= most:
+            raise MediaError(f"a stream of the video has more than {most} packets")
         if packet.is_corrupt:
             raise MediaError("the video is damaged")
         yield packet
 
 
-def _time(frame: VideoFrame | AudioFrame, count: int) -> Fraction:
+def _time(frame: VideoFrame | AudioFrame) -> Fraction:
     """A frame's start in seconds of the file."""
-    if count > FRAMES_MAX:
-        raise MediaError(f"a stream of the video has more than {FRAMES_MAX} frames")
     if frame.pts is None or frame.is_corrupt:
         raise MediaError("the video is damaged")
     return frame.pts * _time_base(frame)

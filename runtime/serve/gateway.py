@@ -25,7 +25,9 @@ from typing import Final, NoReturn
 import anyio
 import anyio.to_thread
 import attrs
+import orjson
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from protocol.values.errors import (
@@ -40,13 +42,13 @@ from protocol.values.errors import (
     close_code,
 )
 from protocol.values.messages import ComeBack, EndReason, ErrorReport
-from protocol.values.modes import MODES, OF_MODE
+from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.utf8 import Frame, Received, Shortened
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import LIVE, OMNI
+from protocol.wire.dialects import LIVE, OMNI, OPENAI, OPENAI_TRANSCRIPTION, first_dialect
 from protocol.wire.dialects.omni import NOT_RESUMED, Return
 from protocol.wire.dialects.omni import RESUME as OMNI_RESUME
-from protocol.wire.dialects.shared import RESUME, SESSION_RESUME
+from protocol.wire.dialects.shared import RESUME, SESSION_RESUME, SESSION_UPDATE
 from recorder.read.reader import next_seq
 from recorder.storage.remote import RemoteStore
 from recorder.storage.store import LogInfo
@@ -54,9 +56,11 @@ from recorder.write.writer import Recorder
 
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
-from ..access.middleware import AccessMiddleware, answer_denied
+from ..access.middleware import AccessMiddleware, answer_denied, principal_of
 from ..api.demo_pages import DemoPages
+from ..api.local_client import LocalClient
 from ..api.marks import Marks
+from ..api.openai import OpenAIApi
 from ..api.pages import ADDRESS as CONSOLE
 from ..api.pages import Console, Pages, is_public
 from ..api.recordings import NO_RECORDING, Recordings
@@ -66,9 +70,10 @@ from ..api.sideband import Sideband, refused
 from ..api.tail import Tail, follow
 from ..api.views import LoadViewer
 from ..api.voices import Voices
+from ..media.decoder import MediaDecoder
 from ..media.voices import VoiceLibrary
 from ..net.connection import Connection
-from ..net.http import body_of, error_body, make_app
+from ..net.http import CodedError, body_of, error_body, make_app
 from ..net.limits import Counters, origin_of
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import OnMessages, WebSocket, WebSocketClosed
@@ -275,12 +280,12 @@ class SidebandServer:
             stall_s=self._stall_s,
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tell, connection, info, from_seq)
+            tasks.start_soon(_send_sideband, connection, info, from_seq)
             await connection.run()
             tasks.cancel_scope.cancel()
 
 
-async def _tell(connection: Connection, info: LogInfo, from_seq: int) -> None:
+async def _send_sideband(connection: Connection, info: LogInfo, from_seq: int) -> None:
     sideband = Sideband(from_seq)
     try:
         async with aclosing(follow(Tail(info, sideband.frames))) as batches:
@@ -324,6 +329,7 @@ class Gateway:
 
     Attributes:
         server: None while the model loads.
+        decoder: of clients' media.
         has_key: whether a client of this name may still connect.
         telemetry: the server's telemetry.
         attached_left: waits until all attached clients have left.
@@ -352,6 +358,7 @@ class Gateway:
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
         self._voices = voices
+        self.decoder = MediaDecoder(voices)
         console = CONSOLE if settings.pages else ""
         self._recordings = Recordings(settings.record_to, load_viewer, remote, console)
         has_views = settings.record_to is not None and load_viewer is not None
@@ -383,6 +390,7 @@ class Gateway:
             self._models,
             self._begin_drain,
         )
+        openai = OpenAIApi(self._settings, self._models, self._begin, self.decoder)
         workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, self._recordings)
         voices = Voices(self._voices, self._settings.default_voice)
@@ -393,6 +401,7 @@ class Gateway:
             self.readiness,
             [
                 *api.routes(),
+                *openai.routes(),
                 *workers.routes(),
                 *marks.routes(),
                 *self._recordings.routes(),
@@ -411,6 +420,25 @@ class Gateway:
                 self._console.is_public(path) or (bool(pages) and is_public(path))
             ),
         )
+
+    def _begin(self, request: Request, client: LocalClient, mode: Mode, seed: int | None) -> None:
+        """Begin the session of a request over HTTP."""
+        principal, server = principal_of(request), self.server
+        self._gate.check_mode(principal, mode)
+        if server is None or server.admission.state != "open":
+            text = LOADING if server is None else REFUSALS[_UNAVAILABLE]
+            raise CodedError(HTTPStatus.SERVICE_UNAVAILABLE, _UNAVAILABLE, text)
+        if mode not in server.modes:
+            raise CodedError(HTTPStatus.NOT_FOUND, "not_served", f"the model does not serve {mode}")
+        host = request.client.host if request.client else ""
+        to = Route(
+            mode=mode,
+            dialect=first_dialect(mode, "realtime"),
+            address=origin_of(host),
+            seed=seed,
+        )
+        serve = partial(self._serve, server, client, to, principal, lambda: None)
+        server.tasks.start_soon(_guarded, serve)
 
     def _begin_drain(self, server: Server, asked_by: str) -> None:
         self.drain(server, asked_by)
@@ -493,6 +521,7 @@ class Gateway:
             )
             attached = attached_to(request.path)
             if attached is not None:
+                admitted.require_key()
                 await self._attach(request, admitted, attached)
                 return
             to = route(
@@ -504,6 +533,7 @@ class Gateway:
                 subprotocols=request.subprotocols,
             )
             self._gate.check_mode(admitted.principal, to.mode)
+            to = _bound(to, admitted)
         except NotServedError as error:
             body = error_body(error.code, error.message, **error.details)
             await request.reject(error.status, body)
@@ -547,7 +577,7 @@ class Gateway:
             arrival = attrs.evolve(to, address=origin_of(request.peer.host))
             serve = partial(self._serve, server, websocket, arrival, admitted.principal, left.set)
             if to.resumable:
-                server.tasks.start_soon(_apart, serve)  # the session may outlive its connection
+                server.tasks.start_soon(_guarded, serve)  # the session may outlive its connection
                 await left.wait()
             else:
                 await serve()
@@ -601,7 +631,22 @@ class Gateway:
                 place.leave(is_refund=reason == "refused")
 
 
-async def _apart(serve: Callable[[], Awaitable[None]]) -> None:
+def _bound(to: Route, admitted: Admitted) -> Route:
+    """Bind a client's session to its client secret; `Denied`: that is for another one."""
+    session = None if admitted.secret is None else admitted.secret.session
+    if session is None:
+        if to.fork:
+            admitted.require_key()
+        return to
+    model = session.get("model", to.label)
+    dialect = OPENAI if session["type"] == "realtime" else OPENAI_TRANSCRIPTION
+    if to.dialect is not dialect or to.label not in ("", model) or to.resumable:
+        admitted.require_key()
+    first = orjson.dumps({"type": SESSION_UPDATE, "session": session}).decode()
+    return attrs.evolve(to, label=model, first=first)
+
+
+async def _guarded(serve: Callable[[], Awaitable[None]]) -> None:
     """Serve a session in the server's own tasks, which an error of one must not end."""
     try:
         await serve()

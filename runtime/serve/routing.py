@@ -169,7 +169,7 @@ def _address(
     headers: Sequence[tuple[str, str]],
     subprotocols: Sequence[str],
 ) -> Route:
-    if path == OMNI_PATH or (path == REALTIME_PATH and _said(query, "duplex") in _YES):
+    if path == OMNI_PATH or (path == REALTIME_PATH and _value_of(query, "duplex") in _YES):
         return _omni(query, modes)
     if path == REALTIME_PATH:
         if _is_beta(headers, subprotocols):
@@ -229,13 +229,13 @@ def _omni(query: Mapping[str, Sequence[str]], modes: Sequence[Mode]) -> Route:
     """Route a client of vLLM-Omni; where it names a model, its session begins without a message."""
     seen: tuple[Mode, ...] = ("video", "audio")
     mode: Mode = next((it for it in seen if it in modes), "audio")
-    waits = _said(query, "autostart") in _NO or _said(query, "resume") in _YES
-    label = "" if waits else _said(query, "model")[:MODEL_CHARS_MAX]
+    waits = _value_of(query, "autostart") in _NO or _value_of(query, "resume") in _YES
+    label = "" if waits else _value_of(query, "model")[:MODEL_CHARS_MAX]
     asked = _mode_of(query["mode"], seen) if "mode" in query else mode
     return Route(mode=_served(asked, modes), dialect=OMNI, endpoint="omni", label=label)
 
 
-def _said(query: Mapping[str, Sequence[str]], name: str) -> str:
+def _value_of(query: Mapping[str, Sequence[str]], name: str) -> str:
     found = query.get(name, ())
     return found[0] if len(found) == 1 else ""
 

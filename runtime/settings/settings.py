@@ -8,8 +8,8 @@
 - The types are whole numbers, booleans, texts, choices, paths and lists of texts. Numbers, texts
   and paths may be `None`, written as an empty text.
 - A value is parsed from text or from TOML, with the same bounds and without coercion: a number in a
-  file is a TOML number, not a text of digits; `true` is not a number. An error names the value and
-  the limit, in one line without control characters.
+  file is a TOML number, not a text of digits, and `true` is not a number. An error names the value
+  and the limit, in one line without control characters.
 - A number's upper bound catches typing errors. A `Settings` made in code is not checked; `sources`
   checks user input.
 """
@@ -133,8 +133,8 @@ def setting(
         named_flag=flag,
         unset=unset,
     )
-    told = {"made": made, "heading": heading, "choices": choices}
-    field: T = attrs.field(default=default, metadata=told)
+    metadata = {"made": made, "heading": heading, "choices": choices}
+    field: T = attrs.field(default=default, metadata=metadata)
     return field
 
 
@@ -166,15 +166,15 @@ def declared(owner: type) -> tuple[Setting, ...]:
     """The settings of an attrs class made by `setting`, with the command line's defaults."""
     hints, heading, found = get_type_hints(owner), "", list[Setting]()
     for field in attrs.fields(owner):
-        told = field.metadata
-        heading = told["heading"] or heading
+        metadata = field.metadata
+        heading = metadata["heading"] or heading
         hint, optional = _without_none(hints[field.name])
-        choices = told["choices"]
+        choices = metadata["choices"]
         if get_origin(hint) is Literal:
             choices, hint = choices or get_args(hint), str
         kind = KINDS[hint]
         found.append(
-            told["made"](
+            metadata["made"](
                 name=field.name, kind=kind, optional=optional, choices=choices, heading=heading
             )
         )
@@ -357,6 +357,10 @@ BYTES_PER_S_LIMIT: Final = 1 << 40
 # -- the settings ----------------------------------------------------------------------------------
 
 
+NO_TRANSCRIBER: Final = "none"
+"""The value of `transcriber` that turns it off where it would be on."""
+
+
 @attrs.frozen(kw_only=True)
 class Settings:
     """The settings of one server; the declarations describe them."""
@@ -378,10 +382,10 @@ class Settings:
     )
     transcriber: str | None = setting(
         None,
-        "A second model, which transcribes users: for captions, recordings and clients that "
-        "ask for it. Named as in --model; it needs the mode transcription, and has a slot for "
-        "each session.",
-        unset="no transcription",
+        "A second model, which transcribes users: for captions, recordings and clients that ask "
+        "for it. moonshine: a small one for English (the extra words). Otherwise named as in "
+        "--model; it needs the mode transcription, and a slot for each session. none: no model.",
+        unset="none; with --open moonshine, if it is installed",
     )
     detector: Literal["energy", "silero"] = setting(
         "energy",

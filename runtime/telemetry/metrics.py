@@ -301,11 +301,11 @@ class DeferredMeter:
         """As `Watcher`."""
         self._check()
         count = partial(self.meter.saw, event, effects, _note(session))
-        is_turn = any(isinstance(effect, StartTurn) for effect in effects)
+        is_turn = StartTurn in map(type, effects)
         # A turn has a whole conversation.
         self._backlog.put(partial(self._count, count), _size_bytes(event), is_large=is_turn)
 
-    def heard(
+    def received(
         self,
         events: Sequence[ev.FrameReceived],
         messages: Sequence[ClientMessage],
@@ -313,7 +313,7 @@ class DeferredMeter:
     ) -> None:
         """As `Watcher`."""
         self._check()
-        count = partial(self.meter.heard, events, messages, _note(session))
+        count = partial(self.meter.received, events, messages, _note(session))
         self._backlog.put(partial(self._count, count), sum(map(_size_bytes, events)))
 
     def over(self, reason: str | None) -> None:
