@@ -75,7 +75,7 @@ async def make_fork(
     watch: Watch = lambda _done, _units: None,
     note: Callable[[Decided, Decided], None] = lambda _recorded, _made: None,
 ) -> tuple[Path, Forked]:
-    """Fork a recording into a folder, made if need be; return the fork's log, and a summary.
+    """Fork a recording into a folder, created if missing; return the fork's log, and a summary.
 
     Args:
         identity: its name; the seed is the recording's, unless it changes.

@@ -133,7 +133,7 @@ class RecordedTimes:
                 self._note_question(step.record, effect)
         report = replayer.report()
         if report.damage_count:
-            raise LogDamaged("damaged: a model that missed an input cannot be taken up again")
+            raise LogDamaged("damaged: a model that missed an input cannot be resumed")
         if report.divergence is not None:
             text = f"the recording does not replay, from record {report.divergence.seq} on"
             raise CannotForkError(f"{text} (see `antiphon replay`)")

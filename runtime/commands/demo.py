@@ -308,7 +308,7 @@ Try next:
       It serves the model and opens the console, http://127.0.0.1:8006/, in your browser.
       Its Recordings have this session."""
     if not has_moonshine():
-        text += f"\n  {install('words')}      to have your words written down too"
+        text += f"\n  {install('words')}      to have your words transcribed too"
     demo.echo(text, type="demo", ok=not failed, failed=failed, log=str(log))
     if failed:
         raise DemoError(f"failed: {', '.join(failed)}")

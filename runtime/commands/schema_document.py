@@ -192,7 +192,7 @@ SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
     "and `openai`, queueing included, unless the "
     f"operator sets other limits. It must be set up within {INIT_WAIT_S} s of its turn.",
     SessionKind.CHAT: "The client sets the session up "
-    "at once, and then asks as often as it likes, each "
+    "at once, and then asks any number of questions, each "
     "time with the whole conversation; the server keeps no part. Each turn waits in the "
     f"queue. There is one turn at a time. {IDLE_S} s without a turn end the session.",
     SessionKind.REQUEST: "The client sends one message as "

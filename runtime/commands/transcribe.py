@@ -129,7 +129,7 @@ def transcribe_command(
     no_record: bool,
     as_json: bool,
 ) -> None:
-    """Have a server write down what is said in FILE.
+    """Have a server transcribe what is said in FILE.
 
     FILE is a WAV of any rate, an hour at most. Its text is printed as it comes, a line an
     utterance; a long file is cut into utterances of five minutes.

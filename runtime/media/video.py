@@ -342,7 +342,7 @@ def read_sound(data: bytes, s_max: int) -> bytes:
     """
     if container_of(data) is None:
         raise MediaError(
-            "it is no WAV, AIFF, FLAC, Ogg, MP3, MP4, QuickTime, Matroska or WebM file"
+            "it is not a WAV, AIFF, FLAC, Ogg, MP3, MP4, QuickTime, Matroska or WebM file"
         )
     with _opened(data) as file:
         if len(file.streams) > STREAMS_MAX or not file.streams.audio:

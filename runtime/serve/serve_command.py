@@ -303,13 +303,13 @@ def _read(flags: dict[str, object], config: Path | None) -> Effective:
 
 
 def _with_words(settings: Settings, *, opens: bool) -> Settings:
-    """Have the user's words written down if the console is opened and moonshine is installed."""
+    """Have the user's words transcribed if the console is opened and moonshine is installed."""
     if settings.transcriber == NO_TRANSCRIBER:
         return attrs.evolve(settings, transcriber=None)
     if not opens or settings.transcriber is not None:
         return settings
     if not has_moonshine():
-        click.echo(f"your words are not written down; to have that: {install('words')}", err=True)
+        click.echo(f"your words are not transcribed; to have that: {install('words')}", err=True)
         return settings
     return attrs.evolve(settings, transcriber=MOONSHINE)
 

@@ -314,7 +314,7 @@ async def _speech_input(settings: Settings, load: Load, workers: Workers) -> Spe
 
 
 async def _transcriber(settings: Settings, load: Load, workers: Workers) -> Transcriber | None:
-    """Load the model that writes down what users say, with a slot for each session."""
+    """Load the model that transcribes what users say, with a slot for each session."""
     if settings.transcriber is None:
         return None
     name, slots = settings.transcriber, workers.pool.counts.slots

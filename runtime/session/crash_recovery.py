@@ -309,7 +309,7 @@ def recover_sessions(
     """Read the sessions of a folder that a client may come back to, the last used first.
 
     A log that has a writer is left alone, also by the next server on this folder; so is one that
-    failed, whose session went on without it or ended; and one that cannot be gone on with, which
+    failed, whose session went on without it or ended; and one that cannot be resumed, which
     the server's log says. Of those that are over, clients hear the
     end. `OSError`: the folder cannot be read.
     """
