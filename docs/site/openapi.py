@@ -20,12 +20,13 @@ from recorder.storage.marks import Mark
 from recorder.storage.summary import State, Summary
 from replay.rerun.report import EXIT_CODES
 from runtime.api import recordings
+from runtime.api.twilio import PARAMETERS as TWILIO
 from runtime.slots.workers import WorkerStatus
 from runtime.telemetry.watching import SessionStatus
 
 from .staging import ROOT
 
-MODULES: Final = ("pages", "routes", "recordings", "marks", "voices", "openai")
+MODULES: Final = ("pages", "routes", "recordings", "marks", "voices", "openai", "twilio")
 """Modules of `runtime/api` whose docstrings have addresses."""
 HEALTH: Final = {
     "GET /health": ("whether the server lives, and has a voice", "all"),
@@ -128,6 +129,8 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "POST /api/console": _json(record(value=TEXT, expires_at=WHOLE)),
     "POST /v1/chat/completions": _json(OBJECT),
     "POST /v1/audio/transcriptions": _json(OBJECT),
+    "GET /v1/twilio": ("text/xml", {"200": TEXT}),
+    "POST /v1/twilio": ("text/xml", {"200": TEXT}),
     "POST /v1/responses": _json(OBJECT, "404"),
     "POST /v1/audio/speech": _json(OBJECT, "404"),
     "POST /v1/audio/translations": _json(OBJECT, "404"),
@@ -230,6 +233,8 @@ QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
     "GET /api/recordings/{recording_id}/view": _VIEWED,
     "GET /api/recordings/{recording_id}/redacted": recordings.REDACTED_PARAMETERS,
     "GET /api/sessions/{recording_id}/view": _VIEWED,
+    "GET /v1/twilio": TWILIO,
+    "POST /v1/twilio": TWILIO,
     "PUT /api/voices/{name}": ("replace",),
 }
 LIMITED: Final[Mapping[str, Schema]] = {

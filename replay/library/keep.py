@@ -391,16 +391,10 @@ def _compaction_line(it: Compaction) -> str:
     "--store", metavar="URL", help="With a DIR: the object store, from which they are removed too."
 )
 @click.option(
-    "--older-than",
-    type=read_span,
-    metavar="SPAN",
-    help="Remove logs that last changed longer ago than this, such as 30d.",
+    "--older-than", type=read_span, metavar="SPAN", help="Logs that last changed longer ago: 30d."
 )
 @click.option(
-    "--larger-than",
-    type=read_size,
-    metavar="SIZE",
-    help="Remove the oldest logs while all take more than this, such as 50GB.",
+    "--larger-than", type=read_size, metavar="SIZE", help="The oldest, while all take more: 50GB."
 )
 @click.option("--dry-run", is_flag=True, help="Only list the logs that would be removed.")
 @_JSON

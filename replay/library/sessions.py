@@ -59,16 +59,12 @@ CELL_CHARS_MAX: Final = 20
     help="Only sessions begun since: 7d, 36h, 2026-01-31 (UTC).",
 )
 @click.option("--mode", type=click.Choice(get_args(Mode)), help="Only this mode.")
-@click.option(
-    "--owner", metavar="KEY", help="Only sessions of this key; '' for those without a key."
-)
+@click.option("--owner", metavar="KEY", help="Only of this key; '' for those without a key.")
 @click.option("--state", type=click.Choice(get_args(State)), help="Only in this state.")
 @click.option("--reason", help="Only ended for this reason, such as client or context_full.")
 @click.option("--find", metavar="ID", help="Only of this session id, or recording id.")
 @click.option("--measure", "figures", multiple=True, type=FigureType(), help="Show this measure.")
-@click.option(
-    "--sort", "by", type=FigureType(), help="Show this measure, and sort by it, the worst first."
-)
+@click.option("--sort", "by", type=FigureType(), help="Show this measure, the worst first.")
 @click.option(
     "--where",
     "conditions",

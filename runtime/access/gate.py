@@ -384,6 +384,10 @@ class Gate:
                 allowed=list(principal.modes or ()),
             )
 
+    def find_named(self, name: str) -> Key | None:
+        """The key of a name; without keys it is `ANYONE`, whatever the name."""
+        return ANYONE if self._keys is None else self._keys.named(name)
+
     def has_key(self, name: str) -> bool:
         """Whether a client of this name may still connect."""
         return self._keys is None or self._keys.named(name) is not None

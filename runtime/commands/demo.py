@@ -111,11 +111,9 @@ def write_samples(folder: Path) -> None:
     show_default=True,
     help="Folder of the log and the reply, created if missing.",
 )
+@click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV [default: a sample].")
 @click.option(
-    "--speech", type=click.Path(path_type=Path), help="The WAV to say [default: a sample]."
-)
-@click.option(
-    "--frame", type=click.Path(path_type=Path), help="The JPEG to show [default: a sample]."
+    "--frame", type=click.Path(path_type=Path), help="Show this JPEG [default: a sample]."
 )
 @click.option("--fast", is_flag=True, help="Send as fast as the model answers, not in real time.")
 @click.option(

@@ -68,6 +68,7 @@ from ..api.requests import ConcurrencyLimit, NotHere, in_thread
 from ..api.routes import Api, WorkersApi
 from ..api.sideband import Sideband, refused
 from ..api.tail import Tail, follow
+from ..api.twilio import TWILIO_PATH, Call, Twilio, read_auth_token
 from ..api.views import LoadViewer
 from ..api.voices import Voices
 from ..media.decoder import MediaDecoder
@@ -237,7 +238,7 @@ class SidebandServer:
             with self._places.take_for(admitted.principal, request.peer.host):
                 info = await self._log_of(session)
                 from_seq = await in_thread(partial(_next_seq, info))
-                websocket = await request.accept(subprotocol=admitted.subprotocol)
+                websocket: WebSocket = await request.accept(subprotocol=admitted.subprotocol)
                 self._attached += 1
                 try:
                     await self._carry(websocket, info, from_seq)
@@ -338,7 +339,8 @@ class Gateway:
     Raises:
         KeyFileError: the keys cannot be read.
         TracesMissingError: traces are set, and their package is not installed.
-        ValueError: an origin is invalid, or `gateway_ca` holds no certificates.
+        ValueError: an origin is invalid, `gateway_ca` holds no certificates, or
+            `twilio_token_file` no token.
     """
 
     def __init__(
@@ -353,6 +355,8 @@ class Gateway:
     ) -> None:
         self._settings = settings
         self._gate = open_gate(settings)
+        file = settings.twilio_token_file
+        self._twilio = Twilio(self._gate, "" if file is None else read_auth_token(file))
         self._gateways = Gateways(settings)
         self.has_key = self._gate.has_key
         self._counters = counters or Counters()
@@ -402,6 +406,7 @@ class Gateway:
             [
                 *api.routes(),
                 *openai.routes(),
+                *self._twilio.routes(),
                 *workers.routes(),
                 *marks.routes(),
                 *self._recordings.routes(),
@@ -417,7 +422,9 @@ class Gateway:
             self._gate,
             secure=self._settings.tls_cert is not None,
             is_public=lambda path: (
-                self._console.is_public(path) or (bool(pages) and is_public(path))
+                self._console.is_public(path)
+                or self._twilio.is_public(path)
+                or (bool(pages) and is_public(path))
             ),
         )
 
@@ -516,9 +523,7 @@ class Gateway:
         """Serve one WebSocket request to its end."""
         modes = MODES if self.server is None else self.server.modes
         try:
-            admitted = self._gate.admit_websocket(
-                request.headers, request.subprotocols, secure=request.is_tls
-            )
+            admitted = self._admit(request)
             attached = attached_to(request.path)
             if attached is not None:
                 admitted.require_key()
@@ -559,6 +564,8 @@ class Gateway:
             frame_bytes_max=OF_MODE[to.mode].frame_bytes_max,
             party=admitted.principal.name,
         )
+        if request.path == TWILIO_PATH:
+            websocket = Call(websocket)
         server = self.server
         if server is None:
             await _turn_away(websocket, to, _UNAVAILABLE, LOADING)
@@ -581,6 +588,12 @@ class Gateway:
                 await left.wait()
             else:
                 await serve()
+
+    def _admit(self, request: WebSocketRequest) -> Admitted:
+        headers, offered = request.headers, request.subprotocols
+        if request.path == TWILIO_PATH:
+            return self._twilio.admit(headers, request.target, offered, secure=request.is_tls)
+        return self._gate.admit_websocket(headers, offered, secure=request.is_tls)
 
     async def _attach(self, request: WebSocketRequest, admitted: Admitted, name: str) -> None:
         session = self._sideband.find(name, admitted.principal)
