@@ -167,6 +167,8 @@ TOOL_CHARS_MAX: Final = 16_384
 """Characters of a tool's description, of its schema and of a call's arguments: half a context."""
 TOOL_DEPTH_MAX: Final = 16
 """Levels of a tool's schema: an array of objects in an object takes eight."""
+SILENT_CHARS_MAX: Final = 4_096
+"""Characters of a call, or a thought, of a duplex session: at 25 tokens a second, half a minute."""
 CALL_ID_CHARS_MAX: Final = 64
 """A client may have made the id of an earlier call itself."""
 

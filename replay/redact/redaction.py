@@ -39,6 +39,8 @@ from protocol.values.model import (
     Finalized,
     Opened,
     Prefill,
+    Silent,
+    Span,
     ToolCall,
     TurnChunk,
     TurnResult,
@@ -128,7 +130,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         "session_s init_wait_s cleanup_wait_s context_tokens idle_s sliding_windows can_rollback"
         " close_on_recording_failure pause_s watchdog_s models audio_bytes rebuild_wait_s"
         " rebuild_units can_repeat_turn can_force_speak has_vision detach_s resume_s transcriber"
-        " barge_in backchannel_ms"
+        " barge_in backchannel_ms duplex_tools"
     ),
     ev.FrameReceived: _fields("at_ns has_room", frame="frame", below="shortened"),
     Shortened: _fields("size_bytes blake2b unreadable read_bytes", frame="head", below="refused"),
@@ -163,7 +165,9 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     Costs: _fields("prefill_us generate_us llm_us tts_us token2wav_us wall_us"),
     ev.UnitFailed: _fields("at_ns index context_full"),
     ev.FinalizeDone: _fields("at_ns", below="finalized"),
-    Finalized: _fields("index kv_length cost_us", tokens="fed_ids"),
+    Finalized: _fields("index kv_length cost_us", tokens="fed_ids", below="silent"),
+    Silent: _fields("end is_open cost_us", tokens="decided_ids", below="spans"),
+    Span: _fields("kind fault", model_name="name", words="text arguments"),
     **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
     ev.TurnPrefilled: _fields("at_ns", below="prefill"),
     Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),
