@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.model import Cut, Finalized, Opened, Opening, Silent, Unit, UnitResult
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Compute, Steps, Work
@@ -51,6 +51,15 @@ class BlockingSession:
     def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Run `SteppedSession.finalize`."""
         steps = self._session.finalize(index, interrupted=interrupted)
+        return alone(steps, self._model.compute)
+
+    def finalize_again(
+        self, index: int, *, interrupted: bool, silent: Silent, forced: bool
+    ) -> Finalized:
+        """Run `SteppedSession.finalize_again`."""
+        steps = self._session.finalize_again(
+            index, interrupted=interrupted, silent=silent, forced=forced
+        )
         return alone(steps, self._model.compute)
 
     def rollback(self, index: int) -> None:

@@ -181,9 +181,9 @@ def parted(case: dict[str, Any], target: Target) -> tuple[list[int], list[int], 
 def asked(slots: Slots, case: dict[str, Any]) -> list[int]:
     """A recorded prompt as we lay it out; its voice has no embeddings."""
     tools = [TOOLS[name] for name in ASKED.get(case["about"], ())]
-    voice = () if "sound" in case["about"] else None
     said = "" if "no text" in case["about"] else "Be brief."
-    return [index for part in slots.prompt(said, tools, voice) for index in part]
+    parts = slots.prompt(said, tools, has_voice="sound" in case["about"])
+    return [index for part in parts if part is not None for index in part]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -24,6 +24,7 @@ by its public names, or from `slots.json` in the checkpoint's folder, which also
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -181,6 +182,11 @@ class Policy:
     before: str | None = attrs.field(default=None, validator=_IS_TEXT)
     after: str | None = attrs.field(default=None, validator=_IS_TEXT)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all choices, for a model's fingerprint."""
+        return hashlib.sha256(json.dumps(attrs.asdict(self)).encode()).hexdigest()
+
 
 def read_policy(folder: Path) -> Policy:
     """Read a checkpoint's choices, with the words; `ValueError` names what is wrong or missing."""
@@ -249,18 +255,19 @@ class Slots:
 
     # The prompt and the input
 
-    def prompt(self, instructions: str, tools: Sequence[Tool], voice: Rows | None) -> list[Any]:
-        """What stands before the first unit: ids, and the voice where its embeddings belong."""
-        parts: list[Any] = [self.of("<|im_start|>"), self._text("system\n")]
-        parts.append(self._text(instructions))
-        if voice is not None:
-            parts += [self.of("<|audio_start|>"), voice, self.of("<|audio_end|>")]
+    def prompt(
+        self, instructions: str, tools: Sequence[Tool], *, has_voice: bool
+    ) -> list[tuple[int, ...] | None]:
+        """What stands before the first unit: ids, and None where the voice belongs."""
+        parts: list[tuple[int, ...] | None] = [self.of("<|im_start|>")]
+        parts += [self._text("system\n"), self._text(instructions)]
+        if has_voice:
+            parts += [self.of("<|audio_start|>"), None, self.of("<|audio_end|>")]
         if tools:
             before, after = self.policy.before or "", self.policy.after or ""
             listed = json.dumps([_definition(tool) for tool in tools], ensure_ascii=False)
-            listed = f"<tools>\n{listed}\n</tools>\n"
             # Each by itself, as the model was trained: no token spans two of them.
-            parts += map(self._text, (before, listed, after))
+            parts += map(self._text, (before, f"<tools>\n{listed}\n</tools>\n", after))
         return [*parts, self.of("<|im_end|>")]
 
     def _text(self, text: str) -> tuple[int, ...]:
@@ -288,7 +295,7 @@ class Slots:
             parts.append(self.of("</user_video_slot>"))
         if sound is not None:
             parts += [self.of("<user_audio_slot>"), sound, self.of("</user_audio_slot>")]
-        return [*parts, self.events(inputs), self.of("<ai_spoken_slot>")]
+        return [*parts, (*self.events(inputs), *self.of("<ai_spoken_slot>"))]
 
     def events(self, inputs: Sequence[UnitInput]) -> tuple[int, ...]:
         """The slot of a unit's events; empty if it has none."""
@@ -308,6 +315,16 @@ class Slots:
         marks = self.of("<tool_response_event>", "</tool_response_event>")
         return (marks[0], *call, *said, marks[1])
 
+    @property
+    def silent_max(self) -> int:
+        """The most that any silent part decides."""
+        return max(*self.policy.listening, *self.policy.speaking)
+
+    def rows_max(self, inputs: Sequence[UnitInput], *, is_seen: bool) -> int:
+        """The most rows of a unit that the older layout does not have."""
+        slots = 2 * is_seen + len(("sound", "/sound", "spoken", "/spoken", "silent", "/silent"))
+        return slots + len(self.events(inputs)) + len(("think", "/think")) + self.silent_max + 1
+
     # Speech
 
     def speech(self, step: int, *, is_open: bool) -> tuple[str, ...]:
@@ -318,9 +335,10 @@ class Slots:
             return ("<|tts_pad|>", "<|turn_eos|>") if is_open else ()
         return ("<|turn_eos|>", "<|chunk_eos|>")
 
-    def no_speech(self, *, is_open: bool) -> tuple[int, ...]:
+    @property
+    def end_of_turn(self) -> tuple[int, ...]:
         """What a unit that must not speak feeds before its terminator, to end an open turn."""
-        return self.of("<|speak|>", "<|turn_eos|>") if is_open else ()
+        return self.of("<|speak|>", "<|turn_eos|>")
 
 
 def _definition(tool: Tool) -> dict[str, object]:
@@ -437,8 +455,23 @@ class LaneRun:
 
     def cut(self) -> None:
         """End it before its next step, unless it may not end yet."""
-        if len(self.decided) >= SILENT_STEPS_MIN:
+        if self.end is None and len(self.decided) >= SILENT_STEPS_MIN:
             self.end = "cut"
+
+    def follow(self, recorded: Silent) -> None:
+        """End it before its next step if a recorded one ended there for no reason of the model."""
+        if self.end is None and recorded.end == "failed":
+            self.give_up()
+        elif recorded.end == "cut" and len(self.decided) == len(recorded.decided_ids):
+            self.end = self.end or "cut"
+
+    def repeat(self, recorded: Silent) -> None:
+        """Take the decisions of a recorded one; `ValueError` if it cannot have been like that."""
+        for index in recorded.decided_ids * (recorded.end != "failed"):
+            self.take(index)
+        self.follow(recorded)
+        if self.end != recorded.end:
+            raise ValueError(f"a silent part ends by {self.end}, not {recorded.end} as recorded")
 
     def give_up(self) -> None:
         """Decide nothing: forget what was decided, as after a failure."""
