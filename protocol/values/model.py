@@ -150,7 +150,6 @@ class Silent:
     spans: tuple[Span, ...] = ()
     is_open: bool = False
     decided_ids: tuple[int, ...] = ()
-    cost_us: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -65,7 +65,7 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ev.UnitFailed: "UnitFailed at_ns index context_full",
     ev.FinalizeDone: "FinalizeDone at_ns finalized",
     model.Finalized: "Finalized index kv_length fed_ids cost_us silent",
-    model.Silent: "Silent end spans is_open decided_ids cost_us",
+    model.Silent: "Silent end spans is_open decided_ids",
     model.Span: "Span kind text name arguments fault",
     ev.FinalizeFailed: "FinalizeFailed at_ns index",
     ev.RollbackDone: "RollbackDone at_ns index",

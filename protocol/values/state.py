@@ -47,6 +47,7 @@ from .messages import (
     Resumed,
     ServerMessage,
     Speech,
+    ToolCalled,
     TranscriptDelta,
     TranscriptDone,
 )
@@ -112,6 +113,7 @@ TRANSITIONS: Final[Mapping[SessionKind, Mapping[State, Row]]] = MappingProxyType
             State.ACTIVE: {
                 Listen: State.ACTIVE,
                 Speech: State.ACTIVE,
+                ToolCalled: State.ACTIVE,
                 Pending: State.ACTIVE,
                 Paused: State.ACTIVE,
                 Resumed: State.ACTIVE,
@@ -277,6 +279,8 @@ _OF_OMNI: Final = (Request.HEARTBEAT, Request.CLEAR_OUTPUT)
 _OUT_OF_PLACE: Final = (
     *_OF_OPENAI,
     *_OF_OMNI,
+    Request.TOOL_RESULT,
+    Request.TELL,
     Request.PAUSE,
     Request.RESUME,
     Request.INTERRUPT,

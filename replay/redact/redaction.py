@@ -166,7 +166,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.UnitFailed: _fields("at_ns index context_full"),
     ev.FinalizeDone: _fields("at_ns", below="finalized"),
     Finalized: _fields("index kv_length cost_us", tokens="fed_ids", below="silent"),
-    Silent: _fields("end is_open cost_us", tokens="decided_ids", below="spans"),
+    Silent: _fields("end is_open", tokens="decided_ids", below="spans"),
     Span: _fields("kind fault", model_name="name", words="text arguments"),
     **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
     ev.TurnPrefilled: _fields("at_ns", below="prefill"),

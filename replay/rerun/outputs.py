@@ -26,6 +26,7 @@ from protocol.values.model import (
     Finalized,
     Opened,
     Prefill,
+    Silent,
     ToolCall,
     TurnChunk,
     TurnResult,
@@ -45,7 +46,7 @@ OUTPUT_FIELDS: Final[Mapping[type, tuple[str, ...]]] = {
         *("input_hash", "is_listen", "decided_ids", "fed_ids", "codec_ids", "kv_length"),
         *("text", "pcm", "end_of_turn", "cut", "vision_slices", "vision_tokens"),
     ),
-    Finalized: ("kv_length", "fed_ids"),
+    Finalized: ("silent", "kv_length", "fed_ids"),
     Prefill: ("input_hash", "fed_ids", "input_tokens"),
     TurnChunk: ("step", "token_ids", "codec_ids", "text", "pcm"),
     TurnResult: (
@@ -112,7 +113,9 @@ def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:
     return (recorded.logits_hash, recorded.margin) != (new.logits_hash, new.margin)
 
 
-def output_difference(recorded: Value | Cut, new: Value | Cut, name: str) -> Difference | None:
+def output_difference(
+    recorded: Value | Cut | Silent, new: Value | Cut | Silent, name: str
+) -> Difference | None:
     """Find the first difference between two values of a field; bytes are float32 LE samples.
 
     The path of their difference names the sample.
@@ -147,9 +150,9 @@ def snr_db(recorded: bytes, new: bytes) -> float | None:
     return round(10 * float(np.log10(power / noise)), 1)
 
 
-def _plain(value: Value | Cut | tuple[ToolCall, ...]) -> Value:
-    if isinstance(value, Cut):
-        return {"stage": value.stage, "step": value.step}
+def _plain(value: Value | Cut | Silent | tuple[ToolCall, ...]) -> Value:
+    if isinstance(value, Cut | Silent):
+        return plain_of(value)
     if isinstance(value, tuple):
         return [plain_of(one) if isinstance(one, ToolCall) else one for one in value]
     return value

@@ -388,15 +388,16 @@ class Forces(Protocol):
 
 
 @runtime_checkable
-class Calls(Protocol):
+class CallsTools(Protocol):
     """A `BackendSession` whose units have a silent part; its `info.duplex_tools` is true."""
 
     async def finalize_again(
-        self, index: int, *, interrupted: bool, silent: Silent, forced: bool
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
     ) -> Finalized:
         """Finalize a unit whose silent part was recorded, which is cut where that was cut.
 
-        `forced`: the recorded ids are decided. See `BackendSession.finalize`.
+        `silent`: None: the worker was lost before it was done; nothing is decided, and what is open
+        stays open. `forced`: the recorded ids are decided. See `BackendSession.finalize`.
         """
         ...
 
