@@ -54,7 +54,7 @@ class BlockingSession:
         return alone(steps, self._model.compute)
 
     def finalize_again(
-        self, index: int, *, interrupted: bool, silent: Silent, forced: bool
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
     ) -> Finalized:
         """Run `SteppedSession.finalize_again`."""
         steps = self._session.finalize_again(

@@ -358,9 +358,9 @@ class EngineSession(_OnEngine["SteppedSession"]):
         return await self._calls.call("finalize", steps)
 
     async def finalize_again(
-        self, index: int, *, interrupted: bool, silent: Silent, forced: bool
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
     ) -> Finalized:
-        """Close the unit, with its recorded silent part."""
+        """Close the unit, with its silent part as it was recorded."""
         steps = partial(
             self.stepped.finalize_again,
             index,

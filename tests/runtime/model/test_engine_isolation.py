@@ -207,8 +207,6 @@ def life(
             done = yield from session.finalize_again(
                 index, interrupted=interrupted, silent=silent, forced=False
             )
-        if done.silent is not None:
-            done = attrs.evolve(done, silent=attrs.evolve(done.silent, cost_us=0))
         diary.append((*facts(result), done.kv_length, done.fed_ids, result.cut, done.silent))
     session.release()
 

@@ -86,11 +86,6 @@ def models(
         yield first, DuplexModel.load(folder, slots=SLOTS)
 
 
-def without_cost(silent: Silent | None) -> Silent | None:
-    """A silent part without what no two runs share."""
-    return None if silent is None else attrs.evolve(silent, cost_us=0)
-
-
 def past_of(done: Sequence[Done]) -> list[PastUnit]:
     """What is fed again of a session that was lost after these units."""
     return list(
@@ -129,7 +124,7 @@ def go_on(
                 unit=second.unit,
                 result=result,
                 interrupted=interrupted,
-                finalized=(made.kv_length, made.fed_ids, without_cost(made.silent)),
+                finalized=(made.kv_length, made.fed_ids, made.silent),
             )
         )
 

@@ -232,10 +232,11 @@ class SteppedSession:
         return self._finalize(index, interrupted=interrupted)
 
     def finalize_again(
-        self, index: int, *, interrupted: bool, silent: Silent, forced: bool
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
     ) -> Steps[Finalized]:
-        """Finalize a unit whose silent part was recorded; see `Calls.finalize_again`."""
-        return self._finalize(index, interrupted=interrupted, recorded=silent, forced=forced)
+        """Finalize a unit whose silent part was recorded; see `CallsTools.finalize_again`."""
+        recorded = silent or UNDECIDED
+        return self._finalize(index, interrupted=interrupted, recorded=recorded, forced=forced)
 
     def _finalize(
         self,
@@ -267,8 +268,7 @@ class SteppedSession:
                 rest = fed[:1] + run.opening()
             yield from self._feed_ids((*rest, *run.closing()))
             fed = (*fed[:1], *run.opening(), *run.decided, *run.closing())
-            cost_us = (time.perf_counter_ns() - began) // 1000
-            silent = attrs.evolve(run.silent(), cost_us=cost_us)
+            silent = run.silent()
         self._state = self._closed(before, len(fed), run, interrupted=interrupted)
         yield from self._slide()
         self._phase = "ready"
@@ -389,12 +389,10 @@ class SteppedSession:
             ForcedResult(result=result, choices=choices),
             (*fields, *SPOKEN_FIELDS * past.is_voiced),
         )
-        silent = None if self._tokens.slots is None else past.silent or UNDECIDED
-        return (
-            yield from self._finalize(
-                unit.index, interrupted=past.interrupted, recorded=silent, forced=True
-            )
+        again = self.finalize_again(
+            unit.index, interrupted=past.interrupted, silent=past.silent, forced=True
         )
+        return (yield from again)
 
     def _collect(self, past: PastUnit, pictures: Pictures) -> Steps[Finalized]:
         unit, recorded = past.unit, past.result
