@@ -13,6 +13,7 @@ import pytest
 from protocol.values.model import (
     Finalized,
     Opening,
+    PastUnit,
     Silent,
     Tool,
     Unit,
@@ -31,7 +32,7 @@ from runtime.model.backends.minicpmo.slots import FILE, GRAMMAR, OPEN
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
-from tests.models.blocking import BlockingSession
+from tests.models.blocking import BlockingSession, alone
 from tests.models.makers import TOOLS
 from tests.models.random_model import IN_SLOTS, facts, opener, picture, unit
 
@@ -184,6 +185,29 @@ def test_a_failure_is_undone_to_the_end_of_the_speech(
     assert repeated.fed_ids == made.fed_ids
     rest = [(one.run_unit(unit(1)), one.finalize(1, interrupted=False)) for one in (session, twin)]
     assert plain(*rest[0]) == plain(*rest[1])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_unit_whose_worker_was_lost_in_silence_is_rebuilt(
+    model: DuplexModel, start: random_model.Open, *, exact: bool
+) -> None:
+    """Nothing was decided in it, and what was open stays open."""
+    lost, again, past = start(opening()), start(opening()), []
+    for index in range(6):
+        result = lost.run_unit(heard(index))
+        if index % 2:
+            made = lost.finalize_again(index, interrupted=False, silent=None, forced=True)
+        else:
+            made = lost.finalize(index, interrupted=False)
+        silent = None if index % 2 else made.silent
+        past.append(PastUnit(unit=heard(index), result=result, interrupted=False, silent=silent))
+    for one in past:
+        steps = again.stepped.rebuild(one, exact=exact, is_last=one is past[-1])
+        rebuilt = alone(steps, model.compute)
+    assert rebuilt.kv_length == made.kv_length
+    rest = [(one.run_unit(heard(6)), one.finalize(6, interrupted=False)) for one in (lost, again)]
+    if exact:
+        assert plain(*rest[0]) == plain(*rest[1])
 
 
 def test_a_unit_with_too_many_events_is_refused_before_it_is_fed(start: random_model.Open) -> None:
