@@ -26,8 +26,10 @@ from runtime.model.backends.base import (
     CallsTools,
     ContextFull,
 )
+from runtime.model.backends.minicpmo import session as session_module
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.sampling import draws
 from runtime.model.backends.minicpmo.slots import FILE, GRAMMAR, OPEN
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
@@ -221,17 +223,41 @@ def test_a_unit_with_too_many_events_is_refused_before_it_is_fed(start: random_m
 
 def test_the_context_is_never_overrun(tmp_path: Path) -> None:
     """The worst case of a unit has its events, its speech and its silent part."""
-    narrow = random_model.load(tmp_path, IN_SLOTS, {"max_position_embeddings": 400}, slots=1)
-    with opener(narrow, 1) as open_one:
-        session, refused = open_one(), -1
-        for index in range(40):
-            try:
-                session.run_unit(unit(index, inputs=ANSWERED[:1]))
-            except ContextFull:
-                refused = index
-                break
-            assert session.finalize(index, interrupted=False).kv_length <= 400
-        assert refused > 2
+    narrow = random_model.load(tmp_path, IN_SLOTS, {"max_position_embeddings": 212}, slots=1)
+    for words in range(24):  # So that the last unit begins at every distance from the end.
+        with opener(narrow, words) as open_one:
+            short = random_model.opening(words, max_new_speak_tokens_per_chunk=1 + words % 2)
+            said = attrs.evolve(short, instructions="x" * words)
+            assert 100 < max(lengths(open_one(said))) <= 212
+
+
+def lengths(session: BlockingSession) -> Iterator[int]:
+    """The tokens of a session after each of its units, until one does not fit."""
+    for index in range(40):
+        try:
+            session.run_unit(unit(index, inputs=ANSWERED[:1], force_listen=index % 2 == 1))
+        except ContextFull:
+            return
+        made = session.finalize(index, interrupted=False)
+        assert made.silent is not None
+        assert made.silent.end != "failed"  # As beyond the memory's end.
+        yield made.kv_length
+    raise AssertionError("the context is never full")
+
+
+def test_draws_are_of_the_unit_and_of_silence(
+    start: random_model.Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of speech would shift with what is decided in silence, or repeat in each unit."""
+    asked = list[tuple[int, int, str]]()
+
+    def noted(seed: int, number: int, stage: str, count: int) -> Any:
+        asked.append((seed, number, stage))
+        return draws(seed, number, stage, count)
+
+    monkeypatch.setattr(session_module, "draws", noted)
+    run(start(opening(7)), 3)
+    assert asked == [(7, 0, "silent"), (7, 1, "silent"), (7, 2, "silent")]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def media(found: Sequence[int], kind: str, target: Target) -> tuple[int, ...]:
 
 def laid_out(
     slots: Slots, unit: dict[str, Any], lane: Lane, target: Target
-) -> tuple[list[int], Lane]:
+) -> tuple[list[int], LaneRun]:
     """A unit's ids, with its recorded decisions, each of which must be allowed."""
     own, found = slots.ids, unit["ids"]
     at = found.index(own["</ai_spoken_slot>"])
@@ -81,7 +82,7 @@ def laid_out(
         run.take(index)
         ids.append(index)
     assert run.end is not None
-    return [*ids, *run.closing()], run.left()
+    return [*ids, *run.closing()], run
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -96,10 +97,15 @@ def test_a_session_is_laid_out_as_by_the_makers(
     if "budget" in scenario:
         choices = {"listening": scenario["budget"]}
     slots = makers.slots(target, Policy(**choices), encoder(target))
-    lane = Lane()
+    lane, decided, texts = Lane(), list[int](), list[str]()
     for unit in scenario["units"]:
-        ids, lane = laid_out(slots, unit, lane, target)
+        ids, run = laid_out(slots, unit, lane, target)
         assert ids == unit["ids"]
+        lane = run.left()
+        decided += run.decided
+        texts += [span.text for span in run.silent().spans]
+    spans = groupby(decided, key=slots.control.__contains__)
+    assert texts == [slots.decode([*ids]) for is_control, ids in spans if not is_control]
 
 
 @pytest.mark.parametrize("target", TARGETS)

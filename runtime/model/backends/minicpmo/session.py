@@ -474,6 +474,7 @@ class SteppedSession:
         slices = sum(len(picture) for picture in pictures) * (config.vision.queries + 2)
         most = 1 + slices + config.audio.embeddings + fed + FINALIZE_TOKENS
         if self._tokens.slots is not None:
+            most += max(0, len(self._tokens.slots.end_of_turn) - fed)
             is_seen = self._state.has_seen or bool(pictures)
             most += self._tokens.slots.rows_max(unit.inputs, is_seen=is_seen)
         if self._state.length + most > config.context_limit:
