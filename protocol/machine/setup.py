@@ -158,7 +158,11 @@ class Setup:
 
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an init that would change what the model of a fork was opened with."""
-        if self.step.is_forking and isinstance(message, Init) and _asks_for_another(message):
+        if not self.step.is_forking or not isinstance(message, Init):
+            return None
+        if message.tools == self.loop.tools.offered:  # whose client gives them functions again
+            message = attrs.evolve(message, tools=())
+        if _asks_for_another(message):
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=_KEPT)
         return None
 

@@ -60,7 +60,7 @@ from ..rerun.remake import RemakeError, Remaker, head_record, write
 from ..shared.commands import print_all, print_json, progress, reading, table, watched
 from ..shared.fields import REDACTED
 from ..shared.recordings import RecordingType
-from .content import KINDS, TRACES, Kind, PictureStyle, Policy, Pseudonyms, Side, Tally, fill, mute
+from .content import KINDS, TRACES, Kind, PictureStyle, Policy, Side, Tally, fill, mute
 from .frames import FrameEditor
 
 # -- events ----------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.FinalizeDone: _fields("at_ns", below="finalized"),
     Finalized: _fields("index kv_length cost_us", tokens="fed_ids", below="silent"),
     Silent: _fields("end is_open", tokens="decided_ids", below="spans"),
-    Span: _fields("kind fault", model_name="name", words="text arguments"),
+    Span: _fields("kind fault", user_name="name", words="text arguments"),  # offered by the user
     **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
     ev.TurnPrefilled: _fields("at_ns", below="prefill"),
     Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),
@@ -214,7 +214,6 @@ class EventEditor:
 
     frames: FrameEditor
     media: dict[int, Kind] = attrs.Factory(dict)
-    _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
 
     def edit(self, event: ev.Event) -> ev.Event:
         """The event without content; raises `KeyError` for a field that `FIELDS` does not name."""
@@ -284,7 +283,7 @@ class EventEditor:
         elif content.shape == "ids":
             new, size = tuple(min(number, 0) for number in old), ID_BYTES * len(old)
         else:
-            new = fill(old) if content.shape == "words" else self._names.of(old)
+            new = fill(old) if content.shape == "words" else self.frames.names.of(old)
             size = len(old.encode("utf-8", "surrogatepass"))
         if new == old:
             return old

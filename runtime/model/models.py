@@ -138,7 +138,8 @@ def load_backend(
         DeviceLost: the process lost the device.
     """
     if name == "scripted":
-        return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
+        scripted = partial(ScriptedBackend, duplex_tools=True)
+        return scripted() if slots is None else scripted(slots=slots)
     if is_installed(name):
         entry, argument = installed_backend(name)
         with explained(name), importing():

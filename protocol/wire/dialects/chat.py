@@ -202,7 +202,7 @@ TOOL_ROWS: Final[tuple[Row, ...]] = (
 )
 """The tools of a turn."""
 DUPLEX_TOOLS_ROW: Final = attrs.evolve(
-    TOOL_ROWS[0],  # type: ignore[arg-type]
+    TOOL_ROWS[0],
     since=DUPLEX_TOOLS,
     rank=10,
     doc="What the model may call while the conversation goes on: functions that the client runs.",
