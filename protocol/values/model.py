@@ -83,7 +83,7 @@ class ToolCall:
 
 @attrs.frozen(kw_only=True)
 class ToolResult:
-    """What a tool returned, in a message of the role `tool`.
+    """What a tool returned: in chat a message of the role `tool`, in a duplex session by itself.
 
     Attributes:
         call_id: the call that it answers.

@@ -37,10 +37,12 @@ from protocol.values.limits import (
     APPEND_S_MAX,
     APPEND_SAMPLES_MAX,
     APPEND_SAMPLES_MIN,
+    CALL_RESULT_S,
     CHAT_FRAME_BYTES_MAX,
     FRAME_BYTES_MAX,
     IDLE_S,
     INIT_WAIT_S,
+    INPUTS_MAX,
     LABEL_CHARS_MAX,
     LIMIT_AUDIO_S,
     LIMIT_LIVE_S,
@@ -48,6 +50,7 @@ from protocol.values.limits import (
     LIMIT_VIDEO_S,
     PAUSE_S,
     SOUND_BYTES_MAX,
+    TEXTS_A_SECOND,
     UNITS_PENDING_MAX,
     UTTERANCES_PENDING_MAX,
 )
@@ -191,7 +194,14 @@ SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
     f"more than {UNITS_PENDING_MAX} units wait, the oldest is dropped and counted. A session lasts "
     f"{LIMIT_VIDEO_S} s with video, {LIMIT_AUDIO_S} s without, and {LIMIT_LIVE_S} s in `live` "
     "and `openai`, queueing included, unless the "
-    f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
+    f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.\n\n"
+    "In `realtime` and `duplex-v1` the client may offer tools; `session.created` says whether the "
+    "model calls them. A call comes after the outcome of some unit, and the conversation goes on. "
+    "Its result, by the call's id, is told to the model with the next second of sound; the model "
+    f"decides when it speaks of it. A call without a result in {CALL_RESULT_S} s is over: the "
+    "model is told so, and a later result is refused, as is a second one. At most "
+    f"{INPUTS_MAX} results and events wait for the model, and {TEXTS_A_SECOND} events a second are "
+    "taken.",
     SessionKind.CHAT: "The client sets the session up "
     "at once, and then asks as often as it likes, each "
     "time with the whole conversation; the server keeps no part. Each turn waits in the "
