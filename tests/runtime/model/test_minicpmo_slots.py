@@ -284,6 +284,13 @@ def test_a_model_of_the_older_layout_has_no_tools(checkpoint: Path) -> None:
         open_one(opening())
 
 
+def test_no_token_of_the_layout_is_text(model: DuplexModel) -> None:
+    """A transcription would be full of marks that were never said."""
+    slots = model.tokens.slots
+    assert slots is not None
+    assert model.tokens.control.issuperset(slots.ids.values())
+
+
 def test_the_choices_of_a_checkpoint_are_in_its_fingerprint(tmp_path: Path) -> None:
     """A replay with another budget or other words would differ."""
     folder = random_model.write_checkpoint(tmp_path, IN_SLOTS)

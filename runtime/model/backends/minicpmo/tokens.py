@@ -158,7 +158,7 @@ class Tokens:
 
     Attributes:
         size: one more than the tokenizer's highest id; a model's vocabulary may be larger.
-        control: the ids of `ids`.
+        control: the ids of `ids`, and of slots; never text.
         forbidden: ids that are never decided, except `chunk_eos`, which has its own draw.
         terminators: ids that end a unit.
         endings: ids that end a chat answer.
@@ -203,6 +203,8 @@ class Tokens:
         marks = {name: token_id(name) for name in TOOL_MARKS}
         self.tool_marks = {name: index for name, index in marks.items() if index is not None}
         self.slots = self._slots(raw, folder)
+        if self.slots is not None:
+            self.control |= self.slots.control
 
     def _slots(self, raw: str, folder: Path) -> Slots | None:
         ids = {name: self.find(name) for name in (*NEW, *OLDER)}
