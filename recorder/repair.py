@@ -170,8 +170,8 @@ class Rewriter:
     def finish(self, fields: Fields, at_ns: int) -> None:
         """Write `fin`, with the recorder's fields, and the seek table; sync all to the device."""
         self._flush()
-        said = {**fields, **self._chain.fin_fields()}
-        self.put(Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=said))
+        fields = {**fields, **self._chain.fin_fields()}
+        self.put(Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=fields))
         self._flush()
         self._write_bytes(self._chain.table())
         self._disk.sync(self._descriptor)
@@ -305,18 +305,18 @@ def recover(
 
 
 def _fin_fields(found: Survey, file_bytes: int) -> Fields:
-    told: dict[str, Value] = {
+    recovered: dict[str, Value] = {
         "file_bytes": file_bytes,
         "tail_bytes": found.tail_bytes,
         "damage": found.damage_count,
         "records_lost": found.records_lost,
     }
     if found.fin is None:
-        return {"reason": RECOVERED, "units": found.units, RECOVERED: told}
+        return {"reason": RECOVERED, "units": found.units, RECOVERED: recovered}
     if found.records_lost:
-        told["reason"] = found.fin.get("reason")
-        return {**found.fin, "reason": RECOVERED, RECOVERED: told}
-    return {**found.fin, RECOVERED: told}
+        recovered["reason"] = found.fin.get("reason")
+        return {**found.fin, "reason": RECOVERED, RECOVERED: recovered}
+    return {**found.fin, RECOVERED: recovered}
 
 
 @attrs.define(kw_only=True)
@@ -482,11 +482,11 @@ class Compacted:
 
 
 def is_compact(path: Path) -> bool:
-    """Whether the log is already compacted; `FormatError` if it is no log, or `OSError`."""
+    """Whether the log is already compacted; `FormatError` if it is not a log, or `OSError`."""
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
     if not head.startswith(MARK):
-        raise FormatError("this is no recording")
+        raise FormatError("this is not a recording")
     return unpack_header(head).version >= COMPACT_VERSION
 
 
@@ -559,9 +559,9 @@ def _records(block: Block) -> list[StoredRecord]:
 
 
 def _compacted_fin(stored: StoredRecord, file_bytes: int, expansion: Expansion) -> Fields:
-    said = decode(stored, no_record, expansion).fields
-    before = {name: said[name] for name in sorted(FIN_FIELDS - {"counts"})}
-    kept = {name: value for name, value in said.items() if name not in FIN_FIELDS}
+    fields = decode(stored, no_record, expansion).fields
+    before = {name: fields[name] for name in sorted(FIN_FIELDS - {"counts"})}
+    kept = {name: value for name, value in fields.items() if name not in FIN_FIELDS}
     return {**kept, COMPACTED: {"file_bytes": file_bytes, **before}}
 
 
@@ -626,11 +626,11 @@ def _compare(source: Path, target: Path) -> None:
         raise LogUnsound("the compacted log came out unsound")
     with LogReader(source) as before, LogReader(target) as after:
         for old, new in zip_longest(before, after):
-            if _said(old) != _said(new):
+            if _comparable(old) != _comparable(new):
                 raise LogUnsound("the compacted log came out different")
 
 
-def _said(item: Record | Damage | None) -> object:
+def _comparable(item: Record | Damage | None) -> object:
     if not isinstance(item, Record) or item.kind != "fin":
         return item
     of_file = FIN_FIELDS | {COMPACTED}

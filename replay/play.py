@@ -45,14 +45,7 @@ from runtime.net import listener
 from runtime.net.http import error_body, make_app
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.websocket import WebSocket, WebSocketClosed
-from runtime.serve.routing import (
-    CHAT_PATH,
-    DUPLEX_PATH,
-    LIVE_PATH,
-    REALTIME_PATH,
-    NotServedError,
-    route,
-)
+from runtime.serve import routing
 from runtime.settings.settings import Settings
 
 from .shared.commands import reading
@@ -116,18 +109,18 @@ def address_of(opened: ev.ConnectionOpened) -> str:
     """The address of such a client: path and query."""
     match opened.endpoint:
         case "realtime":
-            return f"{REALTIME_PATH}?mode={opened.mode}"
+            return f"{routing.REALTIME_PATH}?mode={opened.mode}"
         case "duplex":
-            return DUPLEX_PATH + quote(opened.label, safe="")
+            return routing.DUPLEX_PATH + quote(opened.label, safe="")
         case "chat":
-            return CHAT_PATH
+            return routing.CHAT_PATH
         case "live":
-            return LIVE_PATH
+            return routing.LIVE_PATH
         case "openai":
-            return f"{REALTIME_PATH}?model={quote(opened.label, safe='')}"
+            return f"{routing.REALTIME_PATH}?model={quote(opened.label, safe='')}"
         case "omni":
             model = f"&model={quote(opened.label, safe='')}" if opened.label else ""
-            return f"{REALTIME_PATH}?duplex=1&mode={opened.mode}{model}"
+            return f"{routing.REALTIME_PATH}?duplex=1&mode={opened.mode}{model}"
 
 
 def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[ScriptStep]:
@@ -357,10 +350,12 @@ class PlayServer:
             admitted = self._gate.admit_websocket(
                 request.headers, request.subprotocols, secure=request.is_tls
             )
-            to = route(request.path, request.query, (opened.mode,), default=opened.mode)
+            to = routing.route(request.path, request.query, (opened.mode,), default=opened.mode)
             if to.endpoint != opened.endpoint:
-                raise NotServedError(404, "not_served", f"the recording is of {opened.endpoint}")
-        except NotServedError as error:
+                raise routing.NotServedError(
+                    404, "not_served", f"the recording is of {opened.endpoint}"
+                )
+        except routing.NotServedError as error:
             self._notify("rejected", path=request.path, message=str(error))
             body = error_body(error.code, error.message, **error.details)
             await request.reject(error.status, body)
@@ -540,7 +535,7 @@ def _check(log: Path) -> ev.ConnectionOpened:
 async def _run(options: PlayOptions, settings: Settings, notify: Notify) -> int:
     server = PlayServer(options, open_gate(settings), notify)
     try:
-        await serve(server, settings, partial(_say_bound, notify, address_of(options.opened)))
+        await serve(server, settings, partial(_notify_bound, notify, address_of(options.opened)))
     except OSError as error:
         address = f"{settings.host} port {settings.port}"
         text = f"cannot listen on {address}: {error.strerror or error}"
@@ -548,7 +543,7 @@ async def _run(options: PlayOptions, settings: Settings, notify: Notify) -> int:
     return server.differences
 
 
-def _say_bound(notify: Notify, path: str, addresses: tuple[Address, ...]) -> None:
+def _notify_bound(notify: Notify, path: str, addresses: tuple[Address, ...]) -> None:
     for address in addresses:
         host = f"[{address.host}]" if ":" in address.host else address.host
         notify("listening", url=f"ws://{host}:{address.port}{path}")

@@ -194,12 +194,12 @@ class NotInstalledError(click.ClickException):
 
 
 class MovedError(click.ClickException):
-    """A command has another name now, or is no part of the product."""
+    """A command has another name now, or is not part of the product."""
 
     exit_code = 2
 
 
-class UntoldError(click.ClickException):
+class OutputError(click.ClickException):
     """The result could not be printed."""
 
     exit_code = 2
@@ -212,7 +212,7 @@ class LazyGroup(click.Group):
         super().__init__(*args, **kwargs)
         self.groups: Final = groups
         self.named: Final = {
-            name: told for group in groups.values() for name, told in group.items()
+            name: command for group in groups.values() for name, command in group.items()
         }
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -344,7 +344,7 @@ def _extras(ctx: click.Context, command: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def _broken_off() -> Iterator[None]:
-    """Exit with the code for an interrupt or a lost stdout; an unwritable one is `UntoldError`."""
+    """Exit with the code for an interrupt or a lost stdout; an unwritable one is `OutputError`."""
     try:
         try:
             yield
@@ -362,7 +362,7 @@ def _broken_off() -> Iterator[None]:
         _give_up_stdout()
         if lost.errno == errno.EPIPE:  # the reader of the pipe has closed it
             sys.exit(EXIT_BY_SIGNAL + signal.SIGPIPE)
-        raise UntoldError(f"stdout: {lost.strerror}") from error
+        raise OutputError(f"stdout: {lost.strerror}") from error
 
 
 def _lost_stdout(error: BaseException) -> OSError | None:
@@ -458,7 +458,11 @@ def load_viewer(name: ViewName) -> Viewer:
         )
     module = import_module(VIEWS)
     if name == "digest":
-        return Viewer(pieces_of=module.digest_of, media_type="application/json")
+        return Viewer(
+            pieces_of=module.digest_of,
+            pieces_beside=module.difference_beside,
+            media_type="application/json",
+        )
     if name == "replay":
         return Viewer(pieces_of=module.replay_of, media_type="application/json")
     if name in ("redacted-log", "redacted-page"):

@@ -6,7 +6,7 @@
 |---|---|
 | `ci` (the default) | the same examples at every run: what fails once fails everywhere |
 | `dev` | new examples at every run, those that failed first, and twice as many |
-| `soak` | as `dev`, fifty times as many, all cases of `tests.project.sampling`; `make soak` |
+| `soak` | as `dev`, fifty times as many, and all cases that `make test` samples; `make soak` |
 
 No profile has a deadline: an example that is slow on a busy machine is no bug.
 
@@ -38,6 +38,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from runtime.telemetry.logs import OURS
+from tests.project import sampling
 from tests.project.forkserver import installed
 
 EXAMPLES = 25
@@ -99,12 +100,16 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else 2
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark quick tests, for `-m quick`, and have them run last, the other files well mixed.
 
     So no worker is left with a long file when the others have ended, and those that wait for a
-    server run beside those that compute.
+    server run beside those that compute. Where all tests run, families are sampled.
     """
+    is_all = all(Path(config.rootpath, each).resolve() == TESTS for each in config.args)
+    if is_all and not config.getoption("keyword") and not sampling.IS_SOAK:
+        items[:], left_out = sampling.sampled(items)
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: (is_quick(item.path), crc32(item.path.name.encode())))
     for item in items:
         if is_quick(item.path) and not any(map(item.get_closest_marker, ("slow", "soak"))):

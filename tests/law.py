@@ -6,7 +6,7 @@ For each leg a real `antiphon serve` with the scripted model and recording on, a
 sessions on real sockets, and in a process of its own one of `tests.fairness.adversaries`. A unit's
 latency is the time from its last sample's sending to its answer; what counts is its ratio to that
 alone, in the same run on the same machine. No honest session may be told an error, miss an answer,
-or lose its recording: each log must be finished and verify.
+or lose its recording: each log must be finished and verify, and can be forked at once.
 
 What was found goes to `law.json`, without a date; it exits with 1 where a recording was lost.
 """
@@ -100,7 +100,7 @@ class Leg:
 
 
 async def speak(url: str, seconds: float, delay_s: float, leg: Leg) -> str:
-    """Hold an honest session; gives its id."""
+    """Hold an honest session, and another that goes on from its recording; gives its id."""
     sent: list[float] = []
     heard = anyio.Event()
     async with antiphon.connect(url, mode="video", dialect="duplex-v1", retries=20) as session:
@@ -130,7 +130,16 @@ async def speak(url: str, seconds: float, delay_s: float, leg: Leg) -> str:
             with anyio.move_on_after(ANSWER_WAIT_S):
                 await heard.wait()
             await session.close()
-        return session.created.session_id
+        created = session.created
+    past = f"{url}?fork={created.recording_id}&at={int(seconds)}"
+    async with antiphon.connect(past, mode="video", dialect="duplex-v1", retries=20) as session:
+        await session.append(SECOND, [JPEG])
+        with anyio.fail_after(ANSWER_WAIT_S):
+            async for event in session:
+                if isinstance(event, antiphon.Listen | antiphon.Speech):
+                    break
+        await session.close()
+    return created.session_id
 
 
 def forge(folder: Path) -> None:

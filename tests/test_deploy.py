@@ -1,4 +1,4 @@
-"""What operators copy: image, compose file, systemd unit, example, and the page of settings.
+"""What operators copy: image, compose file, systemd unit, example, and the page for operators.
 
 Nothing is built or started here: the files are held to the settings, flags and waits of the code.
 """
@@ -20,7 +20,7 @@ from runtime.access.command import keys_command
 from runtime.access.middleware import OPEN_PATHS
 from runtime.serve.serve_command import EXIT_WAIT_S, check, serve_command
 from runtime.serve.serving import shutdown_wait_s
-from runtime.settings.settings import PREFIX, Setting, Settings, declared
+from runtime.settings.settings import PREFIX, Settings, declared
 from runtime.settings.sources import OTHERS, ConfigError, Effective, read
 from tests.project.commands import is_command
 
@@ -273,22 +273,6 @@ def test_the_unit_may_write_where_it_records() -> None:
     assert service["ProtectSystem"] == ["strict"]
     assert service["DynamicUser"] == ["yes"]
     assert settings.record_to == Path("/var/lib") / service["StateDirectory"][0]
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda it: it.name)
-def test_the_page_has_every_setting(setting: Setting) -> None:
-    """An operator would not find a setting, or one that is no more."""
-    default = setting.unset if setting.default is None else str(setting.default).lower()
-    if setting.kind == "texts":
-        default = "none"
-    row = f"| `{setting.name}` | `{setting.flag}` | {default} | {setting.help} |"
-    assert row in PAGE.splitlines()
-
-
-def test_the_page_has_no_other_setting() -> None:
-    """An operator would set what nobody reads."""
-    named = re.findall(r"^\| `(\w+)` \| `--", PAGE, re.MULTILINE)
-    assert named == [setting.name for setting in SETTINGS]
 
 
 def test_the_page_s_commands_and_variables_exist() -> None:

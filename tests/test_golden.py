@@ -79,6 +79,7 @@ def test_they_show_all_that_can_happen() -> None:
     assert names_in_logs("mode") >= {"video", "audio", "chat", "transcription"}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
 def test_it_replays(path: Path) -> None:
     """An update of the server makes recordings of yesterday worthless."""
@@ -91,12 +92,14 @@ def test_it_replays(path: Path) -> None:
     assert outcome.logic.finished is (state == "finished")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
 def test_it_says_what_its_twin_says(path: Path) -> None:
     """A log is read as something that nobody has written."""
     assert twin(items(path)) == twin_path(path).read_text()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
 def test_the_events_in_it_are_whole(path: Path) -> None:
     """An event loses a field on its way through the log."""

@@ -1,28 +1,69 @@
-"""What `make test` leaves out runs in `make soak`, by name."""
+"""What `make test` leaves out of tests with many cases, and that `make soak` does not."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+from typing import Final, cast
 
-ROOT = Path(__file__).parents[1]
-IMPORT = re.compile(
-    r"^from tests\.(project\.sampling|golden\.logs|replay\.test_remake|replay\.test_view) import"
-    r"[^\n]*\b(sample|IS_SOAK|SAMPLE|SAMPLED|GOLDEN)\b",
-    re.MULTILINE,
-)
-"""What a file imports that samples, by itself or with the golden logs of another one."""
+import attrs
+import pytest
+
+from tests.project.sampling import CASES_MIN, SHARE, sampled
+
+MANY: Final = 400
+ROOT: Final = Path(__file__).parents[1]
 
 
-def test_files_that_try_a_few_cases_are_named_in_make_soak() -> None:
-    """The full counts would run nowhere."""
+@attrs.frozen
+class Case:
+    """A collected test, as far as sampling looks at it."""
+
+    nodeid: str
+    is_whole: bool = False
+
+    def get_closest_marker(self, name: str) -> bool | None:
+        """As pytest's."""
+        return (self.is_whole and name == "whole") or None
+
+
+def cases(name: str, count: int, *, is_whole: bool = False) -> list[pytest.Item]:
+    """Make the cases of one test."""
+    made = [Case(f"tests/test_it.py::{name}[{number}]", is_whole) for number in range(count)]
+    return cast("list[pytest.Item]", made)
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, 1), (CASES_MIN, CASES_MIN), (MANY, MANY // SHARE)])
+def test_some_of_many_cases_are_chosen(count: int, kept: int) -> None:
+    """All of them run, or none."""
+    every = cases("a", count)
+    chosen, left_out = sampled(every)
+    assert len(chosen) == kept
+    assert set(chosen) | set(left_out) == set(every)
+    assert chosen == [item for item in every if item in chosen]
+
+
+def test_a_case_is_chosen_whatever_others_there_are() -> None:
+    """Each change of one test would choose others of all."""
+    assert (
+        sampled(cases("a", MANY) + cases("b", MANY))[0][: MANY // SHARE]
+        == (sampled(cases("a", MANY))[0])
+    )
+
+
+def test_promises_are_kept_whole() -> None:
+    """A golden log would not be replayed."""
+    assert not sampled(cases("a", MANY, is_whole=True))[1]
+
+
+def test_the_golden_logs_are_promises(pytestconfig: pytest.Config) -> None:
+    """They are the first to be forgotten."""
+    text = (ROOT / "tests" / "test_golden.py").read_text("utf-8")
+    assert text.count('@pytest.mark.whole\n@pytest.mark.parametrize("path", LOGS') == 3
+    assert any(marker.startswith("whole:") for marker in pytestconfig.getini("markers"))
+
+
+def test_the_soak_leaves_nothing_out() -> None:
+    """What `make test` leaves out would run nowhere."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    named = re.findall(r"^\t(tests/\S+\.py)(?: \\)?$", makefile, re.MULTILINE)
-    sampled = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if IMPORT.search(path.read_text("utf-8"))
-    }
-    assert len(sampled) > 1
-    assert named == sorted(sampled)
-    assert makefile.count("$(SAMPLED)") == 1
+    soak = [line for line in makefile.splitlines() if "HYPOTHESIS_PROFILE=soak" in line]
+    assert [line.rpartition("-m ")[2] for line in soak] == ["hypothesis", "'not hypothesis'"]

@@ -15,9 +15,13 @@ import pytest
 import antiphon
 from docs.site import __main__ as site
 from docs.site import reference, staging
+from replay.eval.table import MEASURES
+from replay.eval.table import SETTINGS as EVERY_MEASURE
 from runtime.net.http import WEBSOCKET_PATHS
 from runtime.serve.gateway import Gateway
 from runtime.settings.settings import Settings, declared
+from runtime.telemetry import catalogue
+from runtime.telemetry.metrics import SERVER_METRICS
 from tests.project.commands import all_commands
 from tests.test_architecture import ROOT, tracked_files
 
@@ -128,15 +132,24 @@ def test_links_are_led_into_the_site() -> None:
 
 
 def test_the_reference_is_whole() -> None:
-    """A command, a setting or an address would be in the code and not in the reference."""
+    """A command, setting, metric, measure or address would be in the code only."""
     pages = reference.generated()
     for name, _ in all_commands():
         assert f"### antiphon {name}\n" in pages["reference/commands.md"]
-    for setting in declared(Settings):
-        assert f"`{setting.variable}`" in pages["reference/settings.md"]
+    shown = re.findall(r"^\| `(\w+)`<br>(.*)$", pages["reference/settings.md"], re.MULTILINE)
+    assert [name for name, _ in shown] == [setting.name for setting in declared(Settings)]
+    for setting, (_, row) in zip(declared(Settings), shown, strict=True):
+        plain = row.replace("\\", "").replace("&lt;", "<")
+        assert plain.startswith(f"`{setting.variable}`<br>`{setting.flag}` | ")
+        assert plain.endswith(f" | {setting.help} |")
+    for each in (*catalogue.ALL, *SERVER_METRICS):
+        assert f"| `{each.name}` | {each.kind} | " in pages["reference/metrics.md"]
+    for measure in MEASURES.values():
+        assert f"| {measure.definition} | " in pages["reference/measures.md"]
+    assert all(f"- {text}\n" in pages["reference/measures.md"] for text in EVERY_MEASURE)
     app = Gateway(Settings(record_to=None)).app()
     while not hasattr(app, "routes"):
         app = app._app  # the access middleware's
     paths = {re.sub(r":path\}", "}", route.path) for route in app.routes} - WEB_SOCKETS
-    shown = pages["reference/http.md"]
-    assert {path for path in paths if f" {path}`" not in shown and "/web/" not in path} == set()
+    addresses = pages["reference/http.md"]
+    assert {path for path in paths if f" {path}`" not in addresses and "/web/" not in path} == set()

@@ -27,8 +27,12 @@ from tests.sessions.in_memory import init_frame
 pytestmark = pytest.mark.slow
 
 VOICE: Final = Path(__file__).parents[1] / "fixtures" / "speech" / "demo.wav"
-NOT_ASKED: Final = {"POST /api/workers", "POST /api/workers/{number}/drain", "POST /api/drain"}
-"""The first two need workers, and answer with one, as the list does; the last ends the server."""
+NOT_ASKED: Final = {
+    *("POST /api/workers", "POST /api/workers/{number}/drain", "POST /api/drain"),
+    *("POST /v1/chat/completions", "POST /v1/audio/transcriptions"),
+}
+"""The first two need workers, and answer with one, as the list does; the third ends the server; the
+others need a slot (`tests/live/test_openai_http.py`)."""
 LAST: Final = (
     "DELETE /api/voices/{name}",
     "DELETE /api/queue/{ticket_id}",
@@ -113,6 +117,7 @@ def asked(server: LiveServer) -> Iterator[tuple[str, Answer]]:
         place = b'{"at_ms": 0, "end_ms": 0, "text": "here"}'
         bodies["POST /api/recordings/{recording_id}/marks"] = place
         bodies["PUT /api/voices/{name}"] = VOICE.read_bytes()
+        bodies["POST /v1/realtime/client_secrets"] = b"{}"
         for name in (*sorted({*ANSWERS} - NOT_ASKED - {*LAST}), *LAST):
             if name == LAST[2]:
                 talks.close()  # else it would never end

@@ -20,12 +20,13 @@ from recorder.storage.marks import Mark
 from recorder.storage.summary import State, Summary
 from replay.rerun.report import EXIT_CODES
 from runtime.api import recordings
+from runtime.api.twilio import PARAMETERS as TWILIO
 from runtime.slots.workers import WorkerStatus
 from runtime.telemetry.watching import SessionStatus
 
 from .staging import ROOT
 
-MODULES: Final = ("pages", "routes", "recordings", "marks", "voices")
+MODULES: Final = ("pages", "routes", "recordings", "marks", "voices", "openai", "twilio")
 """Modules of `runtime/api` whose docstrings have addresses."""
 HEALTH: Final = {
     "GET /health": ("whether the server lives, and has a voice", "all"),
@@ -109,6 +110,9 @@ REPLAY: Final[Schema] = {
     "additionalProperties": True,
     "description": "As `antiphon replay --json` prints it, and the lines that it prints without.",
 }
+DIFFERENCE: Final = record(
+    first={"type": ["object", "null"]}, differences=WHOLE, compared=WHOLE, same=WHOLE
+)
 LOG: Final = ("application/zstd", {"200": {}, "206": {}, "304": {}, "416": {}})
 PAGE: Final = ("text/html", {"200": TEXT})
 
@@ -122,6 +126,15 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /console": PAGE,
     "GET /web/{file}": ("*/*", {"200": {}}),
     "GET /api/console": _json(OBJECT),
+    "POST /api/console": _json(record(value=TEXT, expires_at=WHOLE)),
+    "POST /v1/chat/completions": _json(OBJECT),
+    "POST /v1/audio/transcriptions": _json(OBJECT),
+    "GET /v1/twilio": ("text/xml", {"200": TEXT}),
+    "POST /v1/twilio": ("text/xml", {"200": TEXT}),
+    "POST /v1/responses": _json(OBJECT, "404"),
+    "POST /v1/audio/speech": _json(OBJECT, "404"),
+    "POST /v1/audio/translations": _json(OBJECT, "404"),
+    "POST /v1/realtime/client_secrets": _json(record(value=TEXT, expires_at=WHOLE, session=OBJECT)),
     "GET /health": _json(
         {
             **record(status={"const": "alive"}, speech={"enum": ["on", "off"]}),
@@ -161,7 +174,7 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /api/recordings/{recording_id}/live": ("application/x-ndjson", {"200": TEXT}),
     "GET /api/recordings/{recording_id}/view": ("text/html", {"200": TEXT, "303": {}}),
     "GET /api/recordings/{recording_id}/digest": _json(
-        record(said=listed(named("Passage")), measures=OBJECT)
+        {"anyOf": [record(said=listed(named("Passage")), measures=OBJECT), DIFFERENCE]}
     ),
     "GET /api/recordings/{recording_id}/replay": _json(REPLAY),
     "GET /api/recordings/{recording_id}/redacted": LOG,
@@ -198,15 +211,30 @@ BODIES: Final[Mapping[str, tuple[str, Schema]]] = {
         record(at_ms=WHOLE, end_ms=WHOLE, text=TEXT),
     ),
     "POST /api/workers": ("application/json", record(address=TEXT)),
+    "POST /v1/chat/completions": (
+        "application/json",
+        record(model=TEXT, messages=listed(OBJECT)) | {"additionalProperties": True},
+    ),
+    "POST /v1/audio/transcriptions": (
+        "multipart/form-data",
+        record(model=TEXT, file={}) | {"additionalProperties": True},
+    ),
+    "POST /v1/realtime/client_secrets": (
+        "application/json",
+        record(expires_after=OBJECT, session=OBJECT) | {"required": []},
+    ),
     "PUT /api/voices/{name}": ("audio/wav", {}),
 }
 _VIEWED: Final = recordings.VIEW_PARAMETERS
 QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
     "GET /api/recordings": recordings.PARAMETERS,
+    "GET /api/recordings/{recording_id}/digest": recordings.DIGEST_PARAMETERS,
     "GET /api/recordings/{recording_id}/live": recordings.LIVE_PARAMETERS,
     "GET /api/recordings/{recording_id}/view": _VIEWED,
     "GET /api/recordings/{recording_id}/redacted": recordings.REDACTED_PARAMETERS,
     "GET /api/sessions/{recording_id}/view": _VIEWED,
+    "GET /v1/twilio": TWILIO,
+    "POST /v1/twilio": TWILIO,
     "PUT /api/voices/{name}": ("replace",),
 }
 LIMITED: Final[Mapping[str, Schema]] = {
@@ -300,6 +328,7 @@ MEANING: Final[Mapping[str, str]] = {
     "204": "removed",
     "206": "the range that was asked for",
     "303": "another session: its address",
+    "404": "it is not served",
     "304": "it has not changed",
     "416": "there is no such range",
     "503": "no new session is taken",

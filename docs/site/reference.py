@@ -12,9 +12,13 @@ from typing import Final
 
 import click
 
+from replay.eval.table import MEASURES
+from replay.eval.table import SETTINGS as EVERY_MEASURE
 from runtime.cli import GROUPS, main
 from runtime.serve.routing import SPOKEN
 from runtime.settings.settings import Setting, Settings, declared
+from runtime.telemetry import catalogue
+from runtime.telemetry.metrics import SERVER_METRICS
 
 from .openapi import HEALTH, MODULES, openapi
 from .staging import ROOT
@@ -90,6 +94,8 @@ def generated() -> dict[str, str]:
         "reference/commands.md": commands(),
         "reference/settings.md": settings(),
         "reference/http.md": http(),
+        "reference/metrics.md": metrics(),
+        "reference/measures.md": measures(),
         "reference/openapi.json": json.dumps(openapi(_version()), indent=1),
         "reference/python.md": python(),
         "reference/javascript.md": javascript(),
@@ -222,6 +228,50 @@ def http() -> str:
         rows = [line for line in rest.splitlines() if line.startswith("|")]
         lines += ["", f"## {title.partition(':')[0].rstrip('.')}", "", title, ""]
         lines += rows or [" ".join(rest.split())]
+    return "\n".join([*lines, ""])
+
+
+# -- metrics and measures -------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """The metrics of a server."""
+    lines = ["# All metrics", "", "[Metrics, logs and traces](../metrics.md) says how to use them."]
+    for heading, found in (
+        ("Of sessions and their units, from their logs", catalogue.ALL),
+        ("Of the server, at the time of the request", SERVER_METRICS),
+    ):
+        lines += [
+            "",
+            f"## {heading}",
+            "",
+            "| metric | kind | labels | meaning |",
+            "|---|---|---|---|",
+        ]
+        for it in found:
+            labels = ", ".join(f"`{label}`" for label in it.labels)
+            lines.append(f"| `{it.name}` | {it.kind} | {labels} | {it.meaning} |")
+    return "\n".join([*lines, ""])
+
+
+def measures() -> str:
+    """The measures of conversations, and what holds for all of them."""
+    lines = [
+        "# Measures",
+        "",
+        'What `antiphon eval` measures ([how](../evaluate.md)). "Better" is the direction of good '
+        "values; a measure without one describes. Those of the sessions `forced` are measured by "
+        "`--mode forced`: missed, added and otherwise mean compared with the recording.",
+        "",
+        "| measure | unit | better | sessions | definition | source |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{it.name}` | {it.unit} | {it.better or '-'} | {it.modes} | {it.definition} | "
+        f"{it.source} |"
+        for it in MEASURES.values()
+    ]
+    lines += ["", "## For all of them", "", *(f"- {text}" for text in EVERY_MEASURE)]
     return "\n".join([*lines, ""])
 
 

@@ -205,7 +205,7 @@ class Conversation:
         end = before + len(speech.pcm) // SAMPLE_BYTES, len(self.words)
         self.reply = attrs.evolve(self.reply, ends=(*self.reply.ends, end))
         if self.reply.modality == "audio" and (speech.text or speech.pcm):
-            coding = self.settings.spoken
+            coding = self.settings.output_format
             pcm = self.sound.to_rate(speech.pcm, rate_of(coding))
             self.peer.send(attrs.evolve(speech, pcm=pcm, coding=coding))
         elif speech.text:

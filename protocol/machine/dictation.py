@@ -203,11 +203,12 @@ class Dictation(Kind):
                 samples = self.samples or len(self.sound) // SAMPLE16_BYTES
                 return format_refusal(self.step, message, self.settings, samples)
             case AppendSound(pcm16=sound):
-                refused = size_refusal(self.step, message, self.settings.heard, self._rate_hz)
+                coding = self.settings.input_format
+                refused = size_refusal(self.step, message, coding, self._rate_hz)
                 if refused is not None:
                     return refused
                 waiting = self.loop.waiting_bytes + len(self.sound)
-                width = 1 if self.settings.heard == "audio/pcm" else SAMPLE16_BYTES  # once expanded
+                width = 1 if coding == "audio/pcm" else SAMPLE16_BYTES  # once expanded
                 if waiting + len(sound) * width > limits.sound_bytes:
                     code, most = ErrorCode.BUFFER_FULL, limits.sound_bytes
                     text = f"{waiting} bytes of sound wait, at most {most} may: it is not kept"
@@ -218,10 +219,10 @@ class Dictation(Kind):
         now = self.settings
         if message.transcriber is not None:
             now = attrs.evolve(now, transcriber=message.transcriber)
-        if message.heard is not None and not self.samples and not self.sound:
-            now = attrs.evolve(now, heard=message.heard)
+        if message.input_format is not None and not self.samples and not self.sound:
+            now = attrs.evolve(now, input_format=message.input_format)
         elif self.step.behaves(LATE_FORMATS) and other_formats(message, now):
-            now = attrs.evolve(now, heard=message.heard or now.heard)
+            now = attrs.evolve(now, input_format=message.input_format or now.input_format)
             self._forget_open()
             self.samples = self.searched = 0
         if message.detection is not None or message.is_undetected:
@@ -239,12 +240,12 @@ class Dictation(Kind):
 
     @property
     def _rate_hz(self) -> int:
-        return rate_of(self.settings.heard)
+        return rate_of(self.settings.input_format)
 
     def append_sound(self, message: AppendSound) -> None:
         """Take sound: it belongs to an utterance, or is kept for one that may have begun."""
         self.loop.appends += 1
-        pcm16 = expand(message.pcm16, self.settings.heard)
+        pcm16 = expand(message.pcm16, self.settings.input_format)
         if self.peer.is_active:
             if "idle" not in self.timers.pending and self.loop.ending is None:
                 self.timers.set("idle", self.step.limits.idle_s)

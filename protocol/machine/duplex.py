@@ -12,8 +12,10 @@ from typing import ClassVar
 import attrs
 
 from ..values import events as ev
+from ..values.behaviour import SENDS_USER_WORDS
 from ..values.errors import ErrorCode
 from ..values.limits import UNIT_FRAMES_MAX
+from ..values.live import UserWords
 from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech, ToolsState
 from ..values.model import UNIT_BYTES, ToolResult
 from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See, TellModel
@@ -44,6 +46,7 @@ class Duplex(Kind):
         ev.Forked: attrgetter("setup.forked"),
         ev.SpeechStarted: attrgetter("loop.speech_started"),
         ev.SpeechStopped: attrgetter("loop.speech_stopped"),
+        ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 
     setup: Setup = attrs.field(init=False)
@@ -165,6 +168,13 @@ class Duplex(Kind):
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's outcome."""
         self.peer.send(outcome)
+
+    def user_transcribed(self, event: ev.UserTranscribed) -> None:
+        """Send what the user said, to a client that asked for it."""
+        peer = self.peer
+        is_wanted = peer.wants_notices and self.step.behaves(SENDS_USER_WORDS)
+        if is_wanted and peer.is_active and peer.dialect.name == "realtime" and event.text:
+            peer.send(UserWords(text=event.text, start_ms=event.start_ms, end_ms=event.end_ms))
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped."""

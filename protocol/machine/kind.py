@@ -310,7 +310,7 @@ class Kind:
                     session_id=peer.session_id,
                     reason=reason,
                     client_reason=client_reason,
-                    told=told,
+                    error_text=told,
                     **self.closed_fields(),
                 )
             )

@@ -31,7 +31,7 @@ from ..values.behaviour import (
     LAST_WORDS,
     LATE_FORMATS,
     LENIENT_SETTINGS,
-    TELLS_UNHEARD,
+    REPORTS_LATE_INSTRUCTIONS,
 )
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.limits import (
@@ -210,7 +210,7 @@ class OpenAI(Kind):
 
     def _instructions_refusal(self, message: oa.Respond) -> Refused | None:
         """Refuse instructions of one response once the model has its prompt."""
-        if not self._has_prompt or self.step.behaves(TELLS_UNHEARD):
+        if not self._has_prompt or self.step.behaves(REPORTS_LATE_INSTRUCTIONS):
             return None
         code, ignored = ErrorCode.UNSUPPORTED, len(message.ignored)
         return Refused(code=code, message=UNHEARD, ignored=ignored)
@@ -258,8 +258,8 @@ class OpenAI(Kind):
             now = attrs.evolve(now, transcriber=named)
         is_late_too = self.step.behaves(LATE_FORMATS)
         if not speech.samples or (is_late_too and other_formats(message, now)):
-            heard, spoken = message.heard or now.heard, message.spoken or now.spoken
-            now = attrs.evolve(now, heard=heard, spoken=spoken)
+            now = attrs.evolve(now, input_format=message.input_format or now.input_format)
+            now = attrs.evolve(now, output_format=message.output_format or now.output_format)
             if speech.samples:
                 self._forget_sound()
         self.conversation.settings = now
@@ -403,7 +403,7 @@ class OpenAI(Kind):
     @property
     def coding(self) -> Coding:
         """How the client's sound is written."""
-        return self.settings.heard
+        return self.settings.input_format
 
     @property
     def rate_hz(self) -> int:

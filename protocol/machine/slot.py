@@ -67,9 +67,9 @@ class Slot:
             if not moved and now_ns - self.sent_ns < ESTIMATE_INTERVAL_S * NS_PER_S:
                 return
         self.place, self.sent_ns = place, now_ns
-        is_told = self.step.behaves(OWN_TIME)
+        is_for_openai = self.step.behaves(OWN_TIME)
         message = Queued if sent is None else QueueUpdate
-        self.peer.send(message(place=place, is_told=is_told))
+        self.peer.send(message(place=place, is_for_openai=is_for_openai))
 
     def settle(self) -> bool:
         """Note that the model call is over; a CLOSED session releases its slot and gets False."""

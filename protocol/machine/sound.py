@@ -159,18 +159,18 @@ def size_refusal(step: Step, message: AppendSound, coding: Coding, rate_hz: int)
 
 def other_formats(message: Configure, now: OpenAISession) -> str:
     """Where a change of settings has another form of sound than that in force; empty if nowhere."""
-    if message.heard not in (None, now.heard):
+    if message.input_format not in (None, now.input_format):
         return "input"
-    return "output" if message.spoken not in (None, now.spoken) else ""
+    return "output" if message.output_format not in (None, now.output_format) else ""
 
 
 def format_refusal(
     step: Step, message: ClientMessage, now: OpenAISession, samples: int
 ) -> Refused | None:
     """Refuse another form of the sound once there were so many samples; None accepts it."""
-    is_late = step.behaves(LATE_FORMATS) and samples >= rate_of(now.heard)
+    is_late = step.behaves(LATE_FORMATS) and samples >= rate_of(now.input_format)
     where = other_formats(message, now) if is_late and isinstance(message, Configure) else ""
-    text = f"$.session.audio.{where}.format: a second of sound came in {now.heard} already"
+    text = f"$.session.audio.{where}.format: a second of sound came in {now.input_format} already"
     ignored = len(getattr(message, "ignored", ()))
     code = ErrorCode.INVALID_PAYLOAD
     return Refused(code=code, message=text, ignored=ignored) if where else None

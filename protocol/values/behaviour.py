@@ -2,7 +2,7 @@
 
 A session keeps the behaviour of the server that recorded it: `ConnectionOpened.behaviour`. Where a
 deliberate change of order, text or limit would part from older recordings, the machine asks
-`Core.behaves`, and a dialect `Context.behaves`, for the change by its name, and a new field of a
+`Step.behaves`, and a dialect `Context.behaves`, for the change by its name, and a new field of a
 message names it as `since`. New sessions have `NEWEST`; the old branches stay for old recordings.
 
 A change is a name here, with the number of the release that brings it:
@@ -61,9 +61,9 @@ samples of the other format are refused by name."""
 CANCELS_TURNS: Final = 1
 """`realtime`, in chat: `response.cancel` ends an answer."""
 TAKES_TOOLS: Final = 2
-"""`openai`, `live`: tools are taken and told again, and no call of them is made."""
-TELLS_UNHEARD: Final = 2
-"""`openai`: a response with instructions that come too late is made, and says so at its end."""
+"""`openai`, `live`: tools are accepted and shown in the session, and none is called."""
+REPORTS_LATE_INSTRUCTIONS: Final = 2
+"""`openai`: a response whose instructions come too late is made, and reports that at its end."""
 AWAITED_EVENTS: Final = 2
 """`openai`: `conversation.created`, and `rate_limits.updated` where a response begins."""
 IDLE_TURNS: Final = 2
@@ -74,6 +74,8 @@ DUPLEX_TOOLS: Final = 2
 """`realtime`, `duplex-v1`: a session may have tools, their results, and events for the model."""
 LAST_WORDS: Final = 2
 """`openai`: at its limit a session waits for the last words that it heard, or says none come."""
+SENDS_USER_WORDS: Final = 2
+"""`realtime`: a client that wants notices is sent what its user said, as it is written down."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""

@@ -142,10 +142,10 @@ MEANINGS: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         "server's has no name to be taken by. It is kept; choose a model and commit again.",
         ErrorCode.MODEL_NOT_FOUND: "The server has no model of that name. One that was chosen "
         "before stays.",
-        ErrorCode.INVALID_AUDIO: "The sound is no base64 of whole 16-bit samples, or has none. "
+        ErrorCode.INVALID_AUDIO: "The sound is not base64 of whole 16-bit samples, or has none. "
         "Nothing of it is kept.",
-        ErrorCode.INVALID_JSON: "The message is no JSON object, or has a key twice. The connection "
-        "stays.",
+        ErrorCode.INVALID_JSON: "The message is not a JSON object, or has a key twice. "
+        "The connection stays.",
         ErrorCode.INVALID_FRAME: "The message is binary. The connection stays.",
         ErrorCode.BUFFER_FULL: "More sound, or more utterances, than may wait for the model. The "
         "message is refused whole; send it again later.",

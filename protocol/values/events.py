@@ -14,19 +14,10 @@ from typing import Final, Literal
 
 import attrs
 
+from . import model
 from .errors import ErrorCode
 from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX, UNITS_PENDING_MAX
 from .messages import QueuePlace
-from .model import (
-    ChunkResult,
-    Finalized,
-    Opened,
-    Prefill,
-    SlidingWindow,
-    TurnChunk,
-    TurnResult,
-    UnitResult,
-)
 from .modes import Mode
 from .utf8 import Frame, Shortened
 
@@ -197,7 +188,7 @@ class BackendOpened:
 
     at_ns: int
     lease: int
-    opened: Opened
+    opened: model.Opened
 
 
 @attrs.frozen(kw_only=True)
@@ -278,7 +269,7 @@ class UnitDone:
     """The model has finished a unit."""
 
     at_ns: int
-    result: UnitResult
+    result: model.UnitResult
 
 
 @attrs.frozen(kw_only=True)
@@ -295,7 +286,7 @@ class FinalizeDone:
     """The unit is finalized: the barrier opens (B1)."""
 
     at_ns: int
-    finalized: Finalized
+    finalized: model.Finalized
 
 
 @attrs.frozen(kw_only=True)
@@ -390,7 +381,7 @@ class SessionLimits:
     init_wait_s: int
     cleanup_wait_s: int
     context_tokens: int
-    sliding_windows: tuple[SlidingWindow, ...] = ("off",)
+    sliding_windows: tuple[model.SlidingWindow, ...] = ("off",)
     can_rollback: bool = True
     close_on_recording_failure: bool = False
     idle_s: int = IDLE_S
@@ -481,7 +472,7 @@ class TurnPrefilled:
     """The model holds a turn's conversation, and goes on to answer it."""
 
     at_ns: int
-    prefill: Prefill
+    prefill: model.Prefill
 
 
 @attrs.frozen(kw_only=True)
@@ -489,7 +480,7 @@ class TurnProgress:
     """The model has made a piece of its answer."""
 
     at_ns: int
-    chunk: TurnChunk
+    chunk: model.TurnChunk
 
 
 @attrs.frozen(kw_only=True)
@@ -497,7 +488,7 @@ class TurnDone:
     """The answer is over."""
 
     at_ns: int
-    result: TurnResult
+    result: model.TurnResult
 
 
 @attrs.frozen(kw_only=True)
@@ -521,7 +512,7 @@ class ChunkDone:
     """The model has written the text of a chunk."""
 
     at_ns: int
-    result: ChunkResult
+    result: model.ChunkResult
 
 
 @attrs.frozen(kw_only=True)

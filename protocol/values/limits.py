@@ -151,7 +151,7 @@ AUDIO_SUM_S_MAX: Final = 600
 AUDIO_SAMPLES_MIN: Final = 1_600
 """100 ms: the model's smallest piece of sound."""
 SOUND_FILES_MAX: Final = 64
-"""Sound files of a conversation that are no WAV: how long each lasts is known when it is decoded,
+"""Sound files of a conversation that are not WAV: how long each lasts is known when it is decoded,
 most in a process of its own."""
 VIDEOS_MAX: Final = 1
 """Videos a conversation: each takes most of the context."""

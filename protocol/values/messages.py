@@ -51,11 +51,11 @@ class Queued:
     """The session must wait for a slot.
 
     Attributes:
-        is_told: a client of `openai` is told.
+        is_for_openai: the dialect `openai` sends it too.
     """
 
     place: QueuePlace
-    is_told: bool = attrs.field(default=False, eq=False)
+    is_for_openai: bool = attrs.field(default=False, eq=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -63,11 +63,11 @@ class QueueUpdate:
     """Its place has changed.
 
     Attributes:
-        is_told: a client of `openai` is told.
+        is_for_openai: the dialect `openai` sends it too.
     """
 
     place: QueuePlace
-    is_told: bool = attrs.field(default=False, eq=False)
+    is_for_openai: bool = attrs.field(default=False, eq=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -87,11 +87,11 @@ class Created:
         recording_notice: the operator's words about the recording; may be empty.
         is_chat: a chat, by turns; else sound flows in (001, `turn_based`).
         created_s: when the session began, Unix time in whole seconds (003, `created`).
-        live: the session as it is in force; only in `live`.
+        live: the session as it is in force.
         client_event_id: the client's name for its message; only in `live`, and may be empty.
         tools: what becomes of the client's tools; empty if it has none.
-        openai: the session as it is in force; only in `openai`.
-        omni: the session as it is in force; only in `vllm-omni`.
+        openai: the session as it is in force.
+        omni: the session as it is in force.
     """
 
     session_id: str
@@ -387,7 +387,7 @@ class Closed:
         session_id: the session.
         reason: why it ended.
         client_reason: the client's own words, if it ended the session with any.
-        told: the reason in other words than its own; only in a transcription.
+        error_text: sent in place of the reason's own text; only in a transcription.
         named: the session's id, for an end that is sent as an error (see `ErrorReport`).
         live: the session as it was in force; only in `live`.
         seconds: whole seconds of sound that the model heard; only in `live`.
@@ -396,7 +396,7 @@ class Closed:
     session_id: str
     reason: EndReason
     client_reason: str | None = None
-    told: str | None = None
+    error_text: str | None = None
     named: str = ""
     live: LiveSession = LiveSession()
     seconds: int = 0

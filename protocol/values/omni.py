@@ -46,7 +46,11 @@ class OmniSession:
         id: the session.
         model: the name by which the client chose it.
         instructions: the system prompt; may be empty.
-        modality, overlap, history, answers, detection: as in the settings.
+        modality: as in the settings.
+        overlap: as in the settings.
+        history: as in the settings.
+        answers: as in the settings.
+        detection: as in the settings.
         epoch: how often the client has interrupted.
         turn_id: how often it has committed sound.
         is_resumable: its client may come back to it.

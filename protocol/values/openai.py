@@ -65,8 +65,8 @@ def as_prompt(instructions: str, items: Iterable[Item]) -> str:
     """Instructions, and the text of items after them, each with its role."""
     lines = [instructions]
     for item in items:
-        said = "\n".join(part.text for part in item.parts if part.text)
-        lines += [f"{item.role}: {said}"] if said else []
+        text = "\n".join(part.text for part in item.parts if part.text)
+        lines += [f"{item.role}: {text}"] if text else []
     return "\n".join(line for line in lines if line)
 
 
@@ -104,9 +104,9 @@ class TurnDetection:
     """How the client's turns are found.
 
     Attributes:
-        kind: server_vad has the settings of the detector; semantic_vad leaves turns to the model.
+        kind: `server_vad` has the detector's settings; `semantic_vad` leaves turns to the model.
         threshold: 0 to 1; a higher one needs louder speech.
-        prefix_ms: sound before the speech that is told as its beginning, in milliseconds.
+        prefix_ms: how long before the speech its reported beginning is, in milliseconds.
         silence_ms: the silence that ends speech, in milliseconds.
         creates: the model answers by itself; else it listens until it is asked for a response.
         interrupts: speech of the client stops the model's.
@@ -136,8 +136,9 @@ class OpenAISession:
         voice: the name of the voice; empty for the model's own.
         modality: what a response is made of: speech with its transcript, or text.
         detection: how turns are found; None: only the model decides, and it is not interrupted.
-        heard, spoken: how the client's sound is written, and the model's.
-        transcriber: the model that writes down what the client says; empty: none does.
+        input_format: how the client's sound is written.
+        output_format: how the model's sound is written.
+        transcriber: the model that transcribes the client's speech; empty without one.
         tools: functions that the client offers; none is called.
     """
 
@@ -148,8 +149,8 @@ class OpenAISession:
     voice: str = ""
     modality: Modality = "audio"
     detection: TurnDetection | None = TurnDetection()
-    heard: Coding = "audio/pcm"
-    spoken: Coding = "audio/pcm"
+    input_format: Coding = "audio/pcm"
+    output_format: Coding = "audio/pcm"
     transcriber: str = ""
     tools: tuple[Tool, ...] = ()
 
@@ -202,7 +203,8 @@ class Configure:
         modality: what a response is made of.
         detection: how turns are found.
         is_undetected: turns are not found: only the model decides.
-        heard, spoken: how sound is written; they can be changed until the first sound.
+        input_format: how the client's sound is written; may change until the first sound.
+        output_format: how the model's sound is written; until then too.
         transcribes: the client wants to be told what it said.
         transcriber: the model that a transcription session asks for.
         tools: functions that the client offers.
@@ -213,8 +215,8 @@ class Configure:
     modality: Modality | None = None
     detection: TurnDetection | None = None
     is_undetected: bool = False
-    heard: Coding | None = None
-    spoken: Coding | None = None
+    input_format: Coding | None = None
+    output_format: Coding | None = None
     transcribes: bool | None = None
     transcriber: str | None = None
     tools: tuple[Tool, ...] | None = None
@@ -240,7 +242,7 @@ class Respond:
     """Ask for a response.
 
     Attributes:
-        metadata: told again with the response.
+        metadata: returned with the response.
         modality: what it is made of; None: as of the session.
         instructions: for this response; None: those of the session.
         max_tokens: its bound; 0: it has none.
@@ -365,12 +367,12 @@ class RateLimit:
 
 @attrs.frozen(kw_only=True)
 class InputStep:
-    """Something happened to the client's sound.
+    """A step of the client's sound: detected, committed, cleared, transcribed.
 
     Attributes:
         kind: what.
         item_id: the item that the sound is, or will be; empty where there is no item.
-        at_ms: where, in milliseconds of the client's sound; of speech. Of a transcript how long.
+        at_ms: where in the client's sound, in milliseconds; how long, of a transcript.
         text: a transcript, or a piece of one; of a failure its reason.
         fault: the failure's code.
         previous_id: the item before it; None: it is the first one.
@@ -388,7 +390,7 @@ class InputStep:
 
 @attrs.frozen(kw_only=True)
 class ItemStep:
-    """An item of the conversation: added, whole, or told again.
+    """An item of the conversation was added, is complete, or was retrieved.
 
     Attributes:
         kind: which of them.
@@ -429,7 +431,7 @@ class ItemTruncated:
 
 @attrs.frozen(kw_only=True)
 class ReplyState:
-    """A response begins, or is over.
+    """A response begins or ends.
 
     Attributes:
         reply: the response.
@@ -440,12 +442,12 @@ class ReplyState:
 
 @attrs.frozen(kw_only=True)
 class ReplyStep:
-    """A response goes on.
+    """A part of a response begins, continues or ends.
 
     Attributes:
         kind: what begins, or is whole.
         response_id: the response.
-        item: its item; of an item.
+        item: the item.
         modality: sound or text; of a part.
         text: the text, or the transcript of sound.
     """

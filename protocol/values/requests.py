@@ -95,7 +95,8 @@ class Init:
         config: inference settings.
         live: the settings that only `live` has.
         omni: the settings that only `vllm-omni` has.
-        notices: the client wants to be told when the server is about to shut down.
+        notices: the client wants to be told when the server is about to shut down, and what its
+            user said.
         record: false: do not record the session, and remove what is recorded.
         tools: what the model may call: functions that the client runs.
     """

@@ -60,7 +60,7 @@ class Shortened:
         size_bytes: of the whole message; of text in UTF-8.
         blake2b: of those bytes, 128 bits in hex.
         head: its first `KEPT_CHARS` characters; empty if they are the frame.
-        unreadable: why it is no message at all; else empty.
+        unreadable: why it is not a message at all; else empty.
         refused: its refusal by its fields or the session; None if the kept frame still shows it.
         read_bytes: of a message that was too long: those that were read before it was refused, as
             many as `blake2b` is of. Its size is what its header says. None for any other.

@@ -177,22 +177,26 @@ class Field(FieldColumns):
 
     def putter(self) -> Put:
         """Make the function that writes it in its place; a plain attribute is already there."""
-        name, write, is_plain = self.name, self.kind.write or as_it_is, self.is_plain
+        name, write, is_plain = self.name, self.kind.write, self.is_plain
         if is_plain and not self.omit:
+            always = write or as_it_is
 
             def convert(body: dict[str, object], _subject: object, _message: object) -> None:
-                body[name] = write(body[name])
+                body[name] = always(body[name])
 
             return convert
         get = self.get or attrgetter(self.attribute.removeprefix("^"))
 
         def put(body: dict[str, object], _subject: object, message: object) -> None:
             value = body[name] if is_plain else get(message)
-            written = None if self.omit and value == self.default else write(value)
-            if self.omit and written is None:
+            if self.omit and value == self.default:
+                value = None
+            elif write is not None:
+                value = write(value)
+            if self.omit and value is None:
                 del body[name]
             else:
-                body[name] = written
+                body[name] = value
 
         return put
 

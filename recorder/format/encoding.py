@@ -137,9 +137,13 @@ def runs(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Join records of small frames that follow each other; all others stand by themselves."""
     run, run_bytes = list[Record](), 0
     for record in records:
-        chars = _chars(record)
-        is_small = chars is not None and chars <= FRAME_CHARS_MAX
-        size = RECORD_OVERHEAD_BYTES + (chars or 0)
+        frame = record.fields.get("frame") if record.kind == "rx" else None
+        is_small = (
+            isinstance(frame, str)
+            and len(frame) <= FRAME_CHARS_MAX
+            and record.fields.keys() == _PLAIN
+        )
+        size = RECORD_OVERHEAD_BYTES + (len(frame) if isinstance(frame, str) else 0)
         if run and (not is_small or run_bytes + size > RUN_BYTES_MAX or len(run) == RECORDS_MAX):
             yield run
             run, run_bytes = [], 0
@@ -150,13 +154,6 @@ def runs(records: Iterable[Record]) -> Iterator[list[Record]]:
             yield [record]
     if run:
         yield run
-
-
-def _chars(record: Record) -> int | None:
-    """The length of a client's text, if its record has nothing else."""
-    frame = record.fields.get("frame") if record.kind == "rx" else None
-    is_plain = isinstance(frame, str) and record.fields.keys() == _PLAIN
-    return len(frame) if is_plain and isinstance(frame, str) else None
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -240,7 +237,8 @@ class RecordEncoder:
             frame := fields.get("frame"), (str, bytes, Utf8Text)
         ):
             rest = {key: value for key, value in fields.items() if key != "frame"}
-            kept, cut = _cut_frame(frame, self.frame_bytes_max)
+            is_short = len(frame) * UTF8_BYTES_MAX <= self.frame_bytes_max
+            kept, cut = (frame, None) if is_short else _cut_frame(frame, self.frame_bytes_max)
             if cut and FRAME_CUT in rest:
                 raise RecordInvalid(f"record {record.seq} sets the field {FRAME_CUT!r} itself")
             packed = packer.pack_mapping({**rest, FRAME_CUT: cut} if cut else rest, 0)
@@ -256,7 +254,8 @@ class RecordEncoder:
             "version": RECORD_VERSIONS[record.kind],
         }
         json_header = to_json(header)
-        _check_header(record, json_header)
+        if len(json_header) > HEADER_VALUES_MAX:  # each value takes a byte
+            _check_header(record, json_header)
         start = frame_record(json_header, packer.area_bytes)
         framed_bytes = len(start) + packer.area_bytes
         if framed_bytes > RECORD_BYTES_MAX:
@@ -299,8 +298,6 @@ def to_json(header: Mapping[str, object]) -> bytes:
 
 
 def _check_header(record: Record, header: bytes) -> None:
-    if len(header) <= HEADER_VALUES_MAX:
-        return  # Each value takes a byte; most headers are short, and their cost counts them too.
     if len(header) > HEADER_BYTES_MAX or count_values(header) > HEADER_VALUES_MAX:
         raise RecordInvalid(
             f"{record.kind} {record.seq} has a header of {len(header)} bytes and"
@@ -345,8 +342,7 @@ class _Packer:
         if isinstance(frame, bytes) or (isinstance(frame, str) and not _is_utf8(frame)):
             return self._pack(frame, 0)
         pieces = extract(frame) if split is None else split
-        has_blobs = any(isinstance(piece, bytes) for piece in pieces)
-        if not has_blobs and (short := _short_text(frame)) is not None:
+        if bytes not in map(type, pieces) and (short := _short_text(frame)) is not None:
             return short
         return {TEXT: [self._pack_piece(piece) for piece in pieces]}
 
@@ -366,8 +362,10 @@ class _Packer:
                 raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
             packed["$" + key if key.startswith(RESERVED) else key] = (
                 item
-                if item is None or isinstance(item, int)  # most are; saves a call
-                else self._pack(item, depth + 1)
+                if item is None
+                or isinstance(item, int)
+                or (type(item) is str and len(item) <= TEXT_CHARS_INLINE and item.isascii())
+                else self._pack(item, depth + 1)  # most are above: saves a call
             )
         return packed
 

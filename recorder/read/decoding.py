@@ -250,7 +250,7 @@ class _Unpacker:
         start, length = part
         whole = self.last.of((seq, other), unpack_it)
         if start + length > len(whole):
-            raise FormatError(f"blob {index} of record {own} is no part of another")
+            raise FormatError(f"blob {index} of record {own} is not part of another")
         self._charge(length)
         return whole[start : start + length]
 

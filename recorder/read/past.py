@@ -116,5 +116,5 @@ class Past:
                 if chunk.index == 0:
                     self.chunks.clear()
                 self._chunk = chunk
-            case ev.ChunkDone(result=heard) if self._chunk is not None:
-                self.chunks.append((self._chunk, heard))
+            case ev.ChunkDone(result=result) if self._chunk is not None:
+                self.chunks.append((self._chunk, result))

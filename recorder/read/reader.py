@@ -496,7 +496,7 @@ def find_head(
             raise TooNew(newer)
         start = source.read(0, len(MARK))
         if not MARK.startswith(start):
-            raise Unreadable("this is no recording: there is no block of one in it")
+            raise Unreadable("this is not a recording: there is not a block of one in it")
         raise Unreadable("no block of the log can be read, or none is complete yet")
     header = block.header
     if header.first_seq and not header.has_head_copy:

@@ -3,7 +3,7 @@
 Rules: a block is accepted only if its header's CRC and limits, its payload's CRC and its
 decompressed length hold. After a bad payload, the next block is found by length, unless a mark
 inside shows missing bytes; after a bad header, by the next mark. A block that goes back in `seq` is
-refused; gaps in `seq` and broken chains are reported. An incomplete block at the end is no damage.
+refused; gaps in `seq` and broken chains are reported. An incomplete block at the end is not damage.
 A seek table must match the undamaged blocks. Scanning can continue when the file has grown; memory
 is one block, and each byte is read a bounded number of times, whatever headers claim.
 """

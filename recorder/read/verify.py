@@ -1,8 +1,8 @@
 """Checks a whole session log, for `antiphon recordings verify`.
 
-Rules: an intact log without `fin` is open, which is no fault. Any damage makes it damaged; without
-a session record it is unreadable. `fin` must name the previous block's chain and the right counts,
-and a seek table must match the log.
+Rules: an intact log without `fin` is open, which is not a fault. Any damage makes it damaged;
+without a session record it is unreadable. `fin` must name the previous block's chain and the right
+counts, and a seek table must match the log.
 """
 
 from __future__ import annotations

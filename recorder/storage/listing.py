@@ -136,10 +136,10 @@ def _known(
         rows = database.execute(_SUMMARIES).fetchall()
         with suppress(sqlite3.OperationalError):  # it is busy or read-only
             database.executemany(drop, [row[:1] for row in rows if row[0] not in logs])
-        for recording_id, *key, told in rows:
+        for recording_id, *key, summary_json in rows:
             info = logs.get(recording_id)
             if info is not None and key == [info.inode, info.file_bytes, info.modified_ns]:
-                summary = Summary(**orjson.loads(told))
+                summary = Summary(**orjson.loads(summary_json))
                 found[recording_id] = Entry(info=info, summary=summary)
     return found
 
@@ -229,8 +229,8 @@ class Listing:
                 self._entries = {} if self.index is None else self.index.load(logs)
             self._forget(logs)
             self._read(self._unread(logs), on_read)
-            told = [as_of_now(it.summary, it.info) for it in self._entries.values()]
-        return tuple(sorted(told, key=lambda it: (-it.listed_ms, it.recording_id)))
+            summaries = [as_of_now(it.summary, it.info) for it in self._entries.values()]
+        return tuple(sorted(summaries, key=lambda it: (-it.listed_ms, it.recording_id)))
 
     def find(self, recording_id: str) -> Entry | None:
         """Return one log and its current summary, or None; `recording_id` may be untrusted text."""

@@ -49,7 +49,7 @@ def _whole(low: int, high: int) -> Any:
 
     def check(_mark: object, field: attrs.Attribute[int], value: object) -> None:
         if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{field.name} is no whole number from {low} to {high}")
+            raise ValueError(f"{field.name} is not a whole number from {low} to {high}")
 
     return attrs.field(validator=check)
 
@@ -59,7 +59,7 @@ def _text(chars_min: int, chars_max: int) -> Any:
 
     def check(_mark: object, field: attrs.Attribute[str], value: object) -> None:
         if not isinstance(value, str) or not chars_min <= len(value) <= chars_max:
-            raise ValueError(f"{field.name} is no text of {chars_min} to {chars_max} characters")
+            raise ValueError(f"{field.name} is not text of {chars_min} to {chars_max} characters")
 
     return attrs.field(validator=check)
 
@@ -119,7 +119,7 @@ def read_marks(path: Path) -> Marks:
     """Read a file of marks; a missing one has none, an unreadable one is damaged."""
     try:
         with _opened(path, os.O_RDONLY) as descriptor:
-            return _Lines(_content(descriptor)).told()
+            return _Lines(_content(descriptor)).marks()
     except FileNotFoundError:
         return Marks()
     except OSError:
@@ -144,7 +144,7 @@ def remove_mark(path: Path, number: int, *, by: str, now_ms: int) -> bool:
     """Append that a mark is removed; False if it is missing. Blocks and raises as `add_mark`."""
     with _locked(path) as descriptor:
         data = _content(descriptor)
-        if _Lines(data).told().of(number) is None:
+        if _Lines(data).marks().of(number) is None:
             return False
         removal = _Removal(removes=number, by=by, written_ms=now_ms)
         _append(descriptor, data, attrs.asdict(removal))
@@ -161,7 +161,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags, FILE_MODE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no file")
+            raise OSError(f"{path} is not a file")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -213,18 +213,18 @@ class _Lines:
         self.last = 0
         removed: set[int] = set()
         for line in data[:FILE_BYTES_MAX].split(b"\n"):
-            said = _read(line) if line else None
-            if isinstance(said, Mark) and said.number not in self._marks:
-                self._marks[said.number] = said
-            elif isinstance(said, _Removal):
-                removed.add(said.removes)
+            entry = _read(line) if line else None
+            if isinstance(entry, Mark) and entry.number not in self._marks:
+                self._marks[entry.number] = entry
+            elif isinstance(entry, _Removal):
+                removed.add(entry.removes)
             elif line:
                 self._damaged += 1
         self.last = max([0, *self._marks, *removed])
         for number in removed:
             self._marks.pop(number, None)
 
-    def told(self) -> Marks:
+    def marks(self) -> Marks:
         """The marks that are there."""
         marks = sorted(self._marks.values(), key=lambda it: (it.at_ms, it.number))
         return Marks(marks=tuple(marks), damaged=self._damaged)
@@ -235,7 +235,7 @@ def _read(line: bytes) -> Mark | _Removal | None:
     if len(line) > LINE_BYTES_MAX:
         return None
     try:
-        said = json.loads(line)
-        return _Removal(**said) if "removes" in said else Mark(**said)
+        fields = json.loads(line)
+        return _Removal(**fields) if "removes" in fields else Mark(**fields)
     except (TypeError, ValueError, RecursionError):
         return None

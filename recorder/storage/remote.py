@@ -209,17 +209,17 @@ class RemoteStore:
             file.write(part)
             watch(len(part))
 
-    def _log_of(self, told: ObjectMeta) -> StoredLog | None:
-        recording_id = recording_id_in(told["path"])
+    def _log_of(self, meta: ObjectMeta) -> StoredLog | None:
+        recording_id = recording_id_in(meta["path"])
         if recording_id is None:
             return None
-        e_tag = told["e_tag"]
+        e_tag = meta["e_tag"]
         name = hashlib.sha256((e_tag or "").encode()).digest()
         return StoredLog(
             recording_id=recording_id,
             inode=int.from_bytes(name[:7], "big"),
-            file_bytes=told["size"],
-            modified_ns=int(told["last_modified"].timestamp() * 1e6) * 1000,
+            file_bytes=meta["size"],
+            modified_ns=int(meta["last_modified"].timestamp() * 1e6) * 1000,
             remote=self,
             e_tag=e_tag,
         )

@@ -212,7 +212,7 @@ def _look_at(entry: os.DirEntry[str]) -> LocalLog | None:
 
 
 def local_log(recording_id: str, path: Path, status: os.stat_result) -> LocalLog | None:
-    """Return a log by its file's status; None if it is no regular file."""
+    """Return a log by its file's status; None if it is not a regular file."""
     if not stat.S_ISREG(status.st_mode):
         return None
     return LocalLog(

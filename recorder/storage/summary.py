@@ -160,16 +160,16 @@ class _Start:
 
 
 def _with_head(known: Summary, fields: Fields) -> Summary:
-    config = fields.get("config")
-    said: Fields = config if isinstance(config, dict) else {}
+    found = fields.get("config")
+    config: Fields = found if isinstance(found, dict) else {}
     began_ms = _count(fields.get("wall_ms"))
     return attrs.evolve(
         known,
         began_ms=began_ms if began_ms is not None and began_ms <= WALL_MS_MAX else None,
         session_id=session_id_in(fields),
-        mode=_text(said.get("mode")),
-        owner=_text(said.get("owner")) or "",
-        model=_text(said.get("model")),
+        mode=_text(config.get("mode")),
+        owner=_text(config.get("owner")) or "",
+        model=_text(config.get("model")),
     )
 
 
@@ -219,16 +219,16 @@ def _last_blocks(source: Source, window_bytes: int, expansion: Expansion) -> Ite
 
 
 def _with_fin(known: Summary, fin: Record) -> Summary:
-    said = fin.fields
+    fields = fin.fields
     return attrs.evolve(
         known,
         state="finished",
         duration_ms=fin.at_ns // _NS_PER_MS,
-        dialect=_text(said.get("dialect")),
-        reason=_text(said.get("reason")),
-        units=_count(said.get("units")),
-        turns=_count(said.get("turns")),
-        chunks=_count(said.get("chunks")),
+        dialect=_text(fields.get("dialect")),
+        reason=_text(fields.get("reason")),
+        units=_count(fields.get("units")),
+        turns=_count(fields.get("turns")),
+        chunks=_count(fields.get("chunks")),
     )
 
 

@@ -246,7 +246,7 @@ class SessionLog:
 
     def abandon(self, reason: str) -> None:
         """Fail the log by the driver's decision; its backlog is dropped and counted."""
-        self.fail(LogFailed(reason), tell=False)
+        self.fail(LogFailed(reason), notify=False)
         self._shared.serve_here()
 
     def discard(self) -> None:
@@ -275,11 +275,20 @@ class SessionLog:
         """Take any records, see `append`; called by the recorder."""
         sizes = [size_bytes(record.fields) + RECORD_OVERHEAD_BYTES for record in records]
         shared = self._shared
+        bytes_max = shared.session_bytes_max + RECORD_BYTES_MAX
         with shared.changed:
             self.queued_at = self.queued_at if self._queue else shared.clock()
             self.awaited_at = shared.clock() if urgent else self.awaited_at
             for record, size in zip(records, sizes, strict=True):
-                self._check(record, size)
+                if self._is_ended or (shared.is_closing and self.failure is None):
+                    of = f"{record.kind} {record.seq}"
+                    raise LogMisuse(f"{self.path.name} has ended, {of} is too late")
+                if record.seq != self.next_seq:
+                    of = f"{record.kind} has seq {record.seq}"
+                    raise LogMisuse(f"{of}, the next is {self.next_seq}")
+                if self.backlog_bytes + size > bytes_max:
+                    held = f"{self.path.name} holds {self.backlog_bytes} bytes"
+                    raise LogFull(f"{held} back already")
                 self.next_seq += 1
                 self._is_ended = is_last
                 if self.failure is not None:
@@ -330,7 +339,7 @@ class SessionLog:
             if self._queue and min(self.queued_at, self.awaited_at) <= since:
                 self._call_up()
 
-    def fail(self, failure: LogFailed, *, tell: bool) -> None:
+    def fail(self, failure: LogFailed, *, notify: bool) -> None:
         """Fail the log for good, from any thread; the recorder's thread closes the file."""
         with self._shared.changed:
             if self.failure is not None:
@@ -338,7 +347,7 @@ class SessionLog:
             self._shared.failures += 1
             self._give_up(failure)
         self._shared.wake()
-        if tell and self._on_failure is not None:
+        if notify and self._on_failure is not None:
             call = partial(self._on_failure, failure)
             call() if self._home is None else self._home.call_soon(call)
 
@@ -347,16 +356,6 @@ class SessionLog:
         self._call_up()
         self._shared.collect(self._waiters)
         self._shared.collect(self._shared.room_waiters)
-
-    def _check(self, record: Record, size: int) -> None:
-        shared = self._shared
-        is_over = shared.is_closing and self.failure is None
-        if is_over or self._is_ended:
-            raise LogMisuse(f"{self.path.name} has ended, {record.kind} {record.seq} is too late")
-        if record.seq != self.next_seq:
-            raise LogMisuse(f"{record.kind} has seq {record.seq}, the next is {self.next_seq}")
-        if self.backlog_bytes + size > shared.session_bytes_max + RECORD_BYTES_MAX:
-            raise LogFull(f"{self.path.name} holds {self.backlog_bytes} bytes back already")
 
     def _call_up(self) -> None:
         self._due_seq, self._is_due = self.next_seq - 1, True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX
 from ..format.records import Record
 from .disk import Directories, Disk
 
+_framed_bytes: Final = attrgetter("framed_bytes")
 _ALONE: Final = frozenset({"session", "fin"})
 WRITE_BYTES_MAX: Final = BLOCK_BYTES
 """Bytes per write(2): on a slow disk all logs wait for the last write."""
@@ -107,7 +109,7 @@ class LogFile:
                 yield from self._write_batch(batch)
                 batch = None
             framed = self._encode(run)
-            size = sum(each.framed_bytes for each in framed)
+            size = sum(map(_framed_bytes, framed))
             if size > STEP_BYTES:
                 yield size
             if batch is not None and batch.payload_bytes + size > BLOCK_BYTES:
@@ -180,8 +182,8 @@ class LogFile:
             return self._encoder.encode_run(run)
         (record,) = run
         if record.kind == "fin":
-            said = {**record.fields, **self._chain.fin_fields()}
-            record = attrs.evolve(record, fields=said)
+            fields = {**record.fields, **self._chain.fin_fields()}
+            record = attrs.evolve(record, fields=fields)
         framed = self._encoder.encode(record)
         if record.kind == "session" and framed.framed_bytes > HEAD_BYTES_MAX:
             raise RecordInvalid(f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}")

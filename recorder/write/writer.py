@@ -388,7 +388,7 @@ class Recorder:
     def _fail(self, log: SessionLog, error: BaseException) -> None:
         failure = LogFailed(f"{log.path.name} failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
-        log.fail(failure, tell=True)
+        log.fail(failure, notify=True)
 
     def _drop_failed(self, log: SessionLog) -> None:
         if log.is_unwanted:

@@ -158,7 +158,7 @@ def read_suite(folder: Path) -> Suite:
             raise UnusableError(f"{path}: there is no suite; --record-suite makes one")
         body = tomllib.loads(_bounded(path, MANIFEST_BYTES_MAX).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UnusableError(f"{path}: is no TOML: {error}") from error
+        raise UnusableError(f"{path}: is not TOML: {error}") from error
     try:
         cases = _CONVERTER.structure(body, Manifest).case
     except Exception as error:
@@ -404,7 +404,7 @@ def _spoken(samples: NDArray[np.float32]) -> tuple[Span, ...]:
     for begin in range(0, len(samples), INPUT_RATE_HZ):
         pcm = samples[begin : begin + INPUT_RATE_HZ].astype("<f4").tobytes()
         at_ns = time_of("user", begin + INPUT_RATE_HZ)
-        speech.hear(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm)))
+        speech.add(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=pcm)))
     return speech.spans()
 
 

@@ -175,7 +175,7 @@ class Gathering:
             duration_ns=story.duration_ns,
             finished=story.end.finished,
             damage_count=story.damage_count,
-            lost=lost_in(self.timeline.head) - _SAID[talk.user.source],
+            lost=lost_in(self.timeline.head) - _IN_EVENTS[talk.user.source],
             speech_source=talk.user.source if is_talk else None,
             conversation=talk.conversation(self._talked_ns) if is_talk else Conversation(),
             input_lead=talk.user.lead if is_talk else None,
@@ -226,9 +226,9 @@ class Gathering:
             case ev.UnitDone(result=result):
                 self._units.decided(result, story.exchanges.current, story.forced_units)
             case ev.ChunkDone(at_ns=at_ns, result=result) if result.text:
-                heard_ns = story.dictated.heard_ns
-                if heard_ns:  # else the dialect's sound is not placed
-                    self._word_delays.append((at_ns, max(0, at_ns - heard_ns)))
+                fed_ns = story.dictated.fed_ns
+                if fed_ns:  # else the dialect's sound is not placed
+                    self._word_delays.append((at_ns, max(0, at_ns - fed_ns)))
         if passage.ended is not None:
             self._chat.ended(passage.ended)
         if story.session is not None:
@@ -247,7 +247,7 @@ _LOST: Final[Mapping[Lost, tuple[str, str]]] = {
     "speech": ("audio", "user"),
     "words": ("text", "model"),
 }
-_SAID: Final[Mapping[SpeechSource, frozenset[Lost]]] = {
+_IN_EVENTS: Final[Mapping[SpeechSource, frozenset[Lost]]] = {
     "log": frozenset({"speech"}),
     "energy": frozenset(),
 }
@@ -452,7 +452,7 @@ def _shortest(spans: Iterable[Span]) -> Times | None:
 # -- a forced session ------------------------------------------------------------------------------
 
 
-HEARD: Final = limits.HEARD_MS * conversation.TICKS_PER_MS
+OVERLAP_MIN: Final = limits.OVERLAP_MS_MIN * conversation.TICKS_PER_MS
 MICRO: Final = 1_000_000
 """Logits inside are in millionths."""
 NANO: Final = 1_000_000_000
@@ -483,10 +483,10 @@ class ForcedSession:
         """Take a unit, the recorded result, and the forced one."""
         begin = (self._units + self._elsewhere) * UNIT_SAMPLES
         at_ns = time_of("user", begin + UNIT_SAMPLES)
-        self._speech.hear(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=unit.pcm)))
+        self._speech.add(UserSound.of(Sound(voice="user", at_ns=at_ns, begin=begin, pcm=unit.pcm)))
         made, counts = forced.result, self._counts
-        is_taken = (made.is_listen, made.decided_ids) == (recorded.is_listen, recorded.decided_ids)
-        if self._elsewhere or not is_taken:
+        is_same = (made.is_listen, made.decided_ids) == (recorded.is_listen, recorded.decided_ids)
+        if self._elsewhere or not is_same:
             self._elsewhere += 1
             return
         stages = [choice.stage for choice in forced.choices]
@@ -532,9 +532,9 @@ class ForcedSession:
 
 
 def _is_spoken_over(index: int, spoken: Iterable[Span]) -> bool:
-    """Whether the user speaks for `HEARD` in a unit."""
+    """Whether the user speaks for `OVERLAP_MIN` in a unit."""
     second = Span(index * conversation.TICK_HZ, (index + 1) * conversation.TICK_HZ)
-    return sum(second.overlap(span) for span in spoken) >= HEARD
+    return sum(second.overlap(span) for span in spoken) >= OVERLAP_MIN
 
 
 def _mean(values: Sequence[float], scale: int) -> Ratio | None:

@@ -1,7 +1,7 @@
 """The table of measures: names, units, definitions and sources, each written once.
 
-`antiphon eval --definitions` and docs/evaluate.md show it. A measure that means nothing in a
-recording is absent there: it has no value, and not 0.
+`antiphon eval --definitions` and the reference of the site show it. A measure that means nothing in
+a recording is absent there: it has no value, and not 0.
 
 Those of `--mode forced` say what a model decides on a recording's past. A decision is the first
 token of a unit that was free to decide: to be silent, or to be heard. Each is judged on the
@@ -223,13 +223,13 @@ silence_margin | ratio | logits | - | forced
     and `listen_prob_scale` included.
 
 barge_in_stops | ratio | share | higher | forced
-    {_OVER}{_s(at.HEARD_MS)}: the share in which this model decides to be silent.
+    {_OVER}{_s(at.OVERLAP_MS_MIN)}: the share in which this model decides to be silent.
 
 barge_in_listen_probability | ratio | % | - | forced
-    {_OVER}{_s(at.HEARD_MS)}: the mean probability of `listen` as first token.
+    {_OVER}{_s(at.OVERLAP_MS_MIN)}: the mean probability of `listen` as first token.
 
 barge_in_end_probability | ratio | % | - | forced
-    {_OVER}{_s(at.HEARD_MS)}: the mean probability of `turn_eos` as first token.
+    {_OVER}{_s(at.OVERLAP_MS_MIN)}: the mean probability of `turn_eos` as first token.
 
 logits_otherwise | ratio | share | - | forced
     Share of the units whose first logits differ in any bit from the recorded ones: the weights, the

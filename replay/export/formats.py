@@ -44,8 +44,8 @@ in which the files of a sample follow one another and share the name before the 
     ID-000003.json       what it decided, its text, and about which session
 
 Units that failed or were undone are left out. What a redaction took out is left out too, with the
-tokens that say it: silence is no sample of speech. Equal logs give equal bytes: files have no times
-or owner.
+tokens that say it: silence is not a sample of speech. Equal logs give equal bytes: files have no
+times or owner.
 """
 
 from __future__ import annotations

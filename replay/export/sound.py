@@ -70,13 +70,13 @@ class Mixer:
     """Mixes a session's sounds; its methods raise `TooLongError` first after `DURATION_S_MAX`."""
 
     def __init__(self) -> None:
-        self._lanes: Final = tuple(_Lane(voice) for voice in VOICES)
+        self._tracks: Final = tuple(_Track(voice) for voice in VOICES)
         self._filled_ns = 0
 
     def add(self, sound: Sound) -> Iterator[Stereo]:
         """Take the next sound; all before it is complete."""
         yield from self.advance(sound.begin_ns)
-        self._lanes[VOICES.index(sound.voice)].add(sound)
+        self._tracks[VOICES.index(sound.voice)].add(sound)
 
     def advance(self, to_ns: int) -> Iterator[Stereo]:
         """Give the sound up to a time, silence if nothing was added."""
@@ -94,20 +94,20 @@ class Mixer:
         """Give the rest, up to a duration no less than any sound's end; add nothing after it."""
         yield from self.advance(duration_ns)
         frames = -(-duration_ns * STEREO_HZ // NS_PER_S)
-        for lane in self._lanes:
-            lane.finish(frames)
+        for track in self._tracks:
+            track.finish(frames)
         yield from self._take()
 
     def _fill(self, to_ns: int) -> Iterator[Stereo]:
         self._filled_ns = to_ns
-        for lane in self._lanes:
-            lane.fill(sample_at(lane.voice, to_ns))
+        for track in self._tracks:
+            track.fill(sample_at(track.voice, to_ns))
         yield from self._take()
 
     def _take(self) -> Iterator[Stereo]:
-        frames = min(lane.ready for lane in self._lanes)
+        frames = min(track.ready for track in self._tracks)
         if frames:
-            yield np.stack([to_pcm16(lane.take(frames)) for lane in self._lanes], axis=1)
+            yield np.stack([to_pcm16(track.take(frames)) for track in self._tracks], axis=1)
 
 
 def write_wav(timeline: Timeline, file: BinaryIO) -> None:
@@ -146,7 +146,7 @@ def _pieces_of(timeline: Timeline) -> Iterator[bytes]:
     yield from map(np.ndarray.tobytes, mixer.finish(timeline.duration_ns))
 
 
-class _Lane:
+class _Track:
     """One voice: its input at its own rate, and its output at 48 kHz."""
 
     def __init__(self, voice: Voice) -> None:
@@ -179,14 +179,14 @@ class _Lane:
     def take(self, frames: int) -> _Floats:
         """Take frames out, at most `ready`."""
         self.ready -= frames
-        taken = []
+        pieces = []
         while frames:
             piece = self._out.popleft()
-            taken.append(piece[:frames])
+            pieces.append(piece[:frames])
             if len(piece) > frames:
                 self._out.appendleft(piece[frames:])
-            frames -= len(taken[-1])
-        return np.concatenate(taken) if taken else np.zeros(0, np.float32)
+            frames -= len(pieces[-1])
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
 
     def _feed(self, samples: _Floats) -> None:
         self._samples += len(samples)
@@ -234,11 +234,11 @@ def write_mp4(timeline: Timeline, file: BinaryIO) -> None:
         mixer = Mixer()
         for moment in timeline:
             if isinstance(moment, Sound):
-                movie.hear(mixer.add(moment))
+                movie.add_sound(mixer.add(moment))
             elif isinstance(moment, Picture):
-                movie.hear(mixer.advance(moment.begin_ns))
+                movie.add_sound(mixer.advance(moment.begin_ns))
                 movie.show(moment)
-        movie.hear(mixer.finish(timeline.duration_ns))
+        movie.add_sound(mixer.finish(timeline.duration_ns))
         movie.finish(timeline.duration_ns)
 
 
@@ -254,7 +254,7 @@ class _Movie:
         self._waiting: _Packets = []
         self._frames = 0
 
-    def hear(self, pieces: Iterable[Stereo]) -> None:
+    def add_sound(self, pieces: Iterable[Stereo]) -> None:
         import av
 
         for piece in pieces:
@@ -277,7 +277,7 @@ class _Movie:
         if self._video is not None:
             self._put(self._video.finish(duration_ns // NS_PER_MS))
         if not self._frames:
-            self.hear([np.zeros((AAC_FRAMES, CHANNELS), np.int16)])  # a file needs something
+            self.add_sound([np.zeros((AAC_FRAMES, CHANNELS), np.int16)])  # a file needs something
         self._put(self._audio.encode(None))
         self._container.mux(self._waiting)
 

@@ -299,7 +299,7 @@ _NOTES: Final[dict[type, NoteKind]] = {
 
 AHEAD_NS_MIN: Final = 3 * NS_PER_S // 2
 """A client that sends each second when it begins is one ahead, which is not worth a note."""
-_SAID: Final = (ms.Speech, ms.Listen, ms.Interrupted, oa.ReplyStep, oa.ReplyState)
+_ANSWERS: Final = (ms.Speech, ms.Listen, ms.Interrupted, oa.ReplyStep, oa.ReplyState)
 """Messages that a unit of the model is answered by."""
 
 
@@ -333,7 +333,7 @@ class Timeline:
         self._utterances = 0
         self._positions: Final = Positions()
         self._lead: Final = placing.Lead()
-        self._lead_told_ns = 0
+        self._lead_noted_ns = 0
 
     def __iter__(self) -> Iterator[Moment]:
         try:
@@ -385,10 +385,10 @@ class Timeline:
         return self.story.duration_ns
 
     @property
-    def heard_ns(self) -> int:
-        """When it is heard what the server sends now: later, if the model is ahead of the clock."""
-        is_said = any(isinstance(message, _SAID) for message in self.messages)
-        return self._lead.at(self._now_ns) if is_said else self._lead.after(self._now_ns)
+    def played_ns(self) -> int:
+        """When what the server sends now is played: later, if the model is ahead of the clock."""
+        is_answer = any(isinstance(message, _ANSWERS) for message in self.messages)
+        return self._lead.at(self._now_ns) if is_answer else self._lead.after(self._now_ns)
 
     @property
     def _spoken_ns(self) -> int:
@@ -397,13 +397,13 @@ class Timeline:
         return self._now_ns + placing.ahead_ns(end_ns, self._now_ns)
 
     def _begin_unit(self) -> None:
-        """Learn how far the model is ahead of the clock, and tell it if that is news."""
+        """Measure how far the model is ahead of the clock, and note a change."""
         if self.story.session is None or not self.story.is_in_step:
             return
         line, waiting = self._holding.lines["user"], self.story.session.samples_waiting
         self._lead.begin(self._now_ns, line, waiting)
-        if abs(self._lead.ns - self._lead_told_ns) >= AHEAD_NS_MIN:
-            self._lead_told_ns = self._lead.ns
+        if abs(self._lead.ns - self._lead_noted_ns) >= AHEAD_NS_MIN:
+            self._lead_noted_ns = self._lead.ns
             text = f"the user's sound is {self._lead.ns / NS_PER_S:.1f} s ahead of the clock"
             self._note("ahead", f"{text}: what is sent is heard as much later")
 
@@ -433,7 +433,7 @@ class Timeline:
             case "effect" if passage.effect == "DropUnit":
                 self._note("dropped", f"second {fields.get('ordinal')} of the input")
             case "effect" if passage.effect == "Close":
-                self._note("close", f"{fields.get('code')} {fields.get('reason')}", self.heard_ns)
+                self._note("close", f"{fields.get('code')} {fields.get('reason')}", self.played_ns)
             case "mark" if isinstance(text := fields.get("text"), str):
                 self._note("mark", text)
         match passage.event:
@@ -451,10 +451,10 @@ class Timeline:
         match request:
             case AppendSound():
                 pcm = to_float32(request.pcm16)
-                sound = self._hear(pcm, self._now_ns, is_captured=True)
-                self.story.dictated.hear(len(pcm) // SAMPLE_BYTES, sound.end_ns, self.story.session)
+                sound = self._add_sound(pcm, self._now_ns, is_captured=True)
+                self.story.dictated.add(len(pcm) // SAMPLE_BYTES, sound.end_ns, self.story.session)
             case Append():
-                self._hear(request.pcm, self._now_ns, is_captured=True)
+                self._add_sound(request.pcm, self._now_ns, is_captured=True)
                 if request.force_listen:
                     self._note("force_listen", at_ns=self._spoken_ns)
                 for picture in request.frames:
@@ -496,14 +496,14 @@ class Timeline:
                     if isinstance(content, model.Picture):
                         self._show(content.jpeg, self._asked_ns)
                     elif isinstance(content, model.Sound):
-                        self._hear(content.pcm, self._asked_ns)
+                        self._add_sound(content.pcm, self._asked_ns)
                 self._asked_ns = None
 
-    def _hear(self, pcm: bytes, at_ns: int, *, is_captured: bool = False) -> Sound:
+    def _add_sound(self, pcm: bytes, at_ns: int, *, is_captured: bool = False) -> Sound:
         later_ns = -self.story.wire.lag_ns if is_captured else 0
         sound = self._holding.sound("user", at_ns, pcm, is_captured=is_captured, later_ns=later_ns)
         if is_captured:
-            self._positions.heard(len(pcm) // SAMPLE_BYTES, sound.begin_ns)
+            self._positions.add(len(pcm) // SAMPLE_BYTES, sound.begin_ns)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
         return sound
 
@@ -518,7 +518,7 @@ class Timeline:
                 return  # answers a chunk that completes no unit
             case ms.TranscriptDelta(text=text):
                 words = self._words("model", text, f"utterance {self._utterances}")
-                begin_ns = max(self._now_ns, self.story.dictated.heard_ns)
+                begin_ns = max(self._now_ns, self.story.dictated.fed_ns)
                 self._holding.add(attrs.evolve(words, begin_ns=begin_ns))
                 return
             case ms.Speech() | ms.Delta():
@@ -541,10 +541,10 @@ class Timeline:
         self._utterances += isinstance(message, ms.TranscriptDone)
         self._flush_texts()
         if is_stop or (isinstance(message, ms.Listen) and self._is_speaking):
-            self._holding.cut(self.heard_ns)
+            self._holding.cut(self.played_ns)
         if is_stop or isinstance(message, ms.Listen | ms.Response):
             self._is_speaking = False
-        self._note(_NOTES.get(type(message), "interrupted"), _details(message), self.heard_ns)
+        self._note(_NOTES.get(type(message), "interrupted"), _details(message), self.played_ns)
 
     def _speak(self, text: str, pcm: bytes, response_id: str) -> None:
         """Add the model's words and sound; its words may come before their sound."""
@@ -554,7 +554,7 @@ class Timeline:
             self._texts.append(self._words("model", text, response_id))
         if not pcm:
             return
-        later_ns = self.heard_ns - self._now_ns
+        later_ns = self.played_ns - self._now_ns
         sound = self._holding.sound(
             "model", self._now_ns, pcm, response_id=response_id, later_ns=later_ns
         )
@@ -575,7 +575,7 @@ class Timeline:
         return Words(
             voice=voice,
             at_ns=self._now_ns,
-            begin_ns=self.heard_ns if voice == "model" else self._now_ns,
+            begin_ns=self.played_ns if voice == "model" else self._now_ns,
             end_ns=None,
             text=text,
             response_id=response_id,

@@ -175,9 +175,9 @@ _PART: Final = "data"
 
 
 def _tables() -> Iterator[Table]:
-    """Name the tables of all that clients say, and those of the objects in them."""
-    said = [dialect.requests("video") for dialect in DIALECTS.values()]
-    for _, table in chain(*said, DIALECTS["realtime"].requests("chat")):
+    """List the tables of all requests, and those of the objects in them."""
+    requests = [dialect.requests("video") for dialect in DIALECTS.values()]
+    for _, table in chain(*requests, DIALECTS["realtime"].requests("chat")):
         yield table
         for row in walk(table.shape.rows):
             yield from tables_in(row.kind) if isinstance(row, Field) else ()
@@ -305,8 +305,8 @@ class FrameEditor:
 
     def _replace(self, span: Span, old: str, holds: Holds) -> str:
         if span.kind == "number":
-            taken, like = _taken(span, old), content.numbers(old)
-            return next((new for new in like if _taken(span, new) == taken), like[0])
+            accepted, like = _accepted(span, old), content.numbers(old)
+            return next((new for new in like if _accepted(span, new) == accepted), like[0])
         if span.kind == "word":
             return content.fill(old)
         if holds.form == "words":
@@ -321,13 +321,13 @@ class FrameEditor:
         if form == "pcm" and self.has_line_breaks and _LINE_BREAK.search(old):
             return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
         text = unescaped(old)
-        said = DATA_URL.match(text)
+        url = DATA_URL.match(text)
         known = next(filter(text.startswith, IMAGE_URL_HEADS.values()), "")
-        head = known or (_unnamed(said[0]) if said else "")
+        head = known or (_unnamed(url[0]) if url else "")
         try:
-            data = pybase64.b64decode(text[said.end() :] if said else text, validate=True)
+            data = pybase64.b64decode(text[url.end() :] if url else text, validate=True)
         except ValueError:
-            return head + content.refuse_json(old.removeprefix(said[0] if said else ""))
+            return head + content.refuse_json(old.removeprefix(url[0] if url else ""))
         hide: Mapping[str, Callable[[bytes], bytes]] = {
             "pcm": content.mute16 if self.is_pcm16 else content.mute,
             "sound": content.mute_file,
@@ -364,8 +364,8 @@ def _fits(schema: Schema, number: float) -> bool:
     return is_named and low <= number <= high and number > schema.get("exclusiveMinimum", -math.inf)
 
 
-def _taken(span: Span, text: str) -> list[bool] | None:
-    """Which of the rows for a key take a number as its value; None: it is not JSON."""
+def _accepted(span: Span, text: str) -> list[bool] | None:
+    """Which of the rows for a key accept a number as its value; None: it is not JSON."""
     key = span.path[-1] if span.path else 0
     kinds = _KINDS.get(key, ()) if isinstance(key, str) else ()
     try:
@@ -377,7 +377,7 @@ def _taken(span: Span, text: str) -> list[bool] | None:
 
 def _is_setting(span: Span, text: str, at_ns: int) -> bool:
     """Whether a number is what its field may hold, at the time of its frame."""
-    if not any(_taken(span, text) or ()):
+    if not any(_accepted(span, text) or ()):
         return False
     return span.path[-1] != _PLAYED or orjson.loads(text) <= at_ns // NS_PER_MS
 
@@ -399,8 +399,8 @@ def _judge(
     if holds is SETTING and span.kind == "number":
         return "user", TEXT
     if holds is SETTING:
-        is_said = word in WORDS or unescaped(word) in known_words
-        return "user", None if is_said else TEXT
+        is_known = word in WORDS or unescaped(word) in known_words
+        return "user", None if is_known else TEXT
     if holds is VOICE_NAMED and unescaped(word) in STOCK_VOICES:
         return "user", None
     if key == _PART:

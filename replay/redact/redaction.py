@@ -30,22 +30,9 @@ import click
 from rich.console import Console
 
 from protocol.values import events as ev
+from protocol.values import model
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
-from protocol.values.model import (
-    ChunkResult,
-    Costs,
-    Cut,
-    Finalized,
-    Opened,
-    Prefill,
-    Silent,
-    Span,
-    ToolCall,
-    TurnChunk,
-    TurnResult,
-    UnitResult,
-)
 from protocol.values.record_names import RECORD_FIELDS
 from protocol.values.utf8 import Refused, Shortened
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, MappingError, event_of
@@ -69,7 +56,7 @@ from .frames import FrameEditor
 Shape = Literal["words", "pcm", "ids", "name"]
 
 
-class Apart(Enum):
+class Special(Enum):
     """Fields with special rules."""
 
     NOTHING = "a number, a flag, a time, a name that the server made"
@@ -91,11 +78,11 @@ class Content:
 LEFT_OUT: Final = "the words of this error were left out"
 ID_BYTES: Final = 8
 """The bytes that a token id or a code counts, in the report."""
-_RULES: Final[Mapping[str, Content | Apart]] = {
-    "below": Apart.BELOW,
-    "trace": Apart.TRACE,
-    "frame": Apart.FRAME,
-    "media": Apart.MEDIA,
+_RULES: Final[Mapping[str, Content | Special]] = {
+    "below": Special.BELOW,
+    "trace": Special.TRACE,
+    "frame": Special.FRAME,
+    "media": Special.MEDIA,
     "words": Content(("text",), "model", "words"),
     "tokens": Content(("text",), "model", "ids"),
     "speech": Content(("audio",), "model", "pcm"),
@@ -110,16 +97,16 @@ _RULES: Final[Mapping[str, Content | Apart]] = {
 }
 
 
-def _fields(plain: str, **others: str) -> dict[str, Content | Apart]:
+def _fields(plain: str, **others: str) -> dict[str, Content | Special]:
     """List fields by name: those without content, then those of each rule."""
-    named = [(Apart.NOTHING, plain), *((_RULES[rule], names) for rule, names in others.items())]
+    named = [(Special.NOTHING, plain), *((_RULES[rule], names) for rule, names in others.items())]
     return {name: rule for rule, names in named for name in names.split()}
 
 
 _TIMED: Final = _fields("at_ns")
 _INDEXED: Final = _fields("at_ns index")
 _LEASED: Final = _fields("at_ns lease")
-FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
+FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
     ev.ConnectionOpened: _fields(
         "at_ns recording_id created_ms mode seed recording endpoint behaviour quiet must_record"
         " recording_notice resume_hash",
@@ -145,14 +132,14 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
     ev.AdmissionRefused: _fields("at_ns code"),
     ev.SlotLeased: _fields("at_ns lease slot"),
     ev.BackendOpened: _fields("at_ns lease", below="opened"),
-    Opened: _fields("prompt_length", prompt="fed_ids"),
+    model.Opened: _fields("prompt_length", prompt="fed_ids"),
     ev.BackendOpenFailed: _fields("at_ns lease context_full is_lost"),
     ev.MediaDecoded: _fields("at_ns media", media="pcm images stacked_images"),
     ev.MediaRejected: _fields("at_ns media reason"),
     **dict.fromkeys((ev.SpeechStarted, ev.SpeechStopped), _fields("at_ns at_ms")),
     ev.UserTranscribed: _fields("at_ns start_ms end_ms is_last", user_words="text"),
     ev.UnitDone: _fields("at_ns", below="result"),
-    UnitResult: _fields(
+    model.UnitResult: _fields(
         "index is_listen end_of_turn kv_length vision_slices vision_tokens",
         below="cut costs",
         trace="input_hash logits_hash margin",
@@ -161,22 +148,22 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         words="text",
         speech="pcm",
     ),
-    Cut: _fields("stage step"),
-    Costs: _fields("prefill_us generate_us llm_us tts_us token2wav_us wall_us"),
+    model.Cut: _fields("stage step"),
+    model.Costs: _fields("prefill_us generate_us llm_us tts_us token2wav_us wall_us"),
     ev.UnitFailed: _fields("at_ns index context_full"),
     ev.FinalizeDone: _fields("at_ns", below="finalized"),
-    Finalized: _fields("index kv_length cost_us", tokens="fed_ids", below="silent"),
-    Silent: _fields("end is_open", tokens="decided_ids", below="spans"),
-    Span: _fields("kind fault", user_name="name", words="text arguments"),  # offered by the user
+    model.Finalized: _fields("index kv_length cost_us", tokens="fed_ids", below="silent"),
+    model.Silent: _fields("end is_open", tokens="decided_ids", below="spans"),
+    model.Span: _fields("kind fault", user_name="name", words="text arguments"),  # the user's tools
     **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
     ev.TurnPrefilled: _fields("at_ns", below="prefill"),
-    Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),
+    model.Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),
     ev.TurnProgress: _fields("at_ns", below="chunk"),
-    TurnChunk: _fields(
+    model.TurnChunk: _fields(
         "index step", tokens="token_ids", codes="codec_ids", words="text", speech="pcm"
     ),
     ev.TurnDone: _fields("at_ns", below="result"),
-    TurnResult: _fields(
+    model.TurnResult: _fields(
         "index reason generated_tokens kv_length cut",
         below="tool_calls costs",
         trace="logits_hash margin",
@@ -184,10 +171,10 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Apart]]] = {
         words="text",
         speech="pcm",
     ),
-    ToolCall: _fields("id", model_name="name", words="arguments"),
+    model.ToolCall: _fields("id", model_name="name", words="arguments"),
     ev.TurnFailed: _fields("at_ns index context_full refused"),
     ev.ChunkDone: _fields("at_ns", below="result"),
-    ChunkResult: _fields(
+    model.ChunkResult: _fields(
         "utterance index reason prompt_tokens generated_tokens kv_length",
         trace="input_hash logits_hash margin",
         below="costs",
@@ -253,12 +240,12 @@ class EventEditor:
                 changes[field.name] = new
         return attrs.evolve(value, **changes) if changes else value
 
-    def _edit_field(self, rule: Content | Apart, old: Any, at_ns: int) -> Any:
+    def _edit_field(self, rule: Content | Special, old: Any, at_ns: int) -> Any:
         if isinstance(rule, Content):
             return self._replace(rule, old) if old and self._covers(rule, at_ns) else old
-        if rule is Apart.BELOW and old is not None:
+        if rule is Special.BELOW and old is not None:
             return self._edit_below(old, at_ns)
-        if rule is Apart.TRACE and old:
+        if rule is Special.TRACE and old:
             self.frames.tally.count(TRACES, "both", len(old) if isinstance(old, str) else 8)
             return type(old)()
         return old
@@ -320,7 +307,7 @@ _KIND_OF_MEDIA: Final[Mapping[object, Kind]] = {
     "voice": "voice",
 }
 """The kind of a `DecodeMedia`."""
-_SAID_AGAIN: Final[Mapping[str, str]] = {
+_REPEATS: Final[Mapping[str, str]] = {
     "chat": "a chat says again what was said",
     "transcription": "a transcription is written some time after it was said",
 }
@@ -407,8 +394,8 @@ class Redaction:
     def _check(self, event: ev.Event) -> None:
         if not isinstance(event, ev.ConnectionOpened) or self._policy.to_ns is None:
             return
-        if event.mode in _SAID_AGAIN:
-            text = f"{_SAID_AGAIN[event.mode]}: it can only be redacted to its end"
+        if event.mode in _REPEATS:
+            text = f"{_REPEATS[event.mode]}: it can only be redacted to its end"
             raise RedactError(text)
 
     def _take_effect(self, record: Record) -> None:

@@ -32,8 +32,8 @@ def removed_in(head: Fields) -> frozenset[tuple[str, str]]:
     removed = [
         (typed(one, "kind", str) or "", typed(one, "side", str) or "")
         for entry in entries
-        if isinstance(entry, Mapping) and isinstance(taken := entry.get("removed"), list | tuple)
-        for one in taken
+        if isinstance(entry, Mapping) and isinstance(listed := entry.get("removed"), list | tuple)
+        for one in listed
         if isinstance(one, Mapping)
     ]
     return frozenset(removed)

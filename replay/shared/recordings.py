@@ -180,7 +180,7 @@ def read_span(text: str) -> float:
     """Parse a time span such as `36h`, in seconds; the type of an option."""
     amount = _amount(text, SECONDS_OF)
     if amount is None:
-        raise click.BadParameter(f"{text!r} is no time span, such as 30d, 36h, 90m or 20s")
+        raise click.BadParameter(f"{text!r} is not a time span, such as 30d, 36h, 90m or 20s")
     return amount
 
 
@@ -188,7 +188,7 @@ def read_size(text: str) -> int:
     """Parse a size such as `50GB`, in bytes; the type of an option."""
     amount = _amount(text, BYTES_OF)
     if amount is None:
-        raise click.BadParameter(f"{text!r} is no size, such as 50GB, 512MiB or 0B")
+        raise click.BadParameter(f"{text!r} is not a size, such as 50GB, 512MiB or 0B")
     return int(amount)
 
 

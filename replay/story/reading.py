@@ -134,7 +134,7 @@ class Playback:
 
 
 @attrs.frozen(kw_only=True)
-class Said:
+class UserWords:
     """What the user said, as the server's transcriber wrote it down.
 
     Attributes:
@@ -231,18 +231,18 @@ class _Piece:
 
 
 class Dictated:
-    """Sound of a transcription not written down yet; the model was given all up to `heard_ns`.
+    """Sound of a transcription not written down yet; the model was fed all up to `fed_ns`.
 
     Each second of an utterance is given to the model as soon as it is there. A client that sends a
     file at once sends it long before it would be heard; its text is placed where its sound is.
     """
 
     def __init__(self) -> None:
-        self.heard_ns = 0
+        self.fed_ns = 0
         self._pieces: deque[_Piece] = deque()
         self._utterance = self._samples = 0
 
-    def hear(self, samples: int, end_ns: int, session: Session | None) -> None:
+    def add(self, samples: int, end_ns: int, session: Session | None) -> None:
         """Take samples of the open utterance, ending at `end_ns`.
 
         Without a session that took them the utterance is unknown.
@@ -265,9 +265,9 @@ class Dictated:
             piece = self._pieces[0]
             if (piece.utterance, piece.until) >= (utterance, until):
                 rest_ns = (piece.until - until) * NS_PER_S // INPUT_RATE_HZ
-                self.heard_ns = max(self.heard_ns, piece.end_ns - rest_ns)
+                self.fed_ns = max(self.fed_ns, piece.end_ns - rest_ns)
                 return
-            self.heard_ns = max(self.heard_ns, piece.end_ns)
+            self.fed_ns = max(self.fed_ns, piece.end_ns)
             self._pieces.popleft()
 
 
@@ -326,7 +326,7 @@ class SessionStory:
         self._restarted_ns: int | None = None
         self.absences: Final = Absences()
         self.playback: Final[list[Playback]] = []
-        self.said: Final[list[Said]] = []
+        self.user_words: Final[list[UserWords]] = []
         self.errors: Final[list[ErrorSent]] = []
         self.shortened: Final[list[ShortenedFrame]] = []
         self.marks: Final[list[Mark]] = []
@@ -355,8 +355,8 @@ class SessionStory:
         return self._replayer is not None and not self._replayer.is_stopped
 
     @property
-    def _taken(self) -> int:
-        """The number of requests with sound or a turn that the session took, not only pictures."""
+    def _accepted(self) -> int:
+        """The number of requests with sound or a turn that were accepted, not only pictures."""
         counts = {} if self.session is None else self.session.counts
         return counts.get("appends", 0) + counts.get("turns", 0)
 
@@ -377,7 +377,7 @@ class SessionStory:
 
     def take(self, item: Record | Damage) -> Passage | None:
         """Take the next record; for damage there is no passage."""
-        before = self._taken
+        before = self._accepted
         step = None if self._replayer is None else self._replayer.feed(item)
         if isinstance(item, Damage):
             self.damage_count += 1
@@ -395,8 +395,8 @@ class SessionStory:
                 is_shown = step is not None and any(
                     isinstance(it, ef.DecodeMedia) for it in step.effects
                 )
-                is_taken = step is None or is_shown or self._taken > before or self._takes_pieces
-                return self._take_received(passage, is_taken=is_taken)
+                is_new = is_shown or self._takes_pieces or self._accepted > before
+                return self._take_received(passage, is_accepted=step is None or is_new)
             case "tx":
                 return self._take_sent(passage)
             case "mark":
@@ -413,16 +413,16 @@ class SessionStory:
 
     # -- frames ---------------------------------------------------------------------------------
 
-    def _take_received(self, passage: Passage, *, is_taken: bool) -> Passage:
+    def _take_received(self, passage: Passage, *, is_accepted: bool) -> Passage:
         self.frames_received += 1
         record = passage.record
-        frame = record.fields.get("frame")
-        if isinstance(frame, str):
+        frame = typed(record.fields, "frame", str)
+        if frame is not None:
             self.wire.prepare(frame)
-        if isinstance(frame, str) and len(frame) <= ERROR_CHARS_MAX and PLAYBACK_ACK in frame:
-            self._take_playback(record, frame)
+            if len(frame) <= ERROR_CHARS_MAX and PLAYBACK_ACK in frame:
+                self._take_playback(record, frame)
         if "shortened" not in record.fields:
-            return attrs.evolve(passage, frame=frame if is_taken and isinstance(frame, str) else "")
+            return attrs.evolve(passage, frame=frame if frame and is_accepted else "")
         event = passage.step.event if passage.step is not None else event_in(record)
         short = event.shortened if isinstance(event, ev.FrameReceived) else None
         if short is None:
@@ -517,10 +517,10 @@ class SessionStory:
 
     def _take_words(self, event: ev.UserTranscribed) -> None:
         """Join words of the user to those of the same utterance."""
-        goes_on = bool(self.said) and not self.said[-1].is_whole
-        before = self.said.pop() if goes_on else None
-        self.said.append(
-            Said(
+        goes_on = bool(self.user_words) and not self.user_words[-1].is_whole
+        before = self.user_words.pop() if goes_on else None
+        self.user_words.append(
+            UserWords(
                 at_ns=event.at_ns,
                 start_ms=event.start_ms if before is None else before.start_ms,
                 end_ms=event.end_ms,
@@ -538,7 +538,7 @@ class SessionStory:
         return bool(self.moves) and self.moves[-1].to_ns is None
 
     def _begin_fork(self) -> None:
-        """Note that the next rebuild is no move; one that had begun was the parent's.
+        """Note that the next rebuild is not a move; one that had begun was the parent's.
 
         Its client plays only what is said from here on.
         """

@@ -30,7 +30,7 @@ from runtime.measures.talk import ClientSound, Piece
 SOUND_ENDS: Final = "output_audio.delta"
 """Of the types of OpenAI's dialects that have sound."""
 INVALID: Final = "invalid"
-"""The kind of a frame that is no JSON object, or was too long."""
+"""The kind of a frame that is not a JSON object, or was too long."""
 
 
 class Wire:
@@ -48,7 +48,7 @@ class Wire:
         self._sound: Final = ClientSound(
             self.mode, self.endpoint, behaviour=0 if opened is None else opened.behaviour
         )
-        self._heard: Heard | None = None
+        self._resampler: Heard | None = None
         self._lag_bytes = self.lag_ns = 0
         self.piece: Piece | None = None
         self._coding: Coding = "audio/pcm"
@@ -92,10 +92,11 @@ class Wire:
         return self._resampled(read) if isinstance(read, Piece) else read
 
     def _resampled(self, piece: Piece) -> Append:
-        if self._heard is None or self._heard.rate_hz != piece.rate_hz:
-            self._heard, self.lag_ns = Heard(piece.rate_hz), lag_of(piece.rate_hz, INPUT_RATE_HZ)
+        if self._resampler is None or self._resampler.rate_hz != piece.rate_hz:
+            self._resampler = Heard(piece.rate_hz)
+            self.lag_ns = lag_of(piece.rate_hz, INPUT_RATE_HZ)
             self._lag_bytes = self.lag_ns * INPUT_RATE_HZ // NS_PER_S * SAMPLE_BYTES
-        pcm = self._heard.take(piece.pcm16)
+        pcm = self._resampler.take(piece.pcm16)
         left, self._lag_bytes = self._lag_bytes, max(self._lag_bytes - len(pcm), 0)
         return Append(pcm=pcm[left:])
 
@@ -127,7 +128,7 @@ class Wire:
             if isinstance(message, Created) and self.endpoint == "live":
                 self._coding = message.live.coding
             elif isinstance(message, Created | Configured):
-                self._coding = message.openai.spoken
+                self._coding = message.openai.output_format
             else:
                 continue
             if self._coding != "audio/pcm":

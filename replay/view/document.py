@@ -41,7 +41,7 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.storage.marks import marks_path, read_marks
 
-from ..diff import read_and_compare
+from ..diff import compare, read_and_compare
 from ..eval.evaluate import own_values
 from ..eval.scores import gather, score
 from ..export.formats import opened
@@ -101,7 +101,7 @@ def page_of(
         yield _block(Part("later", later))
     with Narrator(head) as narrator:
         for item in items:
-            yield from map(_block, narrator.tell(item))
+            yield from map(_block, narrator.narrate(item))
         yield from map(_block, narrator.conclude(replayed=replayed, comparison=comparison))
     yield after.encode()
 
@@ -197,6 +197,34 @@ def digest_of(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]
     yield json.dumps({"said": passages.found, "measures": measures}, allow_nan=False).encode()
 
 
+def difference_beside(one: Open, other: Open, _name: str) -> Make:
+    """Return what compares two logs; yields one JSON object: where they first differ, and counts.
+
+    `first` holds `what`, `index`, `fields`, `here` and `there`; it is null if both are the same.
+    """
+
+    def make(_head: Fields, _items: Iterable[Record | Damage]) -> Iterator[bytes]:
+        with LogReader(one()) as a, LogReader(other()) as b:
+            report = compare(a.head.fields, a, b.head.fields, b)
+        first = report.first
+        comparison = {
+            "first": first
+            and {
+                "what": first.what,
+                "index": first.index,
+                "fields": first.fields,
+                "here": first.in_a,
+                "there": first.in_b,
+            },
+            "differences": report.parting_count,
+            "compared": report.compared,
+            "same": report.same,
+        }
+        yield json.dumps(comparison).encode()
+
+    return make
+
+
 class _Passages:
     """The words of a session, joined as they come."""
 
@@ -212,7 +240,8 @@ class _Passages:
         text = words.text[: CHARS_MAX - self._chars]
         self._chars += len(text)
         at_ms, turn = words.begin_ns // NS_PER_MS, (words.voice, words.response_id)
-        if words.response_id and turn == self._turn and at_ms - self._end_ms < PASSAGE_MS:
+        is_piece = bool(words.response_id) or words.is_transcribed
+        if is_piece and turn == self._turn and at_ms - self._end_ms < PASSAGE_MS:
             self.found[-1]["text"] = f"{self.found[-1]['text']}{text}"
         else:
             self.found.append({"voice": words.voice, "at_ms": at_ms, "text": text})

@@ -274,13 +274,13 @@ class Track:
     def _complete(self, now_ns: int) -> list[Part]:
         """Give the pieces of full length that cannot be cut off any more."""
         size, parts = PIECE_S * self._rate_hz, []
-        while self._held_samples >= size and self._is_heard(self._begin + size, now_ns):
+        while self._held_samples >= size and self._is_played(self._begin + size, now_ns):
             samples = np.concatenate(self._held)
             parts.append(self._piece(samples[:size]))
             self._held, self._held_samples = [samples[size:]], len(samples) - size
         return parts
 
-    def _is_heard(self, sample: int, now_ns: int) -> bool:
+    def _is_played(self, sample: int, now_ns: int) -> bool:
         return self._voice == "user" or time_of(self._voice, sample) <= now_ns
 
     def flush(self) -> list[Part]:

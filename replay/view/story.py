@@ -1,7 +1,7 @@
 """A session's story for the page: its dialogue, as it was heard, seen and read, and its times.
 
     with Narrator(head) as narrator:
-        for item in reader: parts = narrator.tell(item)
+        for item in reader: parts = narrator.narrate(item)
         parts = narrator.conclude()
 
 Values are those recorded, as `replay.story.inspect` has them. The arrival of a unit's input, and
@@ -182,7 +182,7 @@ class Dialogue:
             case Append(pcm=pcm, frames=frames):
                 came_ns = max(record.at_ns - lag_ns, 0)
                 place, parts = self.user.take(came_ns, pcm, is_captured=True)
-                self._positions.heard(len(pcm) // SAMPLE_BYTES, place.begin_ns)
+                self._positions.add(len(pcm) // SAMPLE_BYTES, place.begin_ns)
                 spoken_ns = self._spoken_ns(record.at_ns)
                 pictures = [it for it in frames if isinstance(it, bytes)]  # others are invalid
                 return [*parts, *(self.pictures.take(spoken_ns, each) for each in pictures)]
@@ -228,8 +228,7 @@ class Dialogue:
         """Take what the user said, as it was written down."""
         now_ns = self._spoken_ns(event.at_ns)
         begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, now_ns)
-        text = f"{event.text.strip()} (transcribed)" if event.text.strip() else ""
-        self._add_words("user", Placed(begin_ns=begin_ns, end_ns=end_ns), text, seq)
+        self._add_words("user", Placed(begin_ns=begin_ns, end_ns=end_ns), event.text, seq)
 
     def send(self, record: Record, messages: Iterable[ms.ServerMessage], at_ns: int) -> list[Part]:
         """Take the server's messages of a frame, heard at `at_ns` at the earliest."""
@@ -250,7 +249,7 @@ class Dialogue:
                 self._streamed = (turn, streamed + text)
                 return self._speak(record, at_ns, turn, text, pcm)
             case ms.TranscriptDelta(text=text):
-                self._hold(max(record.at_ns, self._dictated.heard_ns), record.seq, "", text)
+                self._hold(max(record.at_ns, self._dictated.fed_ns), record.seq, "", text)
             case ms.TranscriptDone():
                 self._let_go()
             case ms.Response(response_id=turn, text=text, pcm=pcm, tool_calls=calls):
@@ -397,8 +396,8 @@ class Narrator(Inspector):
     def __exit__(self, *error: object) -> None:
         self._gathering.__exit__(*error)
 
-    def tell(self, item: Record | Damage) -> list[Part]:
-        """Take the next record, or damage; give the parts that are complete by now."""
+    def narrate(self, item: Record | Damage) -> list[Part]:
+        """Add the next record, or damage; return the parts that are complete by now."""
         before = self._counts()
         passage = self.take(item)
         self._gathering.take(item, passage)
@@ -447,6 +446,7 @@ class Narrator(Inspector):
             if comparison is None
             else {"name": plain(comparison.name), "differences": len(comparison.findings)},
             "instructions": plain(typed(self.opening, "instructions", str)),
+            "transcriber": plain(self.opened.limits.transcriber) if self.opened else "",
             "context_tokens": self.opened.limits.context_tokens if self.opened else None,
             "pictures_left_out": self.dialogue.pictures.left_out,
             "sound_left_out_s": self.dialogue.user.left_out_s + self.dialogue.model.left_out_s,
@@ -496,7 +496,7 @@ class Narrator(Inspector):
                 return []
             return self.dialogue.receive(record, read.request, read.story.wire.lag_ns)
         if record.kind == "tx":
-            return self.dialogue.send(record, read.messages, read.heard_ns)
+            return self.dialogue.send(record, read.messages, read.played_ns)
         if record.kind == "mark":
             self._mark("mark", record, record.fields)
         elif passage.effect:

@@ -15,6 +15,8 @@ How a client presents its key:
 - The password of HTTP Basic (RFC 7617), with any user name, for pages in a browser. The browser
   then sends it by itself, also for another site's page. So Basic is valid only for GET and HEAD,
   which change nothing here, not for requests within another site's page, and not on a WebSocket.
+- A client secret (`client_secrets`) in the place of a key: its client is its key's, without the
+  scope `admin`, and only begins sessions. Without keys an invalid one is ignored, as a key is.
 
 Denials are counted by reason, and logged at a bounded rate:
 
@@ -34,6 +36,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -47,6 +50,7 @@ from protocol.values.modes import Mode
 
 from ..net.http import error_body
 from ..settings.settings import Settings
+from .client_secrets import ClientSecret, read_secret
 from .keys import ANYONE, Key, KeyRing
 from .origins import Origins, flag_for, read_origins
 
@@ -302,22 +306,46 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
 
 @attrs.frozen(kw_only=True)
 class Admitted:
-    """An admitted client; `subprotocol` is to be selected in the handshake, or None."""
+    """An admitted client.
+
+    Attributes:
+        subprotocol: to be selected in the handshake, or None.
+        secret: with which it came, if that only begins sessions.
+    """
 
     principal: Key
     subprotocol: str | None = None
+    secret: ClientSecret | None = None
+
+    def require_key(self) -> Key:
+        """Its key, for more than to begin a session; raises `Denied` for a client secret."""
+        if self.secret is not None:
+            raise Denied(
+                "scope",
+                HTTPStatus.FORBIDDEN,
+                "scope_too_small",
+                "a client secret only begins sessions, with its settings",
+                name=self.principal.name,
+            )
+        return self.principal
 
 
 class Gate:
     """The checks of one server; `keys` of None asks for no key.
 
-    `clock` gives seconds. The handler of a `Denied` notes it in `denials`.
+    `clock` gives seconds, `wall_clock` Unix time. The handler of a `Denied` notes it in `denials`.
     """
 
     def __init__(
-        self, keys: KeyRing | None, origins: Origins, *, clock: Callable[[], float]
+        self,
+        keys: KeyRing | None,
+        origins: Origins,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._keys = keys
+        self._wall_clock = wall_clock
         self.origins = origins
         self.quotas = Quotas(clock)
         self.denials = Denials(clock)
@@ -330,14 +358,15 @@ class Gate:
         Header names are in lower case; `secure`: it came over TLS that ends here.
         """
         shown = shown_to_websocket(headers, offered_subprotocols)
-        principal = self._admit(headers, shown, ASK_PROGRAM, secure=secure)
+        admitted = self._admit(headers, shown, ASK_PROGRAM, secure=secure)
         selected = next((it for it in SUBPROTOCOLS if it in offered_subprotocols), None)
-        return Admitted(principal=principal, subprotocol=selected)
+        return attrs.evolve(admitted, subprotocol=selected)
 
     def admit_request(self, method: str, headers: Headers, *, secure: bool) -> Key:
         """Admit any other request, or raise `Denied`; arguments as of `admit_websocket`."""
         shown = shown_over_http(method, headers)
-        return self._admit(headers, shown, challenge(method, headers), secure=secure)
+        admitted = self._admit(headers, shown, challenge(method, headers), secure=secure)
+        return admitted.require_key()
 
     def admit_page(self, headers: Headers, *, secure: bool) -> None:
         """Admit a request for a public page, without a key; `Denied` by host or origin."""
@@ -355,9 +384,13 @@ class Gate:
                 allowed=list(principal.modes or ()),
             )
 
+    def find_named(self, name: str) -> Key | None:
+        """The key of a name; without keys it is `ANYONE`, whatever the name."""
+        return ANYONE if self._keys is None else self._keys.named(name)
+
     def has_key(self, name: str) -> bool:
         """Whether a client of this name may still connect."""
-        return self._keys is None or self._keys.has(name)
+        return self._keys is None or self._keys.named(name) is not None
 
     async def watch(self, on_change: Callable[[], None] = lambda: None) -> None:
         """Follow the key file, and call `on_change` after each change; runs until cancelled."""
@@ -385,10 +418,15 @@ class Gate:
 
     def _admit(
         self, headers: Headers, shown: Sequence[str], ask: tuple[str, str], *, secure: bool
-    ) -> Key:
+    ) -> Admitted:
         self._check_source(headers, secure=secure)
+        if len(shown) == 1 and (found := read_secret(shown[0], self._named, self._wall_clock())):
+            parent, secret = attrs.evolve(found[0], hash=""), found[1]  # it signs no other one
+            if secret.is_whole:
+                return Admitted(principal=parent)
+            return Admitted(principal=attrs.evolve(parent, scope="use"), secret=secret)
         if self._keys is None:
-            return ANYONE
+            return Admitted(principal=ANYONE)
         key = self._keys.find(shown[0]) if len(shown) == 1 else None
         if key is None:
             raise Denied(
@@ -399,7 +437,12 @@ class Gate:
                 f"subprotocols {SUBPROTOCOL} and {KEY_SUBPROTOCOL}KEY",
                 headers=[ask],
             )
-        return key
+        return Admitted(principal=key)
+
+    def _named(self, name: str) -> Key | None:
+        if self._keys is None:
+            return None if name else ANYONE
+        return self._keys.named(name)
 
 
 def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_time) -> Gate:

@@ -83,7 +83,7 @@ _HASH: Final = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}", re.ASCII)
 
 
 class KeysWrongError(ValueError):
-    """The text is no valid key file; the message says where and why, without a hash."""
+    """The text is not a valid key file; the message says where and why, without a hash."""
 
 
 @attrs.frozen(kw_only=True)
@@ -139,10 +139,10 @@ def parse_keys(text: str) -> tuple[Key, ...]:
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise KeysWrongError(f"is no TOML: {error}") from error
+        raise KeysWrongError(f"is not TOML: {error}") from error
     for name in document:
         if name != "key":
-            raise KeysWrongError("holds something that is no [[key]]")
+            raise KeysWrongError("holds something that is not a [[key]]")
     tables = document.get("key", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise KeysWrongError("a key begins with a line [[key]]")
@@ -391,9 +391,9 @@ class KeyRing:
                 found = known
         return found
 
-    def has(self, name: str) -> bool:
-        """Whether there is a key of this name."""
-        return any(key.name == name for key in self.keys)
+    def named(self, name: str) -> Key | None:
+        """Find the key of this name."""
+        return next((key for key in self.keys if key.name == name), None)
 
     async def watch(self, on_change: Callable[[], None] = lambda: None) -> None:
         """Follow the file, and call `on_change` after each change; runs until cancelled."""

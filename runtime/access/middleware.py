@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..net.http import json_response
+from ..net.http import error_for, json_response
 from .gate import Denials, Denied, Gate, Headers
 from .keys import Key
 
@@ -113,7 +113,8 @@ def _answer(denied: Denied, scope: Scope) -> Response:
     peer, denials = scope.get("client"), cast(Denials, scope[DENIALS])
     told = "an unknown address" if peer is None else peer[0]
     denials.note(denied.reason, peer=told, asked="HTTP", name=denied.name, flag=denied.flag)
-    return json_response(denied.body, denied.status, dict(denied.headers))
+    body = error_for(scope["path"], denied.status, denied.body)
+    return json_response(body, denied.status, dict(denied.headers))
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:

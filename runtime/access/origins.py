@@ -172,7 +172,7 @@ def read_origins(texts: Sequence[str], *, has_keys: bool, host: str) -> Origins:
             continue
         origin = read_origin(text)
         if origin is None:
-            raise ValueError(f"{text!r} is no origin: write it as in https://app.example:8443")
+            raise ValueError(f"{text!r} is not an origin: write it as in https://app.example:8443")
         listed.add(origin)
     return Origins(
         listed=frozenset(listed),

@@ -102,9 +102,9 @@ class Marks:
             await self._recordings.check(request)
             raise _refused("over")
         text = read_text(await read_body(request, BODY_BYTES_MAX), "text", TEXT_CHARS_MAX)
-        said = {"text": text} | ({"by": principal.name} if principal.name else {})
+        fields = {"text": text} | ({"by": principal.name} if principal.name else {})
         try:
-            seq, at_ns = await server.mark(recording_id, said)
+            seq, at_ns = await server.mark(recording_id, fields)
         except MarkRefused as refused:
             raise _refused(refused.reason) from None
         where = {"recording_id": recording_id, "seq": seq, "at_ms": round(at_ns / NS_PER_MS, 3)}
@@ -122,9 +122,9 @@ class Marks:
         if summary.state == "open":
             text = "this session runs: write into its log, at /api/sessions/{recording_id}/marks"
             raise HTTPException(HTTPStatus.CONFLICT, text)
-        said = read_fields(await read_body(request, BODY_BYTES_MAX), _place_and_text)
+        fields = read_fields(await read_body(request, BODY_BYTES_MAX), _place_and_text)
         path, principal = self._recordings.marks_path(info), principal_of(request)
-        made = await self._changed(principal, partial(add_mark, path, **said))
+        made = await self._changed(principal, partial(add_mark, path, **fields))
         if await self._recordings.find(info.recording_id, principal) is None:
             # It was removed meanwhile, and its marks go with it.
             await in_thread(partial(path.unlink, missing_ok=True))

@@ -8,6 +8,7 @@ The console is the page that talks to this server, its files, and facts about th
 | `GET /console` | the console, in any case | all |
 | `GET /web/...` | its scripts, its style, and the client for browsers (`antiphon.js`) | all |
 | `GET /api/console` | what the page must know: model, key, settings with their bounds | each key |
+| `POST /api/console` | a client secret that may do all that its key may, for two hours: `{"value", "expires_at"}` | each key |
 
 The files are the same for all clients and hold no secret, so they need no key, as a browser cannot
 send one for them; what they show comes from the API, which does. They are read and compressed once,
@@ -23,7 +24,7 @@ A folder of pages is served without a key:
 - The server's own routes come first. Pages are public, because browsers open them without a key;
   only paths in `RESERVED` need one.
 - Only regular files inside the folder are served, after links, and no name that begins with a dot.
-"""
+"""  # noqa: E501 - a table
 
 from __future__ import annotations
 
@@ -52,11 +53,13 @@ from starlette.types import Scope
 from protocol.values.state import SessionKind
 from protocol.wire.schema import describe
 
+from ..access.client_secrets import LIFETIME_S_MAX
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.server import Server
 from ..session.setup import VERSION, model_names
 from ..settings.settings import Settings
+from .openai import sign_secret
 from .requests import InMemory, send_file
 
 # -- a folder of pages -----------------------------------------------------------------------------
@@ -291,6 +294,7 @@ class Console:
             *(Route(path, self._send_page) for path in sorted(self._pages)),
             *(Route(path, self._send_file) for path in self._files),
             Route("/api/console", self._tell),
+            Route("/api/console", self._sign_in, methods=["POST"]),
         ]
 
     def is_public(self, path: str) -> bool:
@@ -311,6 +315,7 @@ class Console:
             "readiness": "loading" if server is None else server.readiness,
             "models": [] if info is None else model_names(settings, info),
             "modes": [] if server is None else [*filter(principal.may_use, server.modes)],
+            "transcriber": settings.transcriber and Path(settings.transcriber).name,
             "speech": None if server is None else server.speech,
             "drain_s": settings.drain_s,
             "context_limit": None if info is None else info.context_limit,
@@ -329,6 +334,10 @@ class Console:
             "settings": {"duplex": _settings("duplex"), "chat": _settings("chat")},
         }
         return json_response(told)
+
+    async def _sign_in(self, request: Request) -> Response:
+        value, expires_s = sign_secret(principal_of(request), LIFETIME_S_MAX, is_whole=True)
+        return json_response({"value": value, "expires_at": expires_s})
 
 
 _SETTINGS: Final = {

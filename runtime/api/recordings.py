@@ -8,7 +8,7 @@
 | `GET /api/recordings/{recording_id}/log` | the log, or a range; of an open log its whole blocks |
 | `GET /api/recordings/{recording_id}/live` | its records, as they are written (`tail`); `?from_seq=&blobs=1` |
 | `GET /api/recordings/{recording_id}/view` | the session as an HTML page, if there is a viewer; `?diff=` marks where another recording differs, `?to=previous`, `next` lead to the sessions around it, `?to=talk&unit=` to the console, where it is talked on from, `?to=list` to its list |
-| `GET /api/recordings/{recording_id}/digest` | what was said, and the measures of `antiphon eval` |
+| `GET /api/recordings/{recording_id}/digest` | what was said, and the measures of `antiphon eval`; `?diff=`: where another recording first differs |
 | `GET /api/recordings/{recording_id}/replay` | what `antiphon replay` finds without the model; of no open log |
 | `GET /api/recordings/{recording_id}/redacted` | a copy of the log without `?kinds=`, or `?as=page` its page; of no open log |
 | `GET /api/sessions/{recording_id}/recording` | the log, by session |
@@ -26,7 +26,7 @@ Files are read in threads. A list is made again only after ten times as long as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
@@ -71,13 +71,15 @@ from .requests import (
 from .tail import TailFormat, send_log
 from .views import (
     LoadViewer,
+    Make,
+    Viewer,
     ViewName,
     Views,
     make_beside,
     make_kept,
     make_marked,
     make_without,
-    marks_told,
+    page_marks,
 )
 
 
@@ -136,6 +138,7 @@ NO_RECORDING: Final = "there is no such recording"
 DIRECTIONS: Final = ("previous", "next", "talk", "list")
 """The first two in time; those are in a list after and before it."""
 VIEW_PARAMETERS: Final = ("to", "unit", "diff")
+DIGEST_PARAMETERS: Final = ("diff",)
 REDACTED_PARAMETERS: Final = ("kinds", "as")
 LIVE_PARAMETERS: Final = ("from_seq", "blobs")
 PARAMETERS: Final = (
@@ -336,17 +339,12 @@ class Recordings:
         if direction is not None:
             following = around(await self._all(), principal_of(request), summary, direction)
             return RedirectResponse(f"/api/recordings/{following}/view", HTTPStatus.SEE_OTHER)
-        other = request.query_params.get("diff")
-        found = None if other is None else await self.find(other, principal_of(request))
-        if other is not None and found is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
-        views = self._views_here()
-        if found is not None:
-            make_of = partial(make_beside, info, found[1])
-            return await views.answer(request, info, "page", make_of=make_of)
+        views, beside = self._views_here(), await self._beside(request, info)
+        if beside is not None:
+            return await views.answer(request, info, "page", make_of=beside)
         marks = await in_thread(partial(read_marks, self.marks_path(info)))
-        told = marks_told(marks, principal_of(request), is_open=summary.state == "open")
-        make_of = partial(make_marked, told)
+        shown = page_marks(marks, principal_of(request), is_open=summary.state == "open")
+        make_of = partial(make_marked, shown)
         return await views.answer(request, info, "page", make_of=make_of, acts=True)
 
     def _lead_to_console(self, request: Request, info: LogInfo, direction: str) -> Response:
@@ -358,8 +356,22 @@ class Recordings:
         place = "recordings" if direction == "list" else f"talk/{info.recording_id}{before}"
         return RedirectResponse(f"{self._console}#{place}", HTTPStatus.SEE_OTHER)
 
+    async def _beside(self, request: Request, info: LogInfo) -> Callable[[Viewer], Make] | None:
+        """What compares a log with the one that `?diff=` names; None where it names none."""
+        other = request.query_params.get("diff")
+        if other is None:
+            return None
+        found = await self.find(other, principal_of(request))
+        if found is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
+        return partial(make_beside, info, found[1])
+
     async def _send_digest(self, request: Request) -> Response:
+        check_names(request, DIGEST_PARAMETERS)
         _, info = await self.found(request)
+        beside = await self._beside(request, info)
+        if beside is not None:
+            return await self._views_here().answer(request, info, "digest", make_of=beside)
         index = None if self._listing is None else self._listing.index
         assert index is not None
         views, known = self._views_here(), await in_thread(partial(index.digest_of, info, VERSION))

@@ -248,6 +248,29 @@ async def while_there(request: Request, step: Callable[[], Awaitable[bool]]) -> 
         raise ClientDisconnect
 
 
+async def until_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+    """Do work, and cancel it when the client leaves: `ClientDisconnect`."""
+    made, failure = list[T](), None
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        try:
+            made.append(await work())
+        except Exception as error:
+            failure = error  # a task group would raise it in a group
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if not made:
+        raise ClientDisconnect
+    return made[0]
+
+
 class Stream(Response):
     """An answer that `write_body` writes while it is sent.
 

@@ -31,25 +31,18 @@ from protocol.values.requests import AppendSound, Request
 from protocol.values.utf8 import Frame
 from protocol.wire.audio import LIVE_RATE_HZ, Heard, to_pcm16
 from protocol.wire.codec import Context, decode_base64, encode_base64, parse_frame
-from protocol.wire.dialects import LIVE
+from protocol.wire.dialects import LIVE, live
 from protocol.wire.dialects.base import refusal
-from protocol.wire.dialects.live import (
-    AUDIO_APPEND,
-    EVENT,
-    OUTPUT_AUDIO,
-    SESSION_STARTED,
-    UNSUPPORTED,
-)
 from protocol.wire.dialects.shared import SESSION_CLOSED, SESSION_REPLACED, SESSION_RESUMABLE
 from recorder.read.scan import Damage
 
 from .tail import Item
 
-_UNTOLD: Final = (SESSION_RESUMABLE, SESSION_REPLACED)
+_UNSENT: Final = (SESSION_RESUMABLE, SESSION_REPLACED)
 """They are about the connection of the session's own client."""
 _NUMBERS: Final = ("seq", "ack")
 """Fields of the frames of a session that can be resumed."""
-_SOUND: Final = f'{{"type":"{OUTPUT_AUDIO}"'
+_SOUND: Final = f'{{"type":"{live.OUTPUT_AUDIO}"'
 """How such a frame begins."""
 _CONTEXT: Final = Context(mode="audio")
 _GONE: Final = "connection_lost"
@@ -59,7 +52,7 @@ class Sideband:
     """The frames of one session, from the records of its log in order.
 
     Attributes:
-        is_over: `session.closed` was told, or the log has its end.
+        is_over: `session.closed` was sent, or the log has its end.
     """
 
     def __init__(self, from_seq: int) -> None:
@@ -85,37 +78,37 @@ class Sideband:
             return []
         frame, is_new = item.fields.get("frame"), item.seq >= self._from_seq
         if item.fields.get("type") == RECORD_NAMES[Forked]:
-            self._session, self._past = None, []  # what was told until here was told to another
+            self._session, self._past = None, []  # another client got what was sent until here
         if item.kind == "fin":
             self.is_over = True
             return self._closed()
         if not isinstance(frame, str):
             return []
         if item.kind == "rx":
-            return self._heard(frame) if is_new and self._session is not None else []
+            return self._client_sound(frame) if is_new and self._session is not None else []
         if item.kind != "tx":
             return []
         if frame.startswith(_SOUND):
             return self._second(frame, is_new=is_new)
-        return self._said(frame, is_new=is_new)
+        return self._server_frame(frame, is_new=is_new)
 
-    def _said(self, frame: str, *, is_new: bool) -> list[str]:
-        """Send on what the server says, but not its sound."""
+    def _server_frame(self, frame: str, *, is_new: bool) -> list[str]:
+        """Pass on the server's frame, but not its sound."""
         body: dict[str, Any] = orjson.loads(frame)
         kind = body.get("type")
-        if kind == SESSION_STARTED:
+        if kind == live.SESSION_STARTED:
             self._begin(body["session"])
             self._past = [] if is_new else [_written(body)]
         elif kind == SESSION_CLOSED:
             self.is_over = is_new = True
-        return [_written(body)] if is_new and kind not in _UNTOLD else []
+        return [_written(body)] if is_new and kind not in _UNSENT else []
 
     def _begin(self, session: Mapping[str, Any]) -> None:
         self._session = session
-        told = session["audio"]["format"]
-        self._coding = told["type"]
-        self._user = Heard(told["rate"], self._coding, LIVE_RATE_HZ)
-        self._model = Heard(told["rate"], self._coding, LIVE_RATE_HZ)
+        sound_format = session["audio"]["format"]
+        self._coding = sound_format["type"]
+        self._user = Heard(sound_format["rate"], self._coding, LIVE_RATE_HZ)
+        self._model = Heard(sound_format["rate"], self._coding, LIVE_RATE_HZ)
 
     def _second(self, frame: str, *, is_new: bool) -> list[str]:
         """Give the model's next second its place."""
@@ -125,11 +118,11 @@ class Sideband:
             return []
         sound = decode_base64("$.delta", orjson.loads(frame)["delta"])
         delta = encode_base64(to_pcm16(self._model.take(sound)))
-        told = {"start_ms": start_ms, "end_ms": start_ms + MS_PER_S}
-        return [_written({"type": OUTPUT_AUDIO, "delta": delta, **told})]
+        place = {"start_ms": start_ms, "end_ms": start_ms + MS_PER_S}
+        return [_written({"type": live.OUTPUT_AUDIO, "delta": delta, **place})]
 
-    def _heard(self, frame: str) -> list[str]:
-        """Send on the client's sound; what the session refuses is left out."""
+    def _client_sound(self, frame: str) -> list[str]:
+        """Pass on the client's sound; what the session refuses is left out."""
         try:
             body = parse_frame(frame)
             if LIVE.classify(body) is not Request.APPEND:
@@ -141,14 +134,16 @@ class Sideband:
         if self._coding == "audio/pcm" and len(message.pcm16) % SAMPLE16_BYTES:
             return []
         sound = to_pcm16(self._user.take(message.pcm16))
-        return [_written({"type": AUDIO_APPEND, "audio": encode_base64(sound)})] if sound else []
+        return (
+            [_written({"type": live.AUDIO_APPEND, "audio": encode_base64(sound)})] if sound else []
+        )
 
     def _closed(self) -> list[str]:
-        """Say that the session is over, where its client was lost; nothing if it never began."""
+        """Report the end of a session whose client was lost; nothing if it never began."""
         if self._session is None:
             return []
-        told = {"session": self._session, "usage": {"seconds": self._seconds}}
-        body = {"type": SESSION_CLOSED, "event_id": _event_id(), "reason": _GONE, **told}
+        usage = {"session": self._session, "usage": {"seconds": self._seconds}}
+        body = {"type": SESSION_CLOSED, "event_id": _event_id(), "reason": _GONE, **usage}
         return [_written(body)]
 
 
@@ -159,7 +154,7 @@ def refused(frame: Frame) -> str:
     """
     body = parse_frame(frame)
     kind, event_id = body.get("type"), body.get("event_id")
-    if isinstance(kind, str) and (kind in LIVE.types or kind in UNSUPPORTED):
+    if isinstance(kind, str) and (kind in LIVE.types or kind in live.UNSUPPORTED):
         text = f"$.type: {kind}, an attached client only listens"
         error = FieldError(ErrorCode.UNSUPPORTED, text)
     else:
@@ -170,8 +165,8 @@ def refused(frame: Frame) -> str:
         message=error.message,
         client_event_id=str(event_id) if named else "",
     )
-    (told,) = LIVE.encode(report)
-    return told.replace(EVENT, f'"event_id":"{_event_id()}"', 1)
+    (answer,) = LIVE.encode(report)
+    return answer.replace(live.EVENT, f'"event_id":"{_event_id()}"', 1)
 
 
 def _written(body: Mapping[str, Any]) -> str:

@@ -59,9 +59,9 @@ class TailFormat:
         """The answer's media type."""
         return "text/event-stream" if self.as_events else "application/x-ndjson"
 
-    def line(self, told: Mapping[str, object], seq: int | None = None) -> bytes:
+    def line(self, message: Mapping[str, object], seq: int | None = None) -> bytes:
         """Format one object."""
-        text = json.dumps(told)  # in ASCII: a log can hold lone surrogates
+        text = json.dumps(message)  # in ASCII: a log can hold lone surrogates
         if not self.as_events:
             return f"{text}\n".encode()
         name = "" if seq is None else f"id: {seq}\n"
@@ -71,21 +71,21 @@ class TailFormat:
         """Format a record or damage."""
         if isinstance(item, Damage):
             return (self.line({"type": "damage", **attrs.asdict(item)}),)
-        return (self.line(_told(item, self.with_blobs), item.seq),)
+        return (self.line(_record_json(item, self.with_blobs), item.seq),)
 
 
 async def send_log(info: LogInfo, form: TailFormat, write: Write) -> None:
     """Send a log to its end, or until cancelled; raises `OSError` if it becomes unreadable."""
     tail = Tail(info, form.lines, from_seq=form.from_seq)
-    told_s = anyio.current_time()
+    sent_s = anyio.current_time()
     async with aclosing(follow(tail)) as batches:
         async for lines in batches:
             now_s = anyio.current_time()
-            if not lines and now_s - told_s >= ALIVE_S:
+            if not lines and now_s - sent_s >= ALIVE_S:
                 lines = [form.line({"type": "alive"})]  # noqa: PLW2901 - sent instead
             if lines:
                 await write(b"".join(lines))
-                told_s = now_s
+                sent_s = now_s
     await write(form.line({"type": "end", "state": tail.state}))
 
 
@@ -183,7 +183,7 @@ class Tail(Generic[P]):
             self.state = "finished" if self._reader.is_finished else "crashed"
 
 
-def _told(record: Record, with_blobs: bool) -> dict[str, object]:
+def _record_json(record: Record, with_blobs: bool) -> dict[str, object]:
     fields = dict(record.fields)
     frame = fields.get("frame")
     if record.kind in FRAME_KINDS and isinstance(frame, str) and not with_blobs:

@@ -85,9 +85,10 @@ class Viewer:
         media_type: of the view.
         policy: the `Content-Security-Policy` of a page; empty for other views.
         refuses: raised for a session that it cannot show; the client gets their text.
-        pieces_beside: as `pieces_of`, with the differences from another session: from what opens
-            the log and the other, and the other's name; None where the view shows none.
-        pieces_marked: as `pieces_of`, with the marks next to the log, as `marks_told` has them.
+        pieces_beside: as `pieces_of`, with the differences from another session (of a digest, them
+            instead): from what opens the log and the other, and the other's name; None where the
+            view shows none.
+        pieces_marked: as `pieces_of`, with the marks next to the log, as `page_marks` has them.
         acting_policy: the policy of such a page, which may ask its server.
         pieces_without: as `pieces_of`, without some kinds of content, from what opens the log.
         kinds: those kinds.
@@ -145,16 +146,16 @@ def make_beside(info: LogInfo, other: LogInfo, viewer: Viewer) -> Make:
     return viewer.pieces_beside(info.open, other.open, other.recording_id)
 
 
-def make_marked(told: Mapping[str, Any], viewer: Viewer) -> Make:
+def make_marked(marks: Mapping[str, Any], viewer: Viewer) -> Make:
     """Show the marks next to a log, and take more."""
     assert viewer.pieces_marked is not None
-    return viewer.pieces_marked(told)
+    return viewer.pieces_marked(marks)
 
 
-def marks_told(found: Marks, principal: Key, *, is_open: bool) -> dict[str, Any]:
-    """Tell a page the marks next to a log, and what its user may do: plain JSON.
+def page_marks(found: Marks, principal: Key, *, is_open: bool) -> dict[str, Any]:
+    """Return the marks next to a log for a page, and what its user may do: plain JSON.
 
-    `writes` says where a new mark goes, and `asks_key` whether that takes a key.
+    `writes`: where a new mark goes; `asks_key`: whether that takes a key.
     """
     return {
         "marks": [

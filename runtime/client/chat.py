@@ -53,7 +53,7 @@ def message(role: Role, *parts: str | Part) -> ChatMessage:
 
 
 def tool(name: str, description: str = "", parameters: Mapping[str, object] | None = None) -> Tool:
-    """Make a tool; `parameters` is a JSON Schema. `TypeError` if it is no JSON."""
+    """Make a tool; `parameters` is a JSON Schema. `TypeError` if it is not JSON."""
     schema = "" if parameters is None else orjson.dumps(parameters).decode()
     return Tool(name=name, description=description, parameters=schema)
 

@@ -2,7 +2,7 @@
 
     ClientError
       AddressError            the address is not a server's
-      CannotConnectError      no answer at the address, or it is no WebSocket server
+      CannotConnectError      no answer at the address, or it is not a WebSocket server
       HandshakeRejectedError  an HTTP error instead of a WebSocket, with the server's message
       SessionRefusedError     the server has no place: its code and message (`queue_full` ...)
       SessionClosedError      the connection is over: its close code and reason

@@ -262,7 +262,7 @@ async def _open(
     try:
         protocol = ClientProtocol(parse_uri(address), max_size=frame_bytes_max)
     except (InvalidURI, UnicodeError):
-        raise AddressError(f"{address!r} is no address of a WebSocket") from None
+        raise AddressError(f"{address!r} is not an address of a WebSocket") from None
     why, may_pass, is_tls = f"no WebSocket within {CONNECT_WAIT_S:g} s", True, False
     with anyio.move_on_after(CONNECT_WAIT_S):
         try:

@@ -32,16 +32,9 @@ from protocol.values.requests import Append, Init
 
 from ..client.errors import ClientError
 from ..client.session import ClientSession, connect
+from ..model import models
 from ..model.backends.base import BackendError
 from ..model.engine.backend import BATCH_MAX, EngineBackend
-from ..model.models import (
-    ModelUnknownError,
-    ModelUnusableError,
-    load_checkpoint,
-    require_deterministic,
-    slots_that_fit,
-    tiny_path,
-)
 from ..settings.settings import DEVICES, DTYPES
 from . import interrupts
 from .bench_engine import (
@@ -64,15 +57,15 @@ from .bench_engine import (
     machine_facts,
     machine_line,
     print_found,
+    print_progress,
     run_engine,
     run_rebuilt,
     run_virtual,
     shown_frame,
     sum_up,
     table,
-    tell,
 )
-from .bench_engine import Speech as Said
+from .bench_engine import Speech as Recorded
 from .server_process import model_option, served
 
 if TYPE_CHECKING:
@@ -235,15 +228,15 @@ def engine_command(
     )
     try:
         if shape is None:
-            loaded = load_checkpoint(
+            loaded = models.load_checkpoint(
                 model, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype, exact=deterministic
             )
         else:
             model, loaded = FULL, _full(layers_scale, dtype, exact=deterministic)
             load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
         if deterministic:
-            require_deterministic(model, loaded.info)
-    except (ModelUnknownError, ModelUnusableError, BackendError) as error:
+            models.require_deterministic(model, loaded.info)
+    except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
         raise BenchError(str(error)) from error
     runs, served = measure_engine(loaded, load, sessions, clock, kinds=kinds)
     rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
@@ -276,8 +269,10 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
         text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
         raise BenchError(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
-    slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
-    return random_model(config, tiny_path(), slots=slots, device=device, dtype=what, exact=exact)
+    slots = min(SESSIONS_MAX, models.slots_that_fit(plan(config, what), device))
+    return random_model(
+        config, models.tiny_path(), slots=slots, device=device, dtype=what, exact=exact
+    )
 
 
 # -- measuring -----------------------------------------------------------------------------------
@@ -290,7 +285,7 @@ def measure_engine(
     clock: Clock = "wall",
     *,
     kinds: Kinds = Kinds(),
-    say: Callable[[str], None] = tell,
+    show: Callable[[str], None] = print_progress,
 ) -> tuple[list[EngineRun], list[Served]]:
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
 
@@ -301,7 +296,7 @@ def measure_engine(
 
     runs: list[EngineRun] = []
     served: list[Served] = []
-    say("warming up")
+    show("warming up")
     measure(Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1))
     for arrival in kinds.arrivals:
         searches = {mode: Search(counts, model.info.slots) for mode in kinds.modes}
@@ -313,7 +308,7 @@ def measure_engine(
                     continue
                 run = measure(Case(mode=mode, arrival=arrival, sessions=count))
                 verdict = "served" if run.is_served else "not served"
-                say(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
+                show(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
                 search.note(count, is_served=run.is_served)
                 mine.append(run)
         runs += mine
@@ -458,7 +453,7 @@ class UnitsResult:
 
 
 async def measure_units(
-    url: str, speech: Said, *, sessions: int, seconds: int, arrival: Arrival
+    url: str, speech: Recorded, *, sessions: int, seconds: int, arrival: Arrival
 ) -> UnitsResult:
     """Measure the units of clients, one a second; `BenchError`: a session fails or ends early."""
     begin = anyio.Event()
@@ -644,10 +639,10 @@ async def _run(model: str, seconds: int) -> Bench:
     speech = load_speech()
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
         units: list[UnitsResult] = []
-        tell(f"starting a server with the {model} model")
+        print_progress(f"starting a server with the {model} model")
         async with served(model, Path(name), "--slots", str(SESSIONS_MANY)) as url:
             for sessions, arrival in RUNS:
-                tell(f"{sessions} sessions, {arrival}, for {seconds} s")
+                print_progress(f"{sessions} sessions, {arrival}, for {seconds} s")
                 units.append(
                     await measure_units(
                         url, speech, sessions=sessions, seconds=seconds, arrival=arrival

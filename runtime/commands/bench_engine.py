@@ -175,7 +175,7 @@ class BenchError(click.ClickException):
     """The bench cannot continue; the text gives the reason in one line."""
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print progress on standard error."""
     click.echo(f"bench: {text}", err=True)
 

@@ -29,6 +29,8 @@ from .. import SOURCE_TREE
 from ..client.terminal import UnusableError, echo_json, json_option, usable
 from ..client.websocket import background
 from ..media.sound import AudioFileError, write_wav
+from ..model.models import MOONSHINE, has_moonshine
+from ..settings.extras import install
 from .server_process import RUN, model_option, served
 from .talk import JsonView, LineView, View, read_frame, read_speech, summarize
 from .talk_session import Plan, Tally, talk
@@ -58,16 +60,16 @@ class DemoError(click.ClickException):
 
 @attrs.frozen(kw_only=True)
 class Demo:
-    """The demo's settings: `told` names the files for the user."""
+    """The demo's settings: `input_name` names the files for the user."""
 
     model: str
     folder: Path
     plan: Plan
     speech: Path
-    told: str
+    input_name: str
     as_json: bool
 
-    def tell(self, text: str, **fields: object) -> None:
+    def echo(self, text: str, **fields: object) -> None:
         """Print a line for the user, or an object for programs."""
         if self.as_json:
             echo_json(fields)
@@ -176,8 +178,10 @@ def _plan(
         silence_s_max=SILENCE_S,
         fast=fast,
     )
-    told = speech.name if frame is None else f"{speech.name}, showing {frame.name}"
-    return Demo(model=model, folder=folder, plan=plan, speech=speech, told=told, as_json=as_json)
+    input_name = speech.name if frame is None else f"{speech.name}, showing {frame.name}"
+    return Demo(
+        model=model, folder=folder, plan=plan, speech=speech, input_name=input_name, as_json=as_json
+    )
 
 
 async def _run_unless_interrupted(demo: Demo) -> signal.Signals | None:
@@ -200,7 +204,7 @@ async def _run(demo: Demo) -> None:
     before = _logs(demo.folder)
     async with _server(demo) as url:
         tally = await _converse(demo, url)
-    demo.tell("\nthe server is stopped", type="server", state="stopped")
+    demo.echo("\nthe server is stopped", type="server", state="stopped")
     logs = sorted(_logs(demo.folder) - before)
     if len(logs) != 1:
         raise DemoError(f"{demo.folder} has {len(logs)} new logs, one session was recorded")
@@ -218,10 +222,11 @@ def _logs(folder: Path) -> set[Path]:
 @asynccontextmanager
 async def _server(demo: Demo) -> AsyncIterator[str]:
     began_s = anyio.current_time()
-    async with served(demo.model, demo.folder) as url:
+    options = ("--transcriber", MOONSHINE) if has_moonshine() else ()
+    async with served(demo.model, demo.folder, *options) as url:
         took_s = anyio.current_time() - began_s
         text = f"serving the {demo.model} model at {url} (ready in {took_s:.1f} s)"
-        demo.tell(text, type="server", state="ready", url=url, model=demo.model)
+        demo.echo(text, type="server", state="ready", url=url, model=demo.model)
         yield url
 
 
@@ -229,7 +234,7 @@ async def _server(demo: Demo) -> AsyncIterator[str]:
 
 
 async def _converse(demo: Demo, url: str) -> Tally:
-    demo.tell(f"saying {demo.told}\n", type="speech_file", seconds=len(demo.plan.units))
+    demo.echo(f"saying {demo.input_name}\n", type="speech_file", seconds=len(demo.plan.units))
     began_s = anyio.current_time()
     mode: Mode = "audio" if demo.plan.frame is None else "video"
     reply = demo.folder / "reply.wav"
@@ -273,15 +278,15 @@ async def _check(demo: Demo, log: Path) -> list[Check]:
             output=done.stdout.decode(errors="replace").strip(),
         )
         checks.append(check)
-        _tell_check(demo, check)
+        _echo_check(demo, check)
     return checks
 
 
-def _tell_check(demo: Demo, check: Check) -> None:
+def _echo_check(demo: Demo, check: Check) -> None:
     verdict = "ok    " if check.exit_code == 0 else "FAILED"
     indented = "".join(f"\n        {line}" for line in check.output.splitlines())
     text = f"{verdict}  antiphon {check.command}  ({check.elapsed_s:.1f} s){indented}"
-    demo.tell(text, type="check", **attrs.asdict(check))
+    demo.echo(text, type="check", **attrs.asdict(check))
 
 
 def _conclude(demo: Demo, tally: Tally, log: Path, checks: list[Check]) -> None:
@@ -298,6 +303,8 @@ Try next:
   antiphon serve --open --record {demo.folder}      and talk to it yourself
       It serves the model and opens the console, http://127.0.0.1:8006/, in your browser.
       Its Recordings have this session."""
-    demo.tell(text, type="demo", ok=not failed, failed=failed, log=str(log))
+    if not has_moonshine():
+        text += f"\n  {install('words')}      to have your words written down too"
+    demo.echo(text, type="demo", ok=not failed, failed=failed, log=str(log))
     if failed:
         raise DemoError(f"failed: {', '.join(failed)}")

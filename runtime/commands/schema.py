@@ -8,7 +8,11 @@ own tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +34,7 @@ from protocol.values.messages import Closed, EndReason
 from protocol.values.state import SessionKind
 from protocol.wire.dialects import DIALECTS as DIALECTS_SERVED
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema import Message, describe, example, session_kinds, shown
+from protocol.wire.schema import Message, describe, example, session_kinds
 
 from .schema_document import (
     CHANNELS,
@@ -39,7 +43,6 @@ from .schema_document import (
     ENDS,
     RULES,
     SESSION_KINDS,
-    Channel,
     asyncapi,
     states,
 )
@@ -49,40 +52,72 @@ from .schema_document import (
 
 Json = Mapping[str, Any]
 
-Objects = Mapping[str, tuple[str, Json]]
-"""Objects that are written by themselves, by their name: where, and their schema."""
+Objects = dict[str, tuple[str, str, Json]]
+"""Objects that are written by themselves, by `_identity`: title, sender and schema."""
 
-SHARED_FIELDS_MIN: Final = 6
+SHARED_FIELDS_MIN: Final = 3
 """An object of fewer fields is written in place, however often it occurs."""
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """A field: its path from the message, its type with its limits, its default, its meaning."""
+    """A field: its path from the message, its type with limits and default, its meaning."""
 
     name: str
     type: str
-    default: str
     meaning: str
 
 
-def shared_objects(messages: tuple[Message, ...]) -> Objects:
-    """Find the server's objects that occur in several messages, to be written once."""
-    seen: list[tuple[str, Json]] = []
+def _identity(schema: Json, sender: str) -> str:
+    """Tell objects apart by what is in them, not by the field that they stand in."""
+    return sender + json.dumps({k: v for k, v in schema.items() if k != "description"})
+
+
+def _below(schema: Json, name: str) -> Iterator[tuple[str, Json]]:
+    """Yield the objects of a field: itself, that of an array, or one of several kinds."""
+    if "properties" in schema or "oneOf" in schema:
+        yield name, schema
+    else:
+        for each in schema.get("anyOf", ()):
+            yield from _below(each, name)
+        if "items" in schema:
+            yield from _below(schema["items"], f"{name}[]")
+
+
+def shared_objects(messages: Iterable[Message]) -> Objects:
+    """Find the objects that occur more than once, to be written once."""
+    count: Counter[str] = Counter()
+    found: Objects = {}
+
+    def look(schema: Json, message: Message) -> None:
+        fields = (each for kind in schema.get("oneOf", [schema]) for each in _items(kind))
+        for name, below in (each for field, value in fields for each in _below(value, field)):
+            key = _identity(below, message.sender)
+            count[key] += 1
+            if count[key] == 1:
+                title = f"`{name.replace('[]', '')}` ({message.sender}, `{message.dialect}`"
+                found[key] = (title, message.sender, below)
+                look(below, message)
+
     for message in messages:
-        if message.sender == "server":
-            for kind in message.schema.get("oneOf", [message.schema]):
-                seen += [
-                    (name, below)
-                    for name, below in kind["properties"].items()
-                    if len(below.get("properties", ())) >= SHARED_FIELDS_MIN
-                ]
-    dialect = messages[0].dialect
-    return {
-        name: (f"the-object-{name}-{dialect}", schema)
-        for name, schema in seen
-        if seen.count((name, schema)) > 1
-    }
+        look(message.schema, message)
+    titles: Counter[str] = Counter()
+    shared: Objects = {}
+    for key, (title, sender, schema) in found.items():
+        if count[key] > 1 and ("oneOf" in schema or len(_items(schema)) >= SHARED_FIELDS_MIN):
+            titles[title] += 1
+            number = f", {titles[title]})" if titles[title] > 1 else ")"
+            shared[key] = (title + number, sender, schema)
+    return shared
+
+
+def _items(schema: Json) -> list[tuple[str, Json]]:
+    return list(schema["properties"].items())
+
+
+def anchor(title: str) -> str:
+    """Name the heading of a title as GitHub does."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def rows(schema: Json, *, sender: str, objects: Objects, at: str = "") -> Iterator[Row]:
@@ -91,63 +126,74 @@ def rows(schema: Json, *, sender: str, objects: Objects, at: str = "") -> Iterat
     `sender` is the message's: the server keeps the limits, so they are left out of its own
     messages. `objects` are those that are written elsewhere.
     """
+    if "oneOf" in schema:
+        yield from _rows_of_kinds(schema, sender, objects, at)
+        return
     required = schema.get("required", ())
     group = [each["required"][0] for each in schema.get("anyOf", ()) if "required" in each]
-    for name, below in schema["properties"].items():
-        if "const" in below and name == "type" and not at:
+    for name, value in schema["properties"].items():
+        if "const" in value and name == "type" and not at:
             continue
-        is_elsewhere = name in objects and objects[name][1] == below
+        within = list(_below(value, name))
+        links = [objects.get(_identity(below, sender), ("",))[0] for _, below in within]
+        need = _default(value, name, required, group) if sender == "client" else ""
         yield Row(
             name=f"{at}{name}",
-            type=_type(below, sender),
-            default=_default(below, name, required, group),
-            meaning=_meaning(
-                below, objects[name][0] if is_elsewhere else "", name in required, sender
-            ),
+            type=f"{_type(value, sender)}{need}",
+            meaning=_meaning(value, [link for link in links if link], name in required, sender),
         )
-        if not is_elsewhere:
-            yield from _below(below, sender, objects, f"{at}{name}")
+        for (path, below), link in zip(within, links, strict=True):
+            if not link:
+                yield from rows(below, sender=sender, objects=objects, at=f"{at}{path}.")
 
 
-def _below(schema: Json, sender: str, objects: Objects, at: str) -> Iterator[Row]:
-    """Write the contents of a field: an object, or the objects of an array, one kind or several."""
-    for kind in schema.get("anyOf", ()):
-        yield from _below(kind, sender, objects, at)
-    if "items" in schema:
-        yield from _below(schema["items"], sender, objects, f"{at}[]")
-    for kind in schema.get("oneOf", ()):
-        tag = schema["x-antiphon-tag"]
+def _rows_of_kinds(schema: Json, sender: str, objects: Objects, at: str) -> Iterator[Row]:
+    tag = schema["x-antiphon-tag"]
+    for kind in schema["oneOf"]:
         word = kind["properties"][tag]["const"]
         own = {name: below for name, below in kind["properties"].items() if name != tag}
-        meaning = kind.get("description", "")
-        word = f"`{json.dumps(word)}`"
-        yield Row(name=f"{at}.{tag}", type=word, default="required", meaning=meaning)
-        yield from rows({**kind, "properties": own}, sender=sender, objects=objects, at=f"{at}.")
-    if "properties" in schema:
-        yield from rows(schema, sender=sender, objects=objects, at=f"{at}.")
+        yield Row(
+            name=f"{at}{tag}", type=f"`{json.dumps(word)}`", meaning=kind.get("description", "")
+        )
+        yield from rows({**kind, "properties": own}, sender=sender, objects=objects, at=at)
+
+
+def joined(fields: Iterable[Row]) -> Iterator[Row]:
+    """Write fields that follow each other as one, where all that is said of them is the same."""
+    for meaning, alike in groupby(fields, lambda row: row.meaning or row):
+        each = list(alike)
+        kinds = list(dict.fromkeys(row.type for row in each))
+        if len(kinds) > 1 and meaning != ONLY_VALUE:
+            yield from (attrs.evolve(row, name=_code(row.name)) for row in each)
+        else:
+            names = ", ".join(_code(row.name) for row in each)
+            yield Row(name=names, type=", ".join(kinds), meaning=each[0].meaning)
 
 
 def _default(schema: Json, name: str, required: Sequence[str], group: Sequence[str]) -> str:
-    if name in required:
-        return "required"
+    if name in required or name in group[:1]:
+        return "; required"
     if name in group:
-        return "required" if name == group[0] else f"in place of `{group[0]}`"
-    return f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+        return f"; in place of `{group[0]}`"
+    return f"; default `{json.dumps(schema['default'])}`" if "default" in schema else ""
 
 
-def _meaning(schema: Json, elsewhere: str, is_required: bool, sender: str) -> str:
+ONLY_VALUE: Final = "The only value allowed."
+
+
+def _meaning(schema: Json, elsewhere: Sequence[str], is_required: bool, sender: str) -> str:
     text = str(schema.get("description", ""))
-    if elsewhere:
-        text = f"{text} See [its fields](#{elsewhere})."
+    for title in elsewhere:
+        text += f" See [its fields](#{anchor(title)})."
     if modes := schema.get("x-antiphon-ignored-in"):
-        text += f" Not looked at in {', '.join(f'`mode={mode}`' for mode in modes)}."
+        text += f" Ignored in {', '.join(f'`mode={mode}`' for mode in modes)}."
     if sender == "server" and not is_required:
-        text += " Not always there."
+        text += " Optional."
     if schema.get("additionalProperties") is False:
         has_fields = bool(schema["properties"])
-        text += " Other fields are refused." if has_fields else " Must be empty here."
+        text += " Other fields are refused." if has_fields else " Must be empty."
     if not text and _single(schema) is not None:
-        text = "Always this." if sender == "server" else "There is no other value; it may be said."
+        text = "Always this." if sender == "server" else ONLY_VALUE
     return text.strip()
 
 
@@ -198,10 +244,10 @@ def _limits(schema: Json) -> str:
         return f", {low} {schema['maxLength']} characters"
     high = schema.get("maximum")
     if "exclusiveMinimum" in schema:
-        return f", above {schema['exclusiveMinimum']:g} up to {high:g}"
+        return f", above {schema['exclusiveMinimum']:.10g} up to {high:.10g}"
     if "minimum" in schema:
         low = schema["minimum"]
-        return f", {low:g} and more" if high is None else f", {low:g} to {high:g}"
+        return f", {low:.10g} and more" if high is None else f", {low:.10g} to {high:.16g}"
     return ""
 
 
@@ -219,23 +265,32 @@ TITLES: Final[Mapping[SessionKind, str]] = {
 
 HEAD: Final = """# The wire protocols
 
-This page is for authors of clients. `antiphon dev schema --format markdown` writes it from the
-tables by which the server reads and writes messages and changes its state, and a test compares
-them; do not edit it. For tools, `antiphon dev schema --format json`, or `yaml`, writes the same as
-AsyncAPI 3.
+For authors of clients: every message, field, limit, state and error of each dialect. Generated by
+`antiphon dev schema --format markdown`; do not edit. `--format json`, or `yaml`, prints the same as
+AsyncAPI 3, with an example of each message; `fixtures/wire/` has whole conversations.
 """
 
 
 def reference() -> str:
     """Write the whole page."""
-    parts = [HEAD, _endpoints(), "## What holds everywhere\n", _list(RULES)]
-    for channel in CHANNELS:
-        for name in channel.dialects:
-            parts += _dialect(channel, name)
+    objects = shared_objects(each for name in MODES_OF for each in describe(name))
+    parts = [HEAD, _endpoints(), "## What holds everywhere\n", _list(RULES), "## Sessions\n"]
+    for session_kind, text in SESSION_KINDS.items():
+        parts.append(f"### {TITLES[session_kind]}\n\n{text}\n")
+    parts.append("## Fields in many messages\n\nMessages name these, and say no more about them.\n")
+    parts.append(_list([_field(attrs.evolve(row, name=_code(row.name))) for row in _usual()]))
+    written: dict[str, str] = {}
+    for name in (name for channel in CHANNELS for name in channel.dialects):
+        parts += _dialect(name, objects, written)
+    parts.append(
+        "## Objects\n\nOf several messages, by sender and the first dialect that has them.\n"
+    )
+    for title, sender, schema in objects.values():
+        parts += [f"### {title}\n", *_list_of(rows(schema, sender=sender, objects=objects))]
     return "\n".join([*parts, *_codes()])
 
 
-def _list(lines: tuple[str, ...]) -> str:
+def _list(lines: Sequence[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
@@ -266,9 +321,9 @@ def _endpoints() -> str:
                     DIALECTS[name],
                 )
             )
-    return "## Where to connect\n\n" + _table(
-        ("dialect", "endpoint", "modes", "first message", "what for"), lines
-    )
+    notes = [f"{', '.join(map(_code, channel.dialects))}: {channel.says}" for channel in CHANNELS]
+    head = ("dialect", "endpoint", "modes", "first message", "purpose")
+    return "\n".join(["## Where to connect\n", _table(head, lines), _list(notes)])
 
 
 def _first(message: Message | None) -> str:
@@ -280,22 +335,54 @@ def _first(message: Message | None) -> str:
 # -- a dialect ----------------------------------------------------------------------------------
 
 
-def _dialect(channel: Channel, name: str) -> Iterator[str]:
+def _dialect(name: str, objects: Objects, written: dict[str, str]) -> Iterator[str]:
     messages = describe(name)
-    objects = shared_objects(messages)
-    yield f"## `{name}`\n\n{DIALECTS[name]}\n\n{channel.says}\n"
+    yield f"## `{name}`\n"
     for session_kind in session_kinds(name):
-        title = f"### {TITLES[session_kind]}: the order of events (`{name}`)"
-        yield f"{title}\n\n{SESSION_KINDS[session_kind]}\n"
+        title = TITLES[session_kind]
+        yield f"### {title}: states (`{name}`)\n\nSee [{title}](#{anchor(title)}).\n"
         yield from _session_kind(messages, session_kind)
-    for sender, title in (("client", "What the client says"), ("server", "What the server says")):
-        yield f"### {title} (`{name}`)\n"
-        for message in messages:
-            if message.sender == sender:
-                yield from _message(message, objects)
-    for title, (_, schema) in objects.items():
-        yield f"#### The object `{title}` (`{name}`)\n\n{schema.get('description', '')}\n"
-        yield from _fields(schema, "server", {})
+    for sender, title in (("client", "Sent by the client"), ("server", "Sent by the server")):
+        heading = f"{title} (`{name}`)"
+        yield f"### {heading}\n"
+        own = [message for message in messages if message.sender == sender]
+        yield from _messages(own, objects, written, f"[`{name}`](#{anchor(heading)})")
+
+
+def _messages(
+    messages: Sequence[Message], objects: Objects, written: dict[str, str], here: str
+) -> Iterator[str]:
+    """Write messages; those with the same fields together, and a repeated one as a link.
+
+    `written` has the headings of those before, by their text, and gets these; `here` links to them.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    repeated: dict[str, list[str]] = {}
+    for message in messages:
+        text = "\n".join(_fields_of(message, objects))
+        whole = f"{message.sender}{message.kind}{message.description}{text}"
+        if whole in written and text:
+            repeated.setdefault(written[whole], []).append(_heading(message))
+            continue
+        written[whole] = here
+        groups.setdefault(text, []).append((_heading(message), message.description))
+    for text, group in groups.items():
+        if len(group) == 1 or len({says for _, says in group}) == 1:
+            yield f"#### {', '.join(title for title, _ in group)}\n\n{group[0][1]}\n"
+        else:
+            heading = ", ".join(title for title, _ in group) if text else "Without fields"
+            yield f"#### {heading}\n\n{' '.join(f'{title}: {says}' for title, says in group)}\n"
+        if text:
+            yield text
+    for there, names in repeated.items():
+        yield f"As in {there}: {', '.join(names)}.\n"
+
+
+def _heading(message: Message) -> str:
+    title = _code(message.kind) if message.kind else "The request"
+    if len(session_kinds(message.dialect)) == len(message.session_kinds):
+        return title
+    return f"{title} ({TITLES[message.session_kinds[0]].lower()})"
 
 
 def _session_kind(messages: tuple[Message, ...], session_kind: SessionKind) -> Iterator[str]:
@@ -306,13 +393,14 @@ def _session_kind(messages: tuple[Message, ...], session_kind: SessionKind) -> I
     ]
     begin = f"    [*] --> {found['begins']}"
     diagram = "\n".join(["stateDiagram-v2", begin, *moves, "    CLOSED --> [*]"])
-    yield f"What the server says, and where it leads:\n\n```mermaid\n{diagram}\n```\n"
+    yield f"```mermaid\n{diagram}\n```\n"
     reception = found["reception"]
-    names = list(next(iter(reception.values())))
-    table = [
-        (_code(name), *(_verdict(reception[gate][name]) for gate in reception)) for name in names
-    ]
-    yield "What becomes of what the client says:\n\n" + _table(("message", *reception), table)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in next(iter(reception.values())):
+        verdicts = tuple(_verdict(reception[gate][name]) for gate in reception)
+        alike.setdefault(verdicts, []).append(_code(name))
+    table = [(", ".join(names), *verdicts) for verdicts, names in alike.items()]
+    yield "What the server does with a message:\n\n" + _table(("message", *reception), table)
 
 
 def _verdict(word: str) -> str:
@@ -322,61 +410,68 @@ def _verdict(word: str) -> str:
 # -- a message ----------------------------------------------------------------------------------
 
 
-def _message(message: Message, objects: Objects) -> Iterator[str]:
-    own = (
-        ""
-        if len(session_kinds(message.dialect)) == len(message.session_kinds)
-        else message.session_kinds[0]
-    )
-    title = f"`{message.kind}`" if message.kind else "The request"
-    place = f" ({TITLES[SessionKind(own)].lower()})" if own else ""
-    yield f"#### {title}{place}\n\n{message.description}\n"
+def _fields_of(message: Message, objects: Objects) -> Iterator[str]:
+    """Write a message's fields, and the client's nested ones as an example too."""
     kinds = message.schema.get("oneOf")
     if kinds:
         yield from _kinds(message, objects)
-    else:
-        yield from _fields(message.schema, message.sender, objects)
-    if message.sender == "client":
+        return
+    fields = list(rows(message.schema, sender=message.sender, objects=objects))
+    yield from _list_of(fields)
+    if message.sender == "client" and any("." in row.name for row in fields):
         yield _example(example(message.schema))
-    elif not kinds:
-        yield _example(shown(message.examples[0], message.schema))
 
 
 def _kinds(message: Message, objects: Objects) -> Iterator[str]:
     """Write the common part of all kinds once, and then each kind's own."""
     tag, kinds = message.schema["x-antiphon-tag"], message.schema["oneOf"]
-    first, *others = (kind["properties"] for kind in kinds)
-    common = {
-        name: below
-        for name, below in first.items()
-        if all(other.get(name) == below for other in others)
-    }
-    required = [name for name in common if all(name in kind["required"] for kind in kinds)]
-    shared = {"properties": common, "required": required}
-    words = ", ".join(_code(kind["properties"][tag]["const"]) for kind in kinds)
-    yield f"`{tag}` says which kind it is: {words}. All of them have:\n"
-    yield from _fields(shared, message.sender, objects)
-    for kind, body in zip(kinds, message.examples, strict=True):
-        word = kind["properties"][tag]["const"]
-        own = {
-            name: below
-            for name, below in kind["properties"].items()
-            if name not in common and name != tag
-        }
-        yield f"{_code(word)}: {kind.get('description', '')}\n"
-        yield from _fields({**kind, "properties": own}, message.sender, objects)
-        yield _example(shown(body, kind))
+    words = [_code(kind["properties"][tag]["const"]) for kind in kinds]
+    fields = [list(rows(kind, sender=message.sender, objects=objects)) for kind in kinds]
+    shared = [row for row in fields[0] if all(row in others for others in fields)]
+    yield f"`{tag}` is the kind: {', '.join(words)}. All have:\n"
+    yield from _list_of(shared)
+    for word, kind, own in zip(words, kinds, fields, strict=True):
+        yield f"{word}: {kind.get('description', '')}\n"
+        yield from _list_of(row for row in own if row not in shared and row.name != tag)
 
 
-def _fields(schema: Json, sender: str, objects: Objects) -> Iterator[str]:
-    """Write the table of an object's fields, if it has any."""
-    columns = ("type", "default", "meaning") if sender == "client" else ("type", "meaning")
-    lines = [
-        (_code(row.name), *(getattr(row, column) for column in columns))
-        for row in rows(schema, sender=sender, objects=objects)
-    ]
+def _list_of(fields: Iterable[Row]) -> Iterator[str]:
+    """Write an object's fields as a list; those that many messages have by their names, at last."""
+    others: list[Row] = []
+    known: list[Row] = []
+    for row in fields:
+        (known if row in _usual() else others).append(row)
+    lines = [_field(row) for row in joined(others)]
+    if known:
+        lines.append(f"{'also ' if lines else ''}{', '.join(_code(row.name) for row in known)}")
     if lines:
-        yield _table(("field", *columns), lines)
+        yield _list(lines)
+
+
+def _field(row: Row) -> str:
+    return f"{row.name} ({row.type}){f': {row.meaning}' if row.meaning else ''}"
+
+
+USUAL_MIN: Final = 5
+"""A field that so many messages have is described once."""
+
+
+@cache
+def _usual() -> tuple[Row, ...]:
+    """Find the fields that many messages have, of each name the most frequent kind."""
+    count = Counter(
+        row
+        for name in MODES_OF
+        for message in describe(name)
+        for kind in message.schema.get("oneOf", [message.schema])
+        for row in rows(kind, sender=message.sender, objects={})
+        if "." not in row.name and "object" not in row.type
+    )
+    found: dict[str, Row] = {}
+    for row, times in count.most_common():
+        if times >= USUAL_MIN and row.meaning:
+            found.setdefault(row.name, row)
+    return tuple(found[name] for name in sorted(found))
 
 
 def _example(body: Json) -> str:
@@ -413,11 +508,10 @@ def _ending(name: str, reason: EndReason) -> str:
         return ""
     bodies = [json.loads(frame) for frame in frames]
     words = [body.get("reason") or body.get("code") for body in bodies]
-    said = [
+    return ", ".join(
         f"`{body['type']}`" + (f": `{word}`" if word else "")
         for body, word in zip(bodies, words, strict=True)
-    ]
-    return ", ".join(said)
+    )
 
 
 def _codes() -> Iterator[str]:

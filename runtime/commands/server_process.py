@@ -88,9 +88,9 @@ async def _wait_until_ready(process: Process, errors: Path) -> str:
     url = ""
     try:
         with anyio.fail_after(READY_WAIT_S):
-            while (said := words_of(await lines.receive_until(b"\n", LINE_BYTES_MAX))) != "ready":
-                if said.startswith("listening on "):
-                    url = said.removeprefix("listening on ")
+            while (line := words_of(await lines.receive_until(b"\n", LINE_BYTES_MAX))) != "ready":
+                if line.startswith("listening on "):
+                    url = line.removeprefix("listening on ")
     except TimeoutError:
         text = f"the server was not ready within {READY_WAIT_S:g} s"
         raise ServerProcessError(text) from None
@@ -108,9 +108,8 @@ def words_of(line: bytes) -> str:
 def _last_words(errors: Path) -> str:
     """The last line with words of a possible traceback, framed as a group's is."""
     lines = errors.read_text(errors="replace").splitlines()
-    said = [line.strip(" |+-") for line in lines]
-    last = next((line for line in reversed(said) if line), "it does not say why")
-    return last.removeprefix(ERROR)
+    stripped = (line.strip(" |+-") for line in reversed(lines))
+    return next(filter(None, stripped), "it does not say why").removeprefix(ERROR)
 
 
 async def _stop(process: Process, wait_s: float) -> None:

@@ -37,6 +37,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from protocol.values.live import UserWords
 from protocol.values.messages import (
     Closed,
     Created,
@@ -106,6 +107,8 @@ class LineView(Observer):
             case Speech() if message.text or not message.pcm:
                 text = printable(message.text).strip() or "(speaks)"
                 self._write(at_s, "model", text, _cost(happening), style="bold green")
+            case UserWords(text=text):
+                self._write(at_s, "you", printable(text).strip(), style="cyan")
             case GoingAway(seconds_left=seconds_left):
                 text = f"the server shuts down in {seconds_left} s"
                 self._write(at_s, "session", text, style="yellow")
@@ -271,6 +274,7 @@ _TYPES: Final[dict[type[ServerMessage], str]] = {
     Listen: "listen",
     Speech: "speech",
     GoingAway: "going_away",
+    UserWords: "user_words",
     ErrorReport: "error",
     Closed: "closed",
 }

@@ -50,7 +50,7 @@ class TextTranscript(terminal.TextOutput):
         """Write that it is recorded, or not as asked."""
         terminal.tell_recording(created, record=record)
 
-    def hears(self, delta: TranscriptDelta) -> None:
+    def receives(self, delta: TranscriptDelta) -> None:
         """Write the words."""
         self._is_within_line = True
         click.echo(terminal.clean(delta.text), nl=False)
@@ -82,7 +82,7 @@ class JsonTranscript:
         fields = {"recording_id": recording_id, "recording_notice": notice}
         terminal.echo_json({"type": "created", "session_id": created.session_id, **fields})
 
-    def hears(self, delta: TranscriptDelta) -> None:
+    def receives(self, delta: TranscriptDelta) -> None:
         """Write a piece."""
         terminal.echo_json({"type": "delta", "text": delta.text})
 
@@ -239,7 +239,7 @@ async def _show(
     while left:
         match await anext(session):
             case TranscriptDelta() as delta:
-                shown.hears(delta)
+                shown.receives(delta)
             case TranscriptDone() as done:
                 shown.ends(done)
                 left -= 1

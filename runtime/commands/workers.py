@@ -61,28 +61,32 @@ class WorkersClient:
         try:
             connection.request(method, self._path + path, body=body, headers=self._headers)
             answer = connection.getresponse()
-            status, said = answer.status, _read(answer.read(ANSWER_BYTES_MAX))
+            status, content = answer.status, _read(answer.read(ANSWER_BYTES_MAX))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise click.ClickException(terminal.explain(self._failure(error))) from error
         finally:
             connection.close()
         if not 200 <= status < 300:
-            text = f"the server refused: {said.get('message', 'no reason')} (HTTP {status})"
+            text = f"the server refused: {content.get('message', 'no reason')} (HTTP {status})"
             raise click.ClickException(terminal.advise(text, status))
-        return said
+        return content
 
     def _failure(self, error: Exception) -> CannotConnectError:
         is_tls = isinstance(error, ssl.SSLError)
-        why = reason_of(error) if isinstance(error, OSError) else "what answers is no Antiphon"
+        why = (
+            reason_of(error)
+            if isinstance(error, OSError)
+            else "what answers is not an Antiphon server"
+        )
         return cannot_connect(self._url, why, is_tls=is_tls)
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """Parse an answer; `ValueError` if it is no JSON object."""
-    said = orjson.loads(body)
-    if not isinstance(said, dict):
-        raise ValueError("the answer is no JSON object")
-    return said
+    """Parse an answer; `ValueError` if it is not a JSON object."""
+    content = orjson.loads(body)
+    if not isinstance(content, dict):
+        raise ValueError("the answer is not a JSON object")
+    return content
 
 
 @click.command("list")
@@ -124,11 +128,11 @@ def drain_command(*, number: int, wait: bool, url: str, key: str | None, as_json
     is not drained: add another first.
     """
     client = WorkersClient(url, key)
-    worker, told = client.drain(number), None
+    worker, reported = client.drain(number), None
     while True:
-        if (left := worker["leased"]) != told:
+        if (left := worker["leased"]) != reported:
             _show(worker, f"worker {number} is draining, {left} sessions left", as_json)
-            told = left
+            reported = left
         if not wait:
             return
         time.sleep(POLL_S)

@@ -54,11 +54,11 @@ def read_address(text: str) -> WorkerAddress:
     kind, _, rest = text.partition(":")
     if kind == "unix" and rest:
         if len(rest.encode()) > UNIX_PATH_BYTES_MAX:
-            raise ValueError(f"a path of more than {UNIX_PATH_BYTES_MAX} bytes is no socket's")
+            raise ValueError(f"a path of more than {UNIX_PATH_BYTES_MAX} bytes is not a socket's")
         return UnixAddress(Path(rest))
     if kind == "tcp" and (found := read_authority(rest)) is not None and found.port is not None:
         return TcpAddress(found.host, found.port)
-    raise ValueError(f"{shown(text)} is no address: unix:PATH or tcp:HOST:PORT")
+    raise ValueError(f"{shown(text)} is not an address: unix:PATH or tcp:HOST:PORT")
 
 
 async def connect(address: WorkerAddress, tls: ssl.SSLContext | None) -> ByteStream:

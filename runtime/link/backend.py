@@ -197,7 +197,7 @@ class WorkerBackend:
         if came is None:
             raise self._gone()
         if not isinstance(came, kind) or (index is not None and _index_of(came) != index):
-            self._link.lose(f"it broke the protocol: a {type(came).__name__} is no answer here")
+            self._link.lose(f"it broke the protocol: a {type(came).__name__} is not an answer here")
             raise self._gone()
         return came
 

@@ -119,7 +119,7 @@ class Inbox:
         """Take bytes as they come, and yield each whole frame with its stream.
 
         It must be exhausted before the next call. A frame is valid as long as `data`. `LinkError`:
-        they are no frames, or too large.
+        they are not frames, or too large.
         """
         at, view = 0, memoryview(data)
         while at < len(data):

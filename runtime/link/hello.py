@@ -45,7 +45,7 @@ NONCE_BYTES: Final = 32
 TOKEN_CHARS_MIN: Final = 16
 """A shorter token could be guessed from one greeting that was overheard."""
 TOKEN_BYTES_MAX: Final = 4096
-"""A longer file is no token."""
+"""A longer file is not a token."""
 
 Role = Literal["gateway", "worker"]
 Told = TypeVar("Told", bound=attrs.AttrsInstance)

@@ -15,7 +15,7 @@ SPEECH_GAP_MS: Final = 500
 PAUSE_MS: Final = 2_000
 """A user who goes on sooner has paused, and not ended a turn; longer pauses in a turn are rare."""
 ANSWER_WAIT_MS: Final = 4_000
-"""Silence for so long is no answer: people begin to repeat what they said."""
+"""Silence for so long is not an answer: people begin to repeat what they said."""
 SHORT_MS: Final = 1_000
 """Shorter speech is a backchannel or a false start: a word or two."""
 YIELD_MS: Final = 2_000
@@ -30,7 +30,7 @@ FDB_SHORT_MS: Final = 1_000
 """Full-Duplex-Bench v1 takes shorter speech of few words for no turn."""
 FDB_WORDS_MAX: Final = 3
 """Full-Duplex-Bench v1 takes short speech of up to so many words for no turn."""
-HEARD_MS: Final = 400
+OVERLAP_MS_MIN: Final = 400
 """Speech over the model: shorter speech in a unit may not be noticed in it (`tiny` needs 0.4 s)."""
 
 

@@ -43,7 +43,7 @@ JITTER_MS: Final = 40
 HELD_UP_S_MAX: Final = 10
 """A network that is silent for longer has lost the connection."""
 BURST_NS_MAX: Final = 2 * NS_PER_S
-"""Sound that was held up comes within this time; sending too fast for longer is no microphone."""
+"""Sound that was held up comes within this time; who sends too fast for longer is no microphone."""
 SETTLED_NS: Final = CAPTURED_NS_MAX + HELD_UP_S_MAX * NS_PER_S + BURST_NS_MAX
 """Sound this long before the last that came moves no more."""
 
@@ -59,13 +59,13 @@ class Positions:
         self._pieces = deque[tuple[int, int]](maxlen=POSITIONS_MAX)
         self._samples = 0
 
-    def heard(self, samples: int, begin_ns: int) -> None:
+    def add(self, samples: int, begin_ns: int) -> None:
         """Take the place of the next sound."""
         self._pieces.append((self._samples, begin_ns))
         self._samples += samples
 
     def span(self, start_ms: int, end_ms: int, now_ns: int) -> tuple[int, int]:
-        """Say when a part of the sound was heard; what is not known, now at the latest."""
+        """Return when a part of the sound was heard; `now_ns` where that is unknown, or later."""
         begin_ns, end_ns = (min(self._at_ns(at_ms, now_ns), now_ns) for at_ms in (start_ms, end_ms))
         return begin_ns, max(begin_ns, end_ns)
 
@@ -99,8 +99,7 @@ class Lead:
 
     def begin(self, at_ns: int, user: Line, samples_waiting: int) -> None:
         """Take a unit that begins; the model does not have the last samples of the user."""
-        heard_ns = time_of(user.voice, max(user.end - samples_waiting, 0))
-        self.ns = ahead_ns(heard_ns, at_ns)
+        self.ns = ahead_ns(time_of(user.voice, max(user.end - samples_waiting, 0)), at_ns)
 
     def at(self, at_ns: int) -> int:
         """When it is heard what a unit says, sent at a time, which does not decrease."""

@@ -92,7 +92,7 @@ class ModelSpeech:
         self._written = ""
         self._written_by: tuple[str, int] = ("", 0)
 
-    def say(self, at_ns: int, text: str, samples: int, response_id: str) -> None:
+    def add(self, at_ns: int, text: str, samples: int, response_id: str) -> None:
         """Take words, or sound (24 kHz), or both; words may come before their sound."""
         self.settle(at_ns)
         if self._written_by != (response_id, at_ns):
@@ -121,7 +121,7 @@ class ModelSpeech:
     def settle(self, now_ns: int | None) -> None:
         """Count what is heard by a time, or all: it is cut no more."""
         while self._pieces and (now_ns is None or time_of("model", self._pieces[0].end) <= now_ns):
-            self._hear(self._pieces.popleft())
+            self._count(self._pieces.popleft())
 
     def spans(self) -> tuple[Span, ...]:
         """Return the stretches of its sound, once all is said."""
@@ -132,7 +132,7 @@ class ModelSpeech:
     def _write(self, at: int, words: int) -> None:
         self.texts.append(Text(at * MODEL_SAMPLE, words))
 
-    def _hear(self, piece: _ModelPiece) -> None:
+    def _count(self, piece: _ModelPiece) -> None:
         self._write(piece.begin, piece.words) if piece.words else None
         begin, end = piece.begin * MODEL_SAMPLE, piece.end * MODEL_SAMPLE
         if end <= begin:
@@ -262,14 +262,14 @@ class UserSpeech:
             self._found.append((self._open, event.at_ms - self._silence_ms))
             self._open = None
 
-    def hear(self, sound: UserSound) -> None:
+    def add(self, sound: UserSound) -> None:
         """Take a sound of the user in its final place."""
         end_ns = time_of("user", sound.end)
         lead_ns = max(0, end_ns - sound.at_ns)
         if sound.end > sound.begin and (self.lead is None or lead_ns > self.lead[1]):
             self.lead = (sound.at_ns, lead_ns)
         if self.source == "energy":
-            self._energy.hear(sound, end_ns)
+            self._energy.add(sound, end_ns)
         if sound.first is None:
             self._sounds.append((sound.at_ns, sound.begin, sound.end))
         else:
@@ -322,7 +322,7 @@ class _Energy:
         self._batch: list[bytes] = []
         self._batch_ns = 0
 
-    def hear(self, sound: UserSound, end_ns: int) -> None:
+    def add(self, sound: UserSound, end_ns: int) -> None:
         if not sound.data:
             return
         is_after_gap = self._end is not None and (sound.begin - self._end) * USER_SAMPLE >= GAP
@@ -424,7 +424,7 @@ class ClientSound:
             case Init(live=settings) if settings.rate_hz:
                 self._coding = settings.coding
                 self._rate_hz = self._spoken_hz = settings.rate_hz
-            case oa.Configure(heard=str() as coding) if coding != self._coding:
+            case oa.Configure(input_format=str() as coding) if coding != self._coding:
                 if self._samples < (self._rate_hz if self._changes_late else 1):
                     self._coding, self._rate_hz, self._samples = coding, rate_of(coding), 0
         return request
@@ -435,7 +435,7 @@ class ClientSound:
 
 
 @attrs.define
-class _Heard:
+class _MovableSound:
     """Sound of the user that may move, and how far its stretch had moved when it was placed."""
 
     sound: UserSound
@@ -459,7 +459,7 @@ class Talk:
         self.model: Final = ModelSpeech()
         self._line: Final = Line("user")
         self._lead: Final = Lead()
-        self._heard = deque[_Heard]()
+        self._movable = deque[_MovableSound]()
         self._rest = self._ticks = 0
         self._is_speaking = False
         self._stops: list[int] = []
@@ -472,14 +472,14 @@ class Talk:
             case Append(pcm=pcm):
                 if message.force_listen:
                     self._asked_to_stop(self._lead.at(at_ns))
-                self._hear(at_ns, len(pcm) // SAMPLE_BYTES, pcm)
+                self._add_sound(at_ns, len(pcm) // SAMPLE_BYTES, pcm)
             case Piece(pcm16=pcm16, rate_hz=rate_hz):
                 count = len(pcm16) // SAMPLE16_BYTES
                 up, down = ratio_of(rate_hz, INPUT_RATE_HZ)
                 blocks, self._rest = divmod(self._rest + count, down)
                 first = self._ticks if message.is_whole else None
                 self._ticks += count * (TICK_HZ // rate_hz)
-                self._hear(at_ns, blocks * up, pcm16, rate_hz, first)
+                self._add_sound(at_ns, blocks * up, pcm16, rate_hz, first)
 
     def unit_started(self, at_ns: int, samples_waiting: int) -> None:
         """Take a unit, and how many samples of the user the model has not begun to hear."""
@@ -491,10 +491,10 @@ class Talk:
         match message:
             case ms.Speech(text=text, pcm=pcm, response_id=response_id):
                 samples = len(pcm) // SAMPLE_BYTES * OUTPUT_RATE_HZ // rate_hz
-                self.model.say(at_ns, text, samples, response_id)
+                self.model.add(at_ns, text, samples, response_id)
                 self._is_speaking, self._is_new = not message.end_of_turn, True
             case oa.ReplyStep(kind="text_delta", text=text, response_id=response_id):
-                self.model.say(at_ns, text, 0, response_id)
+                self.model.add(at_ns, text, 0, response_id)
             case ms.Listen() if self._is_speaking:
                 self._stop(at_ns)
             case ms.Interrupted():
@@ -530,7 +530,7 @@ class Talk:
             self._stops.append(ticks_of(at_ns))
         self._is_new = False
 
-    def _hear(
+    def _add_sound(
         self, at_ns: int, samples: int, data: bytes, rate_hz: int = 0, first: int | None = None
     ) -> None:
         begin = self._line.place(at_ns, samples, is_captured=True)
@@ -539,23 +539,23 @@ class Talk:
             at_ns=at_ns, begin=begin, end=end, data=data, rate_hz=rate_hz, first=first
         )
         stretch = self._line.stretch
-        if self._heard or not self._line.is_settled:
-            self._heard.append(_Heard(sound, stretch, stretch.moved))
+        if self._movable or not self._line.is_settled:
+            self._movable.append(_MovableSound(sound, stretch, stretch.moved))
             self._settle(at_ns)
-            if self._heard and not sound.rate_hz:  # it is held: half the memory
+            if self._movable and not sound.rate_hz:  # it is held: half the memory
                 sound.data, sound.rate_hz = to_pcm16(sound.data), INPUT_RATE_HZ
         else:  # of a microphone without gaps
-            self.user.hear(sound)
+            self.user.add(sound)
             self.user.place(at_ns)
 
     def _settle(self, now_ns: int | None) -> None:
         """Search sound that moves no more."""
         line = self._line
         settled_ns = None if now_ns is None or line.is_settled else line.settled_ns(now_ns)
-        while self._heard:
-            sound = self._heard[0].placed()
+        while self._movable:
+            sound = self._movable[0].placed()
             if settled_ns is not None and time_of("user", sound.begin) > settled_ns:
                 break
-            self._heard.popleft()
-            self.user.hear(sound)
+            self._movable.popleft()
+            self.user.add(sound)
         self.user.place(now_ns)

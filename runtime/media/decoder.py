@@ -10,8 +10,8 @@
   bounded, in pixels.
 
 A video, a packed sound file, or a large picture, is decoded in a process of its own
-(`decode_apart`). A decoder for every video format is the most likely place for a file to break in,
-hang or take all memory. In a process that costs the client its file, and the server nothing. The
+(`decode_in_process`). A decoder for every video format is the most likely place for a file to break
+in, hang or take all memory. In a process that costs the client its file, the server nothing. The
 process is killed when its client leaves, when it takes too long, and when it answers too much; its
 own bounds (`worker`) end it even after the server was killed.
 """
@@ -285,21 +285,21 @@ _UNREADABLE: Final = (
 _log = logging.getLogger("antiphon.media")
 
 
-async def decode_apart(
+async def decode_in_process(
     data: bytes,
-    argument: str,
+    *arguments: str,
     command: tuple[str, ...] = _COMMAND,
     wait_s: float = VIDEO_WAIT_S,
 ) -> Decoded:
     """Decode a file as the thread of a `MediaDecoder` would; cancelled, it kills the process.
 
-    `argument`: the worker's; `command`: its command line without that; `wait_s`: the most that it
+    `arguments`: the worker's; `command`: its command line without those; `wait_s`: the most that it
     may take.
     `MediaError`: it is damaged, too long, too large, or too slow to decode; or the system has no
     room for a process.
     """
-    what = WORDS.get(argument, "video")
-    process = await _start(what, [*command, argument])
+    what = WORDS.get(arguments[0], "video")
+    process = await _start(what, [*command, *arguments])
     with anyio.move_on_after(wait_s):
         async with process:  # Left by a cancellation, it kills the process and waits for its end.
             return await _ask(what, process, data)
@@ -399,7 +399,7 @@ class MediaDecoder:
     def __init__(self, voices: VoiceLibrary | None = None) -> None:
         self._voices = voices
         self._work = FairQueue(WORKERS_MAX, PIXELS_WAITING_MAX)
-        self._apart = FairQueue(PROCESSES_MAX)
+        self._processes = FairQueue(PROCESSES_MAX)
 
     async def decode(self, effect: DecodeMedia, client: Client) -> Decoded:
         """Decode in a thread, or in a process what could inflate, in fair turns.
@@ -411,7 +411,7 @@ class MediaDecoder:
         has too many pictures waiting.
         """
         if _inflates(effect):
-            return await self._decode_apart(effect, client)
+            return await self._decode_in_process(effect, client)
         pixels = 0
         if effect.kind in ("jpeg", "image"):
             # The least for a tiny one: its task takes memory too.
@@ -427,13 +427,22 @@ class MediaDecoder:
             reason = f"more than {most} megapixels of this session would wait to be decoded"
             raise MediaError(reason) from None
 
-    async def _decode_apart(self, effect: DecodeMedia, client: Client) -> Decoded:
-        async with self._apart.place(client) as place:
+    async def decode_speech(self, data: bytes, s_max: int, client: Client) -> bytes:
+        """Decode a file with sound, of any kind, in a process: float32 LE, 16 kHz mono.
+
+        `MediaError`: it has none, is damaged, or lasts more than `s_max` seconds.
+        """
+        return (await self._in_process(data, client, "speech", str(s_max))).pcm
+
+    async def _decode_in_process(self, effect: DecodeMedia, client: Client) -> Decoded:
+        argument = str(effect.stack_frames) if effect.kind == "video" else effect.kind
+        return await self._in_process(effect.data, client, argument)
+
+    async def _in_process(self, data: bytes, client: Client, *arguments: str) -> Decoded:
+        async with self._processes.place(client) as place:
             before_s = _children_s()
             try:
-                is_video = effect.kind == "video"
-                argument = str(effect.stack_frames) if is_video else effect.kind
-                return await decode_apart(effect.data, argument)
+                return await decode_in_process(data, *arguments)
             finally:
                 place.used_s = _children_s() - before_s  # These are the only children.
 

@@ -83,7 +83,7 @@ def read_wav(path: Path) -> bytes:
     if len(samples) == 0:
         raise AudioFileError(f"{path}: holds no sound")
     if not np.isfinite(samples).all():
-        raise AudioFileError(f"{path}: holds samples that are no finite numbers")
+        raise AudioFileError(f"{path}: holds samples that are not finite numbers")
     return to_model_rate(samples, rate_hz).astype("<f4").tobytes()
 
 
@@ -161,8 +161,13 @@ def decode_audio(data: bytes, rate_hz: int) -> bytes:
         raise MediaError(f"the audio has more than {AUDIO_BYTES_MAX} bytes")
     if rate_hz:
         return _decode_raw(data, rate_hz)
-    with _opened(data, AUDIO_S_MIN, AUDIO_S_MAX) as file:
-        return _resample(_read_blocks(file, AUDIO_S_MIN, AUDIO_S_MAX), file.samplerate)
+    return decode_speech(data, AUDIO_S_MAX)
+
+
+def decode_speech(data: bytes, s_max: int) -> bytes:
+    """Decode a sound file of 0.1 to `s_max` seconds, as `decode_audio` does."""
+    with _opened(data, AUDIO_S_MIN, s_max) as file:
+        return _resample(_read_blocks(file, AUDIO_S_MIN, s_max), file.samplerate)
 
 
 class _Stream(soundfile.SoundFile):  # type: ignore[misc]  # it has no types
@@ -179,7 +184,7 @@ def _opened(data: bytes, s_min: float, s_max: float) -> Iterator[soundfile.Sound
     try:
         with _Stream(io.BytesIO(_with_sizes(data))) as file:
             if file.subtype not in SUBTYPES.get(file.format, ()):
-                raise MediaError("the audio is no plain WAV or AIFF, FLAC, Ogg or MP3 file")
+                raise MediaError("the audio is not a plain WAV or AIFF, FLAC, Ogg or MP3 file")
             _check_rate(file.samplerate)
             if file.channels > WAV_CHANNELS_MAX:
                 raise MediaError(f"the audio has more than {WAV_CHANNELS_MAX} channels")

@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-WORDS: Final = {"image": "image", "audio": "audio", "wav": "audio"}
+WORDS: Final = {"image": "image", "audio": "audio", "wav": "audio", "speech": "audio"}
 """By argument of a process that decodes a file, the word for that; a video's is a number."""
 
 

@@ -30,20 +30,9 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from protocol.values.limits import (
-    FRAME_PIXELS_MAX,
-    FRAME_SIDES_RATIO_MAX,
-    VIDEO_BYTES_MAX,
-    VIDEO_S_MAX,
-)
-from protocol.values.model import INPUT_RATE_HZ
-from protocol.wire.media import (
-    WAV_CHANNELS_MAX,
-    WAV_RATE_HZ_MAX,
-    WAV_RATE_HZ_MIN,
-    Container,
-    container_of,
-)
+from protocol.values import limits
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.wire import media
 
 from .image import CODED_PIXELS_MAX, SIDE_MAX, encode_jpeg, fitted, scale, to_rgb
 from .values import Decoded, MediaError
@@ -80,7 +69,7 @@ class Pictures:
         self.first: list[bytes] = []
         self.stacked: list[bytes] = []
         self._per_second = per_second
-        self._taken = 0
+        self._sampled = 0
         self._others: list[Picture] = []
         self._shown: VideoFrame | None = None
         self._picture: Picture | None = None
@@ -106,15 +95,15 @@ class Pictures:
 
     def _take_until(self, end: Fraction) -> None:
         """Take the pictures before `end` from the current frame."""
-        while self._shown is not None and Fraction(self._taken, self._per_second) < end:
+        while self._shown is not None and Fraction(self._sampled, self._per_second) < end:
             if self._picture is None:
                 self._picture = _picture_of(self._shown)
-            if self._taken % self._per_second == 0:
+            if self._sampled % self._per_second == 0:
                 self._stack()
                 self.first.append(self._encode(self._picture))
             else:
                 self._others.append(self._picture)
-            self._taken += 1
+            self._sampled += 1
 
     def _stack(self) -> None:
         if self._others:
@@ -178,10 +167,10 @@ def _fit(picture: Picture, height: int, width: int) -> Picture:
 
 def _check_size(frame: VideoFrame) -> None:
     width, height = frame.width, frame.height
-    if width * height > FRAME_PIXELS_MAX:
-        raise MediaError(f"the video's pictures have more than {FRAME_PIXELS_MAX} pixels")
-    if max(width, height) > FRAME_SIDES_RATIO_MAX * min(width, height):
-        ratio = FRAME_SIDES_RATIO_MAX
+    if width * height > limits.FRAME_PIXELS_MAX:
+        raise MediaError(f"the video's pictures have more than {limits.FRAME_PIXELS_MAX} pixels")
+    if max(width, height) > limits.FRAME_SIDES_RATIO_MAX * min(width, height):
+        ratio = limits.FRAME_SIDES_RATIO_MAX
         raise MediaError(f"the video's pictures have sides of more than {ratio} to 1")
 
 
@@ -226,6 +215,11 @@ class Track:
             self._put(self._stream.resample_chunk(mono))
         return self._at < len(self._pcm)
 
+    @property
+    def samples(self) -> int:
+        """Those that it has so far, at 16 kHz."""
+        return min(max(self._at, 0), len(self._pcm))
+
     def finish(self) -> bytes:
         """End the track: float32 LE, 16 kHz mono, for all seconds; `MediaError` if not finite."""
         self._flush()
@@ -251,16 +245,16 @@ class Track:
         """Write samples after the last ones, within the seconds."""
         begin, self._at = self._at, self._at + len(samples)
         if begin < len(self._pcm) and self._at > 0:
-            heard = samples[max(0, -begin) : len(self._pcm) - begin]
-            self._pcm[max(0, begin) : max(0, begin) + len(heard)] = heard
+            kept = samples[max(0, -begin) : len(self._pcm) - begin]
+            self._pcm[max(0, begin) : max(0, begin) + len(kept)] = kept
 
 
 def _check_form(frame: AudioFrame) -> None:
-    if not WAV_RATE_HZ_MIN <= frame.sample_rate <= WAV_RATE_HZ_MAX:
-        rates = f"{WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX} Hz"
+    if not media.WAV_RATE_HZ_MIN <= frame.sample_rate <= media.WAV_RATE_HZ_MAX:
+        rates = f"{media.WAV_RATE_HZ_MIN} to {media.WAV_RATE_HZ_MAX} Hz"
         raise MediaError(f"the rate of the video's sound is not {rates}")
-    if not 0 < frame.layout.nb_channels <= WAV_CHANNELS_MAX:
-        raise MediaError(f"the video's sound has more than {WAV_CHANNELS_MAX} channels")
+    if not 0 < frame.layout.nb_channels <= media.WAV_CHANNELS_MAX:
+        raise MediaError(f"the video's sound has more than {media.WAV_CHANNELS_MAX} channels")
 
 
 # -- the file --------------------------------------------------------------------------------------
@@ -277,7 +271,7 @@ ROUNDING_S: Final = Fraction(2, 1_000)
 GUESS_S_MAX: Final = Fraction(1)
 """A last frame without a duration is taken to last as long as the one before."""
 
-_DEMUXERS: Final[dict[Container, str]] = {"mp4": "mov", "matroska": "matroska"}
+_DEMUXERS: Final[dict[media.Container, str]] = {"mp4": "mov", "matroska": "matroska"}
 _DECODERS: Final = (
     *("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mjpeg"),
     *("aac", "mp3float", "mp3", "opus", "libopus", "vorbis", "flac", "alac", "ac3", "eac3"),
@@ -298,7 +292,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
     """Open a file from memory; a library's errors become `MediaError`."""
     import av  # It costs 50 ms, only for decoding.
 
-    container = container_of(data)
+    container = media.container_of(data)
     if container is None:
         raise MediaError("the video is not of MP4, QuickTime, Matroska or WebM")
     # Since PyAV 19, bytes that are not UTF-8 are kept without asking.
@@ -320,14 +314,34 @@ def read_video(data: bytes, stack_frames: int) -> Decoded:
 
     `stack_frames` pictures a second. `MediaError`: it is no video, damaged, too long or too large.
     """
-    if len(data) > VIDEO_BYTES_MAX:
-        raise MediaError(f"the video has more than {VIDEO_BYTES_MAX} bytes")
+    if len(data) > limits.VIDEO_BYTES_MAX:
+        raise MediaError(f"the video has more than {limits.VIDEO_BYTES_MAX} bytes")
     with _opened(data) as file:
         pictures = Pictures(stack_frames)
         start, seconds = _read_pictures(file, pictures)
     with _opened(data) as file:
         pcm = _read_sound(file, start, seconds)
     return Decoded(pcm=pcm, pictures=tuple(pictures.first), stacked=tuple(pictures.stacked))
+
+
+def read_sound(data: bytes, s_max: int) -> bytes:
+    """Decode the first track of such a file, with or without pictures: float32 LE, 16 kHz mono.
+
+    `MediaError`: it has none, is damaged, or is longer than `s_max` seconds.
+    """
+    if media.container_of(data) is None:
+        raise MediaError(
+            "it is no WAV, AIFF, FLAC, Ogg, MP3, MP4, QuickTime, Matroska or WebM file"
+        )
+    with _opened(data) as file:
+        if len(file.streams) > STREAMS_MAX or not file.streams.audio:
+            raise MediaError("the file holds no sound, or too many streams")
+        track, start = Track(s_max), None
+        for time, frame in _frames(file, file.streams.audio[0], {}, s_max):
+            start = time if start is None else start
+            if not track.add(time - start, frame):
+                raise MediaError(f"the sound lasts more than {s_max} s")
+        return track.finish()[: track.samples * SAMPLE_BYTES]
 
 
 def _video_stream(file: InputContainer) -> VideoStream:
@@ -351,14 +365,14 @@ def _read_pictures(file: InputContainer, pictures: Pictures) -> tuple[Fraction, 
     for time, frame in _frames(file, _video_stream(file), options):
         start = time if start is None else start
         gap, at = time - start - at, max(time - start, at)
-        if at >= VIDEO_S_MAX:
+        if at >= limits.VIDEO_S_MAX:
             raise _too_long()
         pictures.show(at, frame)
         step = _duration(frame) or min(gap, GUESS_S_MAX)
     if start is None:
         raise MediaError("the video holds no pictures")
     end = at + max(step - ROUNDING_S, ROUNDING_S)
-    if end > VIDEO_S_MAX:
+    if end > limits.VIDEO_S_MAX:
         raise _too_long()
     return start, pictures.finish(end)
 
@@ -375,17 +389,21 @@ def _read_sound(file: InputContainer, start: Fraction, seconds: int) -> bytes:
 
 
 def _frames(
-    file: InputContainer, stream: S, options: dict[str, str]
+    file: InputContainer, stream: S, options: dict[str, str], s_max: int = limits.VIDEO_S_MAX
 ) -> Iterator[tuple[Fraction, Any]]:
     """Decode a stream: each frame with its time in seconds, pictures in display order."""
-    count = 0
-    for packet in _packets(file, stream, options):
+    count, times = 0, -(-s_max // limits.VIDEO_S_MAX)
+    for packet in _packets(file, stream, options, PACKETS_MAX * times):
         for frame in packet.decode():
             count += 1
-            yield _time(frame, count), frame
+            if count > FRAMES_MAX * times:
+                raise MediaError(f"a stream of the video has more than {count - 1} frames")
+            yield _time(frame), frame
 
 
-def _packets(file: InputContainer, stream: S, options: dict[str, str]) -> Iterator[Packet[S]]:
+def _packets(
+    file: InputContainer, stream: S, options: dict[str, str], most: int
+) -> Iterator[Packet[S]]:
     """Read only one stream's packets, with the decoder's options."""
     from av.stream import Discard
 
@@ -398,17 +416,15 @@ def _packets(file: InputContainer, stream: S, options: dict[str, str]) -> Iterat
     codec.options = options
     codec.thread_count = 1
     for count, packet in enumerate(file.demux(stream)):
-        if count >= PACKETS_MAX:
-            raise MediaError(f"a stream of the video has more than {PACKETS_MAX} packets")
+        if count >= most:
+            raise MediaError(f"a stream of the video has more than {most} packets")
         if packet.is_corrupt:
             raise MediaError("the video is damaged")
         yield packet
 
 
-def _time(frame: VideoFrame | AudioFrame, count: int) -> Fraction:
+def _time(frame: VideoFrame | AudioFrame) -> Fraction:
     """A frame's start in seconds of the file."""
-    if count > FRAMES_MAX:
-        raise MediaError(f"a stream of the video has more than {FRAMES_MAX} frames")
     if frame.pts is None or frame.is_corrupt:
         raise MediaError("the video is damaged")
     return frame.pts * _time_base(frame)
@@ -426,4 +442,4 @@ def _time_base(frame: VideoFrame | AudioFrame) -> Fraction:
 
 
 def _too_long() -> MediaError:
-    return MediaError(f"the video lasts more than {VIDEO_S_MAX} s")
+    return MediaError(f"the video lasts more than {limits.VIDEO_S_MAX} s")

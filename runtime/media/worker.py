@@ -24,11 +24,12 @@ import av.video.stream
 import orjson
 
 from protocol.values.limits import VIDEO_BYTES_MAX
+from protocol.wire.media import sound_kind
 
 from .image import decode_image
-from .sound import decode_audio, decode_voice
+from .sound import decode_audio, decode_speech, decode_voice
 from .values import Decoded, MediaError
-from .video import read_video
+from .video import read_sound, read_video
 
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Of addresses: 0.2 GiB of libraries, the file, its pictures, and 17 frames of 20 megapixels."""
@@ -39,7 +40,10 @@ NICENESS: Final = 10
 
 
 def main() -> None:
-    """Decode the file on stdin; the argument is its kind, or a video's pictures a second."""
+    """Decode the file on stdin; the argument is its kind, or a video's pictures a second.
+
+    Of speech, of any kind of file, a second argument is its longest time in seconds.
+    """
     argument = sys.argv[1]
     av.logging.set_level(None)
     limit_itself()
@@ -52,6 +56,9 @@ def main() -> None:
                 made = Decoded(pcm=decode_audio(data, 0))
             case "wav":
                 made = Decoded(pcm=decode_voice(data))
+            case "speech":
+                read = read_sound if sound_kind(data) is None else decode_speech
+                made = Decoded(pcm=read(data, int(sys.argv[2])))
             case _:
                 made = read_video(data, int(argument))
     except MediaError as error:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 MODELS: Final = ("tiny", "scripted")
 """`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
+MOONSHINE: Final = "moonshine"
+"""Writes down speech, and does nothing else."""
 INSTALLED: Final = "backend:"
 """Prefix of an installed package's backend: `backend:NAME`, or `backend:NAME:ARGUMENT`. With an
 argument it may be left out: `NAME:ARGUMENT`."""
@@ -50,6 +53,11 @@ class ModelUnknownError(ValueError):
 
 class ModelUnusableError(ValueError):
     """The folder holds no checkpoint that can be served here; the text says why."""
+
+
+def has_moonshine() -> bool:
+    """Whether the package of `MOONSHINE` is installed."""
+    return find_spec("moonshine_voice") is not None
 
 
 def tiny_path() -> Path:
@@ -93,7 +101,7 @@ def check_model(name: str) -> None:
     """Raise `ModelUnknownError` for an unknown model, before anything is started."""
     if is_installed(name):
         installed_backend(name)
-    elif name != "scripted":
+    elif name not in ("scripted", MOONSHINE):
         model_folder(name)
 
 
@@ -119,8 +127,8 @@ def load_backend(
     """Load a model.
 
     Args:
-        name: one of `MODELS`, an installed backend with its argument, or the folder of a
-            checkpoint.
+        name: one of `MODELS`, `MOONSHINE`, an installed backend with its argument, or the folder of
+            a checkpoint.
         slots: sessions at once; None takes the model's own number, for a folder as many as fit into
             memory.
         device: one of the settings' `DEVICES`; None takes the CPU for `tiny`, for a folder a GPU if
@@ -140,6 +148,11 @@ def load_backend(
     if name == "scripted":
         scripted = partial(ScriptedBackend, duplex_tools=True)
         return scripted() if slots is None else scripted(slots=slots)
+    if name == MOONSHINE:
+        with explained(name), importing(), _with_extras(name):
+            from .backends.moonshine import Moonshine
+
+            return Moonshine(slots)
     if is_installed(name):
         entry, argument = installed_backend(name)
         with explained(name), importing():
@@ -203,7 +216,7 @@ async def load_backend_async(
 def _checked(made: Backend) -> Backend:
     """Return a package's backend; `TypeError` if it is not one."""
     if not isinstance(getattr(made, "info", None), BackendInfo) or not hasattr(made, "open"):
-        raise TypeError(f"it made a {type(made).__name__}, which is no Backend")
+        raise TypeError(f"it made a {type(made).__name__}, which is not a Backend")
     return made
 
 

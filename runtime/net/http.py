@@ -55,6 +55,46 @@ def error_body(code: str, message: str, **more: object) -> bytes:
     return orjson.dumps({"error": code, "message": message, **more})
 
 
+OPENAI_PATHS: Final = ("/v1/chat/", "/v1/audio/", "/v1/responses", "/v1/realtime/")
+"""Addresses of OpenAI's API: the errors of these have its form."""
+
+
+class CodedError(HTTPException):
+    """An error with a code of its own, and the name of the parameter that is wrong, if any."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.body = error_body(code, message, param=param)
+
+
+def error_for(path: str, status: int, body: bytes) -> bytes:
+    """Write the body of an error in the form of its address."""
+    if not path.startswith(OPENAI_PATHS):
+        return body
+    fields = orjson.loads(body)
+    kind = _KINDS.get(
+        status, "server_error" if status >= _SERVER_ERRORS else "invalid_request_error"
+    )
+    error = {"message": fields["message"], "type": kind, "param": fields.get("param")}
+    return orjson.dumps({"error": {**error, "code": fields["error"]}})
+
+
+_SERVER_ERRORS: Final = 500
+_KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+"""OpenAI's types of errors, by status."""
+
+
 def make_app(
     readiness: Callable[[], str],
     routes: Sequence[BaseRoute] = (),
@@ -73,8 +113,8 @@ def make_app(
     """
 
     async def health(_request: Request) -> Response:
-        said = speech()
-        return json_response({"status": "alive"} | ({} if said is None else {"speech": said}))
+        state = speech()
+        return json_response({"status": "alive"} | ({} if state is None else {"speech": state}))
 
     async def ready(_request: Request) -> Response:
         status = readiness()
@@ -117,28 +157,37 @@ async def _upgrade_required(_request: Request) -> Response:
     return json_response(body, HTTPStatus.UPGRADE_REQUIRED, headers)
 
 
-async def http_error(_request: Request, error: Exception) -> Response:
+async def http_error(request: Request, error: Exception) -> Response:
     """Answer an `HTTPException` with its status and JSON."""
     assert isinstance(error, HTTPException)
-    return json_response(body_of(error), error.status_code, error.headers)
+    return error_response(request, body_of(error), error.status_code, error.headers)
+
+
+def error_response(
+    request: Request, body: bytes, status: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer with an error, in the form of its address."""
+    return json_response(error_for(request.scope["path"], status, body), status, headers)
 
 
 def body_of(error: HTTPException) -> bytes:
     """The JSON body of an `HTTPException`."""
+    if isinstance(error, CodedError):
+        return error.body
     status = HTTPStatus(error.status_code)
     message = error.detail.lower() if error.detail else status.phrase.lower()
     return error_body(status.name.lower(), message)
 
 
-async def _request_timeout(_request: Request, _error: Exception) -> Response:
+async def _request_timeout(request: Request, _error: Exception) -> Response:
     """Answer a body that did not come in time; a client that left does not read it."""
     body = error_body("request_timeout", "the request's body did not come in time")
-    return json_response(body, HTTPStatus.REQUEST_TIMEOUT)
+    return error_response(request, body, HTTPStatus.REQUEST_TIMEOUT)
 
 
-async def _internal_error(_request: Request, _error: Exception) -> Response:
+async def _internal_error(request: Request, _error: Exception) -> Response:
     body = error_body("internal_error", "the server failed to answer")
-    return json_response(body, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return error_response(request, body, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 # -- the head of a request -------------------------------------------------------------------------
@@ -180,7 +229,7 @@ async def read_head(
                     return None
                 parser.receive_data(data)
         except h11.RemoteProtocolError as error:
-            text = "this is no HTTP/1.1 request"
+            text = "this is not an HTTP/1.1 request"
             raise Refused(error.error_status_hint, "bad_request", text) from None
         assert isinstance(event, h11.Request)
         _check(event)

@@ -91,7 +91,7 @@ class AddressRateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, origin: str, now_s: float) -> bool:
-        """Pay for a new connection from `places.origin_of`'s address; False if it cannot."""
+        """Pay for a new connection from an address (`origin_of`); False if it cannot."""
         left, at_s = self._buckets.pop(origin, (float(self._burst), now_s))
         left = min(float(self._burst), left + (now_s - at_s) * self._per_s)
         is_enough = left >= 1.0
@@ -205,7 +205,7 @@ class ConnectionLimiter:
         self._settings = settings
         self._has_files = has_files
         self._counters = counters
-        self._taken: dict[str, int] = {}
+        self._entered: dict[str, int] = {}
         self._arrivals = AddressRateLimiter(
             settings.connections_per_address_per_s_max, settings.connections_per_address_max
         )
@@ -213,18 +213,18 @@ class ConnectionLimiter:
     def enter(self, host: str, now_s: float) -> Refusal | None:
         """Take a place for a connection from `host`, or return the cause of the refusal."""
         origin = origin_of(host)
-        taken = self._taken.get(origin, 0)
+        entered = self._entered.get(origin, 0)
         refusal: Refusal | None = None
         if self._counters.connections >= self._settings.connections_max or not self._has_files():
             refusal = "full"
-        elif taken >= self._settings.connections_per_address_max:
+        elif entered >= self._settings.connections_per_address_max:
             refusal = "address"
         elif not self._arrivals.take(origin, now_s):
             refusal = "rate"
         if refusal is not None:
             self._counters.refused[refusal] += 1
             return refusal
-        self._taken[origin] = taken + 1
+        self._entered[origin] = entered + 1
         self._counters.connections += 1
         return None
 
@@ -232,9 +232,9 @@ class ConnectionLimiter:
         """Give back the place that `enter` took for `host`."""
         origin = origin_of(host)
         self._counters.connections -= 1
-        self._taken[origin] -= 1
-        if not self._taken[origin]:
-            del self._taken[origin]
+        self._entered[origin] -= 1
+        if not self._entered[origin]:
+            del self._entered[origin]
 
 
 def origin_of(host: str) -> str:

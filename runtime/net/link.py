@@ -164,8 +164,8 @@ class TcpStream(trio.abc.HalfCloseableStream):
         """Ask the kernel for a number; 0 where it cannot tell."""
         if self.socket.fileno() >= 0:
             with suppress(OSError):
-                told = fcntl.ioctl(self.socket.fileno(), question, b"\0\0\0\0")
-                return int.from_bytes(told, sys.byteorder)
+                answer = fcntl.ioctl(self.socket.fileno(), question, b"\0\0\0\0")
+                return int.from_bytes(answer, sys.byteorder)
         return 0
 
     def peer_has_left(self) -> bool:

@@ -1,8 +1,8 @@
 """Watches all connections of a listener each `CHECK_S`: drops bad ones, and pings.
 
-- `stalled`: bytes wait for the peer, and for `stall_s` it has taken none, by its machine's
-  acknowledgements: a slow but steady client may take its time. An HTTP answer is kept in memory
-  until it is taken: while a send waits, `HTTP_BYTES_PER_S_MIN` must be taken.
+- `stalled`: bytes wait for the peer, whose machine has acknowledged none for `stall_s`: a slow but
+  steady client may take its time. An HTTP answer is kept in memory until it is acknowledged: while
+  a send waits, `HTTP_BYTES_PER_S_MIN` must be.
 - `silent`: a WebSocket from which no byte, not even a pong, came in `pong_wait_s` while we read;
   without pings none is.
 - `slow`: a message that keeps others waiting for room for too long (`budget`).
@@ -46,8 +46,8 @@ class WatchedConnection:
     link: Link
     share: Share | None = None
     pings: bool = True
-    _taken: int = 0
-    _taken_at_s: float = 0.0
+    _acknowledged: int = 0
+    _progress_at_s: float = 0.0
     _signs: tuple[int, int] = (-1, 0)
     _received_at_s: float = 0.0
     _ping_at_s: float = 0.0
@@ -56,7 +56,7 @@ class WatchedConnection:
 
     def start(self, now_s: float, settings: Settings) -> None:
         """Begin at the present time."""
-        self._taken_at_s = self._received_at_s = now_s
+        self._progress_at_s = self._received_at_s = now_s
         self._ping_at_s = now_s + settings.ping_s
 
     def look(self, now_s: float, settings: Settings, *, judges: bool) -> None:
@@ -69,12 +69,12 @@ class WatchedConnection:
             self._check_leaving(now_s)
 
     def _check_sending(self, now_s: float, stall_s: float, *, judges: bool) -> None:
-        is_owed, taken = self.link.tcp.progress()
+        is_owed, acknowledged = self.link.tcp.progress()
         # Less than before: the kernel has counted a send, and we have not yet.
-        if not is_owed or taken > self._taken:
-            self._taken = taken
-            self._taken_at_s = now_s
-        elif judges and now_s - self._taken_at_s >= stall_s - CHECK_S:
+        if not is_owed or acknowledged > self._acknowledged:
+            self._acknowledged = acknowledged
+            self._progress_at_s = now_s
+        elif judges and now_s - self._progress_at_s >= stall_s - CHECK_S:
             self.link.drop("stalled")
 
     def _check_pace(self, now_s: float, stall_s: float, *, judges: bool) -> None:
@@ -82,10 +82,10 @@ class WatchedConnection:
         if not self.link.is_sending:
             self._held = None
             return
-        _, taken = self.link.tcp.progress()
-        since_s, before = self._held = self._held or (now_s, taken)
+        _, acknowledged = self.link.tcp.progress()
+        since_s, before = self._held = self._held or (now_s, acknowledged)
         due = (now_s - since_s - stall_s) * HTTP_BYTES_PER_S_MIN
-        if judges and taken - before < due:
+        if judges and acknowledged - before < due:
             self.link.drop("stalled")
 
     def _check_receiving(self, now_s: float, settings: Settings, *, judges: bool) -> None:
@@ -116,7 +116,7 @@ class WatchedConnection:
         return True
 
     async def ping(self) -> None:
-        """Ping, unless a frame or a close came first; an ended connection is no error."""
+        """Ping, unless a frame or a close came first; an ended connection is not an error."""
         if self.pings and not self.link.is_sending:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.link.send_all(PING)

@@ -244,7 +244,7 @@ class _Process:
         assert process.stdin is not None
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._end_when_told, tasks)
+                tasks.start_soon(self._end_on_request, tasks)
                 assert process.stderr is not None
                 await self._stderr.log(process.stderr)
                 await process.wait()
@@ -258,7 +258,7 @@ class _Process:
             _logger.info("the process of worker %d ended: %s", self._place, process.returncode)
             self.over.set()
 
-    async def _end_when_told(self, tasks: TaskGroup) -> None:
+    async def _end_on_request(self, tasks: TaskGroup) -> None:
         assert self._process.stdin is not None
         await self.ended.wait()
         await self._process.stdin.aclose()

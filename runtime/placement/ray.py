@@ -204,16 +204,16 @@ class _Driver:
         return call.came["found"]
 
     async def run(self) -> None:
-        """Take what the process says until it ends; cancelled, it ends within `END_WAIT_S`."""
+        """Read the process's messages until it ends; cancelled, it ends within `END_WAIT_S`."""
         process = self._process
         assert process.stdin is not None
         assert process.stderr is not None
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._end_when_told, tasks)
-                async with anyio.create_task_group() as hearing:
-                    hearing.start_soon(self.stderr.log, process.stderr)  # to its last stderr
-                    await self._hear()
+                tasks.start_soon(self._end_on_request, tasks)
+                async with anyio.create_task_group() as reading:
+                    reading.start_soon(self.stderr.log, process.stderr)  # to its last stderr
+                    await self._read()
                     await process.stdin.aclose()
                 tasks.cancel_scope.cancel()
         finally:
@@ -229,26 +229,26 @@ class _Driver:
             for call in self._calls.values():
                 call.done.set()
 
-    async def _end_when_told(self, tasks: TaskGroup) -> None:
+    async def _end_on_request(self, tasks: TaskGroup) -> None:
         await self.ended.wait()
         tasks.cancel_scope.cancel()
 
-    async def _hear(self) -> None:
+    async def _read(self) -> None:
         assert self._process.stdout is not None
         lines = BufferedByteReceiveStream(self._process.stdout)
         while True:
             try:
-                said = json.loads(await lines.receive_until(b"\n", LINE_BYTES_MAX))
+                message = json.loads(await lines.receive_until(b"\n", LINE_BYTES_MAX))
             except (anyio.IncompleteRead, anyio.EndOfStream, anyio.DelimiterNotFound):
                 return
-            call = self._calls.get(said.get("call", 0))
+            call = self._calls.get(message.get("call", 0))
             if call is not None:
-                call.came = said
+                call.came = message
                 call.done.set()
-            elif "note" in said:
-                _logger.warning("%s", said["note"])
-            elif "call" not in said:
-                self.failure = said.get("failed", "")
+            elif "note" in message:
+                _logger.warning("%s", message["note"])
+            elif "call" not in message:
+                self.failure = message.get("failed", "")
                 self.is_connected.set()
 
 

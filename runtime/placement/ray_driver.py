@@ -28,7 +28,7 @@ from typing import Any, Final, TextIO
 from .. import ERROR, RUN
 from ..link.address import TcpAddress
 
-SAY_S: Final = 30.0
+NOTE_S: Final = 30.0
 """Between two notes about one wait: a node that is started for a GPU takes minutes."""
 PAUSE_S: Final = 1.0
 """While Ray restarts an actor, calls to it fail at once."""
@@ -40,7 +40,7 @@ TLS_KEY: Final = "RAY_TLS_SERVER_KEY"
 TLS_AUTHORITY: Final = "RAY_TLS_CA_CERT"
 """Ray's own variables: the link is encrypted where the cluster is."""
 
-Say = Callable[[Mapping[str, object]], None]
+Write = Callable[[Mapping[str, object]], None]
 
 
 class WorkerEndedError(Exception):
@@ -126,30 +126,30 @@ def uses_tls(environ: Mapping[str, str]) -> bool:
 
 
 class _Wait:
-    """Says what a worker waits for, every `SAY_S`."""
+    """Notes what a worker waits for, every `NOTE_S`."""
 
-    def __init__(self, worker: int, say: Say) -> None:
+    def __init__(self, worker: int, write: Write) -> None:
         self._worker = worker
-        self._say = say
+        self._write = write
         self._last_s = time.monotonic()
 
-    def say(self, what: Callable[[], str]) -> None:
-        if time.monotonic() - self._last_s >= SAY_S:
+    def note(self, what: Callable[[], str]) -> None:
+        if time.monotonic() - self._last_s >= NOTE_S:
             self._last_s = time.monotonic()
-            self._say({"note": f"worker {self._worker} of Ray waits for {what()}"})
+            self._write({"note": f"worker {self._worker} of Ray waits for {what()}"})
 
 
 class Driver:
-    """The workers of one server, by their numbers; `say` sends a line to it."""
+    """The workers of one server, by their numbers; `write` sends a line to it."""
 
-    def __init__(self, command: Sequence[str], token: str, say: Say) -> None:
+    def __init__(self, command: Sequence[str], token: str, write: Write) -> None:
         import ray
 
         self._ray = ray
         kind = ray.remote(WorkerActor)
         self._kind = kind.options(num_gpus=1, max_restarts=-1, max_task_retries=0)
         self._arguments = (list(command), token)
-        self.say = say
+        self.write = write
         self._lock = threading.Lock()
         self._actors: dict[int, Any] = {}
 
@@ -158,7 +158,7 @@ class Driver:
 
         `WorkerEndedError`: it does not start; its actor is ended.
         """
-        errors, wait = self._ray.exceptions, _Wait(worker, self.say)
+        errors, wait = self._ray.exceptions, _Wait(worker, self.write)
         while True:
             with self._lock:
                 actor = self._actors.get(worker) or self._kind.remote(*self._arguments)
@@ -168,7 +168,7 @@ class Driver:
                 address = self._wait(actor.address.remote(), wait, lambda: "its model to load")
                 return str(address)
             except errors.ActorUnavailableError:  # it is lost, and Ray looks for another node
-                wait.say(self._why_not_placed)
+                wait.note(self._why_not_placed)
                 time.sleep(PAUSE_S)
             except (errors.RayActorError, errors.RayTaskError) as error:
                 self._drop(worker, actor)
@@ -195,7 +195,7 @@ class Driver:
 
     def _wait(self, result: object, wait: _Wait, what: Callable[[], str]) -> object:
         while not self._ray.wait([result], timeout=PAUSE_S)[0]:
-            wait.say(what)
+            wait.note(what)
         return self._ray.get(result)
 
     def _why_not_placed(self) -> str:
@@ -214,17 +214,17 @@ def main() -> None:
     """Serve one server until its end of the pipe is closed."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is not an answer
-    say = _sayer(answers)
+    write = _writer(answers)
     asked = json.loads(sys.stdin.readline())
     try:
         import ray
 
         ray.init(address=asked["ray"], log_to_driver=False, logging_level="WARNING")
-        driver = Driver(asked["command"], asked["token"], say)
+        driver = Driver(asked["command"], asked["token"], write)
     except Exception as error:
-        say({"failed": _words(error)})
+        write({"failed": _words(error)})
         return
-    say({"connected": True})
+    write({"connected": True})
     threading.Thread(target=_end_with_node, args=(ray,), daemon=True).start()
     for line in sys.stdin:
         threading.Thread(target=_perform, args=(driver, json.loads(line)), daemon=True).start()
@@ -244,15 +244,15 @@ def _end_with_node(ray: Any) -> None:
             os._exit(1)
 
 
-def _sayer(answers: TextIO) -> Say:
+def _writer(answers: TextIO) -> Write:
     lock = threading.Lock()
 
-    def say(message: Mapping[str, object]) -> None:
+    def write(message: Mapping[str, object]) -> None:
         with lock, suppress(OSError):
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
-    return say
+    return write
 
 
 def _perform(driver: Driver, asked: Mapping[str, Any]) -> None:
@@ -267,4 +267,4 @@ def _perform(driver: Driver, asked: Mapping[str, Any]) -> None:
                 driver.want(asked["count"])
     except Exception as error:
         answer = {"call": asked["call"], "failed": _words(error)}
-    driver.say(answer)
+    driver.write(answer)

@@ -25,7 +25,9 @@ from typing import Final, NoReturn
 import anyio
 import anyio.to_thread
 import attrs
+import orjson
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from protocol.values.errors import (
@@ -40,13 +42,13 @@ from protocol.values.errors import (
     close_code,
 )
 from protocol.values.messages import ComeBack, EndReason, ErrorReport
-from protocol.values.modes import MODES, OF_MODE
+from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.utf8 import Frame, Received, Shortened
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import LIVE, OMNI
+from protocol.wire.dialects import LIVE, OMNI, OPENAI, OPENAI_TRANSCRIPTION, first_dialect
 from protocol.wire.dialects.omni import NOT_RESUMED, Return
 from protocol.wire.dialects.omni import RESUME as OMNI_RESUME
-from protocol.wire.dialects.shared import RESUME, SESSION_RESUME
+from protocol.wire.dialects.shared import RESUME, SESSION_RESUME, SESSION_UPDATE
 from recorder.read.reader import next_seq
 from recorder.storage.remote import RemoteStore
 from recorder.storage.store import LogInfo
@@ -54,9 +56,11 @@ from recorder.write.writer import Recorder
 
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
-from ..access.middleware import AccessMiddleware, answer_denied
+from ..access.middleware import AccessMiddleware, answer_denied, principal_of
 from ..api.demo_pages import DemoPages
+from ..api.local_client import LocalClient
 from ..api.marks import Marks
+from ..api.openai import OpenAIApi
 from ..api.pages import ADDRESS as CONSOLE
 from ..api.pages import Console, Pages, is_public
 from ..api.recordings import NO_RECORDING, Recordings
@@ -64,11 +68,13 @@ from ..api.requests import ConcurrencyLimit, NotHere, in_thread
 from ..api.routes import Api, WorkersApi
 from ..api.sideband import Sideband, refused
 from ..api.tail import Tail, follow
+from ..api.twilio import TWILIO_PATH, Call, Twilio, read_auth_token
 from ..api.views import LoadViewer
 from ..api.voices import Voices
+from ..media.decoder import MediaDecoder
 from ..media.voices import VoiceLibrary
 from ..net.connection import Connection
-from ..net.http import body_of, error_body, make_app
+from ..net.http import CodedError, body_of, error_body, make_app
 from ..net.limits import Counters, origin_of
 from ..net.listener import WebSocketRequest, tasks_living
 from ..net.websocket import OnMessages, WebSocket, WebSocketClosed
@@ -232,7 +238,7 @@ class SidebandServer:
             with self._places.take_for(admitted.principal, request.peer.host):
                 info = await self._log_of(session)
                 from_seq = await in_thread(partial(_next_seq, info))
-                websocket = await request.accept(subprotocol=admitted.subprotocol)
+                websocket: WebSocket = await request.accept(subprotocol=admitted.subprotocol)
                 self._attached += 1
                 try:
                     await self._carry(websocket, info, from_seq)
@@ -275,12 +281,12 @@ class SidebandServer:
             stall_s=self._stall_s,
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tell, connection, info, from_seq)
+            tasks.start_soon(_send_sideband, connection, info, from_seq)
             await connection.run()
             tasks.cancel_scope.cancel()
 
 
-async def _tell(connection: Connection, info: LogInfo, from_seq: int) -> None:
+async def _send_sideband(connection: Connection, info: LogInfo, from_seq: int) -> None:
     sideband = Sideband(from_seq)
     try:
         async with aclosing(follow(Tail(info, sideband.frames))) as batches:
@@ -324,6 +330,7 @@ class Gateway:
 
     Attributes:
         server: None while the model loads.
+        decoder: of clients' media.
         has_key: whether a client of this name may still connect.
         telemetry: the server's telemetry.
         attached_left: waits until all attached clients have left.
@@ -332,7 +339,8 @@ class Gateway:
     Raises:
         KeyFileError: the keys cannot be read.
         TracesMissingError: traces are set, and their package is not installed.
-        ValueError: an origin is invalid, or `gateway_ca` holds no certificates.
+        ValueError: an origin is invalid, `gateway_ca` holds no certificates, or
+            `twilio_token_file` no token.
     """
 
     def __init__(
@@ -347,11 +355,14 @@ class Gateway:
     ) -> None:
         self._settings = settings
         self._gate = open_gate(settings)
+        file = settings.twilio_token_file
+        self._twilio = Twilio(self._gate, "" if file is None else read_auth_token(file))
         self._gateways = Gateways(settings)
         self.has_key = self._gate.has_key
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
         self._voices = voices
+        self.decoder = MediaDecoder(voices)
         console = CONSOLE if settings.pages else ""
         self._recordings = Recordings(settings.record_to, load_viewer, remote, console)
         has_views = settings.record_to is not None and load_viewer is not None
@@ -383,6 +394,7 @@ class Gateway:
             self._models,
             self._begin_drain,
         )
+        openai = OpenAIApi(self._settings, self._models, self._begin, self.decoder)
         workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, self._recordings)
         voices = Voices(self._voices, self._settings.default_voice)
@@ -393,6 +405,8 @@ class Gateway:
             self.readiness,
             [
                 *api.routes(),
+                *openai.routes(),
+                *self._twilio.routes(),
                 *workers.routes(),
                 *marks.routes(),
                 *self._recordings.routes(),
@@ -408,9 +422,30 @@ class Gateway:
             self._gate,
             secure=self._settings.tls_cert is not None,
             is_public=lambda path: (
-                self._console.is_public(path) or (bool(pages) and is_public(path))
+                self._console.is_public(path)
+                or self._twilio.is_public(path)
+                or (bool(pages) and is_public(path))
             ),
         )
+
+    def _begin(self, request: Request, client: LocalClient, mode: Mode, seed: int | None) -> None:
+        """Begin the session of a request over HTTP."""
+        principal, server = principal_of(request), self.server
+        self._gate.check_mode(principal, mode)
+        if server is None or server.admission.state != "open":
+            text = LOADING if server is None else REFUSALS[_UNAVAILABLE]
+            raise CodedError(HTTPStatus.SERVICE_UNAVAILABLE, _UNAVAILABLE, text)
+        if mode not in server.modes:
+            raise CodedError(HTTPStatus.NOT_FOUND, "not_served", f"the model does not serve {mode}")
+        host = request.client.host if request.client else ""
+        to = Route(
+            mode=mode,
+            dialect=first_dialect(mode, "realtime"),
+            address=origin_of(host),
+            seed=seed,
+        )
+        serve = partial(self._serve, server, client, to, principal, lambda: None)
+        server.tasks.start_soon(_guarded, serve)
 
     def _begin_drain(self, server: Server, asked_by: str) -> None:
         self.drain(server, asked_by)
@@ -488,11 +523,10 @@ class Gateway:
         """Serve one WebSocket request to its end."""
         modes = MODES if self.server is None else self.server.modes
         try:
-            admitted = self._gate.admit_websocket(
-                request.headers, request.subprotocols, secure=request.is_tls
-            )
+            admitted = self._admit(request)
             attached = attached_to(request.path)
             if attached is not None:
+                admitted.require_key()
                 await self._attach(request, admitted, attached)
                 return
             to = route(
@@ -504,6 +538,7 @@ class Gateway:
                 subprotocols=request.subprotocols,
             )
             self._gate.check_mode(admitted.principal, to.mode)
+            to = _bound(to, admitted)
         except NotServedError as error:
             body = error_body(error.code, error.message, **error.details)
             await request.reject(error.status, body)
@@ -529,6 +564,8 @@ class Gateway:
             frame_bytes_max=OF_MODE[to.mode].frame_bytes_max,
             party=admitted.principal.name,
         )
+        if request.path == TWILIO_PATH:
+            websocket = Call(websocket)
         server = self.server
         if server is None:
             await _turn_away(websocket, to, _UNAVAILABLE, LOADING)
@@ -547,10 +584,16 @@ class Gateway:
             arrival = attrs.evolve(to, address=origin_of(request.peer.host))
             serve = partial(self._serve, server, websocket, arrival, admitted.principal, left.set)
             if to.resumable:
-                server.tasks.start_soon(_apart, serve)  # the session may outlive its connection
+                server.tasks.start_soon(_guarded, serve)  # the session may outlive its connection
                 await left.wait()
             else:
                 await serve()
+
+    def _admit(self, request: WebSocketRequest) -> Admitted:
+        headers, offered = request.headers, request.subprotocols
+        if request.path == TWILIO_PATH:
+            return self._twilio.admit(headers, request.target, offered, secure=request.is_tls)
+        return self._gate.admit_websocket(headers, offered, secure=request.is_tls)
 
     async def _attach(self, request: WebSocketRequest, admitted: Admitted, name: str) -> None:
         session = self._sideband.find(name, admitted.principal)
@@ -601,7 +644,22 @@ class Gateway:
                 place.leave(is_refund=reason == "refused")
 
 
-async def _apart(serve: Callable[[], Awaitable[None]]) -> None:
+def _bound(to: Route, admitted: Admitted) -> Route:
+    """Bind a client's session to its client secret; `Denied`: that is for another one."""
+    session = None if admitted.secret is None else admitted.secret.session
+    if session is None:
+        if to.fork:
+            admitted.require_key()
+        return to
+    model = session.get("model", to.label)
+    dialect = OPENAI if session["type"] == "realtime" else OPENAI_TRANSCRIPTION
+    if to.dialect is not dialect or to.label not in ("", model) or to.resumable:
+        admitted.require_key()
+    first = orjson.dumps({"type": SESSION_UPDATE, "session": session}).decode()
+    return attrs.evolve(to, label=model, first=first)
+
+
+async def _guarded(serve: Callable[[], Awaitable[None]]) -> None:
     """Serve a session in the server's own tasks, which an error of one must not end."""
     try:
         await serve()

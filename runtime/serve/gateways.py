@@ -69,7 +69,7 @@ def read_gateway(text: str) -> tuple[str, str, int]:
     """Read a gateway's address: scheme, host, port; `ValueError` if it is no `http(s)://HOST`."""
     origin = read_origin(text)
     if origin is None or origin.port is None or origin.scheme not in PORT_OF:
-        raise ValueError(f"{shown(text)} is no address: http://HOST:PORT or https://HOST:PORT")
+        raise ValueError(f"{shown(text)} is not an address: http://HOST:PORT or https://HOST:PORT")
     return origin.scheme, origin.host, origin.port
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import anyio
+import attrs
 import click
 
 from recorder.storage.remote import RemoteStore, StoreError
@@ -29,10 +30,11 @@ from ..access.origins import is_loopback, read_origins
 from ..link.address import read_address
 from ..link.hello import read_token
 from ..media.voices import NAME_RULE, is_voice_name
-from ..model.models import ModelUnknownError, check_model
+from ..model.models import MOONSHINE, ModelUnknownError, check_model, has_moonshine
 from ..net.listener import Address
 from ..placement.placement import PLACEMENTS, offer
-from ..settings.settings import Settings, shown
+from ..settings.extras import install
+from ..settings.settings import NO_TRANSCRIBER, Settings, shown
 from ..settings.sources import (
     CONFIG_VARIABLE,
     ConfigError,
@@ -94,9 +96,9 @@ def warnings(settings: Settings) -> tuple[str, ...]:
 def _access(settings: Settings) -> Iterator[str]:
     if settings.keys is None and not settings.insecure and not is_loopback(settings.host):
         yield (
-            f"host: {settings.host} is no loopback address, and there are no keys. Make one with "
-            "`antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, and "
-            "every client that reaches this address may use the server"
+            f"host: {settings.host} is not a loopback address, and there are no keys. Make one "
+            "with `antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, "
+            "and every client that reaches this address may use the server"
         )
     if settings.keys is not None:
         yield from _tried("keys", partial(read_key_file, settings.keys), KeyFileError)
@@ -162,7 +164,7 @@ def _voices(settings: Settings) -> Iterator[str]:
     if folder is None:
         yield "default_voice: it is the name of a voice in voices, and there is no such folder"
     elif not is_voice_name(name):
-        yield f"default_voice: {shown(name)} is no name: {NAME_RULE}"
+        yield f"default_voice: {shown(name)} is not a name: {NAME_RULE}"
 
 
 def _static(settings: Settings) -> Iterator[str]:
@@ -292,7 +294,7 @@ def serve_command(
     if opens and not effective.settings.pages:
         raise click.UsageError("--open opens a page, and --no-pages turns them off")
     if not print_config:
-        _serve(effective.settings, ctx.obj, opens=opens)
+        _serve(_with_words(effective.settings, opens=opens), ctx.obj, opens=opens)
 
 
 def _read(flags: dict[str, object], config: Path | None) -> Effective:
@@ -300,6 +302,18 @@ def _read(flags: dict[str, object], config: Path | None) -> Effective:
         return read(flags=flags, environ=os.environ, config=config)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _with_words(settings: Settings, *, opens: bool) -> Settings:
+    """Have the user's words written down if the console is opened and moonshine is installed."""
+    if settings.transcriber == NO_TRANSCRIBER:
+        return attrs.evolve(settings, transcriber=None)
+    if not opens or settings.transcriber is not None:
+        return settings
+    if not has_moonshine():
+        click.echo(f"your words are not written down; to have that: {install('words')}", err=True)
+        return settings
+    return attrs.evolve(settings, transcriber=MOONSHINE)
 
 
 def _check(settings: Settings) -> None:
@@ -318,18 +332,18 @@ def _check(settings: Settings) -> None:
 def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -> None:
     from .serving import CannotServeError, run
 
-    say = partial(announce, settings.log_format)
+    notify = partial(announce, settings.log_format)
     bound: list[Address] = []
 
     def loading(addresses: tuple[Address, ...]) -> None:
         bound.extend(addresses)
         names = settings.worker_addresses or (settings.model, *settings.workers)
-        say(f"loading {', '.join(names)}")
+        notify(f"loading {', '.join(names)}")
 
     def ready() -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"
         listening = [f"listening on {_url(scheme, address)}" for address in bound]
-        say(*listening, "ready", *_whereabouts(settings, bound))
+        notify(*listening, "ready", *_whereabouts(settings, bound))
         if opens:
             threading.Thread(target=_open, args=(_console(settings, bound),), daemon=True).start()
 
@@ -345,7 +359,7 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -
         cut_by = anyio.run(serve, backend="trio")
     except CannotServeError as error:
         raise click.ClickException(str(error)) from error
-    say("stopped")
+    notify("stopped")
     if cut_by is not None:
         sys.exit(CUT_OFF + cut_by)
 

@@ -35,7 +35,6 @@ from recorder.write.writer import Recorder, RecorderPolicy
 
 from ..access.keys import KeyFileError
 from ..api.views import LoadViewer
-from ..media.decoder import MediaDecoder
 from ..media.speech_detector import EnergyJudge, Judge, NoSileroError, SileroJudge, network
 from ..media.voices import VoiceLibrary
 from ..model.backends.base import Backend, BackendError, DeviceLost, Remote
@@ -114,7 +113,7 @@ OnStopping = Callable[[signal.Signals | None], None]
 
 
 def shutdown_wait_s(settings: Settings) -> float:
-    """The time for sessions that were told to end, in seconds: the longest of the settings.
+    """The time for sessions that are asked to end, in seconds: the longest of the settings.
 
     A hung model call, its slot's release and the log's last sync come in turn; the last frames to a
     client that takes nothing at the same time. A client that takes minutes of speech slowly is cut
@@ -128,9 +127,9 @@ def shutdown_wait_s(settings: Settings) -> float:
 class Shutdown:
     """The end of one server: `tasks` are all of its tasks; `on_stopping` is called when it comes.
 
-    `patience`: cancelled when sessions are told to end; `cut_by`: the signal that cut sessions off,
-    or None; `has_begun`: the end has begun; `lost`: the device whose loss ended the server, or
-    None; `attached_left` waits until all attached clients have left.
+    `patience`: cancelled when sessions are asked to end; `cut_by`: the signal that cut them off, or
+    None; `has_begun`: the end has begun; `lost`: the device whose loss ended the server, or None;
+    `attached_left` waits until all attached clients have left.
     """
 
     def __init__(
@@ -155,9 +154,9 @@ class Shutdown:
         `level`: of that, where no session is warned.
         """
         drain_s = self.settings.drain_s
-        told = logging.WARNING if server.sessions and drain_s else level
+        level = logging.WARNING if server.sessions and drain_s else level
         text = "%s: %d sessions have %d s to finish; a signal from now on ends them at once"
-        _logger.log(told, text, asked_by, server.sessions, drain_s)
+        _logger.log(level, text, asked_by, server.sessions, drain_s)
         self.begin(server)
 
     def begin(self, server: Server) -> None:
@@ -265,7 +264,7 @@ async def run(
     failure: CannotServeError | None = None
     gateway: Gateway | None = None
     placement: Placement | None = None
-    ears = ENERGY_ONLY
+    speech_input = ENERGY_ONLY
     try:
         settings, logs_ending_max = allow_open_files(settings)
         gateway = _gateway(settings, counters, recorder, load_viewer, voices=voices, remote=remote)
@@ -283,7 +282,7 @@ async def run(
             placement = placement_of(settings, load, tasks)
             try:
                 workers = await _load_workers(settings, placement)
-                ears = await _ears(settings, load, workers)
+                speech_input = await _speech_input(settings, load, workers)
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
@@ -292,8 +291,8 @@ async def run(
                 settings = attrs.evolve(settings, model=workers.info.name)
             gateway.model = settings.model
             make = partial(Server, settings, workers, tasks=tasks, telemetry=gateway.telemetry.hub)
-            make = partial(make, decode_media=MediaDecoder(voices).decode, has_key=gateway.has_key)
-            make = partial(make, recorder=recorder, speech_input=ears)
+            make = partial(make, decode_media=gateway.decoder.decode, has_key=gateway.has_key)
+            make = partial(make, recorder=recorder, speech_input=speech_input)
             gateway.server = await _make(make, settings)
             tasks.start_soon(gateway.server.refresh_estimates)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
@@ -301,7 +300,7 @@ async def run(
                 tasks.start_soon(placement.scale, workers, gateway.workers_wanted)
             on_ready()
     finally:
-        await _close(recorder, gateway, placement, ears.transcriber)
+        await _close(recorder, gateway, placement, speech_input.transcriber)
         if failure is not None:
             raise failure
     if end.lost is not None:
@@ -309,8 +308,8 @@ async def run(
     return end.cut_by
 
 
-async def _ears(settings: Settings, load: Load, workers: Workers) -> SpeechInput:
-    """Load what hears users in addition to the model."""
+async def _speech_input(settings: Settings, load: Load, workers: Workers) -> SpeechInput:
+    """Load the speech detector, and the transcriber if there is one."""
     return SpeechInput(await _judge(settings), await _transcriber(settings, load, workers))
 
 

@@ -460,7 +460,7 @@ class Driver:
         self._journal.append_event(*events)
         session.keep(at_ns, messages)
         if self._watcher is not None:
-            self._watcher.heard(events, messages, session)
+            self._watcher.received(events, messages, session)
         return len(events)
 
     def _step(self, event: ev.Event) -> None:
@@ -480,7 +480,7 @@ class Driver:
         for effect in effects:
             if isinstance(effect, ef.ForgetRecording):
                 self._journal.forget()
-        if any(isinstance(message, ErrorReport) for message in session.said):
+        if ErrorReport in map(type, session.said):
             self._errors += 1
         ready = self._journal.append_effects(session, event, effects)
         self._perform(effects, ready, event.at_ns)

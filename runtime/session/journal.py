@@ -72,7 +72,7 @@ EVERY: Final = 16
 """One frame of so many is found at once; those between are read over."""
 
 _logger = logging.getLogger("antiphon.session")
-_AWAITED: Final = (Send, Attach, Close)
+_AWAITED: Final = frozenset({Send, Attach, Close})
 """The effects that a peer sees: the log has them first."""
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class Journal:
             self._hashes.forget()
         if not effects and not session.is_hash_due(event):
             return ready_now
-        urgent = any(isinstance(effect, _AWAITED) for effect in effects)
+        urgent = not _AWAITED.isdisjoint(map(type, effects))
         recorded = step_records(session, event, effects, self._hashes)
         if session.is_resumable:
             self._note_frames(recorded)

@@ -196,6 +196,8 @@ class Server:
         open and accepted, is closed; `on_left` is called then, though the session may go on.
         """
         driver = await self._make_driver(self._identities.draw(), arrival)
+        if arrival.first:  # before its slot can come
+            driver.post(ev.FrameReceived(at_ns=driver.now_ns(), frame=arrival.first))
         number, connection = self._connect(websocket, driver)
         visit = partial(self._visit, driver, number, connection, on_left)
         await self._host(driver, visit, connection)

@@ -30,6 +30,8 @@ from ..settings.settings import MIB, Settings
 from .identity import Identity
 from .peer import hash_of
 
+SEED_MAX: Final = (1 << 63) - 1
+"""A server draws 63 bits; of a client's number these are taken."""
 VERSION: Final = version("antiphon")
 """Looked up once: it reads files."""
 
@@ -56,6 +58,8 @@ class Arrival:
         refusal: the code with which it is refused a slot; None: it may have one.
         resumable: it wants to be able to come back.
         parent: the past of the session; None: it has none.
+        first: its first message, which the client does not send; empty: none.
+        seed: of its random choices; None: the server draws one.
     """
 
     mode: Mode
@@ -68,6 +72,8 @@ class Arrival:
     refusal: ErrorCode | None = None
     resumable: bool = False
     parent: Parent | None = None
+    first: str = ""
+    seed: int | None = None
 
     @property
     def party(self) -> str:
@@ -90,7 +96,7 @@ def first_event(
         recording_id=identity.recording_id,
         created_ms=identity.created_ms,
         mode=mode,
-        seed=identity.seed,
+        seed=identity.seed if arrival.seed is None else arrival.seed & SEED_MAX,
         limits=ev.SessionLimits(
             session_s=_session_s(settings, arrival),
             init_wait_s=settings.init_wait_s,

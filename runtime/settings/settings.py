@@ -2,14 +2,14 @@
 
 - `setting` makes a field of an attrs class. From it and its type `declared` reads all that flags,
   files, variables, printed configurations and documents need: flags, file keys, variables and the
-  table of docs/operations.md.
+  reference of the site.
 - A field `queue_max` is `queue_max` in a file, `ANTIPHON_QUEUE_MAX` as a variable and `--queue-max`
   as a flag, unless its declaration names another flag.
 - The types are whole numbers, booleans, texts, choices, paths and lists of texts. Numbers, texts
   and paths may be `None`, written as an empty text.
 - A value is parsed from text or from TOML, with the same bounds and without coercion: a number in a
-  file is a TOML number, not a text of digits, and `true` is no number. An error names the value and
-  the limit, in one line without control characters.
+  file is a TOML number, not a text of digits, and `true` is not a number. An error names the value
+  and the limit, in one line without control characters.
 - A number's upper bound catches typing errors. A `Settings` made in code is not checked; `sources`
   checks user input.
 """
@@ -27,22 +27,7 @@ from typing import Final, Literal, TypeVar, Union, get_args, get_origin, get_typ
 
 import attrs
 
-from protocol.values.limits import (
-    BACKCHANNEL_MS,
-    CLEANUP_WAIT_S,
-    DETACH_S,
-    IDLE_S,
-    INIT_WAIT_S,
-    LIMIT_AUDIO_S,
-    LIMIT_LIVE_S,
-    LIMIT_TRANSCRIPTION_S,
-    LIMIT_VIDEO_S,
-    PAUSE_S,
-    RESUME_S,
-    SOUND_BYTES_MAX,
-    VOICE_STEPS,
-    VOICE_STEPS_MAX,
-)
+from protocol.values import limits
 from protocol.values.modes import OF_MODE, Mode
 from recorder.write.writer import Durability
 
@@ -133,8 +118,8 @@ def setting(
         named_flag=flag,
         unset=unset,
     )
-    told = {"made": made, "heading": heading, "choices": choices}
-    field: T = attrs.field(default=default, metadata=told)
+    metadata = {"made": made, "heading": heading, "choices": choices}
+    field: T = attrs.field(default=default, metadata=metadata)
     return field
 
 
@@ -166,15 +151,15 @@ def declared(owner: type) -> tuple[Setting, ...]:
     """The settings of an attrs class made by `setting`, with the command line's defaults."""
     hints, heading, found = get_type_hints(owner), "", list[Setting]()
     for field in attrs.fields(owner):
-        told = field.metadata
-        heading = told["heading"] or heading
+        metadata = field.metadata
+        heading = metadata["heading"] or heading
         hint, optional = _without_none(hints[field.name])
-        choices = told["choices"]
+        choices = metadata["choices"]
         if get_origin(hint) is Literal:
             choices, hint = choices or get_args(hint), str
         kind = KINDS[hint]
         found.append(
-            told["made"](
+            metadata["made"](
                 name=field.name, kind=kind, optional=optional, choices=choices, heading=heading
             )
         )
@@ -219,7 +204,7 @@ def from_text(setting: Setting, text: str) -> object:
         return text.lower() in TRUE
     if setting.kind == "number" and text:
         if not _NUMBER.fullmatch(text):
-            raise ValueWrongError(f"{shown(text)} is no whole number")
+            raise ValueWrongError(f"{shown(text)} is not a whole number")
         return _number(setting, int(text))
     return _READERS[setting.kind](setting, text)
 
@@ -235,7 +220,7 @@ def plain(value: object) -> str:
     Empty and too long texts, and control characters, are invalid.
     """
     if not isinstance(value, str):
-        raise ValueWrongError(f"{shown(value)} is no text")
+        raise ValueWrongError(f"{shown(value)} is not text")
     if not value:
         raise ValueWrongError("an empty text says nothing here")
     if len(value) > TEXT_CHARS_MAX:
@@ -264,7 +249,7 @@ def _number(setting: Setting, value: object) -> object:
     if value == "" and setting.optional:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueWrongError(f"{shown(value)} is no whole number")
+        raise ValueWrongError(f"{shown(value)} is not a whole number")
     if setting.low is not None and value < setting.low:
         raise ValueWrongError(f"{shown(value)} is too small: {setting.allowed}")
     if setting.high is not None and value > setting.high:
@@ -295,7 +280,7 @@ def _path(setting: Setting, value: object) -> object:
 
 def _texts(_setting: Setting, value: object) -> object:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueWrongError(f"{shown(value)} is no list of texts")
+        raise ValueWrongError(f"{shown(value)} is not a list of texts")
     if len(value) > TEXTS_MAX:
         raise ValueWrongError(f"a list of {len(value)} is too long: at most {TEXTS_MAX}")
     return tuple(plain(item) for item in value)
@@ -357,6 +342,10 @@ BYTES_PER_S_LIMIT: Final = 1 << 40
 # -- the settings ----------------------------------------------------------------------------------
 
 
+NO_TRANSCRIBER: Final = "none"
+"""The value of `transcriber` that turns it off where it would be on."""
+
+
 @attrs.frozen(kw_only=True)
 class Settings:
     """The settings of one server; the declarations describe them."""
@@ -379,9 +368,9 @@ class Settings:
     transcriber: str | None = setting(
         None,
         "A second model, which writes down what users say: for captions, recordings and clients "
-        "that ask for it. Named as in --model; it must transcribe, and has a slot for each "
-        "session.",
-        unset="it is not written down",
+        "that ask for it. moonshine: a small one for English (the extra words). Otherwise named "
+        "as in --model; it must transcribe, and has a slot for each session. none: no model.",
+        unset="none; with --open moonshine, if it is installed",
     )
     detector: Literal["energy", "silero"] = setting(
         "energy",
@@ -394,7 +383,7 @@ class Settings:
         "its own for that, turn_detection. Without it a client stops the model by force_listen.",
     )
     backchannel_ms: int = setting(
-        BACKCHANNEL_MS,
+        limits.BACKCHANNEL_MS,
         "Milliseconds that a user must speak over the model to interrupt it: a shorter sound, such "
         "as mm-hm, does not. 0: any speech does. A client of openai may choose its own.",
         low=0,
@@ -467,11 +456,11 @@ class Settings:
         "can be replayed with the model. On cpu this always holds; on cuda fewer sessions fit.",
     )
     voice_steps: int = setting(
-        VOICE_STEPS,
+        limits.VOICE_STEPS,
         "Steps of the flow that makes a published checkpoint's voice; fewer are faster, and "
         "rougher. A recording is replayed with its own.",
         low=1,
-        high=VOICE_STEPS_MAX,
+        high=limits.VOICE_STEPS_MAX,
     )
     served_model_names: tuple[str, ...] = setting(
         (),
@@ -494,23 +483,23 @@ class Settings:
     )
 
     limit_video_s: int = seconds(
-        LIMIT_VIDEO_S,
+        limits.LIMIT_VIDEO_S,
         "Total seconds of a video session, queueing and idling included.",
         heading="Sessions",
     )
     limit_audio_s: int = seconds(
-        LIMIT_AUDIO_S, "Total seconds of an audio session, queueing and idling included."
+        limits.LIMIT_AUDIO_S, "Total seconds of an audio session, queueing and idling included."
     )
     limit_live_s: int = seconds(
-        LIMIT_LIVE_S,
+        limits.LIMIT_LIVE_S,
         "Total seconds of a session at `/v1/live/sessions`, queueing and idling included.",
     )
     limit_transcription_s: int = seconds(
-        LIMIT_TRANSCRIPTION_S,
+        limits.LIMIT_TRANSCRIPTION_S,
         "Total seconds of a transcription session, queueing and idling included.",
     )
     transcription_buffer_mb: int = setting(
-        SOUND_BYTES_MAX // MIB,
+        limits.SOUND_BYTES_MAX // MIB,
         "Megabytes of 16-bit sound of a transcription that may wait for the model; more is refused "
         "(buffer_full).",
         low=1,
@@ -526,22 +515,22 @@ class Settings:
         low=0,
     )
     idle_s: int = seconds(
-        IDLE_S,
+        limits.IDLE_S,
         "Seconds that a chat may wait between two turns, and that a transcription client may be "
         "silent.",
         flag="--chat-idle-s",
     )
     pause_s: int = seconds(
-        PAUSE_S, "Seconds that a client of /ws/duplex may pause; it may ask for less."
+        limits.PAUSE_S, "Seconds that a client of /ws/duplex may pause; it may ask for less."
     )
     detach_s: int = seconds(
-        DETACH_S,
+        limits.DETACH_S,
         "Seconds for which a session without a connection keeps its slot, if its client asked to "
         "be able to come back; 0 allows no one to.",
         low=0,
     )
     resume_s: int = seconds(
-        RESUME_S, "Seconds after which such a session ends, unless its client came back."
+        limits.RESUME_S, "Seconds after which such a session ends, unless its client came back."
     )
     resumable: bool = setting(
         False,
@@ -555,10 +544,10 @@ class Settings:
         low=0,
     )
     init_wait_s: int = seconds(
-        INIT_WAIT_S, "Seconds that a client may hold a slot before it sets its session up."
+        limits.INIT_WAIT_S, "Seconds that a client may hold a slot before it sets its session up."
     )
     cleanup_wait_s: int = seconds(
-        CLEANUP_WAIT_S,
+        limits.CLEANUP_WAIT_S,
         "Seconds that a model call may run on after its session's end; then its slot is condemned.",
     )
 
@@ -646,6 +635,10 @@ class Settings:
         "A further web origin (https://app.example) whose pages may connect; * allows all origins "
         "and needs --keys.",
         flag="--origin",
+    )
+    twilio_token_file: Path | None = setting(
+        None,
+        "File of Twilio's auth token: calls at /v1/twilio need its signature in place of a key.",
     )
     tls_cert: Path | None = setting(
         None,

@@ -46,11 +46,11 @@ Source = Literal["default", "file", "variable", "flag"]
 CONFIG_VARIABLE: Final = "ANTIPHON_CONFIG"
 """The file where no flag names one."""
 OTHERS: Final = frozenset({CONFIG_VARIABLE, "ANTIPHON_KEY"})
-"""Our variables that are no settings: of the file, and of clients."""
+"""Our variables that are not settings: of the file, and of clients."""
 FILE_BYTES_MAX: Final = 1 << 20
 """A file with every setting has a few kilobytes."""
 PROBLEMS_MAX: Final = 20
-"""Reported at once; a file with more is no configuration of ours."""
+"""Reported at once; a file with more is not a configuration of ours."""
 
 
 class ConfigError(ValueError):
@@ -96,8 +96,8 @@ def read(
         sources.update(dict.fromkeys(layer, source))
     if problems:
         more = len(problems) - PROBLEMS_MAX
-        told = problems[:PROBLEMS_MAX] + ([f"and {more} more"] if more > 0 else [])
-        raise ConfigError("\n".join(told))
+        lines = problems[:PROBLEMS_MAX] + ([f"and {more} more"] if more > 0 else [])
+        raise ConfigError("\n".join(lines))
     made: dict[str, Any] = values
     return Effective(settings=Settings(**made), sources=MappingProxyType(sources), file=config)
 
@@ -118,7 +118,7 @@ def read_file(path: Path) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8") from error
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: is no TOML: {error}") from error
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 
 # -- one layer ----------------------------------------------------------------------------------
@@ -149,17 +149,17 @@ def _take(
 ) -> dict[str, object]:
     """Parse one source's entries, by their names there; problems are appended to `problems`."""
     where = "" if file is None else f"{file}: "
-    taken: dict[str, object] = {}
+    parsed: dict[str, object] = {}
     for name, value in entries.items():
-        said = where + (name if name.isidentifier() else shown(name))
+        entry = where + (name if name.isidentifier() else shown(name))
         if name not in known:
-            problems.append(f"{said}: there is no such setting{_nearest(name, known)}")
+            problems.append(f"{entry}: there is no such setting{_nearest(name, known)}")
             continue
         try:
-            taken[known[name].name] = parse(known[name], value)
+            parsed[known[name].name] = parse(known[name], value)
         except ValueWrongError as error:
-            problems.append(f"{said}: {error}")
-    return taken
+            problems.append(f"{entry}: {error}")
+    return parsed
 
 
 def _nearest(name: str, known: Mapping[str, Setting]) -> str:
@@ -221,7 +221,7 @@ def _source_of(setting: Setting, effective: Effective) -> str:
 
 METAVARS: Final = {"number": "NUMBER", "text": "TEXT", "path": "PATH", "texts": "TEXT"}
 OTHER_OPTIONS: Final = "Configuration and help"
-"""The heading of options that are no settings."""
+"""The heading of options that are not settings."""
 COMMON: Final = frozenset(
     {
         *("host", "port", "model", "slots", "device", "worker_addresses", "static", "record_to"),
@@ -285,8 +285,8 @@ class SettingsCommand(click.Command):
 
 def settings_options(command: Command) -> Command:
     """Add a flag for each setting to a command, passed by the setting's name; and `--help-all`."""
-    told = "Show all options and exit."
-    everything = partial(click.option, is_flag=True, is_eager=True, expose_value=False, help=told)
+    text = "Show all options and exit."
+    everything = partial(click.option, is_flag=True, is_eager=True, expose_value=False, help=text)
     command = everything("--help-all", callback=_help_all)(command)
     for setting in reversed(declared(Settings)):
         command = _option(setting)(command)
@@ -303,17 +303,17 @@ def given(ctx: click.Context) -> dict[str, object]:
 
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
-    told = f"{setting.help} [{_default_of(setting)}]"
+    help_text = f"{setting.help} [{_default_of(setting)}]"
     if setting.kind == "truth":
         negated = f"--no-{setting.flag.removeprefix('--')}"
-        return click.option(f"{setting.flag}/{negated}", setting.name, default=None, help=told)
+        return click.option(f"{setting.flag}/{negated}", setting.name, default=None, help=help_text)
     return click.option(
         setting.flag,
         setting.name,
         type=SettingType(setting),
         multiple=setting.kind == "texts",
         metavar="|".join(setting.choices) or METAVARS[setting.kind],
-        help=told,
+        help=help_text,
     )
 
 

@@ -6,7 +6,7 @@
   than another one, whose last is refused: so one client cannot keep others out.
 - No session waits while a slot is free; none overtakes another, in any mode, but for those that
   lost the slot that they had (`ahead`).
-- A waiting session is told its place when it changes, and by `refresh`.
+- A waiting session's place is reported to it when it changes, and by `refresh`.
 - Callbacks only post events, must not raise, and run in a fixed order: new leases, oldest ticket
   first; then places, front first. A nested call's callbacks run after the outer one's.
 - The clock and the ids are injected. Only the event loop's thread may call it.
@@ -39,9 +39,8 @@ from protocol.values.modes import OF_MODE, Mode
 from ..settings.settings import QUEUE_MAX
 from .pool import Lease, Pool
 
-QUEUE_TOLD_MAX: Final = 8
-"""In a longer queue only `refresh` tells its length: each arrival at its end would be sent to
-all."""
+QUEUE_REPORTED_MAX: Final = 8
+"""In a longer queue only `refresh` reports its length: each arrival would be sent to all."""
 ESTIMATE_S_MIN: Final = 1
 """Seconds; an estimate is never 0, even for an overdue slot."""
 SESSION_S_ASSUMED: Final = 90
@@ -98,7 +97,7 @@ class RunningTask:
 
 @attrs.define(kw_only=True)
 class _Waiting:
-    """A ticket in the queue; `told` is the last place that was reported to it."""
+    """A ticket in the queue; `reported` is the last place that was reported to it."""
 
     ticket: Ticket
     since_ns: int
@@ -107,7 +106,7 @@ class _Waiting:
     on_cancelled: Callable[[], None]
     on_refused: Callable[[ErrorCode], None]
     ahead: bool = False
-    told: QueuePlace | None = None
+    reported: QueuePlace | None = None
 
 
 @attrs.frozen
@@ -152,8 +151,8 @@ class Admission:
         self._waiting: dict[str, _Waiting] = {}
         self._held: dict[Lease, _Held] = {}
         self._durations = Durations(limit_s)
-        self._untold: deque[Callable[[], None]] = deque()
-        self._telling = False
+        self._due: deque[Callable[[], None]] = deque()
+        self._is_reporting = False
 
     # -- for sessions ---------------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class Admission:
             self.refuse_where_full(party)
             if self._is_full:
                 last = self._waiting.pop(self._last_of_most(party))
-                self._untold.append(partial(last.on_refused, ErrorCode.QUEUE_FULL))
+                self._due.append(partial(last.on_refused, ErrorCode.QUEUE_FULL))
         ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner, party=party)
         self._waiting[ticket.ticket_id] = _Waiting(
             ticket=ticket,
@@ -233,19 +232,19 @@ class Admission:
         if waiting is None or owner not in (None, waiting.ticket.owner):
             return False
         del self._waiting[ticket_id]
-        self._untold.append(waiting.on_cancelled)
+        self._due.append(waiting.on_cancelled)
         self._hand_out()
         return True
 
     def refresh(self) -> None:
-        """Tell all waiting sessions their place, even an unchanged one; called now and then."""
-        self._tell(estimates=True)
+        """Report its place to each waiting session, even if unchanged; called now and then."""
+        self._report(estimates=True)
 
     def review(self) -> None:
         """Lease the slots of new workers, or refuse the queue where no worker will come."""
         if self._is_hopeless():
             for waiting in self._waiting.values():
-                self._untold.append(partial(waiting.on_refused, ErrorCode.SERVICE_UNAVAILABLE))
+                self._due.append(partial(waiting.on_refused, ErrorCode.SERVICE_UNAVAILABLE))
             self._waiting.clear()
         self._hand_out()
 
@@ -351,31 +350,31 @@ class Admission:
             now_ns = self._clock_ns()
             waited_ns = now_ns - waiting.since_ns
             self._held[lease] = _Held(waiting.ticket.mode, now_ns, waited_ns)
-            self._untold.append(partial(waiting.on_leased, lease))
-        self._tell(estimates=False)
+            self._due.append(partial(waiting.on_leased, lease))
+        self._report(estimates=False)
 
     def _may_lease(self) -> bool:
         """Whether the first in line may have a slot; a server that drains goes on with its own."""
         first = next(iter(self._waiting.values()), None)
         return first is not None and (self._state == "open" or first.ahead)
 
-    def _tell(self, *, estimates: bool) -> None:
+    def _report(self, *, estimates: bool) -> None:
         """Call the callbacks that are due; a nested call leaves them to the outer one."""
-        self._untold.append(partial(self._tell_places, estimates=estimates))
-        if self._telling:
+        self._due.append(partial(self._report_places, estimates=estimates))
+        if self._is_reporting:
             return
-        self._telling = True
+        self._is_reporting = True
         try:
-            while self._untold:
-                self._untold.popleft()()
+            while self._due:
+                self._due.popleft()()
         finally:
-            self._telling = False
+            self._is_reporting = False
 
-    def _tell_places(self, *, estimates: bool) -> None:
+    def _report_places(self, *, estimates: bool) -> None:
         for place in self.places():
             waiting = self._waiting.get(place.ticket_id)
-            if waiting is not None and _differs(waiting.told, place, estimates=estimates):
-                waiting.told = place
+            if waiting is not None and _differs(waiting.reported, place, estimates=estimates):
+                waiting.reported = place
                 waiting.on_moved(place)
 
     def _estimates_s(self) -> list[int]:
@@ -397,12 +396,12 @@ def _times(held: _Held, now_ns: int) -> tuple[Mode, int, int]:
     return held.mode, now_ns - held.since_ns, held.waited_ns
 
 
-def _differs(told: QueuePlace | None, place: QueuePlace, *, estimates: bool) -> bool:
-    if told is None or estimates:
+def _differs(reported: QueuePlace | None, place: QueuePlace, *, estimates: bool) -> bool:
+    if reported is None or estimates:
         return True
-    if place.queue_length > QUEUE_TOLD_MAX and told.queue_length > QUEUE_TOLD_MAX:
-        return told.position != place.position
-    return (told.position, told.queue_length) != (place.position, place.queue_length)
+    if place.queue_length > QUEUE_REPORTED_MAX and reported.queue_length > QUEUE_REPORTED_MAX:
+        return reported.position != place.position
+    return (reported.position, reported.queue_length) != (place.position, place.queue_length)
 
 
 # -- estimates ------------------------------------------------------------------------------------

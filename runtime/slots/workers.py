@@ -3,7 +3,7 @@
     worker condemned -> its leases come back, or replace_wait_s -> load -> a new worker in its place
 
 - A worker is one backend with its slots. A session keeps one from lease to release; workers must
-  agree on all that sessions are told, and log (`check_agreement`).
+  agree on all that sessions are sent, and log (`check_agreement`).
 - A worker has a `Place`, which its replacement takes.
 - A condemned worker leases no more slots (B4); its other sessions go on. Its backend is dropped
   once its leases are back, and closed if it is `Closes`. No thread that hangs in it can be ended.
@@ -44,7 +44,7 @@ from ..model.backends.base import (
 from ..settings.settings import TEXTS_MAX
 from .pool import Lease, Pool
 
-DIFFERENCES_TOLD: Final = 3
+DIFFERENCES_REPORTED_MAX: Final = 3
 """Another model differs in everything: a few differences are enough."""
 INSTANCE: Final = "instance"
 """The fingerprint entry that names one backend; it may differ between workers."""
@@ -120,10 +120,10 @@ def check_agreement(first: BackendInfo, other: BackendInfo, name: str) -> None:
         f"{name} is {its}, not {own}" for name, (own, its) in values.items() if own != its
     ]
     if differences:
-        told = "; ".join(differences[:DIFFERENCES_TOLD])
-        if len(differences) > DIFFERENCES_TOLD:
-            told += f"; and {len(differences) - DIFFERENCES_TOLD} more"
-        raise WorkersDifferError(f"{name} cannot stand in for worker 0: {told}")
+        text = "; ".join(differences[:DIFFERENCES_REPORTED_MAX])
+        if len(differences) > DIFFERENCES_REPORTED_MAX:
+            text += f"; and {len(differences) - DIFFERENCES_REPORTED_MAX} more"
+        raise WorkersDifferError(f"{name} cannot stand in for worker 0: {text}")
 
 
 class UnknownWorkerError(LocalProtocolError):

@@ -214,7 +214,7 @@ class Request:
             self._is_awaited = False
         if self._outputs:
             output = self._outputs.popleft()
-            self._tell_change()
+            self._notify()
             return output
         error, self._error = self._error, None
         raise StopAsyncIteration if error is None else error
@@ -262,7 +262,7 @@ class Request:
             raise
         finally:
             self._over.set()
-            self._tell_change()
+            self._notify()
 
     def _stop(self) -> None:
         if self._anchor is not None:
@@ -388,7 +388,7 @@ class Request:
     def _finish(self) -> None:
         """Emit the last output: no token, but the text held back."""
         reason = "abort" if self._is_aborted else self._last.finish_reason
-        self._tell(
+        self._add_output(
             attrs.evolve(
                 self._last,
                 token_ids=(),
@@ -408,7 +408,7 @@ class Request:
         return self._pace.due_s(came_s, item.sound_s) - anyio.current_time()
 
     def _emit(self, sampled: Sampled) -> None:
-        self._tell(
+        self._add_output(
             StreamingOutput(
                 request_id=self.anchoring.request_id,
                 chunk=self._chunks - 1,
@@ -421,12 +421,12 @@ class Request:
             )
         )
 
-    def _tell(self, output: StreamingOutput) -> None:
+    def _add_output(self, output: StreamingOutput) -> None:
         self._last = output
         self._outputs.append(output)
-        self._tell_change()
+        self._notify()
 
-    def _tell_change(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -476,20 +476,20 @@ class Slots:
         `Refused`: there is no slot and no place in the queue, or no slot will come any more;
         `BackendRefused`: an operator removed the request from the queue.
         """
-        told = anyio.Event()
+        decided = anyio.Event()
         leases, errors = list[Lease](), list[Exception]()
 
         def leased(lease: Lease) -> None:
             leases.append(lease)
-            told.set()
+            decided.set()
 
         def refused(code: ErrorCode) -> None:
             errors.append(Refused(code))
-            told.set()
+            decided.set()
 
         def cancelled() -> None:
             errors.append(BackendRefused("an operator took the request out of the queue"))
-            told.set()
+            decided.set()
 
         ticket = self._admission.enter(
             self._mode,
@@ -499,7 +499,7 @@ class Slots:
             on_refused=refused,
         )
         try:
-            await told.wait()
+            await decided.wait()
         except BaseException:
             self._admission.leave(ticket)
             for lease in leases:

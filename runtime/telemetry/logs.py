@@ -208,8 +208,8 @@ def _as_text(_logger: WrappedLogger, _method: str, fields: EventDict) -> str:
     trace = fields.pop("exception", [])
     head = [str(fields.pop(name, "-")) for name in FIRST[:4]]
     head[1] = f"{head[1]:7}"
-    told = [f"{name}={_word(value)}" for name, value in fields.items()]
-    return "\n".join([" ".join([*head, *told]), *(f"  | {line}" for line in trace)])
+    pairs = [f"{name}={_word(value)}" for name, value in fields.items()]
+    return "\n".join([" ".join([*head, *pairs]), *(f"  | {line}" for line in trace)])
 
 
 def _word(value: object) -> str:
@@ -235,27 +235,29 @@ def _exception_of(fields: EventDict) -> ExcInfo | None:
 def _trace_as_fields(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
     raised = _exception_of(fields)
     if raised is not None:
-        fields["exception"] = _told(_TRANSFORM(raised))
+        fields["exception"] = _summarize(_TRANSFORM(raised))
     return fields
 
 
-def _told(stacks: list[dict[str, Any]], depth: int = 0) -> list[dict[str, Any]]:
+def _summarize(stacks: list[dict[str, Any]], depth: int = 0) -> list[dict[str, Any]]:
     """Keep the parts of an exception, and of its causes, that help to find its bug."""
-    told = []
+    kept = []
     for stack in stacks:
         frames = [f"{at['filename']}:{at['lineno']} {at['name']}" for at in stack["frames"]]
         fields = {"type": stack["exc_type"], "text": stack["exc_value"], "frames": frames}
         if stack["is_group"] and depth < NESTING_MAX:
-            fields["group"] = [_told(inner, depth + 1) for inner in stack["exceptions"]]
-        told.append(fields)
-    return told
+            fields["group"] = [_summarize(inner, depth + 1) for inner in stack["exceptions"]]
+        kept.append(fields)
+    return kept
 
 
 def _trace_as_text(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
     raised = _exception_of(fields)
     if raised is not None:
-        told = traceback.TracebackException(*raised, limit=-FRAMES_MAX, max_group_depth=NESTING_MAX)
-        lines = [line for part in told.format() for line in part.rstrip("\n").split("\n")]
+        found = traceback.TracebackException(
+            *raised, limit=-FRAMES_MAX, max_group_depth=NESTING_MAX
+        )
+        lines = [line for part in found.format() for line in part.rstrip("\n").split("\n")]
         fields["exception"] = lines[:TRACE_LINES_MAX]
     return fields
 
@@ -316,21 +318,21 @@ class SessionLogger:
                 self._has_dropped = True
                 self._log(logging.INFO, "input comes too fast, seconds of it are dropped")
 
-    def heard(
+    def received(
         self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
     ) -> None:
-        """As `Watcher`; there is nothing to tell."""
+        """As `Watcher`; nothing is logged."""
         self._session, self._at_ns = session, events[-1].at_ns
 
     def over(self, reason: str | None) -> None:
         """Log the session's end, with its counts."""
         why = reason or BROKEN_OFF
         level = logging.WARNING if why in OUR_FAULTS else logging.INFO
-        told: dict[str, object] = {"reason": why, **self._of}
+        fields: dict[str, object] = {"reason": why, **self._of}
         if self._session is not None:
-            told |= {"dialect": self._session.dialect_name}
-            told |= {"seconds": round(self._at_ns / NS_PER_S, 3), **self._session.counts}
-        self._log(level, "session over", **told)
+            fields |= {"dialect": self._session.dialect_name}
+            fields |= {"seconds": round(self._at_ns / NS_PER_S, 3), **self._session.counts}
+        self._log(level, "session over", **fields)
 
     def _log(self, level: int, text: str, **fields: object) -> None:
         if _logger.isEnabledFor(level):

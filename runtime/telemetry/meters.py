@@ -57,7 +57,7 @@ Labels = tuple[str, ...]
 
 
 class Series:
-    """The sum of a counter or a histogram, and how many observations each bucket has.
+    """The `total` of a counter or of a histogram, and how many observations each bucket has.
 
     `bounds` are the rising upper bounds of the buckets, with one bucket above.
     """
@@ -68,10 +68,6 @@ class Series:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-
-    def add(self, amount: float) -> None:
-        """Add to a counter."""
-        self.total += amount
 
     def observe(self, value: float) -> None:
         """Add a value to the first bucket whose bound it does not exceed, and to the sum."""
@@ -109,17 +105,17 @@ class ModeInstruments:
 
     def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
         """Add to a counter."""
-        self._series(metric, labels).add(amount)
+        series = self._known.get((metric, labels)) or self._series(metric, labels)
+        series.total += amount
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         """Add a value to a histogram."""
-        self._series(metric, labels).observe(value)
+        series = self._known.get((metric, labels)) or self._series(metric, labels)
+        series.observe(value)
 
     def _series(self, metric: Metric, labels: Labels) -> Series:
-        series = self._known.get((metric, labels))
-        if series is None:
-            mode = (self._mode,) if "mode" in metric.labels else ()
-            series = self._known[metric, labels] = self._made.series(metric, *mode, *labels)
+        mode = (self._mode,) if "mode" in metric.labels else ()
+        series = self._known[metric, labels] = self._made.series(metric, *mode, *labels)
         return series
 
 
@@ -155,7 +151,7 @@ class CallMeter:
                 self._lease = None
                 self.kv_tokens = 0
             case _:
-                self._heard(event, effects, session)
+                self._count_event(event, effects, session)
         self._ended = session.end_reason is not None
         for effect in effects:
             self._asked(effect)
@@ -167,7 +163,7 @@ class CallMeter:
         self._finish("ended")
         self.kv_tokens = 0
 
-    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+    def _count_event(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         raise NotImplementedError
 
     def _asked(self, effect: ef.Effect) -> None:
@@ -206,7 +202,7 @@ class TurnMeter(CallMeter):
     outcomes = c.TURNS
     _has_begun_to_answer = False
 
-    def _heard(self, event: ev.Event, _effects: object, _session: Shown) -> None:
+    def _count_event(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
                 self._instruments.observe(
@@ -240,7 +236,7 @@ class ChunkMeter(CallMeter):
 
     outcomes = c.CHUNKS
 
-    def _heard(self, event: ev.Event, _effects: object, _session: Shown) -> None:
+    def _count_event(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.ChunkDone(result=result) if (result.utterance, result.index) == self._running:
                 self._instruments.observe(c.CHUNK_SECONDS, self._since(self._began_ns))
@@ -280,11 +276,11 @@ class UnitMeter(CallMeter):
         self._closing: int | None = None  # the unit that is finalized, or undone
         self._barrier_ns = (0, 0)  # from when to when that was, or of the one before
         self._kv_settled = 0
-        self._amid_turn = False  # the model goes on to speak
+        self._is_speaking = False  # the model goes on to speak
         self._overlap_ms: int | None = None  # where speech began that is over the model's
 
-    def _heard(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
-        is_sent = any(isinstance(effect, ef.Send) for effect in effects)
+    def _count_event(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        is_sent = ef.Send in map(type, effects)
         match event:
             case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():
                 # A client's sound may be resampled first, or missing.
@@ -309,7 +305,7 @@ class UnitMeter(CallMeter):
                 self.kv_tokens = self._kv_settled = event.opened.prompt_length
             case ev.Rebuilt() if self._unanswered and is_sent:
                 self._answer()
-            case ev.SpeechStarted(at_ms=at_ms) if self._amid_turn and not self._ended:
+            case ev.SpeechStarted(at_ms=at_ms) if self._is_speaking and not self._ended:
                 self._overlap_ms = at_ms
             case ev.SpeechStopped(at_ms=at_ms) if self._overlap_ms is not None:
                 self._instruments.observe(c.OVERLAP_SECONDS, (at_ms - self._overlap_ms) / MS_PER_S)
@@ -365,7 +361,7 @@ class UnitMeter(CallMeter):
         self._instruments.observe(c.UNIT_SECONDS, self._since(self._began_ns))
         self._count_costs(result)
         self.kv_tokens = result.kv_length
-        self._amid_turn = not (result.is_listen or result.end_of_turn)
+        self._is_speaking = not (result.is_listen or result.end_of_turn)
         if self._ended:
             return
         self._unanswered = True
@@ -431,9 +427,9 @@ class TalkMeter:
             case ev.Forked():
                 self._talk = None
         if self._talk is not None:
-            self._hear(self._talk, event, effects, session)
+            self._take_step(self._talk, event, effects, session)
 
-    def heard(
+    def received(
         self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage], session: Shown
     ) -> None:
         """Hear messages that had no effects (`Watcher`)."""
@@ -442,12 +438,12 @@ class TalkMeter:
             if self._talk is not None:
                 self._received(self._talk, event.at_ns, message, session)
 
-    def _received(self, talk: Talk, at_ns: int, taken: ClientMessage, session: Shown) -> None:
-        is_early = isinstance(taken, AppendSound) and session.state is not State.ACTIVE
+    def _received(self, talk: Talk, at_ns: int, message: ClientMessage, session: Shown) -> None:
+        is_early = isinstance(message, AppendSound) and session.state is not State.ACTIVE
         if not is_early:
-            talk.received(at_ns, self._sound.read(taken))
+            talk.received(at_ns, self._sound.read(message))
 
-    def _hear(
+    def _take_step(
         self, talk: Talk, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown
     ) -> None:
         at_ns = self._now_ns = event.at_ns
@@ -459,11 +455,11 @@ class TalkMeter:
             if isinstance(effect, ef.DetectSpeech):
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
         for message in session.said:
-            self._say(talk, at_ns, message, session.dialect_name)
-        if any(isinstance(effect, ef.StartUnit) for effect in effects):
+            self._take_message(talk, at_ns, message, session.dialect_name)
+        if ef.StartUnit in map(type, effects):
             talk.unit_started(at_ns, session.samples_waiting)
 
-    def _say(self, talk: Talk, at_ns: int, message: ServerMessage, dialect: str) -> None:
+    def _take_message(self, talk: Talk, at_ns: int, message: ServerMessage, dialect: str) -> None:
         if not isinstance(message, Speech):
             talk.sent(at_ns, message)
             return
@@ -547,7 +543,7 @@ class Meter:
             self._asked(effect)
         self._kv_tokens_max = max(self._kv_tokens_max, self._work.kv_tokens)
 
-    def heard(
+    def received(
         self, events: Sequence[ev.FrameReceived], messages: Sequence[ClientMessage], session: Shown
     ) -> None:
         """Count messages that had no effects (`Watcher`)."""
@@ -555,7 +551,7 @@ class Meter:
         self._instruments.add(c.FRAMES_RECEIVED, amount=len(events))
         self._instruments.add(c.RECEIVED_BYTES, amount=sum(map(_size_bytes, events)))
         if self._talk is not None:
-            self._talk.heard(events, messages, session)
+            self._talk.received(events, messages, session)
 
     def over(self, reason: str | None) -> None:
         """Count the session's end."""

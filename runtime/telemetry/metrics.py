@@ -4,20 +4,15 @@
 - Sessions are counted later, many steps at once. A step of a session comes some milliseconds after
   another's, and by then the CPU's caches hold other things: counted at once, each takes three times
   as long. What a meter reads of the session is noted with the step, so the figures are the same.
-  With 20 sessions this saves a seventh of a unit's CPU (docs/performance.md, "Cold caches").
-
-`python -m runtime.telemetry.metrics FILE` writes the table of all metrics in `docs/metrics.md`,
-made from their declarations, between its two marks; a test compares.
+  With 20 sessions this saves a seventh of a unit's CPU.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Final, get_args
 from weakref import WeakValueDictionary
 
@@ -43,7 +38,6 @@ from recorder.storage.retention import Cause, RetentionStatistics
 from ..access.gate import Reason
 from ..net.limits import Counters, Drop, Refusal
 from ..slots.workers import WorkersStatistics
-from ..telemetry import catalogue
 from .catalogue import Metric
 from .meters import Instruments, Labels, Meter, ModeInstruments, Series
 from .watching import ServerStatus
@@ -305,11 +299,11 @@ class DeferredMeter:
         """As `Watcher`."""
         self._check()
         count = partial(self.meter.saw, event, effects, _note(session))
-        is_turn = any(isinstance(effect, StartTurn) for effect in effects)
+        is_turn = StartTurn in map(type, effects)
         # A turn has a whole conversation.
         self._backlog.put(partial(self._count, count), _size_bytes(event), is_large=is_turn)
 
-    def heard(
+    def received(
         self,
         events: Sequence[ev.FrameReceived],
         messages: Sequence[ClientMessage],
@@ -317,7 +311,7 @@ class DeferredMeter:
     ) -> None:
         """As `Watcher`."""
         self._check()
-        count = partial(self.meter.heard, events, messages, _note(session))
+        count = partial(self.meter.received, events, messages, _note(session))
         self._backlog.put(partial(self._count, count), sum(map(_size_bytes, events)))
 
     def over(self, reason: str | None) -> None:
@@ -437,44 +431,3 @@ def _family(metric: Metric, made: Mapping[Labels, Series]) -> Family:
         buckets = zip(bounds, accumulate(series.counts), strict=True)
         family.add_metric(labels, list(buckets), series.total)
     return family
-
-
-# -- their table -----------------------------------------------------------------------------------
-
-
-BEGIN: Final = "<!-- metrics: begin, written by runtime.telemetry.metrics -->"
-END: Final = "<!-- metrics: end -->"
-
-
-def table() -> str:
-    """The tables of the sessions' metrics and of the server's."""
-    return "\n".join(
-        [
-            *("Of sessions and their units, from their own logs:", ""),
-            *_rows(catalogue.ALL),
-            *("", "Of the server, at the time of the request:", ""),
-            *_rows(SERVER_METRICS),
-        ]
-    )
-
-
-def insert(text: str) -> str:
-    """A page with the table between its marks; raises `ValueError` if it has none."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks {BEGIN} or {END}")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
-
-
-def _rows(metrics: tuple[Metric, ...]) -> list[str]:
-    rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
-    for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |")
-    return rows
-
-
-if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(insert(page.read_text("utf-8")), "utf-8")

@@ -63,13 +63,13 @@ class Watchers:
             except Exception:
                 self._drop(watcher)
 
-    def heard(
+    def received(
         self, events: Sequence[FrameReceived], messages: Sequence[ClientMessage], session: Session
     ) -> None:
         """As `Watcher`."""
         for watcher in self._watchers:
             try:
-                watcher.heard(events, messages, session)
+                watcher.received(events, messages, session)
             except Exception:
                 self._drop(watcher)
 

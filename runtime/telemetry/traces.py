@@ -115,7 +115,7 @@ class SessionTrace:
                     self._begin("turn", {"index": self._index}, within="session")
                     self._begin("prefill", {}, within="turn")
 
-    def heard(
+    def received(
         self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
     ) -> None:
         """As `Watcher`; no span begins or ends."""

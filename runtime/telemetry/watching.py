@@ -73,7 +73,7 @@ class Watcher(Protocol):
         """
         ...
 
-    def heard(
+    def received(
         self, events: Sequence[FrameReceived], messages: Sequence[ClientMessage], session: Session
     ) -> None:
         """See events, and the messages that they brought, in place of `saw` for each.
@@ -212,11 +212,11 @@ def _workers_json(slots: PoolCounts | None, tasks: Sequence[RunningTask]) -> dic
 
 
 def _listener_json(seen: Counters) -> dict[str, Any]:
-    told = attrs.asdict(seen, recurse=False)
-    return told | {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
+    counts = {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
+    return attrs.asdict(seen, recurse=False) | counts
 
 
 def session_json(session: SessionStatus) -> dict[str, Any]:
     """One session's status as plain values for JSON."""
-    told = {"state": session.state.value, "age_s": round(session.age_s, 1)}
-    return attrs.asdict(session) | told
+    plain = {"state": session.state.value, "age_s": round(session.age_s, 1)}
+    return attrs.asdict(session) | plain

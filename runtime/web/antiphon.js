@@ -25,7 +25,7 @@
  * that is made again, and the session goes on where the server lets it (`resume`). Settings
  * within `config`, `generation` and `speech` bear the names that they have on the wire. With `dialect:
  * "live"` and a `model` a session of mode `audio` speaks OpenAI's Live API, at its addresses: a second's
- * text and its sound are two `speech`, and the user's words are told where the server writes them down.
+ * text and its sound are two `speech`.
  *
  * It records no microphone, plays nothing, keeps no history of a chat and knows no other dialect.
  * Node before 22 has no WebSocket by itself: give one as `WebSocket`.
@@ -67,7 +67,8 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   responseId: string, inputId: string, metrics: Metrics}} SpeechEvent
  * @typedef {{type: "error", code: string, message: string, sessionId: string}} ErrorEvent
  * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
- * @typedef {{type: "words", text: string, startMs: number, endMs: number}} WordsEvent what the user said, in `live`
+ * @typedef {{type: "words", text: string, startMs: number, endMs: number}} WordsEvent what the user said, where the server
+ *   has a transcriber: words, or a part of one
  * @typedef {{type: "closed", reason: string}} ClosedEvent
  * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent} SessionEvent
  * @typedef {{prompt_tokens: number, completion_tokens: number, total_tokens: number}} Usage
@@ -641,8 +642,6 @@ function readLive(event) {
       const audio = from16kHz(new Int16Array(decodeBase64(event.delta).buffer));
       return audio.some(Boolean) ? { ...speech, text: "", audio } : { type: "listen", ...about };
     }
-    case "session.input_transcript.delta":
-      return { type: "words", text: event.delta, startMs: event.start_ms, endMs: event.end_ms };
   }
   return readEvent(event);
 }
@@ -672,6 +671,8 @@ function readEvent(event) {
       };
     case "error":
       return errorEvent(event.error);
+    case "session.input_transcript.delta":
+      return { type: "words", text: event.delta, startMs: event.start_ms, endMs: event.end_ms };
     case "session.going_away":
       return { type: "going_away", secondsLeft: event.seconds_left };
     case "session.closed":

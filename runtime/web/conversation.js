@@ -50,6 +50,8 @@ const ACKNOWLEDGE_MS = 1000;
  * @property {{delayMs: number}} answer the model begins to speak, so long after its user
  * @property {{responseId: string, text: string, isFinal: boolean, isInterrupted: boolean}} caption all words
  *   of the turn so far
+ * @property {{text: string, startMs: number, endMs: number}} words what the user said, where the server has a
+ *   transcriber: words, or a part of one
  * @property {{responseId: string, text: string}} turn the model has ended its turn
  * @property {{responseId: string, text: string, playedMs: number, cutMs: number, silentMs: number}} interrupted
  *   the turn was cut: so much was played and not, and so long after the event it was silent
@@ -303,6 +305,8 @@ export class Conversation extends Emitter {
       case "speech":
         this.#note("speak", event);
         return this.#speak(event);
+      case "words":
+        return this.emit("words", event);
       case "error":
         if (event.code === "inference_error")
           this.emit("unit", { kind: "failed", isLate: false, inputId: "", latencyMs: null, metrics: {} });

@@ -255,7 +255,7 @@ class GatewayLink:
             case Ask(effect=ef.OpenBackend() | ef.StartTurn() | ef.RunChunk()) if session is None:
                 self._open(message)
             case Ask(effect=effect) if type(effect) not in OPENED_BY:
-                raise LinkError(f"a {type(effect).__name__} is no call of a model")
+                raise LinkError(f"a {type(effect).__name__} is not a call of a model")
             case _ if session is None:
                 raise LinkError(f"there is no session {message.session}")
             case Ask() | Rebuild():

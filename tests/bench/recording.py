@@ -57,9 +57,9 @@ from runtime.commands.bench_engine import (
     machine_facts,
     machine_line,
     print_found,
+    print_progress,
     sum_up,
     table,
-    tell,
 )
 from runtime.commands.server_process import RUN, served
 from runtime.net.connection import Ready
@@ -540,12 +540,12 @@ async def _run(model: str, seconds: int) -> Bench:
     speech = load_speech()
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
         folder = Path(name)
-        tell(f"a session of {seconds} s with the {model} model, to be replayed")
+        print_progress(f"a session of {seconds} s with the {model} model, to be replayed")
         async with served(model, folder) as url:
             await measure_units(url, speech, sessions=1, seconds=seconds, arrival="spread")
-        tell("replaying it")
+        print_progress("replaying it")
         replay = await measure_replay(_first_log(folder))
-        tell("recording, without a server")
+        print_progress("recording, without a server")
         recording = await measure_recording(
             speech, folder, seconds=seconds, sessions_many=SESSIONS_MANY
         )

@@ -59,8 +59,8 @@ from runtime.commands.bench_engine import (
     machine_facts,
     machine_line,
     print_found,
+    print_progress,
     table,
-    tell,
 )
 from runtime.commands.server_process import served
 from runtime.media.sound import read_wav
@@ -652,10 +652,10 @@ async def _run(model: str, count: int, seconds: int) -> StreamingResult:
     else:
         flat = _measure_flat(model, load_phrases(STREAM_PHRASES), seconds)
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
-        tell(f"starting a server with the {model} model")
+        print_progress(f"starting a server with the {model} model")
         words = ("--slots", "1", "--served-model-name", SERVED_NAME)
         async with served(model, Path(name), *words) as url:
-            live = await measure_live(url, SERVED_NAME, phrases, find, tell)
+            live = await measure_live(url, SERVED_NAME, phrases, find, print_progress)
     return StreamingResult(machine=machine_facts(), model=model, live=live, flat=flat)
 
 
@@ -668,7 +668,7 @@ def _measure_flat(name: str, phrases: Sequence[Phrase], seconds: int) -> FlatRes
     if "transcription" not in model.info.modes:
         text = 'does not transcribe: its config.json has no "transcribes": true'
         raise BenchError(f"model {name} {text}")
-    tell(f"a stream of {seconds} s, without a server")
+    print_progress(f"a stream of {seconds} s, without a server")
     return measure_flat(model, phrases, seconds)
 
 

@@ -51,6 +51,7 @@ def found() -> dict[str, Any]:
     return body
 
 
+@pytest.mark.soak
 def test_every_number_is_one(found: dict[str, Any]) -> None:
     """A chart of the figures over time breaks."""
     assert set(found) == {"machine", "speech", "seconds", "replay", "recording"}

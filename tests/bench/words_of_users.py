@@ -46,7 +46,7 @@ class Inbox:
 
     def post(self, event: ev.Event) -> None:
         assert isinstance(event, ev.UserTranscribed)
-        self.texts.append(event.text)
+        self.texts.append(event.text + " " * event.is_last)
         self.ends += event.is_last
 
     bring = post

@@ -2,8 +2,9 @@
 
     python -m tests.browser.echoes [--minutes 20]
 
-prints the table of `docs/console.md`: for each case how often the meter of `runtime/web/echo.js`
-warned. The voices are those of `fixtures/speech`; loudspeaker and user say different phrases.
+prints what the table of `docs/console.md` sums up: for each case how often the meter of
+`runtime/web/echo.js` warned. The voices are those of `fixtures/speech`; loudspeaker and user say
+different phrases.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def narrate(head: Fields, items: Iterable[Record | Damage], **also: Any) -> Told
     parts: list[Part] = []
     with Narrator(head) as narrator:
         for item in items:
-            parts += narrator.tell(item)
+            parts += narrator.narrate(item)
         parts += narrator.conclude(**also)
     return gather((part.name, part.value) for part in parts)
 

@@ -8,21 +8,27 @@ the sockets; whatever the server does to a connection, the next one takes its pl
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import pybase64
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from runtime.net.monitor import PING
 from tests.fairness.heavy_pictures import heavy_jpeg
+from tests.sessions.in_memory import append_frame
 from tests.soak.server import INIT, LOST, SECOND, frame_of, handshake
 
 FLOODERS: Final = 24
@@ -32,6 +38,10 @@ SMALL_SENDERS: Final = 64
 SMALL_PER_S: Final = 200
 """Messages a second of each, as many as one connection may send."""
 ABANDONERS: Final = 16
+FORKERS: Final = 16
+RESUMERS: Final = 100
+SPOKEN: Final = 20
+"""Seconds of speech of a session that is forked, or whose frames are asked for: 2.5 MB as sent."""
 FLOOD_BYTES: Final = 20_000_000
 """Of one message: a fifth of what a chat may send."""
 IDLE: Final = 4096
@@ -48,6 +58,7 @@ PONG: Final = b"\x8a\x80" + bytes(4)
 """Masked, as all that a client sends."""
 CHAT: Final = "/v1/realtime?mode=chat"
 VIDEO: Final = "/v1/realtime?mode=video"
+AUDIO: Final = "/v1/realtime?mode=audio"
 
 
 def _append(**fields: object) -> bytes:
@@ -60,6 +71,25 @@ def base64(data: bytes) -> str:
     return pybase64.b64encode(data).decode()
 
 
+async def ended_session(url: str) -> tuple[str, str]:
+    """Have a session of some seconds, and end it; gives its recording, and the token to resume."""
+    async with connect(f"{url}?mode=audio&resumable=1", max_size=None) as session:
+        first = json.loads(await session.recv())
+        config = {"force_listen_count": 0}
+        await session.send(json.dumps({"type": "session.init", "payload": {"config": config}}))
+        while json.loads(await session.recv())["type"] != "session.created":
+            pass
+        for _ in range(SPOKEN):
+            await session.send(append_frame())
+            while json.loads(await session.recv()).get("kind") not in ("listen", "audio"):
+                pass
+        await session.send('{"type": "session.close"}')
+        with suppress(ConnectionClosed):
+            while True:
+                await session.recv()
+    return first["recording_id"], first["token"]
+
+
 class Adversary:
     """One process of clients.
 
@@ -69,6 +99,7 @@ class Adversary:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
+        self._url = url
         self._host, self._port = str(parts.hostname), int(parts.port or 0)
         self._open = 0
 
@@ -163,6 +194,36 @@ class Adversary:
                 await stream.receive()
 
         await self.many(abandon, ABANDONERS)
+
+    async def forks(self) -> None:
+        """Fork a recording over and over, from one address, and drop each fork once it began."""
+        recording, _ = await self._ended_session()
+
+        async def fork(number: int) -> None:
+            path = f"{AUDIO}&fork={recording}&at={SPOKEN}"
+            async with await self.open(path) as stream:
+                await stream.send(INIT)
+                await stream.receive()
+
+        await self.many(fork, FORKERS)
+
+    async def resumes(self) -> None:
+        """Ask for the frames of an ended session, read none, and come back when replaced."""
+        recording, token = await self._ended_session()
+        hello = frame_of(json.dumps({"type": "session.resume", "token": token, "last_seq": -1}))
+
+        async def resume(number: int) -> None:
+            path = f"{AUDIO}&resume={recording}"
+            async with await self.open(path, number=number, buffer=4096) as stream:
+                await stream.send(hello)
+                while True:
+                    await anyio.sleep(0.5)
+                    await stream.send(PONG)
+
+        await self.many(resume, RESUMERS)
+
+    async def _ended_session(self) -> tuple[str, str]:
+        return await anyio.to_thread.run_sync(asyncio.run, ended_session(self._url))
 
     async def pictures(self) -> None:
         """Send four progressive pictures of 20 megapixels with each second."""
@@ -262,6 +323,8 @@ KINDS: Final[Mapping[str, Callable[[Adversary], Awaitable[None]]]] = {
         Adversary.small_acknowledgements,
         Adversary.fragments,
         Adversary.abandoned,
+        Adversary.forks,
+        Adversary.resumes,
         Adversary.pictures,
         Adversary.slow_readers,
         Adversary.forged_logs,

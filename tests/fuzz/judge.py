@@ -605,7 +605,7 @@ class Judge:
             case Paused() | Resumed():
                 self._paused = cls is Paused
             case oa.Configured():
-                self._reader.heard = message.openai.heard
+                self._reader.heard = message.openai.input_format
             case Queued() | QueueUpdate():
                 self.queued = True
             case Closed():

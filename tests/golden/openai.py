@@ -72,6 +72,17 @@ async def lives(server: World) -> None:
     await peer.over()
 
 
+async def reads_its_words(server: World) -> None:
+    """A client of `realtime` that wants notices, and is sent what its user said."""
+    peer = await server.activate("audio", notices=True)
+    for words in (("hello ", 0, False), ("", 1000, False), ("there", 1000, True)):
+        peer.send(append_frame())
+        await hear(server, words)
+        await anyio.sleep(0.9)
+    peer.send(close_frame())
+    await peer.over()
+
+
 async def lives_on_the_phone(server: World) -> None:
     """A session of the Live API in G.711."""
     peer = server.connect("audio", endpoint="live")
@@ -272,6 +283,9 @@ OPENAI_SCENES: dict[str, Scene] = {
         play=lives, backend={"script": brief}, settings={**TRANSCRIBED, "limit_live_s": 7}
     ),
     "live-g711": Scene(play=lives_on_the_phone, backend={"script": brief}),
+    "realtime-user-words": Scene(
+        play=reads_its_words, backend={"script": brief}, settings=TRANSCRIBED
+    ),
     "openai": Scene(play=responds, backend={"script": brief}, settings=TRANSCRIBED),
     "openai-pictures": Scene(play=shows_pictures, backend={"script": brief}),
     "openai-push-to-talk": Scene(play=pushes_to_talk, backend={"script": asked}),

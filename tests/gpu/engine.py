@@ -63,7 +63,7 @@ def served(
             continue
         load = attrs.evolve(usual, instructions=usual.instructions + " listen" * words)
         kinds = Kinds(modes=("batched",), arrivals=arrivals)
-        runs, best = measure_engine(model, load, list(counts), kinds=kinds, say=lambda _: None)
+        runs, best = measure_engine(model, load, list(counts), kinds=kinds, show=lambda _: None)
         for run in runs:
             late = f"{run.missed} of {run.units} late"
             times = f"p50 {run.latency.p50_ms:.0f}, p99 {run.latency.p99_ms:.0f} ms"

@@ -290,7 +290,7 @@ def test_a_model_sees_what_the_camera_shows(console: Console, recordings: Path) 
     """Pictures go with the sound, one a second."""
     console.open()
     console.tab.run(
-        "s = document.querySelector('.controls select'); s.value = 'front';"
+        "s = document.querySelector('.choices select'); s.value = 'front';"
         "s.dispatchEvent(new Event('change'))"
     )
     console.press("Start talking")
@@ -311,7 +311,7 @@ def samples_of(audio: str) -> Samples:
 def test_a_key_held_is_what_is_heard(console: Console, recordings: Path) -> None:
     """With push to talk silence goes out, but while the key is held."""
     console.open()
-    console.press("Push to talk")
+    console.press("Push to talk")  # one of the choices before a conversation
     console.press("Start talking")
     console.wait_until("listening")
     assert console.tab.run("document.querySelector('.talk').classList.contains('muted')")
@@ -437,6 +437,8 @@ def test_recordings_are_listed_and_removed(console: Console) -> None:
     rows = "document.querySelectorAll('tbody tr').length"
     console.tab.until(f"{rows} > 1")
     count = console.tab.run(rows)
+    console.press("⋯")
+    assert console.tab.barriers() == []
     console.press("Delete")
     console.press("Really delete?")
     console.tab.until(f"{rows} === {count - 1}")
@@ -477,6 +479,40 @@ def test_many_recordings_are_removed_and_an_empty_list_leads_to_talk(
         tab.open("about:blank")
 
 
+def test_recordings_are_sorted(console: Console) -> None:
+    """The longest, or the slowest, would be looked for by eye."""
+    console.open("Recordings")
+    console.tab.until("document.querySelectorAll('td[data-name=Size]').length > 2", setup=BUTTON)
+    shown = "[...document.querySelectorAll('td[data-name=Delay]')].map((it) => it.textContent)"
+    console.press("Delay")
+    console.tab.until(f"{shown}.every(Boolean)")
+    console.tab.until("document.querySelector('[aria-sort]').textContent === 'Delay'")
+    seconds = [float(it.removesuffix(" s")) for it in console.tab.run(shown) if it != "–"]
+    assert seconds == sorted(seconds, reverse=True)
+    console.press("Delay")
+    assert console.tab.run("document.querySelector('[aria-sort]').ariaSort") == "ascending"
+    again = [float(it.removesuffix(" s")) for it in console.tab.run(shown) if it != "–"]
+    assert again == sorted(seconds)
+
+
+def test_both_sides_are_written_down(tab: Tab, tmp_path: Path) -> None:
+    """A user would not see what the model was asked, or read it after the answer."""
+    with live_server("--record", str(tmp_path), "--transcriber", "tiny", model="tiny") as server:
+        console = Console(tab, server)
+        console.open()
+        assert not console.tab.run("document.querySelector('.controls').checkVisibility()")
+        console.press("Start talking")
+        console.wait_for(".captions", ANSWER)
+        console.wait_for(".captions .user", "read me the news")
+        voices = "[...document.querySelectorAll('.captions li')].map((it) => it.className)"
+        assert console.tab.run(voices)[:2] == ["user", "model"]
+        console.press("Stop")
+        console.wait_until("ended")
+        console.tab.run("location.hash = '#recordings'")
+        console.wait_for("td[data-name='First words']", f"read me the news – {ANSWER}")
+        tab.open("about:blank")
+
+
 def test_a_microphone_is_tested_before_a_conversation(console: Console) -> None:
     """A user would talk to a microphone that is off, or the test hold it during a conversation."""
     console.open()
@@ -502,12 +538,26 @@ def test_recordings_are_previewed_compared_and_searched(console: Console) -> Non
     wanted = console.tab.run(words)[:4]
     delays = "[...document.querySelectorAll('td[data-name=Delay]')].map((it) => it.textContent)"
     console.tab.until(f"{delays}.some((it) => /^[0-9]+[.][0-9]{{2}} s$/.test(it))")
-    picked = "[...document.querySelectorAll('td.pick input')].slice(0, 2)"
-    console.tab.run(f"{picked}.map((it) => it.click())")
+    of = "((name) => it.querySelector(`[data-name='${name}']`).textContent)"
+    spoken = f"{of}('Mode') !== 'chat' && /[a-z]{{4}}/.test({of}('First words'))"
+    picked = f"[...document.querySelectorAll('tbody tr')].filter((it) => {spoken}).slice(0, 2)"
+    console.tab.until(f"{picked}.length === 2")
+    console.tab.run(f"{picked}.map((it) => it.querySelector('.pick input').click())")
     console.tab.until("button('Compare') !== undefined", setup=BUTTON)
-    link = console.tab.run("button('Compare').getAttribute('href')")
+    console.press("Compare")
+    console.wait_for("[aria-label=Compare] h2", "They part at ")
+    sounds = "[...document.querySelectorAll('.sides audio')].map((it) => it.duration > 0)"
+    console.tab.until(f"{sounds}.join() === 'true,true'")
+    assert console.tab.run("document.querySelectorAll('.sides .captions li').length") >= 2
+    assert console.tab.barriers() == []
+    console.tab.resize(390, 800)
+    assert console.tab.run("document.documentElement.scrollWidth") <= 390
+    console.tab.resize(1400, 900)
+    link = console.tab.run("document.querySelector('.sides a').getAttribute('href')")
     page = request(console.server.address, link, headers={})
     assert (page.status, b'"compared":{"name":' in page.body) == (200, True)
+    console.tab.run("location.hash = '#recordings'")
+    console.tab.until(f"{words} !== undefined")
     console.tab.run(
         "s = document.querySelector('[placeholder=\"in what was said\"]');"
         f"s.value = '{wanted.swapcase()}'; s.dispatchEvent(new Event('input'))"
@@ -525,7 +575,8 @@ def test_a_redacted_copy_is_shared(console: Console, tmp_path: Path) -> None:
     into = {"behavior": "allow", "downloadPath": str(tmp_path)}
     console.tab.call("Browser.setDownloadBehavior", **into)
     console.open("Recordings")
-    console.press("Share")
+    console.press("⋯")
+    console.press("Share a redacted copy")
     console.tab.run("document.querySelector('dialog[open] input[value=prompt]').click()")
     assert console.tab.barriers() == []
     console.press("Save the log")
@@ -553,6 +604,8 @@ def test_an_operator_sees_the_queue_and_cancels_a_place(console: Console) -> Non
         console.wait_for("section[aria-label=Queue]", "audio")
         console.press("Cancel")
         console.wait_for("section[aria-label=Queue]", "None now.")
+        graphs = "[...document.querySelectorAll('.plot')].map((it) => it.ariaLabel).join()"
+        console.tab.until(f"/Waiting: 0 now, at most 1 in the last 2 minutes/.test({graphs})")
     assert console.tab.run("[...document.querySelectorAll('.tiles dt')].length") > 5
 
 

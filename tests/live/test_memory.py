@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
 
 from runtime.net.limits import RECEIVING_BYTES_MAX
+from tests.fairness.adversaries import ended_session
 from tests.live.servers import live_server
-from tests.sessions.in_memory import append_frame
 from tests.soak.server import handshake
 
 CLIENTS: Final = 480
@@ -42,6 +40,7 @@ def resident_mb(process: int) -> int:
     return int(found[1]) // 1024
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells what a process has in memory")
 def test_what_clients_leave_behind_is_bounded_and_goes_back() -> None:
     """Filled once, a server would be the system's largest process until its end."""
@@ -75,27 +74,6 @@ def test_what_clients_leave_behind_is_bounded_and_goes_back() -> None:
 STALLED: Final = 200
 STALLED_MB_MAX: Final = 25
 """Of 500 below 50."""
-SPOKEN: Final = 20
-"""Seconds of speech that each of them is to be sent again: 2.5 MB as they are sent."""
-
-
-async def ended_session(url: str) -> tuple[str, str]:
-    """Have a session of some seconds, and end it; what a client needs to hear its frames again."""
-    async with connect(f"{url}?mode=audio&resumable=1", max_size=None) as session:
-        first = json.loads(await session.recv())
-        config = {"force_listen_count": 0}
-        await session.send(json.dumps({"type": "session.init", "payload": {"config": config}}))
-        while json.loads(await session.recv())["type"] != "session.created":
-            pass
-        for _ in range(SPOKEN):
-            await session.send(append_frame())
-            while json.loads(await session.recv()).get("kind") not in ("listen", "audio"):
-                pass
-        await session.send('{"type": "session.close"}')
-        with suppress(ConnectionClosed):
-            while True:
-                await session.recv()
-    return first["recording_id"], first["token"]
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells what a process has in memory")

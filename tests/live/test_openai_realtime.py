@@ -166,8 +166,14 @@ def test_a_way_of_its_users_is_answered(tmp_path: Path, scene: str) -> None:
     assert not clients.wrong(scene, report)
 
 
-def test_what_its_user_says_is_written_down(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transcriber", "words"),
+    [("tiny", "what time is it"), ("moonshine", "What time is it?")],
+)
+def test_what_its_user_says_is_written_down(tmp_path: Path, transcriber: str, words: str) -> None:
     """Its captions and its history have one side only."""
+    if transcriber == "moonshine":
+        pytest.importorskip("moonshine_voice")
     folder = tmp_path / "recordings"
 
     async def ask(server: LiveServer) -> list[Any]:
@@ -181,10 +187,10 @@ def test_what_its_user_says_is_written_down(tmp_path: Path) -> None:
             saying.cancel()
             return found
 
-    with live_server("--record", str(folder), "--transcriber", "tiny", model="tiny") as server:
+    with live_server("--record", str(folder), "--transcriber", transcriber, model="tiny") as server:
         found = asyncio.run(ask(server))
         assert "broke" not in server.errors.read_text()
-    assert found[-1].transcript == "what time is it"
+    assert found[-1].transcript == words
     items = [it.item.id for it in found if it.type == "conversation.item.done"]
     assert found[-1].item_id == items[0]
     (log,) = folder.rglob("*.session.zst")
@@ -193,7 +199,7 @@ def test_what_its_user_says_is_written_down(tmp_path: Path) -> None:
     told = subprocess.run(
         [*RUN, "export", str(log), "--to", "srt", "--output", "-"], capture_output=True, check=True
     )
-    assert b"User (transcribed): what time is it" in told.stdout
+    assert f"User (transcribed): {words}" in told.stdout.decode()
 
 
 def test_who_asks_for_a_response_gets_one(tiny: tuple[LiveServer, Path]) -> None:

@@ -1,21 +1,43 @@
 """Full counts in `make soak`, and few in `make test`: one test body for both.
 
 A test whose cases are many and alike takes `sample(all of them, a few)`; a test that repeats, for
-seconds, what another one shows has the mark `soak`. `make soak` runs the files that use them, by
-name, under the soak profile of Hypothesis.
+seconds, what another one shows has the mark `soak`. Of all other tests with many cases, `make test`
+runs those that `sampled` chooses, unless their file or name is given (`ARGS`), or they have the
+mark `whole`. `make soak` runs all, under the soak profile of Hypothesis.
 """
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final, TypeVar
+from zlib import crc32
 
-from hypothesis import settings
+import pytest
 
 Cases = TypeVar("Cases")
 
-IS_SOAK: Final = settings.get_current_profile_name() == "soak"
+IS_SOAK: Final = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
+CASES_MIN: Final = 8
+"""Of one test; if there are fewer, all run."""
+SHARE: Final = 8
+"""Of more, one in so many."""
 
 
 def sample(every: Cases, few: Cases) -> Cases:
     """Choose every case under the soak profile, else a few; also for counts of cases."""
     return every if IS_SOAK else few
+
+
+def sampled(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Choose cases of each test by a hash of their names; gives the others too, in their order."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("whole") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out = set[pytest.Item]()
+    for alike in cases.values():
+        alike.sort(key=lambda item: crc32(item.nodeid.encode()))
+        left_out.update(alike[max(CASES_MIN, len(alike) // SHARE) :])
+    return [item for item in items if item not in left_out], list(left_out)

@@ -84,6 +84,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reads
 
 
+@pytest.mark.soak
 def test_recorded_sessions_and_hostile_clients(reads: list[str]) -> None:
     """What a client sends in between must not be read otherwise, nor change what follows."""
     read = Counter[str]()

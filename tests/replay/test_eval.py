@@ -313,20 +313,6 @@ def test_definitions_are_printed() -> None:
     assert body["settings"] == list(SETTINGS)
 
 
-def test_the_page_has_the_same_definitions() -> None:
-    """A page would describe what was measured a year ago."""
-    page = PAGE.read_text("utf-8")
-    rows = [
-        f"| `{it.name}` | {it.unit} | {it.better or '-'} | {it.modes} | {it.definition} | "
-        f"{it.source} |"
-        for it in MEASURES.values()
-    ]
-    begin = page.index(rows[0])
-    assert page[begin : page.index("\n\n", begin)].splitlines() == rows
-    said = page.partition("## What holds for all of them")[2]
-    assert [line[2:] for line in said.splitlines() if line.startswith("- ")] == [*SETTINGS]
-
-
 def test_the_page_has_all_options_of_a_model() -> None:
     """A mode or a statistic would be found by reading the code."""
     page = PAGE.read_text("utf-8")

@@ -245,6 +245,7 @@ def test_the_sessions_are_worth_replaying(model_logs: list[Path]) -> None:
         assert counts[name] > 0, counts
 
 
+@pytest.mark.soak
 def test_another_process_computes_it_too(model_logs: list[Path]) -> None:
     """It was the process that made the session, and not what is in the log."""
     log = max(model_logs, key=lambda path: judge(path).counts["spoken"])

@@ -31,7 +31,7 @@ from recorder.format.records import Record
 from recorder.read.reader import read
 from recorder.read.verify import verify
 from replay.redact.content import KINDS, Policy
-from replay.redact.redaction import FIELDS, Apart, RedactError, Redaction, redact_command
+from replay.redact.redaction import FIELDS, RedactError, Redaction, Special, redact_command
 from replay.rerun.logic import replay
 from runtime.media.image import decode_jpeg
 from tests.golden.logs import FOLDER
@@ -408,7 +408,7 @@ def test_every_field_of_every_event_is_classified() -> None:
     known = {cls: {name for _, name in RECORD_FIELDS[cls]} for cls in classes_in_events()}
     assert {cls: set(fields) for cls, fields in FIELDS.items()} == known
     for cls, fields in FIELDS.items():
-        below = {name for name, rule in fields.items() if rule is Apart.BELOW}
+        below = {name for name, rule in fields.items() if rule is Special.BELOW}
         nested = {
             name
             for field, name in RECORD_FIELDS[cls]

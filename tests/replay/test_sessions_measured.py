@@ -234,6 +234,7 @@ def values(golden: Path) -> dict[str, dict[str, float]]:
     }
 
 
+@pytest.mark.soak
 @settings(
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -100,6 +100,7 @@ def names(path: Path) -> list[str]:
 SETTING_UP = ["ConnectionOpened", "SlotLeased", "FrameReceived", "BackendOpened"]
 
 
+@pytest.mark.soak
 def test_one_planted_failure_is_left_alone(tmp_path: Path) -> None:
     """A fixture would be as long as the session in which somebody saw the failure."""
     log = long_log(tmp_path, 200, count=300)

@@ -100,6 +100,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.glob("*"))
 
 
+@pytest.mark.soak
 def test_a_busy_server_computes_what_a_quiet_one_does(logs: list[Path]) -> None:
     """A bug seen under load cannot be found again, because alone the model says something else."""
     model = DuplexModel.load(tiny_path(), slots=1)

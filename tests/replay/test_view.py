@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,11 +29,18 @@ from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from protocol.wire.audio import Heard
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
-from recorder.read.scan import Damage
+from recorder.read.scan import Damage, FileSource
 from replay.export.timeline import Timeline
 from replay.story.inspect import inspect
 from replay.view import parts as view_parts
-from replay.view.document import PAGE_CSP, SCRIPTS, page_of, view_command
+from replay.view.document import (
+    PAGE_CSP,
+    SCRIPTS,
+    difference_beside,
+    digest_of,
+    page_of,
+    view_command,
+)
 from replay.view.parts import (
     PEAKS_A_SECOND,
     PIECE_S,
@@ -65,6 +73,30 @@ def golden(name: str) -> tuple[dict[str, list[Any]], Any]:
     with LogReader(GOLDEN[name]) as reader:
         items = list(reader)
         return narrate(reader.head.fields, items), inspect(reader.head.fields, items)
+
+
+# -- for the console ------------------------------------------------------------------------------
+
+
+def test_the_words_of_an_utterance_are_one_passage() -> None:
+    """Each second of what the user says would be a line of its own."""
+    with LogReader(GOLDEN["v1-realtime-user-words"]) as reader:
+        digest = json.loads(b"".join(digest_of(reader.head.fields, reader)))
+    assert [it["text"] for it in digest["said"] if it["voice"] == "user"] == ["hello there"]
+
+
+def test_a_difference_is_said_once() -> None:
+    """A reader of two recordings would look for it in a thousand records."""
+
+    def told(*names: str) -> Any:
+        one, other = (partial(FileSource, GOLDEN[name]) for name in names)
+        return json.loads(b"".join(difference_beside(one, other, "other")({}, ())))
+
+    found = told("v1-live", "v1-realtime-user-words")
+    assert (found["first"]["what"], found["first"]["index"]) == ("opening", None)
+    assert found["differences"] > 1
+    same = told("v1-live", "v1-live")
+    assert (same["first"], same["differences"], same["same"]) == (None, 0, same["compared"])
 
 
 # -- sound ----------------------------------------------------------------------------------------
@@ -112,6 +144,7 @@ def test_jitter_moves_no_sound_and_begins_no_piece() -> None:
     assert (piece["begin_ns"], piece["end_ns"]) == (0, 2 * NS_PER_S + 30_000_000)
 
 
+@pytest.mark.soak
 def test_a_flood_is_heard_up_to_the_bound() -> None:
     """A client that sends hours of sound at once would make a page of hours."""
     track = Track("user")

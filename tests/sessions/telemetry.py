@@ -126,9 +126,9 @@ class Checked:
         if len(self.meter._media) != len(self.decoding):
             self.wrong.append(f"{len(self.meter._media)} decode, not {len(self.decoding)}")
 
-    def heard(self, events: Any, messages: Any, session: Session) -> None:
+    def received(self, events: Any, messages: Any, session: Session) -> None:
         """Check messages that had no effects."""
-        self.later.heard(events, messages, session)
+        self.later.received(events, messages, session)
         self.later._backlog.count()
         self.session = session
         self._check_waiting(session)

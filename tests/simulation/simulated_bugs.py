@@ -397,7 +397,7 @@ BUGS: Final = MappingProxyType(
         ),
         "log-of-another": Bug(plant=_log_of_another, found_as="somebody else's sound", first=1),
         "leased-after-loss": Bug(plant=_leased_after_loss, found_as="is lent to|B4", first=13),
-        "not-ahead": Bug(plant=_not_ahead, found_as="FIFO", first=16),
+        "not-ahead": Bug(plant=_not_ahead, found_as="FIFO", first=33),
         "frame-left-out": Bug(plant=_frame_left_out, found_as="resume: frame", first=1),
         "tokens-stay-right": Bug(plant=_tokens_stay_right, found_as="let it in", first=62),
         "messages-counted-late": Bug(plant=_messages_counted_late, found_as="resume: it says"),

@@ -221,7 +221,7 @@ class WatchedSession:
         self._follow_end(event, effects, session)
         self._follow_client(event, effects)
 
-    def heard(
+    def received(
         self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
     ) -> None:
         """Judge steps without effects."""

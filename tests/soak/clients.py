@@ -91,6 +91,7 @@ CLIENTS: Final[Mapping[str, Client]] = MappingProxyType(
         "agents": Client("agents_realtime.py", ("openai-agents==0.24.0", "numpy")),
         "vllm-omni": Client("vllm_omni_duplex.py", ("vllm-omni==0.30.0", "websockets", "pybase64")),
         "node": Client("node.mjs", (), ("answer", "answer-browser", "interrupt")),
+        "node-http": Client("node_http.mjs", (), ("answer", "transcribe")),
         "node-agents": Client("node_agents.mjs", ()),
     }
 )

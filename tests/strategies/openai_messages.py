@@ -313,7 +313,7 @@ def dictation_requests(sounds16: st.SearchStrategy[bytes]) -> st.SearchStrategy[
     change = st.builds(
         Configure,
         detection=st.none() | plain_detections,
-        heard=st.none() | st.sampled_from(["audio/pcm", "audio/pcmu", "audio/pcma"]),
+        input_format=st.none() | st.sampled_from(["audio/pcm", "audio/pcmu", "audio/pcma"]),
         transcriber=st.none() | _texts,
     )
     return st.one_of(
@@ -333,7 +333,7 @@ _dictations = st.builds(
     id=_texts,
     expires_at=st.integers(0, 2**40),
     detection=st.none() | plain_detections,
-    heard=st.sampled_from(["audio/pcm", "audio/pcmu", "audio/pcma"]),
+    input_format=st.sampled_from(["audio/pcm", "audio/pcmu", "audio/pcma"]),
     transcriber=_texts,
 )
 

@@ -195,7 +195,7 @@ def _delegation(attr: str, backend: str, tools: str, **how: Any) -> Object:
             Object(
                 "responses",
                 (
-                    Field("model", TEXT, "", attr=backend, omit=True, doc="Told again."),
+                    Field("model", TEXT, "", attr=backend, omit=True, doc="In the session."),
                     Field("tools", TOOLS, nothing, attr=tools, omit=True, doc=NOT_CALLED),
                 ),
                 omit=True,

@@ -130,7 +130,7 @@ _CONFIGURE: Final = Table(
         "instructions": None,
         "voice": None,
         "modality": None,
-        "spoken": None,
+        "output_format": None,
         "tools": None,
     },
 )
@@ -259,7 +259,7 @@ class OpenAI(Dialect):
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its text first."""
-        if isinstance(message, Queued | QueueUpdate) and message.is_told:
+        if isinstance(message, Queued | QueueUpdate) and message.is_for_openai:
             return (answers.WAITS.encode(message),)
         if isinstance(message, _SILENT):
             if isinstance(message, Closed) and message.reason not in REASONS:

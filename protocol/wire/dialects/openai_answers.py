@@ -117,7 +117,7 @@ _ANY: Final = Kind(
 )
 _ALWAYS: Final = (
     Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
-    Field("max_output_tokens", TOKENS, 0, attr="max_tokens", doc="Or inf.", example="inf"),
+    Field("max_output_tokens", TOKENS, 0, attr="max_tokens", doc="Or `inf`.", example="inf"),
     Field("conversation_id", or_null(TEXT), "", example="conv_7b20d9c3a415"),
     Field("metadata", or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
@@ -326,7 +326,7 @@ FAILED: Final = Table(
             Field("code", TEXT, attr="fault", example="inference_error"),
             Field("message", TEXT, attr="text", doc="The reason, for people."),
         ),
-        doc="Why the model stopped to write it down.",
+        doc="Why the transcription failed.",
     ),
     tag={"type": f"{TRANSCRIPTION}.failed"},
     lacks={"kind": "transcript_failed"},

@@ -259,7 +259,7 @@ PLAIN_DETECTION: Final = Table(
 def heard_rows(transcription: Row, how: Table = DETECTION) -> Object:
     """The settings of the client's sound; those of its transcription differ."""
     rows = (
-        Object("format", _format("heard"), omit=True, doc="Its form."),
+        Object("format", _format("input_format"), omit=True, doc="Its form."),
         Field("turn_detection", detection(one(how)), None, attr="detection", omit=True),
         ignored("noise_reduction", "Ignored: not offered here."),
         transcription,
@@ -312,7 +312,7 @@ CONFIGURE: Final = Table(
                     Object(
                         "output",
                         (
-                            Object("format", _format("spoken"), omit=True, doc="Its form."),
+                            Object("format", _format("output_format"), omit=True, doc="Its form."),
                             Field("voice", _VOICE, None, omit=True),
                             Field("speed", _SPEED, None, attr=DROPPED, doc=_NO_SPEED),
                         ),
@@ -322,7 +322,7 @@ CONFIGURE: Final = Table(
                 doc="Sound in both directions.",
             ),
             Field("tools", TOOLS, None, omit=True, doc=NOT_CALLED),
-            Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Or inf; told as inf."),
+            Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Reported as `inf`."),
             ignored("tool_choice", holds=None),
             *(ignored(name) for name in ("parallel_tool_calls", "include", "tracing")),
             *(ignored(name) for name in ("truncation", "reasoning")),
@@ -368,7 +368,7 @@ def _told_format(attr: str) -> Object:
 def told_heard(transcription: Row, how: Table = DETECTION) -> Object:
     """The client's sound as it is in force; its transcription is told in two ways."""
     rows = (
-        _told_format("heard"),
+        _told_format("input_format"),
         null("noise_reduction"),
         transcription,
         Field("turn_detection", detection(one(how)), None, attr="detection"),
@@ -408,7 +408,7 @@ SESSION: Final = Object(
                 ),
                 Object(
                     "output",
-                    (_told_format("spoken"), Field("voice", TEXT, "", omit=True)),
+                    (_told_format("output_format"), Field("voice", TEXT, "", omit=True)),
                     doc="The model's sound.",
                 ),
             ),
@@ -572,7 +572,7 @@ def item_rows(parts: Kind, role: Kind = _ROLE) -> tuple[Any, ...]:
             get=lambda _: "message",
             doc="Must be message here.",
         ),
-        Field("role", role, doc="Who said it; a developer's is told as the system's."),
+        Field("role", role, doc="Who said it; `developer` is reported as `system`."),
         Field("status", choice(("completed", "incomplete", "in_progress")), "completed"),
         Field("content", parts, (), attr="parts"),
     )
@@ -643,7 +643,7 @@ REQUESTS: Final = {
                     None,
                     omit=True,
                     example={"client_event_id": "evt_1"},
-                    doc="Told again.",
+                    doc="Returned with the response.",
                 ),
             ),
             omit=True,

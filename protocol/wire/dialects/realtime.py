@@ -24,6 +24,7 @@ from typing import Any, Final
 import attrs
 
 from ...values.errors import LocalProtocolError
+from ...values.live import UserWords
 from ...values.messages import Closed, Created, EndReason, Listen, ServerMessage, Speech
 from ...values.modes import Mode
 from ...values.openai import CancelResponse
@@ -207,6 +208,13 @@ _CLOSED: Final = Table(
     tag={"type": shared.SESSION_CLOSED},
     make=_closed,
 )
+_USER_WORDS: Final = Table(
+    UserWords,
+    Field("delta", TEXT, attr="text"),
+    Field("start_ms", INTEGER),
+    Field("end_ms", INTEGER),
+    tag={"type": "session.input_transcript.delta"},
+)
 _CREATED: Final = _created(FULL_DUPLEX)
 _CHAT_CREATED: Final = _created(chat.TURN_BASED)
 _DELTAS: Final = {"listen": _LISTEN, "text": _TEXT, "audio": _AUDIO}
@@ -225,7 +233,14 @@ class Realtime(Dialect):
     def answers(self, mode: Mode) -> tuple[Table, ...]:
         """List the server's messages; chat has others."""
         if mode != "chat":
-            return (_CREATED, *_DELTAS.values(), chat.TOOL_CALL, _CLOSED, *shared.COMMON)
+            return (
+                _CREATED,
+                *_DELTAS.values(),
+                chat.TOOL_CALL,
+                _USER_WORDS,
+                _CLOSED,
+                *shared.COMMON,
+            )
         return (_CHAT_CREATED, *chat.DELTAS.values(), chat.DONE, _CLOSED, *shared.COMMON)
 
     def classify(self, body: Json) -> Request:
@@ -281,5 +296,5 @@ REALTIME: Final = Realtime(
         Request.PLAYED: shared.PLAYED,
         **chat.DUPLEX_REQUESTS,
     },
-    (_CREATED, _LISTEN, chat.TOOL_CALL, chat.DONE, _CLOSED, *shared.COMMON),
+    (_CREATED, _LISTEN, chat.TOOL_CALL, chat.DONE, _USER_WORDS, _CLOSED, *shared.COMMON),
 )

@@ -163,7 +163,7 @@ _ERROR: Final = Table(
 )
 _END: Final = legacy.faults(
     Closed,
-    Field("error", TEXT, get=lambda closed: closed.told or _ENDS[closed.reason]),
+    Field("error", TEXT, get=lambda closed: closed.error_text or _ENDS[closed.reason]),
     Field("code", TEXT, attr="reason"),
 )
 

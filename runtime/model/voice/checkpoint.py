@@ -58,10 +58,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         reason = f"it names {named[1]}" if named else f"{type(error).__name__}: {text[:100]}"
         raise CheckpointError(f"{path.name} holds more than weights: {reason}") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path.name} is no table of weights")
+        raise CheckpointError(f"{path.name} is not a table of weights")
     for name, tensor in found.items():
         if not isinstance(name, str) or not _is_plain(tensor):
-            raise CheckpointError(f"{path.name} has {str(name)[:200]!r}, which is no weight")
+            raise CheckpointError(f"{path.name} has {str(name)[:200]!r}, which is not a weight")
     return found
 
 

@@ -1,4 +1,4 @@
-// The server's HTTP API, with the key that its user gave.
+// The server's HTTP API, with a client secret in place of the key that its user gave.
 
 const KEY = "antiphon.key";
 
@@ -11,7 +11,7 @@ export class ApiError extends Error {
   }
 }
 
-/** The key of this tab; empty without one. It is gone when the tab is closed. */
+/** The client secret of this tab; empty without one. It lasts two hours, or until the tab is closed. */
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
   /** @param {string} value */

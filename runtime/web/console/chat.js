@@ -4,7 +4,7 @@ import { AntiphonError, connect, encodeBase64, SessionClosedError } from "../ant
 import { Speaker } from "../speaker.js";
 import { askJson, connection, sentence, url } from "./api.js";
 import { Consent } from "./consent.js";
-import { button, check, field, fill, h, notice, select, spoken } from "./dom.js";
+import { button, check, Countdown, field, fill, h, notice, select, spoken } from "./dom.js";
 import { settingsForm } from "./settings.js";
 
 /** A message of chat may have 96 MiB, and base64 takes a third more than its bytes. */
@@ -62,6 +62,7 @@ class ChatPage {
   #status = h("p", { class: "soft small", role: "status" });
   #consent = new Consent("chat", () => this.#hangUp());
   #notice = notice("bad");
+  #countdown = new Countdown();
 
   constructor() {
     const form = h(
@@ -194,8 +195,8 @@ class ChatPage {
   }
 
   #connect() {
-    const onQueue = (/** @type {{position: number}} */ { position }) =>
-      this.#tell(`Place ${position} in the queue.`);
+    const onQueue = (/** @type {import("../antiphon.js").QueuePlace} */ place) =>
+      this.#countdown.queue(place, (text) => (this.#status.textContent = text));
     return connect(url, { mode: "chat", ...this.#consent.options(), ...connection(), onQueue });
   }
 
@@ -294,6 +295,7 @@ class ChatPage {
 
   /** @param {string} text */
   #tell(text) {
+    this.#countdown.stop();
     this.#status.textContent = text;
   }
 }

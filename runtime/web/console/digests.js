@@ -37,15 +37,22 @@ export class Digests {
   async #ask(id, name) {
     const known = this.#kept.get(name);
     if (known) return known;
+    const digest = await readDigest(`/api/recordings/${encodeURIComponent(id)}/digest`).catch(() => null);
+    if (!digest) return null;
+    this.#kept.set(name, digest);
+    if (this.#kept.size > KEPT_MAX) this.#kept.delete(/** @type {string} */ (this.#kept.keys().next().value));
+    return digest;
+  }
+}
+
+/** Ask for a digest, again while the server reads another's. @param {string} path @returns {Promise<any>} */
+export async function readDigest(path) {
+  for (;;) {
     try {
-      const digest = await askJson(`/api/recordings/${encodeURIComponent(id)}/digest`);
-      this.#kept.set(name, digest);
-      if (this.#kept.size > KEPT_MAX) this.#kept.delete(/** @type {string} */ (this.#kept.keys().next().value));
-      return digest;
+      return await askJson(path);
     } catch (error) {
-      if (/** @type {ApiError} */ (error).status !== 503) return null;
-      await new Promise((resolve) => setTimeout(resolve, BUSY_MS)); // the server reads another's now
-      return this.#ask(id, name);
+      if (/** @type {ApiError} */ (error).status !== 503) throw error;
+      await new Promise((resolve) => setTimeout(resolve, BUSY_MS));
     }
   }
 }

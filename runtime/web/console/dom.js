@@ -1,5 +1,8 @@
 // Elements: made with text, never with markup, so that what a server or a log says is only shown.
 
+/** Between a menu and the edge of the window, in pixels. */
+const GAP = 8;
+
 /**
  * Make an element. Properties are set as they are; `class`, `for`, `role`, `aria-...` and `data-...`
  * are attributes; a function is a listener (`onclick`).
@@ -75,9 +78,40 @@ export function dialog(title, ...children) {
   return element;
 }
 
-/** The user's browser can tell a time of day, a duration and a size. */
-export const when = (/** @type {number} */ ms) =>
-  new Date(ms).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+/**
+ * A button that opens a menu; a choice, Esc or a click elsewhere closes it, but what is dangerous is asked again.
+ * @param {string} label @param {any[]} choices buttons and links; what is empty is left out
+ */
+export function menu(label, choices) {
+  const items = choices.filter(Boolean);
+  for (const item of items) item.setAttribute("role", "menuitem");
+  const list = h("div", { class: "menu", role: "menu", "aria-label": label, popover: "auto" }, ...items);
+  const opener = button("⋯", () => list.togglePopover(), { class: "quiet", "aria-label": label, "aria-haspopup": "menu", "aria-expanded": "false" });
+  list.addEventListener("toggle", (/** @type {any} */ { newState }) => {
+    opener.setAttribute("aria-expanded", String(newState === "open"));
+    if (newState !== "open") return;
+    const { right, top, bottom } = opener.getBoundingClientRect();
+    const isBelow = bottom + list.offsetHeight + GAP < innerHeight;
+    list.style.left = `${Math.max(GAP, right - list.offsetWidth)}px`;
+    list.style.top = `${isBelow ? bottom : top - list.offsetHeight}px`;
+    items.find((it) => !it.disabled)?.focus();
+  });
+  list.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const usable = items.filter((it) => !it.disabled);
+    usable.at((usable.indexOf(document.activeElement) + step) % usable.length)?.focus();
+  });
+  list.addEventListener("click", (/** @type {any} */ { target }) => target.closest(".danger") || list.hidePopover());
+  return [opener, list];
+}
+
+/** The user's browser can tell a time of day, a duration and a size: this year's dates without the year. */
+export const when = (/** @type {number} */ ms) => {
+  const year = new Date(ms).getFullYear() === new Date().getFullYear() ? undefined : "numeric";
+  return new Date(ms).toLocaleString(undefined, { year, month: "short", day: "numeric", hour: "numeric", minute: "2-digit", second: "2-digit" });
+};
 
 /** Counts seconds down. */
 export class Countdown {
@@ -94,6 +128,12 @@ export class Countdown {
     };
     this.#ticking = window.setInterval(tick, 1000);
     tick();
+  }
+
+  /** A place in the queue, and how long it may take. @param {{position: number, queue_length: number, estimated_wait_s: number}} place @param {(text: string) => void} tell */
+  queue({ position, queue_length: length, estimated_wait_s: s }, tell) {
+    const text = `Place ${position} of ${length} in the queue`;
+    this.start(s, (left) => tell(left ? `${text}, about ${left} s.` : `${text}.`));
   }
 
   stop() {

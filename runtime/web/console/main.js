@@ -3,6 +3,7 @@
 import { ApiError, askJson, key } from "./api.js";
 import { fill, h } from "./dom.js";
 import { chatPage } from "./chat.js";
+import { comparePage } from "./compare.js";
 import { recordingsPage } from "./recordings.js";
 import { serverPage } from "./server.js";
 import { talkPage } from "./talk.js";
@@ -14,13 +15,15 @@ const LOST_LOOK_MS = 1000;
 
 /**
  * @typedef {{element: HTMLElement, show?: () => void, hide?: () => void, learn?: (facts: any) => void}} Page
- * @typedef {{id: string, name: string, make: (app: App) => Page, isOffered: (facts: any) => boolean}} Entry
+ * @typedef {{id: string, name: string, of?: string, make: (app: App) => Page, isOffered: (facts: any) => boolean}} Entry
+ *   `of`: the page whose link leads to it
  */
 
 /** @type {Entry[]} */
 const PAGES = [
   { id: "talk", name: "Talk", make: talkPage, isOffered: () => true },
   { id: "recordings", name: "Recordings", make: recordingsPage, isOffered: (facts) => facts.recording.is_on },
+  { id: "compare", name: "Compare", of: "recordings", make: comparePage, isOffered: (facts) => facts.recording.has_views },
   {
     id: "chat",
     name: "Chat",
@@ -108,7 +111,7 @@ export class App {
   /** @param {ApiError} error */
   #fail(error) {
     if (error.status === 401) {
-      this.askForKey(key.get() ? "The server does not know this key." : "");
+      this.askForKey(key.get() ? "The server does not know this key any more: it is kept for two hours." : "");
       return true;
     }
     at("banner").hidden = false;
@@ -133,8 +136,9 @@ export class App {
   async #useKey(value) {
     if (!/^[\w-]{1,256}$/.test(value))
       return this.askForKey(value ? "A key has only letters, digits, - and _." : "Enter a key.");
-    key.set(value);
     try {
+      const headers = { Authorization: `Bearer ${value}` };
+      key.set((await askJson("/api/console", { method: "POST", headers })).value);
       const facts = await askJson("/api/console");
       at("ask-key").close();
       at("key").value = "";
@@ -158,9 +162,9 @@ export class App {
   }
 
   #navigate() {
-    const links = this.#offered().map(({ id, name }) =>
-      h("a", { href: `#${id}`, "aria-current": id === this.#shown ? "page" : null }, name),
-    );
+    const links = this.#offered()
+      .filter(({ of }) => !of)
+      .map(({ id, name }) => h("a", { href: `#${id}`, "aria-current": id === this.#shown ? "page" : null }, name));
     const now = [...at("nav").children].map((/** @type {Element} */ it) => it.textContent).join();
     if (now !== links.map((it) => it.textContent).join()) fill(at("nav"), ...links);
   }
@@ -178,7 +182,7 @@ export class App {
     page.element.hidden = false;
     this.#shown = entry.id;
     for (const link of at("nav").children) {
-      if (link.getAttribute("href") === `#${entry.id}`) link.setAttribute("aria-current", "page");
+      if (link.getAttribute("href") === `#${entry.of ?? entry.id}`) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
     document.title = `${entry.name} - Antiphon`;

@@ -2,16 +2,28 @@
 
 import { ApiError, ask, askJson, key, save } from "./api.js";
 import { Digests, firstWords, passageWith } from "./digests.js";
-import { button, duration, field, fill, h, notice, select, size, spoken, when } from "./dom.js";
-import { replay } from "./replay.js";
+import { actionsOf, nameOf, pageLink } from "./actions.js";
+import { button, duration, field, fill, h, notice, select, size, spoken } from "./dom.js";
 import { Selection } from "./selection.js";
-import { share } from "./share.js";
 import { endedHow } from "./words.js";
 
 const PAGE = 50;
 const TYPING_MS = 300; // a search begins when its user pauses
 const NUMBERS = new Set(["Length", "Size", "Delay", "Dropped"]);
 const DAY_MS = 86_400_000;
+/** @type {Record<string, (it: any) => number | string | null | undefined>} What a column is sorted by. */
+const SORTS = {
+  Began: (it) => it.began_ms,
+  Mode: (it) => it.mode,
+  Owner: (it) => it.owner,
+  Length: (it) => it.duration_ms,
+  Delay: (it) => it.delay_s,
+  Dropped: (it) => it.dropped,
+  Ended: endedHow,
+  Size: (it) => it.file_bytes,
+};
+/** These are read from each recording. */
+const READ = ["Delay", "Dropped"];
 /** @type {[string, string][]} */
 const MODES = [
   ["", "All modes"],
@@ -65,7 +77,7 @@ class RecordingsPage {
   #owner = h("input", { type: "search", autocomplete: "off", spellcheck: false, oninput: () => this.#soon() });
   #rows = h("tbody", {});
   #count = h("p", { class: "soft small", role: "status" });
-  #more = h("button", { type: "button", hidden: true, onclick: () => this.#load(this.#next) }, "Show more");
+  #more = button("Show more", () => this.#load(this.#next), { hidden: true });
   #notice = notice("bad");
   #next = "";
   #asked = 0;
@@ -76,6 +88,8 @@ class RecordingsPage {
     for (const { isIntersecting, target } of entries) if (isIntersecting) this.#preview(target);
   });
   /** @type {WeakMap<Element, any>} */ #recordings = new WeakMap();
+  /** @type {Map<string, any>} */ #headings = new Map();
+  /** The server's own order is the newest first. */ #sorted = { name: "Began", isRising: false };
 
   /** @param {import("./main.js").App} app */
   constructor(app) {
@@ -98,8 +112,12 @@ class RecordingsPage {
       "Ended",
       "Size",
     ].filter(Boolean);
-    const heading = (/** @type {any} */ name) =>
-      h("th", { scope: "col", class: NUMBERS.has(name) ? "number" : undefined }, name);
+    const heading = (/** @type {any} */ name) => {
+      const text = name in SORTS ? button(name, () => this.#sortBy(name), { class: "quiet sort" }) : name;
+      const made = h("th", { scope: "col", class: NUMBERS.has(name) ? "number" : undefined }, text);
+      this.#headings.set(name, made);
+      return made;
+    };
     this.element = h(
       "section",
       { "aria-label": "Recordings" },
@@ -113,7 +131,7 @@ class RecordingsPage {
         own.is_admin && own.is_needed && field("Owner", this.#owner),
         field("Session", this.#session),
         recording.has_views && field("Words", this.#text),
-        h("button", { type: "button", onclick: () => this.load() }, "Refresh"),
+        button("Refresh", () => this.load()),
       ),
       this.#notice.element,
       h(
@@ -151,6 +169,33 @@ class RecordingsPage {
   /** @param {[string, string][]} options */
   #filter(options) {
     return select(options, { onchange: () => this.load() });
+  }
+
+  /** Once more by the same column: the other way round. @param {string} name */
+  #sortBy(name) {
+    const isFirst = this.#sorted.name !== name;
+    const isRising = isFirst ? !NUMBERS.has(name) && name !== "Began" : !this.#sorted.isRising;
+    this.#sorted = { name, isRising };
+    if (READ.includes(name)) for (const row of this.#rows.children) this.#preview(row);
+    this.#sort();
+  }
+
+  /** Bring the rows that are shown into order; those without a value are the last. */
+  #sort() {
+    const { name, isRising } = this.#sorted;
+    for (const [column, it] of this.#headings) {
+      if (column === name) it.setAttribute("aria-sort", isRising ? "ascending" : "descending");
+      else it.removeAttribute("aria-sort");
+    }
+    const value = (/** @type {Element} */ row) => SORTS[name](this.#recordings.get(row)) ?? null;
+    const rows = [...this.#rows.children].filter((row) => this.#recordings.has(row));
+    rows.sort((one, other) => {
+      const [a, b] = [value(one), value(other)];
+      if (a === b) return 0;
+      if (a === null || b === null) return a === null ? 1 : -1;
+      return (a < b ? -1 : 1) * (isRising ? 1 : -1);
+    });
+    if (rows.some((row, i) => row !== this.#rows.children[i])) this.#rows.append(...rows); // else a focus would be lost
   }
 
   #soon() {
@@ -199,6 +244,7 @@ class RecordingsPage {
   #list(recordings) {
     this.#shown += recordings.length;
     this.#rows.append(...recordings.map((it) => this.#row(it)));
+    this.#sort();
   }
 
   /** Read one recording after the other, and show those with the text. @param {any[]} recordings @param {string} text @param {number} asked */
@@ -211,6 +257,7 @@ class RecordingsPage {
       if (found) {
         this.#shown += 1;
         this.#rows.append(this.#row(it, found));
+        this.#sort();
       }
       this.#count.textContent = `${this.#read} searched, ${this.#shown} found…`;
     }
@@ -252,7 +299,7 @@ class RecordingsPage {
       "tr",
       {},
       h("td", { class: "pick" }, this.#selection.picker(it)),
-      h("td", { "data-name": "Began", title: it.recording_id }, it.began_ms === null ? "–" : when(it.began_ms)),
+      h("td", { "data-name": "Began", title: it.recording_id }, pageLink(it, recording.has_views, nameOf(it)) ?? nameOf(it)),
       cell("Mode", it.mode ?? "–"),
       own.is_admin && own.is_needed && cell("Owner", it.owner || "–"),
       h(
@@ -263,7 +310,7 @@ class RecordingsPage {
       ...told,
       h("td", { "data-name": "Ended", class: tone || undefined }, endedHow(it)),
       cell("Size", size(it.file_bytes), "number"),
-      h("td", { class: "actions" }, ...this.#actions(it, recording.has_views, own.is_admin)),
+      h("td", { class: "actions" }, ...actionsOf(it, { hasViews: recording.has_views, isAdmin: own.is_admin }, this.#on)),
     );
     this.#recordings.set(row, it);
     if (recording.has_views && it.state !== "unreadable") this.#seen.observe(row);
@@ -272,12 +319,8 @@ class RecordingsPage {
 
   /** @param {any} it @param {{atMs: number, text: string} | null} found */
   #words(it, found) {
-    const link = found && {
-      href: `/api/recordings/${encodeURIComponent(it.recording_id)}/view#t=${found.atMs / 1000}`,
-      target: "_blank",
-      rel: "noopener",
-    };
-    return h("td", { "data-name": "First words", class: "words wide" }, link && h("a", link, found?.text ?? ""));
+    const link = found && pageLink(it, true, found.text, `#t=${found.atMs / 1000}`);
+    return h("td", { "data-name": "First words", class: "words wide" }, link);
   }
 
   /** Read what a row lacks, while it is in view. @param {Element} row */
@@ -292,9 +335,11 @@ class RecordingsPage {
       if (cell && !cell.textContent) cell.textContent = text;
     };
     const shown = delay ?? waited ?? late;
+    Object.assign(this.#recordings.get(row) ?? {}, { delay_s: shown, dropped });
     put("First words", firstWords(digest) || "–");
     put("Delay", shown === undefined ? "–" : `${shown.toFixed(2)} s`);
     put("Dropped", dropped === undefined ? "–" : `${dropped} s`);
+    if (READ.includes(this.#sorted.name)) this.#sort();
   }
 
   /** Remove a recording and its row. @param {Element} row @returns {Promise<string>} why it was not; empty if it was */
@@ -315,55 +360,10 @@ class RecordingsPage {
     return "";
   }
 
-  /** @param {any} it @param {boolean} hasViews @param {boolean} isAdmin */
-  #actions(it, hasViews, isAdmin) {
-    const path = `/api/recordings/${encodeURIComponent(it.recording_id)}`;
-    const name = it.began_ms === null ? it.recording_id : when(it.began_ms);
-    const isReadable = it.state !== "unreadable";
-    return [
-      hasViews &&
-        isReadable &&
-        h(
-          "a",
-          {
-            class: "button",
-            href: `${path}/view`,
-            target: "_blank",
-            rel: "noopener",
-            "aria-label": `Open the recording of ${name}`,
-          },
-          "Open",
-        ),
-      button("Download", () => this.#save(`${path}/log`, `${it.recording_id}.session.zst`), {
-        "aria-label": `Download the log of ${name}`,
-      }),
-      ...(hasViews && isReadable
-        ? [
-            button("Replay", () => replay(it.recording_id, `the recording of ${name}`), {
-              disabled: it.state === "open",
-              "aria-label": `Replay the recording of ${name}`,
-            }),
-            button("Share", () => share(it.recording_id, name), {
-              disabled: it.state === "open",
-              "aria-label": `Share a redacted copy of the recording of ${name}`,
-            }),
-          ]
-        : []),
-      isAdmin &&
-        h(
-          "button",
-          {
-            type: "button",
-            class: "danger",
-            disabled: it.state === "open",
-            "aria-label": `Delete the recording of ${name}`,
-            onclick: (/** @type {Event} */ event) =>
-              this.#remove(/** @type {HTMLButtonElement} */ (event.target)),
-          },
-          "Delete",
-        ),
-    ].filter(Boolean);
-  }
+  #on = {
+    save: (/** @type {string} */ path, /** @type {string} */ name) => this.#save(path, name),
+    remove: (/** @type {HTMLButtonElement} */ button) => this.#remove(button),
+  };
 
   /** @param {string} path @param {string} name */
   async #save(path, name) {

@@ -1,6 +1,7 @@
 // Which recordings of the list are selected: two are compared, any number is deleted.
 
-import { button, fill, h, when } from "./dom.js";
+import { nameOf } from "./actions.js";
+import { button, fill, h } from "./dom.js";
 
 /**
  * @typedef {{compares: boolean, removes: boolean, remove: (row: Element) => Promise<string>, onFailure: (text: string) => void}} Actions
@@ -8,8 +9,8 @@ import { button, fill, h, when } from "./dom.js";
  */
 
 export class Selection {
-  #rows;
-  #actions;
+  /** @type {Element} */ #rows;
+  /** @type {Actions} */ #actions;
   /** @type {Map<string, {name: string, box: any}>} by their ids; one that cannot be read has no name */ #selected = new Map();
   all = h("input", { type: "checkbox", "aria-label": "Select all that are shown", onchange: () => this.#selectAll() });
   element = h("p", { class: "row under", hidden: true, role: "status" });
@@ -21,7 +22,7 @@ export class Selection {
 
   /** The box that selects a recording. @param {any} it */
   picker(it) {
-    const name = it.began_ms === null ? it.recording_id : when(it.began_ms);
+    const name = nameOf(it);
     const box = h("input", {
       type: "checkbox",
       "aria-label": `Select the recording of ${name}`,
@@ -56,9 +57,9 @@ export class Selection {
     this.element.hidden = !count;
     if (!count) return void (this.all.checked = false);
     const isPair = this.#actions.compares && first[1].name && second?.[1].name && !more;
-    const path = isPair && `/api/recordings/${encodeURIComponent(first[0])}/view?diff=${encodeURIComponent(second[0])}`;
-    const compare = path && h("a", { class: "button", href: path, target: "_blank", rel: "noopener" }, "Compare");
-    const removal = this.#actions.removes && button(`Delete ${count}`, () => this.#remove(removal), { class: "danger" });
+    const href = isPair && `#compare/${encodeURIComponent(first[0])}/${encodeURIComponent(second[0])}`;
+    const compare = href && h("a", { class: "button", href }, "Compare");
+    /** @type {any} */ const removal = this.#actions.removes && button(`Delete ${count}`, () => this.#remove(removal), { class: "danger" });
     const alone = this.#actions.compares ? "Select another one to compare." : "1 selected.";
     const told = isPair ? `${first[1].name} with ${second[1].name}` : count === 1 ? alone : `${count} selected.`;
     fill(this.element, ...[compare, removal, h("span", { class: "soft" }, told)].filter(Boolean));

@@ -1,12 +1,19 @@
 // Server: how it stands, for its operators: sessions, the queue, workers, and what was refused.
 
 import { ApiError, ask, askJson } from "./api.js";
+import { Graph } from "./graph.js";
 import { dialog, duration, fill, h, notice, size, spoken } from "./dom.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const LOOK_MS = 2000;
-/** Points of a chart: the last two minutes. */
-const POINTS_MAX = 60;
+/** While another page is shown: the graphs go on. */
+const ASIDE_MS = 10_000;
+/** @type {[string, string][]} The graphs: names, and what they count. */
+const GRAPHS = [
+  ["Sessions", "sessions that run; the dashed line is the number of slots"],
+  ["Waiting", "sessions and turns that wait for a slot"],
+  ["Dropped seconds", "seconds of the running sessions that came too fast for the model"],
+  ["KV tokens", "tokens of the running sessions in the model’s cache"],
+];
 
 /** @param {import("./main.js").App} app @returns {import("./main.js").Page} */
 export function serverPage(app) {
@@ -21,7 +28,7 @@ class ServerPage {
   #workers = table("Workers", ["Worker", "State", "Slots in use", "Age", ""]);
   #refused = h("p", { class: "soft" });
   #notice = notice("bad");
-  /** @type {Map<string, number[]>} */ #past = new Map();
+  #graphs = GRAPHS.map(([name, note]) => new Graph(name, note));
   #timer = 0;
   #isShown = false;
   #app;
@@ -43,6 +50,12 @@ class ServerPage {
       ),
       this.#notice.element,
       this.#tiles,
+      h(
+        "section",
+        { class: "card graphs", "aria-label": "Over time" },
+        h("h2", {}, "Over time"),
+        ...this.#graphs.map((it) => it.element),
+      ),
       this.#sessions.element,
       this.#queue.element,
       this.#workers.element,
@@ -53,13 +66,17 @@ class ServerPage {
   async follow() {
     this.#isShown = true;
     clearTimeout(this.#timer);
-    if (!document.hidden) await this.#look();
-    if (this.#isShown) this.#timer = window.setTimeout(() => this.follow(), LOOK_MS);
+    await this.#goOn();
   }
 
   rest() {
     this.#isShown = false;
+  }
+
+  async #goOn() {
+    if (!document.hidden) await this.#look();
     clearTimeout(this.#timer);
+    this.#timer = window.setTimeout(() => this.#goOn(), this.#isShown ? LOOK_MS : ASIDE_MS);
   }
 
   async #look() {
@@ -112,7 +129,7 @@ class ServerPage {
     );
     const tokens = sessions.reduce((/** @type {number} */ sum, /** @type {any} */ it) => sum + it.kv_tokens, 0);
     const tiles = [
-      ["Sessions", sessions.length, "", sessions.length],
+      ["Sessions", sessions.length],
       [
         "Free slots",
         slots ? slots.free : "–",
@@ -120,51 +137,25 @@ class ServerPage {
           ? `of ${slots.slots}${slots.condemned ? `, ${slots.condemned} condemned` : ""}`
           : "the model loads",
       ],
-      ["Waiting", status.queue_length, `at most ${status.max_queue_size}`, status.queue_length],
-      ["Connections", status.connections, "", status.connections],
-      ["Dropped seconds", dropped, "of the sessions that run", dropped],
-      ["KV tokens", tokens.toLocaleString(), "", tokens],
+      ["Waiting", status.queue_length, `at most ${status.max_queue_size}`],
+      ["Connections", status.connections],
+      ["Dropped seconds", dropped, "of the sessions that run"],
+      ["KV tokens", tokens.toLocaleString()],
       ["Recorded", size(status.recorder.file_bytes ?? 0), "since the start"],
       ["Up", duration(1000 * status.uptime_s), `version ${status.version}`],
     ];
     fill(
       this.#tiles,
-      ...tiles.map(([name, value, note, amount]) =>
-        h(
-          "div",
-          {},
-          h("dt", {}, name),
-          h("dd", {}, String(value), note && h("small", {}, note), amount !== undefined && this.#chart(name, amount)),
-        ),
+      ...tiles.map(([name, value, note]) =>
+        h("div", {}, h("dt", {}, name), h("dd", {}, String(value), note && h("small", {}, note))),
       ),
     );
+    const amounts = [[sessions.length, slots?.slots], [status.queue_length], [dropped], [tokens]];
+    amounts.forEach(([value, limit], i) => this.#graphs[i].add(value, limit));
     const denied = Object.entries(status.denied).filter(([, count]) => count);
     this.#refused.textContent = denied.length
       ? `Denied requests: ${denied.map(([reason, count]) => `${count} ${reason.replaceAll("_", " ")}`).join(", ")}.`
       : "";
-  }
-
-  /** A line of the last two minutes, while this page is shown. @param {string} name @param {number} amount */
-  #chart(name, amount) {
-    const past = this.#past.get(name) ?? [];
-    this.#past.set(name, past);
-    past.push(amount);
-    if (past.length > POINTS_MAX) past.shift();
-    const most = Math.max(1, ...past);
-    const points = past.map((value, i) => `${POINTS_MAX - past.length + i},${20 - (18 * value) / most}`);
-    const chart = document.createElementNS(SVG, "svg");
-    const line = document.createElementNS(SVG, "polyline");
-    for (const [key, value] of [
-      ["class", "chart"],
-      ["viewBox", `0 0 ${POINTS_MAX - 1} 21`],
-      ["preserveAspectRatio", "none"],
-      ["role", "img"],
-      ["aria-label", `${name} in the last two minutes: at most ${most === 1 ? Math.max(...past) : most}`],
-    ])
-      chart.setAttribute(key, value);
-    line.setAttribute("points", points.join(" "));
-    chart.append(line);
-    return chart;
   }
 
   /** @param {any} ticket */

@@ -1,7 +1,7 @@
 // Forms made of the server's own schema: each setting with its default and its bounds.
 
 import { button, check, field, h, select } from "./dom.js";
-import { SETTINGS } from "./words.js";
+import { SETTINGS, VALUES } from "./words.js";
 
 /**
  * @typedef {{element: HTMLElement, values: () => Record<string, any>, check: () => boolean}} Form
@@ -45,10 +45,11 @@ function isChoice(schema) {
 /** @param {string} name @param {any} schema */
 function row(name, schema) {
   const label = SETTINGS[name] ?? name;
-  const note = schema.description?.replaceAll("`", "");
+  const note = `${name}. ${schema.description?.replaceAll("`", "") ?? ""}`.trim();
   const type = typeOf(schema);
   if (type === "boolean") {
-    const made = check(label, { checked: schema.default, title: note });
+    const made = check(label, { checked: schema.default, title: note, "aria-description": note });
+    made.title = note;
     const value = () => made.input.checked;
     return {
       name,
@@ -61,20 +62,27 @@ function row(name, schema) {
   }
   const input = schema.enum
     ? select(
-        schema.enum.filter((/** @type {any} */ it) => it !== null).map((/** @type {string} */ it) => [it, it]),
+        schema.enum.filter((/** @type {any} */ it) => it !== null).map((/** @type {string} */ it) => [it, VALUES[it] ?? it]),
       )
     : number(schema, type);
   const reset = () => (input.value = String(schema.default));
   reset();
+  input.setAttribute("aria-description", note);
   const value = () => (schema.enum ? input.value : Number(input.value));
   return {
     name,
     input,
-    element: field(label, input, note),
+    element: Object.assign(field(label, input, limits(schema, type)), { title: note }),
     value,
     isDefault: () => value() === schema.default,
     reset,
   };
+}
+
+/** The bounds of a number, to be read under its field. @param {any} schema @param {string} type */
+function limits({ minimum, exclusiveMinimum, maximum, default: usual }, type) {
+  if (type === "string") return "";
+  return `${minimum ?? exclusiveMinimum} to ${maximum}, usually ${usual}`;
 }
 
 /** @param {any} schema @param {string} type */

@@ -41,6 +41,7 @@ export class Setup {
     () => this.microphoneId || undefined,
     () => this.lookForDevices(),
   );
+  /** More that is chosen before a conversation. */ choices = h("div", { class: "choices" });
   #problem = h("p", { class: "problem", role: "alert", hidden: true });
   #advanced = h("div", {});
   /** @type {{name: string, base64: string} | null} */ #reference = null;
@@ -58,6 +59,7 @@ export class Setup {
       this.#recorder.element,
       this.#problem,
       h("div", { class: "pair" }, field("Microphone", this.#microphone), field("Loudspeaker", this.#speaker)),
+      this.choices,
       advanced,
     );
     this.lookForDevices();

@@ -16,40 +16,74 @@ const KINDS = /** @type {const} */ ({
   failed: "failed",
 });
 
-/** The model's words, turn by turn; a screen reader reads them as they come. */
-export class Captions {
-  #list = h("ol", { class: "captions", "aria-label": "What the model says", tabIndex: 0 });
-  #empty;
-  /** @type {any} */ #last = null;
-  #name = "";
+/** Words of one utterance follow each other without a longer pause. */
+const PAUSE_MS = 2000;
+/** Words are written down so long after they begin, at least: an answer since then follows them. */
+const WRITTEN_MS = 1500;
 
-  /** @param {string} text shown before the first words */
-  constructor(text) {
-    this.#empty = h("p", { class: "soft hint" }, text);
-    const log = h("div", { role: "log", "aria-label": "What the model says" }, this.#list);
+/** What both said, turn by turn; a screen reader reads it as it comes. */
+export class Captions {
+  #list = h("ol", { class: "captions", "aria-label": "What is said", tabIndex: 0 });
+  #empty = h("p", { class: "soft hint" });
+  /** The model's last turn. @type {any} */ #turn = null;
+  /** The user's last utterance. @type {any} */ #utterance = null;
+  #name = "";
+  #endMs = -Infinity;
+  #beganAt = 0;
+
+  constructor() {
+    const log = h("div", { role: "log", "aria-label": "What is said" }, this.#list);
     this.element = h("div", { class: "stage-words" }, this.#empty, log);
   }
 
-  /** @param {{responseId: string, text: string, isFinal: boolean, isInterrupted: boolean}} caption */
-  tell({ responseId, text, isFinal, isInterrupted }) {
-    this.#empty.hidden = true;
-    if (!this.#last || this.#name !== responseId) {
+  /** @param {string} text shown before the first words */
+  explain(text) {
+    this.#empty.textContent = text;
+  }
+
+  /** The model's words. @param {{responseId: string, text: string, isFinal: boolean, isInterrupted: boolean}} caption */
+  model({ responseId, text, isFinal, isInterrupted }) {
+    if (!this.#turn || this.#name !== responseId) {
       if (!text) return;
-      this.#last = h("li", {});
       this.#name = responseId;
-      this.#list.append(this.#last);
-      while (this.#list.children.length > CAPTIONS_MAX) this.#list.firstChild.remove();
+      this.#beganAt = performance.now();
+      this.#turn = this.#add("model", "Model");
     }
-    if (this.#last.firstChild?.data !== text) fill(this.#last, text);
-    this.#last.classList.toggle("open", !isFinal);
-    if (isInterrupted) this.#last.append(h("span", { class: "cut" }, " interrupted"));
+    const words = this.#turn.lastChild;
+    if (words.firstChild?.data !== text) fill(words, text);
+    this.#turn.classList.toggle("open", !isFinal);
+    if (isInterrupted) words.append(h("span", { class: "cut" }, " interrupted"));
     this.#list.scrollTop = this.#list.scrollHeight;
+  }
+
+  /** The user's. @param {{text: string, startMs: number, endMs: number}} words */
+  user({ text, startMs, endMs }) {
+    if (!this.#utterance || startMs - this.#endMs > PAUSE_MS) {
+      const isAnswered = this.#turn === this.#list.lastChild && performance.now() - this.#beganAt < WRITTEN_MS;
+      this.#utterance = this.#add("user", "You", isAnswered ? this.#turn : null);
+    }
+    this.#endMs = endMs;
+    this.#utterance.lastChild.append(text);
+    this.#list.scrollTop = this.#list.scrollHeight;
+  }
+
+  /** @param {string} voice @param {string} name @param {Node | null} [before] */
+  #add(voice, name, before = null) {
+    this.#empty.hidden = true;
+    const item = h("li", { class: voice }, h("span", { class: "who" }, name), h("span", { class: "said" }));
+    this.#list.insertBefore(item, before);
+    while (this.#list.children.length > CAPTIONS_MAX) this.#list.firstChild.remove();
+    return item;
+  }
+
+  /** Nothing more is said. */
+  rest() {
+    this.#turn?.classList.remove("open");
   }
 
   clear() {
     fill(this.#list);
-    this.#last = null;
-    this.#name = "";
+    [this.#turn, this.#utterance, this.#name, this.#endMs] = [null, null, "", -Infinity];
     this.#empty.hidden = false;
   }
 }
@@ -172,7 +206,7 @@ export class Measures {
 /** How loud the user is, before a conversation: the microphone is open while the test runs. */
 export class Meter {
   /** @type {Microphone | null} */ #microphone = null;
-  #level = h("meter", { max: 1, "aria-label": "How loud you are", hidden: true });
+  #level = h("meter", { max: 1, "aria-label": "How loud you are" });
   #button = button("Test the microphone", () => this.#toggle(), { class: "quiet" });
   #problem = h("p", { class: "problem", role: "alert", hidden: true });
   #deviceId;
@@ -181,7 +215,7 @@ export class Meter {
   /** @param {() => string} deviceId of the chosen microphone; empty for the default */
   constructor(deviceId) {
     this.#deviceId = deviceId;
-    this.element = h("div", { class: "row meter" }, this.#button, this.#level, this.#problem);
+    this.element = h("div", { class: "row meter" }, this.#level, this.#button, this.#problem);
   }
 
   /** Let go of the microphone. */
@@ -189,7 +223,7 @@ export class Meter {
     cancelAnimationFrame(this.#frame);
     this.#microphone?.close();
     this.#microphone = null;
-    this.#level.hidden = true;
+    this.#level.value = 0;
     this.#button.textContent = "Test the microphone";
   }
 
@@ -205,7 +239,6 @@ export class Meter {
       return this.#say(sentence(/** @type {Error} */ (error).message));
     }
     if (this.#microphone !== microphone) return microphone.close(); // a conversation began meanwhile
-    this.#level.hidden = false;
     const draw = () => {
       this.#level.value = Math.min(1, 3 * microphone.level);
       this.#frame = requestAnimationFrame(draw);

@@ -6,13 +6,13 @@ import { Microphone } from "../microphone.js";
 import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
 import { Consent } from "./consent.js";
-import { button, Countdown, duration, fill, h, notice, select } from "./dom.js";
+import { button, Countdown, duration, field, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
 import { replay } from "./replay.js";
 import { Setup } from "./setup.js";
 import { share } from "./share.js";
 import { Captions, Lane, Levels, Measures, Meter } from "./stage.js";
-import { ECHO, endOf, HINTS, RECORDED, SEEING, STATES } from "./words.js";
+import { ECHO, endOf, HINTS, RECORDED, SEEING, STATES, WORDS } from "./words.js";
 
 const TICK_MS = 500;
 
@@ -25,9 +25,7 @@ export function talkPage(app) {
 class TalkPage {
   #app;
   /** @type {Conversation | null} */ #conversation = null;
-  #captions = new Captions(
-    "The model’s words appear here as it speaks. Interrupt it whenever you like: it listens while it talks.",
-  );
+  #captions = new Captions();
   #lane = new Lane();
   #measures = new Measures();
   #levels = new Levels();
@@ -76,8 +74,10 @@ class TalkPage {
       ["back", "Back camera"],
       ["screen", "Screen"],
     ],
-    { "aria-label": "What the model sees", onchange: () => this.#changePicture() },
+    { onchange: () => this.#changePicture() },
   );
+  /** What is chosen before a conversation and may be changed in it: in the set-up, then among the controls. */
+  #choices = [field("What the model sees", this.#show), this.#push];
   #volume = h("input", {
     type: "range",
     min: "0",
@@ -87,6 +87,13 @@ class TalkPage {
     "aria-label": "Volume",
     oninput: () => this.#setVolume(),
   });
+  #controls = h(
+    "div",
+    { class: "controls", role: "group", "aria-label": "Controls" },
+    this.#mute,
+    this.#interrupt,
+    h("label", { class: "volume" }, h("span", { class: "soft" }, "Volume"), this.#volume),
+  );
   #isMuted = false;
   #isPush = false;
   #isHeld = false;
@@ -94,15 +101,6 @@ class TalkPage {
   /** @param {import("./main.js").App} app */
   constructor(app) {
     this.#app = app;
-    const controls = h(
-      "div",
-      { class: "controls", role: "group", "aria-label": "Controls" },
-      this.#mute,
-      this.#push,
-      this.#interrupt,
-      this.#show,
-      h("label", { class: "volume" }, h("span", { class: "soft" }, "Volume"), this.#volume),
-    );
     this.element = h(
       "div",
       { class: "talk" },
@@ -119,10 +117,9 @@ class TalkPage {
         this.#past.element,
         this.#notice.element,
         this.#advice.element,
-        h("div", { class: "row big" }, this.#start, this.#hold, this.#links),
+        h("div", { class: "row big" }, this.#start, this.#hold, this.#controls, this.#links),
         this.#meter.element,
         this.#consent.element,
-        controls,
         this.#captions.element,
         this.#hints,
         this.#lane.element,
@@ -142,16 +139,14 @@ class TalkPage {
   learn(facts) {
     this.#setup.learn(facts);
     this.#consent.learn(facts);
+    this.#captions.explain(WORDS[facts.transcriber ? "both" : "model"]);
     const hints = HINTS[facts.models[0]] ?? [];
     const seeing = this.#show.value ? SEEING[/** @type {keyof typeof SEEING} */ (facts.models[0])] : "";
     const shown = seeing ? [seeing, ...hints] : hints;
     if (this.#hints.dataset.said === shown.join()) return;
     this.#hints.dataset.said = shown.join();
-    const chips = h(
-      "ul",
-      { class: "chips", "aria-label": "What you can say" },
-      ...shown.map((text) => h("li", {}, `“${text}”`)),
-    );
+    const phrases = shown.map((text) => h("li", {}, `“${text}”`));
+    const chips = h("ul", { class: "chips", "aria-label": "What you can say" }, ...phrases);
     fill(
       this.#hints,
       ...(shown.length
@@ -213,12 +208,10 @@ class TalkPage {
   /** @param {Conversation} conversation */
   #hear(conversation) {
     conversation.on("state", ({ state }) => this.#settle(state));
-    conversation.on("queue", ({ position, estimated_wait_s: s, queue_length: length }) => {
-      const place = `Place ${position} of ${length} in the queue`;
-      this.#countdown.start(s, (left) => (this.#detail.textContent = left ? `${place}, about ${left} s.` : `${place}.`));
-    });
+    conversation.on("queue", (place) => this.#countdown.queue(place, (text) => (this.#detail.textContent = text)));
     conversation.on("created", (created) => this.#created(created));
-    conversation.on("caption", (caption) => this.#captions.tell(caption));
+    conversation.on("caption", (caption) => this.#captions.model(caption));
+    conversation.on("words", (words) => this.#captions.user(words));
     conversation.on("answer", ({ delayMs }) => this.#measures.delay(delayMs));
     conversation.on("interrupted", ({ silentMs }) => this.#measures.silent(silentMs));
     conversation.on("echo", (echo) => {
@@ -261,6 +254,7 @@ class TalkPage {
     clearInterval(this.#ticking);
     this.#countdown.stop();
     this.#advice.say("");
+    this.#captions.rest();
     this.#conversation = null;
     this.#detail.textContent = error ? "" : endOf(reason, null);
     this.#notice.say(error ? endOf(reason, error) : "", "bad");
@@ -274,9 +268,9 @@ class TalkPage {
     fill(
       this.#links,
       h("a", { class: "button", href, target: "_blank", rel: "noopener" }, "Open the recording"),
-      h("button", { type: "button", onclick: () => replay(id) }, "Replay it"),
+      button("Replay it", () => replay(id)),
       h("a", { class: "button", href: `#talk/${name}` }, "Talk on"),
-      h("button", { type: "button", onclick: () => share(id) }, "Share redacted"),
+      button("Share redacted", () => share(id)),
     );
   }
 
@@ -290,6 +284,8 @@ class TalkPage {
     this.#start.classList.toggle("primary", !isRunning);
     this.#interrupt.disabled = state !== "speaking";
     this.#hold.hidden = !(isRunning && this.#isPush);
+    if (isRunning) this.#interrupt.after(...this.#choices);
+    else this.#setup.choices.append(...this.#choices);
     this.#setup.lock(isRunning);
     this.#consent.lock(isRunning);
     this.#lockPicture();

@@ -4,7 +4,7 @@ import { AntiphonError, connect } from "../antiphon.js";
 import { DeviceError, Microphone } from "../microphone.js";
 import { connection, sentence, url } from "./api.js";
 import { Consent } from "./consent.js";
-import { button, fill, h, notice, select, spoken } from "./dom.js";
+import { button, Countdown, fill, h, notice, select, spoken } from "./dom.js";
 
 const RATE = 16_000;
 /** Sound of a file goes out so fast: ten times as fast as it was spoken, in pieces of a second. */
@@ -52,6 +52,7 @@ class TranscribePage {
   #status = h("p", { class: "soft", role: "status" }, IDLE);
   #notice = notice("bad");
   #consent = new Consent("transcription");
+  #countdown = new Countdown();
 
   /** @param {import("./main.js").App} app */
   constructor(app) {
@@ -141,10 +142,11 @@ class TranscribePage {
         ...this.#consent.options(),
         ...connection(),
         signal,
-        onQueue: ({ position }) => (this.#status.textContent = `Place ${position} in the queue.`),
+        onQueue: (place) => this.#countdown.queue(place, (text) => (this.#status.textContent = text)),
         onEvent: (event) => this.#write(event),
         onEnd: (error) => this.#end(error),
       });
+      this.#countdown.stop();
       if (signal.aborted) this.#session.close();
       return !signal.aborted;
     } catch (error) {
@@ -208,6 +210,7 @@ class TranscribePage {
   #end(error) {
     this.#session = null;
     this.#isRunning = false;
+    this.#countdown.stop();
     this.#microphone.close();
     this.#line = null;
     this.#listen.textContent = "Start listening";

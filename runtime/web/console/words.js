@@ -21,6 +21,13 @@ export const RECORDED = {
   failed: "The recording has failed.",
 };
 
+/** Before the first words of a conversation. */
+export const WORDS = {
+  both: "Your words and the model’s appear here. Interrupt it whenever you like: it listens while it talks.",
+  model:
+    "The model’s words appear here; yours do not, for the server has no transcriber (--transcriber). Interrupt the model whenever you like: it listens while it talks.",
+};
+
 export const ECHO =
   "The model hears itself: your microphone picks up the loudspeaker. Use headphones, or turn the volume down.";
 
@@ -63,23 +70,47 @@ export function endedHow({ state, reason }) {
   return state;
 }
 
-/** @type {Record<string, string>} Of the inference settings; others are shown by their own names. */
+/** @type {Record<string, string>} The inference settings in a speaker's words; a tooltip has the model's. */
 export const SETTINGS = {
   generate_audio: "Speak aloud",
-  force_listen_count: "Listen first (seconds)",
-  max_new_speak_tokens_per_chunk: "Tokens a second",
-  temperature: "Temperature",
-  top_k: "Top k",
-  top_p: "Top p",
-  listen_prob_scale: "Weight of listening",
-  length_penalty: "Length penalty",
-  sliding_window: "When the context fills",
-  max_slice_nums: "Slices of a picture",
-  decode_mode: "Decoding",
+  force_listen_count: "Only listens at first (seconds)",
+  max_new_speak_tokens_per_chunk: "Words in a second, at most (tokens)",
+  temperature: "Surprise in its words",
+  top_k: "Words it chooses from",
+  top_p: "Share of likely words",
+  listen_prob_scale: "Patience (prefers to listen)",
+  length_penalty: "Urge to finish",
+  sliding_window: "When its memory is full",
+  max_slice_nums: "Detail of pictures (parts)",
+  decode_mode: "Choice of words",
   max_new_tokens: "Longest answer (tokens)",
   min_new_tokens: "Shortest answer (tokens)",
-  repetition_penalty: "Repetition penalty",
-  do_sample: "Sample",
+  repetition_penalty: "Aversion to repeating",
+  do_sample: "Vary its answers",
+};
+
+/** @type {Record<string, string>} The values of those that are words. */
+export const VALUES = {
+  off: "End the conversation",
+  basic: "Forget the oldest",
+  context: "Keep the oldest as text",
+  sampling: "With surprises",
+  greedy: "Always the likeliest",
+};
+
+/** @type {Record<string, string>} In what two recordings differ; the hidden ones are for `antiphon diff`. */
+export const DIFFERENCES = {
+  input_hash: "what you said or showed",
+  outcome: "whether the model spoke",
+  decided_ids: "what the model decided",
+  fed_ids: "what the model read",
+  codec_ids: "the model’s voice",
+  text: "the model’s words",
+  streamed: "the model’s words",
+  pcm: "the model’s sound",
+  end_of_turn: "where the model finished",
+  cut: "where the model was interrupted",
+  forced: "whether the model had to listen",
 };
 
 /** @type {Record<string, string[]>} What models understand that understand little, by their names. */

@@ -12,7 +12,7 @@ import click
 import orjson
 
 from runtime.commands import interrupts
-from runtime.commands.bench_engine import tell
+from runtime.commands.bench_engine import print_progress
 from tests.bench.capacity.measure import MODES, Measured, measure
 from tests.bench.capacity.model import Gateway, reckon, tables
 from tests.bench.gateway.child import ROOT
@@ -84,7 +84,7 @@ def capacity_command(
 
 async def _measure() -> Measured:
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
-        return await measure(Path(name), sessions=SESSIONS, seconds=SECONDS, tell=tell)
+        return await measure(Path(name), sessions=SESSIONS, seconds=SECONDS, tell=print_progress)
 
 
 if __name__ == "__main__":

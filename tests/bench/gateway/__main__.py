@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from runtime.commands import interrupts
-from runtime.commands.bench_engine import machine_facts, print_found, tell
+from runtime.commands.bench_engine import machine_facts, print_found, print_progress
 from tests.bench.gateway.child import GatewayBenchError
 from tests.bench.gateway.material import PATTERNS, Plan, make_plan
 from tests.bench.gateway.measure import GatewayResult, Row, Run, measure_gateway
@@ -65,7 +65,7 @@ def gateway_command(*, as_json: bool, rounds: int, sessions: int, names: tuple[s
 async def _run(rounds: int, plan: Plan) -> GatewayResult:
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
         return await measure_gateway(
-            Path(name), plan, rounds=rounds, machine=machine_facts(), tell=tell
+            Path(name), plan, rounds=rounds, machine=machine_facts(), tell=print_progress
         )
 
 

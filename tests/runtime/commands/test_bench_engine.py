@@ -76,7 +76,7 @@ def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock:
     """The figures would be of sessions that listen, and promise too many of those that speak."""
     load = Load(speech=load_speech(), seconds=2 if clock == "cpu" else 1, doing=doing)
     model = DuplexModel.load(checkpoint, slots=1)
-    runs, served = measure_engine(model, load, [1], clock, say=lambda _: None)
+    runs, served = measure_engine(model, load, [1], clock, show=lambda _: None)
     assert {(run.arrival, run.mode) for run in runs} == {
         (arrival, mode) for arrival in ARRIVALS for mode in MODES
     }
@@ -98,7 +98,7 @@ def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> N
     cpu = torch.device("cpu")
     model = random_model(config, tmp_path, slots=2, device=cpu, dtype=torch.float32)
     load = Load(speech=load_speech(), seconds=1, tokens_max=SPEAKING_TOKENS)
-    runs, _ = measure_engine(model, load, [1, 2], say=lambda _: None)
+    runs, _ = measure_engine(model, load, [1, 2], show=lambda _: None)
     assert all(each.spoken == 1 for each in runs)
     assert all(each.tokens_mean <= SPEAKING_TOKENS for each in runs)
     facts = full_facts(model, runs, load, 1.0)

@@ -97,7 +97,7 @@ def test_a_log_that_does_not_replay_fails_the_demo(tmp_path: Path) -> None:
         folder=tmp_path,
         plan=Plan(units=(bytes(64_000),)),
         speech=tmp_path / "ask.wav",
-        told="",
+        input_name="",
         as_json=True,
     )
     log = tmp_path / "missing.session.zst"

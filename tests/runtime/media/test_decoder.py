@@ -88,7 +88,7 @@ async def test_a_packed_sound_is_decoded_the_same_in_a_process_and_here(kind: Me
     asked = effect(kind, file.getvalue())
     decoder, client = MediaDecoder(), Client()
     assert await decoder.decode(asked, client) == decoder.decode_here(asked)
-    assert decoder._apart._clients[client].finish_s > 0.01
+    assert decoder._processes._clients[client].finish_s > 0.01
     with pytest.raises(MediaError, match="sound file that is taken, or is damaged"):
         await decoder.decode(effect(kind, file.getvalue()[:99]), client)
 
@@ -159,7 +159,7 @@ async def test_bounds_its_videos(monkeypatch: pytest.MonkeyPatch) -> None:
         running -= 1
         return Decoded()
 
-    monkeypatch.setattr("runtime.media.decoder.decode_apart", slow)
+    monkeypatch.setattr("runtime.media.decoder.decode_in_process", slow)
     decoder = MediaDecoder()
     async with anyio.create_task_group() as tasks:
         for _ in range(3 * PROCESSES_MAX):
@@ -243,7 +243,7 @@ async def test_a_video_is_charged_the_time_of_its_process() -> None:
     """Who sends videos one after the other would come before those who sent none."""
     decoder, client = MediaDecoder(), Client(is_live=False)
     await decoder.decode(effect("video", MP4), client)
-    assert decoder._apart._clients[client].finish_s > 0.01
+    assert decoder._processes._clients[client].finish_s > 0.01
 
 
 @pytest.mark.parametrize(

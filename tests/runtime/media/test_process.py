@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 from anyio.abc import Process
 
-from runtime.media.decoder import ANSWER_BYTES_MAX, decode_apart
+from runtime.media.decoder import ANSWER_BYTES_MAX, decode_in_process
 from runtime.media.values import MediaError
 from runtime.media.video import read_video
 from runtime.media.worker import MEMORY_BYTES_MAX
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 async def reason(data: bytes, **options: Any) -> str:
     with pytest.raises(MediaError) as refused:
-        await decode_apart(data, "1", **options)
+        await decode_in_process(data, "1", **options)
     return refused.value.reason
 
 
@@ -48,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
 @pytest.mark.parametrize("stack_frames", [1, 3])
 async def test_it_answers_as_the_decoder_does(stack_frames: int) -> None:
     """A video would lose a picture, or its sound, on the way back."""
-    assert await decode_apart(SMALL, str(stack_frames)) == read_video(SMALL, stack_frames)
+    assert await decode_in_process(SMALL, str(stack_frames)) == read_video(SMALL, stack_frames)
 
 
 async def test_a_refusal_comes_back_in_words() -> None:
@@ -63,7 +64,7 @@ async def test_a_file_that_unfolds_to_gigabytes_ends_its_process_alone() -> None
     bomb = claiming(SMALL, 170_000_000)
     assert len(bomb) < 50_000
     assert (await reason(bomb)).startswith("the video ")
-    assert (await decode_apart(SMALL, "1")).pictures
+    assert (await decode_in_process(SMALL, "1")).pictures
 
 
 async def test_it_is_killed_when_it_takes_too_long(started: list[Process]) -> None:
@@ -77,7 +78,8 @@ async def test_it_is_killed_when_it_takes_too_long(started: list[Process]) -> No
 async def test_it_is_killed_when_its_client_leaves(started: list[Process]) -> None:
     """A client that comes and goes would leave a process behind each time."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(decode_apart, SMALL, "1", running("import signal; signal.pause()"))
+        hangs = running("import signal; signal.pause()")
+        tasks.start_soon(partial(decode_in_process, SMALL, "1", command=hangs))
         while not started:
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()

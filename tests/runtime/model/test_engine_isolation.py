@@ -344,6 +344,7 @@ def test_a_session_is_the_same_alone_and_among_four(
     check(model, company, batch_max)
 
 
+@pytest.mark.soak
 @settings(max_examples=EXAMPLES)
 @given(company=companies(8), batch_max=st.sampled_from((64, 5)))
 def test_a_session_is_the_same_alone_and_among_eight(

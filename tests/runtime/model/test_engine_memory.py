@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import anyio
+import pytest
 
 from protocol.values.model import Voice
 from runtime.model.engine.backend import EngineBackend
@@ -74,6 +75,7 @@ def measure(folder: str, sessions: int) -> None:
     anyio.run(main, backend="trio")
 
 
+@pytest.mark.soak
 def test_many_sessions_leave_nothing_behind(tmp_path: Path) -> None:
     """A server would run out of memory after a day."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"

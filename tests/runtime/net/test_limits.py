@@ -203,7 +203,7 @@ def test_places_are_kept_as_a_list_would(moves: list[tuple[str, bool]]) -> None:
     for host in inside:
         limiter.leave(host)
     assert counters.connections == 0
-    assert limiter._taken == {}
+    assert limiter._entered == {}
 
 
 def test_who_is_refused_takes_no_place_and_pays_nothing() -> None:

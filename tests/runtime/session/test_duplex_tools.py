@@ -363,9 +363,9 @@ def test_a_fork_closes_the_calls_of_its_past(tmp_path: Path) -> None:
         await parent.over()
         fork = server.connect("audio", parent=Parent(info=info, at=4))
         await fork.heard("session.queue_done")
-        fork.send(json.dumps({"type": "session.init", "payload": {"tools": [CLOCK]}}))
+        fork.send(json.dumps({"type": "session.init", "payload": {"tools": [CLOCK, CLOCK]}}))
         await fork.heard("error")
-        fork.send(json.dumps({"type": "session.init", "payload": {}}))
+        fork.send(json.dumps({"type": "session.init", "payload": {"tools": [CLOCK]}}))
         created = await fork.heard("session.created")
         assert created["tools"] == "called"
         await talk(fork, 10)

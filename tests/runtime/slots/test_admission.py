@@ -16,7 +16,7 @@ from protocol.values.messages import QueuePlace
 from protocol.values.modes import Mode
 from runtime.settings.settings import QUEUE_MAX
 from runtime.slots.admission import (
-    QUEUE_TOLD_MAX,
+    QUEUE_REPORTED_MAX,
     SESSION_S_ASSUMED,
     Admission,
     AdmissionState,
@@ -192,7 +192,7 @@ def test_deletes_a_ticket_for_an_operator() -> None:
 def test_a_long_queue_is_told_its_places_at_once_and_its_length_now_and_then() -> None:
     """One client that comes and goes at the end would keep the server busy with telling all."""
     house = House()
-    guests = [house.enter(f"guest {number}") for number in range(QUEUE_TOLD_MAX + 4)]
+    guests = [house.enter(f"guest {number}") for number in range(QUEUE_REPORTED_MAX + 4)]
     house.diary.clear()
     last = house.enter("last")
     assert [name for name, _ in house.diary] == ["last"]

@@ -65,7 +65,7 @@ class Metered:
             kept = events[: len(messages)]
             if messages:
                 self.session.keep(kept[0].at_ns, messages)
-                self.meter.heard(kept, messages, self.session)
+                self.meter.received(kept, messages, self.session)
             else:
                 self.step(events[0])
             self.heard += len(kept)

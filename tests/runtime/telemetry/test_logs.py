@@ -313,7 +313,7 @@ class Broken:
         if self.place == "saw":
             raise RuntimeError("cannot see")
 
-    def heard(self, events: Any, messages: Any, session: Any) -> None:
+    def received(self, events: Any, messages: Any, session: Any) -> None:
         if self.place == "saw":
             raise RuntimeError("cannot hear")
 

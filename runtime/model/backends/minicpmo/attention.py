@@ -8,7 +8,7 @@ attends to what the cache returned:
 - `SlotCache`, on CPUs: each row by itself over exactly the positions that it sees, without padding,
   masks over absent positions or repeated keys, so a result does not depend on other rows.
 - `SpanCache`, on GPUs: all rows of any length in one call of flash attention, over the slots in
-  place. 48 sessions launch 379 operators a token instead of 5,502 (performance.md, "The launches").
+  place. 48 sessions launch 379 operators a token instead of 5,502.
 
 Without a cache it is plain causal attention over whole sequences.
 """

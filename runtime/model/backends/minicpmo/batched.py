@@ -3,8 +3,8 @@
 On a GPU all rows are attended together (`attention.Spans`), and the most frequent lengths run as
 captured steps of fixed sizes. A token, or the few rows of a unit, is little arithmetic in many
 small kernels, so most time goes into launches. Each step is captured once as a CUDA graph: one
-launch instead of 379 for a token, 6.8 ms instead of 9.0 for one of 16 sessions (performance.md,
-"What the first run showed", with the fused passes of `decoder.py`). A shorter length is filled up
+launch instead of 379 for a token, 6.8 ms instead of 9.0 for one of 16 sessions
+(with the fused passes of `decoder.py`). A shorter length is filled up
 with positions that are not seen and that the next ones overwrite; a smaller batch with sessions
 that have no slot, and write to the store's spare positions. All but the capture is tested on CPUs,
 which do not use it because it rounds differently.

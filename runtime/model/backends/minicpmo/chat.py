@@ -115,7 +115,7 @@ class ChatTurn(InSlot):
     def measure(self, turn: Turn) -> int:
         """Lay a turn out without computing, and count its pictures; safe from any thread.
 
-        `ContextFull`: it does not fit, with room for one token; `BackendError`: a picture is no
+        `ContextFull`: it does not fit, with room for one token; `BackendError`: a picture is not a
         JPEG file, the voice's sound is malformed, or the call is out of order.
         """
         self._require("new")

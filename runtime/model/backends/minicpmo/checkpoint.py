@@ -177,7 +177,7 @@ def weight_files(folder: Path) -> list[Path]:
     try:
         raw = json.loads(index.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{INDEX} is no JSON: {error}") from error
+        raise CheckpointError(f"{INDEX} is not JSON: {error}") from error
     mapping = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(mapping, dict) or not all(isinstance(n, str) for n in mapping.values()):
         raise CheckpointError(f"{INDEX} has no weight_map")

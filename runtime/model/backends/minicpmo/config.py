@@ -353,7 +353,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name} is not an object")
     return raw

@@ -6,7 +6,7 @@ On a CPU a session's result does not depend on its batch: attention is computed 
 
 On a GPU its pass has fewer launches (`FusedDecoder`), and sessions run as `batched.py` has it
 (`Together`): a token of one session with 8000 tokens of context takes 5.7 ms, by the stock modules
-31; its 2,118 launches become 379, and one when captured (performance.md, "On one H200"). Qwen3 and
+31; its 2,118 launches become 379, and one when captured. Qwen3 and
 Llama differ here only by the norms of queries and keys. The stock weights stay where they are
 loaded, as views of matrices that are multiplied in one: queries, keys and values; both halves of
 the gated product.

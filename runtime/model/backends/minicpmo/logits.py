@@ -6,10 +6,10 @@ full row is fetched only on request, or when a shortlist does not settle a choic
 device keeps its whole batch's memory, so a long-lived one is moved to the host at once by `whole`.
 
 `CodeChooser` makes the choices of a batch of codes on the device by the rule of `decide_code`, and
-brings the codes: the host's part of a code is 12 µs instead of 74 (performance.md, "The last
-change"). Exponentials and sums are rounded otherwise there: a draw within `DOUBT` of its code's
-start or end is not chosen, and the host chooses from the whole row. (That covers logits of up to a
-million; with larger ones the shares themselves differ by more.)
+brings the codes: the host's part of a code is 12 µs instead of 74. Exponentials and sums are
+rounded otherwise there: a draw within `DOUBT` of its code's start or end is not chosen, and the
+host chooses from the whole row. (That covers logits of up to a million; with larger ones the shares
+themselves differ by more.)
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Shortlists:
 
     @classmethod
     def of(cls, tokens: Tokens, device: torch.device | str) -> Shortlists:
-        """Shortlists for the rules of `decide.py`."""
+        """Shortlists for the rules of `sampling.py`."""
         ids = tokens.ids
         named = (ids.listen, ids.turn_eos, ids.chunk_eos, *tokens.endings)
         return cls(device, named=named, ends=ids.chunk_eos)

@@ -6,14 +6,13 @@ chosen, and ties go to the lower id.
 
 *Candidates* are the logits of all ids, or of a shortlist (`logits.py`): a row's highest logits and
 the ids that rules name. From it the rules choose bit for bit the same as from all ids, or raise
-`TooShortError`; the host's part of a token is 0.1 ms instead of 0.8 (performance.md, "On a GPU the
-logits stay on the device").
+`TooShortError`; the host's part of a token is 0.1 ms instead of 0.8.
 - The best k need k listed ids above `bound`: unlisted ids of equal logit may have lower ids.
 - Changes keep the order of logits, so the bound changes along with the unlisted ids.
 - Whether the untempered sample hits an id follows from masses summed elsewhere in another order, so
   a draw within `DOUBT` of that id's start or end is undecided.
 
-*Rules* are pure, and in the public code's order (model.md, "generate"): an untempered softmax
+*Rules* are pure, and in the public code's order (docs/model.md, "Generate"): an untempered softmax
 sample may end the chunk; then ids are forbidden, repetition and length are penalised, listening is
 scaled, and the rest is sampled with temperature, top-k and top-p. Chat has the public code's rules
 too; streaming requests are sampled plainly. Logits, (V,) of tokens and (codes,) of codes, are

@@ -49,7 +49,7 @@ class ToolWords:
 def read_tool_words(folder: Path) -> ToolWords | None:
     """Read the words of a checkpoint; None if its chat template has no tools.
 
-    `ValueError`: the template is no text, or too long.
+    `ValueError`: the template is not text, or too long.
     """
     path = folder / TEMPLATE_FILE
     if path.exists():
@@ -67,7 +67,7 @@ def read_tool_words(folder: Path) -> ToolWords | None:
 def tool_words(template: object, where: str = "chat_template") -> ToolWords | None:
     """Find the words in a template; `ValueError` as of `read_tool_words`."""
     if not isinstance(template, str) or len(template) > TEMPLATE_CHARS_MAX:
-        raise ValueError(f"{where} is no text of at most {TEMPLATE_CHARS_MAX} characters")
+        raise ValueError(f"{where} is not text of at most {TEMPLATE_CHARS_MAX} characters")
     before, after = _BEFORE.search(template), _AFTER.search(template)
     if before is None or after is None or not all(mark in template for mark in _MARKS):
         return None
@@ -240,7 +240,7 @@ class Tokens:
         return ids
 
     def spell(self, text: str) -> list[int]:
-        """As `encode`; marks of tools are spelled out too, which are no control tokens."""
+        """As `encode`; marks of tools are spelled out too, which are not control tokens."""
         if not self.tool_marks:
             return self.encode(text)
         return [index for piece in _IN_MARKS.split(text) for index in self.encode(piece)]

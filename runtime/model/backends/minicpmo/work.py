@@ -139,7 +139,7 @@ class Known:
     """The ids that a unit that is run again is known to feed one by one, and the answers to them.
 
     They are fed at once (`InTurn`): an exact rebuild of a speaking session takes 40 to 67% of the
-    time (model.md, "A session rebuilt": 26 to 39, and 10 to 25 seconds of it per second of CPU).
+    time (39 and 25 seconds of it per second of CPU, not 26 and 10).
 
     Attributes:
         ids: in their order.

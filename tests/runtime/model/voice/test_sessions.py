@@ -216,6 +216,7 @@ def talk(session: SteppedSession, units: int) -> Steps[int]:
     return spoken
 
 
+@pytest.mark.soak
 def test_a_voice_for_each_session_takes_what_is_planned(folder: Path) -> None:
     """64 callers with 64 voices would take more memory than the slots were counted by."""
     count, before = sample(64, 12), caches()

@@ -1,0 +1,322 @@
+"""OpenAI's HTTP API, as far as it is served: answers, transcriptions and client secrets.
+
+| path | is | for |
+|---|---|---|
+| `POST /v1/chat/completions` | an answer to a conversation, whole or as a stream | each key |
+| `POST /v1/audio/transcriptions` | the text of a sound file, whole or as a stream | each key |
+| `POST /v1/responses` | not served (404) | each key |
+| `POST /v1/audio/speech` | not served (404) | each key |
+| `POST /v1/audio/translations` | not served (404) | each key |
+| `POST /v1/realtime/client_secrets` | a key for a browser that begins sessions until it expires: `{"value", "expires_at", "session"}` | each key |
+
+- An answer, and a text, is that of a session, which waits, is recorded and counts to its key as any
+  other. A client that leaves ends it. `X-Request-Id` is the session's id.
+- What is refused before the first piece has a status; later a stream ends with the error.
+- A secret's settings are read as those of a `session.update` are, and its sessions begin with them.
+- Errors have OpenAI's form (`net.http.CodedError`). Other addresses of that API are refused by name.
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, NoReturn, Protocol
+
+import anyio.to_thread
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from protocol.values.errors import FieldError, FrameError
+from protocol.values.modes import Mode
+from protocol.values.requests import Request as Asked
+from protocol.wire.audio import to_pcm16
+from protocol.wire.codec import Context, Fields, as_object, parse_frame
+from protocol.wire.dialects import OPENAI, OPENAI_TRANSCRIPTION
+from protocol.wire.dialects.shared import SESSION_UPDATE
+
+from ..access.client_secrets import (
+    LIFETIME_S,
+    LIFETIME_S_MAX,
+    LIFETIME_S_MIN,
+    ClientSecret,
+    SecretTooLongError,
+)
+from ..access.keys import Key
+from ..access.middleware import principal_of
+from ..media.decoder import Client, MediaDecoder
+from ..media.values import MediaError
+from ..net.http import CodedError, error_for, json_response
+from ..settings.settings import MIB, Settings
+from . import completions, transcriptions
+from .local_client import RETRY, LocalClient
+from .requests import ConcurrencyLimit, Stream, Write, read_body, until_gone
+
+SECRET_BODY_BYTES_MAX: Final = 64 * 1024
+"""More than fits into a secret: its error says so."""
+BODY_BYTES_MAX: Final = 25 * MIB
+"""OpenAI's own limit of a file."""
+LARGE_BYTES: Final = 1 * MIB
+CALLS_MAX: Final = 1_024
+CALLS_PER_KEY_MAX: Final = 256
+LARGE_CALLS_MAX: Final = 32
+LARGE_CALLS_PER_KEY_MAX: Final = 8
+"""Each holds its body, and what it decodes to."""
+SPEECH_S_MAX: Final = 1_500
+"""Of a file: its samples fit into the answer of the process that decodes it."""
+BYTES_PER_S: Final = 32_000
+"""Of 16-bit sound at 16 kHz."""
+NOT_SERVED: Final = {
+    "/v1/responses": "the Responses API is not served: use /v1/chat/completions",
+    "/v1/audio/speech": "no model only reads aloud: use /v1/chat/completions with modalities",
+    "/v1/audio/translations": "no model translates speech: use /v1/audio/transcriptions",
+}
+_OBJECT: Final = {"realtime": "realtime.session", "transcription": "realtime.transcription_session"}
+
+
+def refuse(error: FieldError | FrameError) -> NoReturn:
+    """Raise the answer to a body that cannot be read."""
+    if isinstance(error, FrameError):
+        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_json", error.reason) from None
+    path, _, _ = error.message.partition(": ")
+    param = path.removeprefix("$.")
+    raise CodedError(HTTPStatus.BAD_REQUEST, str(error.code), error.message, param) from None
+
+
+def read_object(body: bytes, bytes_max: int) -> dict[str, Any]:
+    """Read a body as a JSON object; raises `CodedError`."""
+    try:
+        return dict(parse_frame(body.decode(), bytes_max))
+    except UnicodeDecodeError:
+        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_json", "this is not utf-8") from None
+    except FrameError as error:
+        refuse(error)
+
+
+def sign_secret(key: Key, lifetime_s: int, **claims: Any) -> tuple[str, int]:
+    """Make a client secret; returns it with the time of its end. Raises `CodedError`."""
+    if key.name and not key.hash:
+        text = "a client secret makes no other one"
+        raise CodedError(HTTPStatus.FORBIDDEN, "scope_too_small", text)
+    made_s = int(time.time())
+    secret = ClientSecret(key_name=key.name, made_s=made_s, expires_s=made_s + lifetime_s, **claims)
+    try:
+        return secret.sign(key), secret.expires_s
+    except SecretTooLongError as error:
+        text = f"the session's settings do not fit: {error}"
+        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_payload", text, "session") from None
+
+
+class Begin(Protocol):
+    """Begins a session of a request's client."""
+
+    def __call__(self, request: Request, client: LocalClient, mode: Mode, seed: int | None) -> None:
+        """Begin it in the server's own tasks; raises `CodedError` and `Denied`."""
+
+
+class OpenAIApi:
+    """The routes of OpenAI's API; `models` returns the names of the model."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Callable[[], tuple[str, ...]],
+        begin: Begin,
+        decoder: MediaDecoder,
+    ) -> None:
+        self._models = models
+        self._begin = begin
+        self._decoder = decoder
+        self._speech_s_max = min(
+            SPEECH_S_MAX, settings.transcription_buffer_mb * MIB // BYTES_PER_S
+        )
+        self._calls = ConcurrencyLimit(CALLS_MAX, CALLS_PER_KEY_MAX)
+        self._large_calls = ConcurrencyLimit(LARGE_CALLS_MAX, LARGE_CALLS_PER_KEY_MAX)
+
+    def routes(self) -> list[Route]:
+        """The routes, for `http.make_app`."""
+        return [
+            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/v1/audio/transcriptions", self._transcribe, methods=["POST"]),
+            Route("/v1/realtime/client_secrets", self._make_secret, methods=["POST"]),
+            *(Route(path, self._refuse, methods=["POST"]) for path in NOT_SERVED),
+        ]
+
+    async def _refuse(self, request: Request) -> Response:
+        text = NOT_SERVED[request.scope["path"]]
+        raise CodedError(HTTPStatus.NOT_FOUND, "not_served", text)
+
+    # -- answers and texts ----------------------------------------------------------------------
+
+    async def _complete(self, request: Request) -> Response:
+        with ExitStack() as opening:
+            body = read_object(await self._body(request, opening), BODY_BYTES_MAX)
+            asked = completions.Asked.of(body)
+            self.check_model(asked.model, "model")
+            client = LocalClient(partial(completions.react, asked))
+            self._open(request, opening, client, "chat", asked.seed)
+            if asked.is_stream:
+                events = partial(completions.chunk, asked)
+                return await self._stream(request, opening, client, events)
+            created, done = await until_gone(request, partial(_first_and_last, client))
+            make = partial(completions.whole, asked, done)
+            return json_response(await anyio.to_thread.run_sync(make), headers=_id_of(created))
+
+    async def _transcribe(self, request: Request) -> Response:
+        with ExitStack() as opening:
+            body = await self._body(request, opening)
+            asked = transcriptions.AskedText.of(request.headers.get("content-type", ""), body)
+            del body
+            self.check_model(asked.model, "model")
+            owner = principal_of(request).name
+            decode = partial(
+                self._decoder.decode_speech,
+                asked.file,
+                self._speech_s_max,
+                Client(is_live=False, owner=owner),
+            )
+            try:
+                pcm16 = to_pcm16(await until_gone(request, decode))
+            except MediaError as error:
+                status = HTTPStatus.BAD_REQUEST
+                raise CodedError(status, "invalid_audio", f"file: {error.reason}", "file") from None
+            client = LocalClient(partial(transcriptions.react, asked, pcm16))
+            self._open(request, opening, client, "transcription", None)
+            if asked.is_stream:
+                return await self._stream(request, opening, client, transcriptions.events)
+            created, done = await until_gone(request, partial(_first_and_last, client))
+            if asked.form == "text":
+                return Response(
+                    f"{done['text']}\n", media_type="text/plain", headers=_id_of(created)
+                )
+            return json_response(transcriptions.whole(asked, done, pcm16), headers=_id_of(created))
+
+    async def _body(self, request: Request, opening: ExitStack) -> bytes:
+        """Read a body that may be large, with a place for it."""
+        length = request.headers.get("content-length", "")
+        is_small = length.isdigit() and int(length[:18]) <= LARGE_BYTES
+        for places in (self._calls,) if is_small else (self._calls, self._large_calls):
+            try:
+                opening.enter_context(places.take(request))
+            except HTTPException as full:
+                status, headers = HTTPStatus.TOO_MANY_REQUESTS, RETRY
+                raise CodedError(
+                    status, "too_many_requests", full.detail, headers=headers
+                ) from None
+        return await read_body(request, BODY_BYTES_MAX)
+
+    def _open(
+        self,
+        request: Request,
+        opening: ExitStack,
+        client: LocalClient,
+        mode: Mode,
+        seed: int | None,
+    ) -> None:
+        """Begin a session, which ends when the answer is over."""
+        opening.callback(client.leave)
+        self._begin(request, client, mode, seed)
+
+    async def _stream(
+        self,
+        request: Request,
+        opening: ExitStack,
+        client: LocalClient,
+        events: Callable[[dict[str, Any]], Iterator[object]],
+    ) -> Response:
+        """Answer by server-sent events, from the session's first word on."""
+
+        async def first() -> list[dict[str, Any]]:
+            return [await client.next(), await client.next()]
+
+        first_messages = await until_gone(request, first)
+
+        async def write_body(write: Write) -> None:
+            messages = first_messages
+            while messages:
+                made = [orjson.dumps(it) for message in messages for it in events(message)]
+                await write(b"".join(b"data: %b\n\n" % it for it in made))
+                if _is_last(messages[-1]):
+                    break
+                try:
+                    messages = [await client.next()]
+                except CodedError as error:
+                    body = error_for(request.scope["path"], error.status_code, error.body)
+                    await write(b"data: %b\n\n" % body)
+                    break
+            await write(b"data: [DONE]\n\n")
+
+        return Stream(
+            write_body,
+            opened=opening.pop_all(),
+            headers=_id_of(first_messages[0]),
+            media_type="text/event-stream",
+        )
+
+    # -- client secrets -------------------------------------------------------------------------
+
+    def check_model(self, name: str, param: str) -> None:
+        """Refuse the name of a model that is not here."""
+        if (models := self._models()) and name not in models:
+            text = f"the model {name[:64]!r} does not exist, there is {', '.join(models)}"
+            raise CodedError(HTTPStatus.NOT_FOUND, "model_not_found", text, param)
+
+    async def _make_secret(self, request: Request) -> Response:
+        principal = principal_of(request)
+        body = read_object(await read_body(request, SECRET_BODY_BYTES_MAX), SECRET_BODY_BYTES_MAX)
+        try:
+            lifetime_s, session = _read_wish(body)
+        except FieldError as error:
+            refuse(error)
+        if "model" in session:
+            self.check_model(session["model"], "session.model")
+        value, expires_s = sign_secret(principal, lifetime_s, session=session or None)
+        shown = {"type": "realtime", **session}
+        name = hashlib.sha256(value.encode()).hexdigest()[:16]
+        shown |= {"object": _OBJECT[shown["type"]], "id": f"sess_{name}", "expires_at": 0}
+        return json_response({"value": value, "expires_at": expires_s, "session": shown})
+
+
+async def _first_and_last(client: LocalClient) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The beginning of a session, and its answer."""
+    created = last = await client.next()
+    while not _is_last(last):
+        last = await client.next()
+    return created, last
+
+
+def _is_last(message: dict[str, Any]) -> bool:
+    return message["type"] in ("response.done", "transcription.done")
+
+
+def _id_of(created: dict[str, Any]) -> dict[str, str]:
+    """Name the session in the headers of an answer."""
+    return {"X-Request-Id": str(created.get("session_id") or created["id"])}
+
+
+def _read_wish(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Read the lifetime and the settings of a secret, which may be empty; raises `FieldError`."""
+    lifetime_s, session = LIFETIME_S, dict[str, Any]()
+    for name in body.keys() - {"expires_after", "session"}:
+        Fields({name: None}).refuse_unknown()
+    if body.get("expires_after") is not None:
+        after = as_object(body["expires_after"], "$.expires_after")
+        read = Fields({"anchor": "created_at", **after}, "$.expires_after")
+        read.required("anchor", lambda value: value.choice(("created_at",)))
+        bounds = LIFETIME_S_MIN, LIFETIME_S_MAX
+        lifetime_s = read.required("seconds", lambda value: value.integer(*bounds))
+        read.refuse_unknown()
+    if body.get("session") is not None:
+        session = dict(as_object(body["session"], "$.session"))
+        types = tuple(_OBJECT)
+        kind = Fields(session, "$.session").required("type", lambda value: value.choice(types))
+        dialect = OPENAI if kind == "realtime" else OPENAI_TRANSCRIPTION
+        update = {"type": SESSION_UPDATE, "session": session}
+        dialect.parse(Asked.UPDATE, update, Context(mode="audio"))
+    return lifetime_s, session
