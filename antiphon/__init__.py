@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         Response,
         Resumed,
         Speech,
+        ToolCalled,
         TranscriptDelta,
         TranscriptDone,
     )
@@ -117,7 +118,7 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "protocol.values.errors": "ErrorCode ProtocolError",
         "protocol.values.messages": (
             "Closed Created Delta ErrorReport GoingAway Interrupted Listen Metrics Paused "
-            "Prefilled QueuePlace Response Resumed Speech TranscriptDelta TranscriptDone"
+            "Prefilled QueuePlace Response Resumed Speech ToolCalled TranscriptDelta TranscriptDone"
         ),
         "protocol.values.model": "ChatConfig DuplexConfig Tool ToolCall ToolResult",
         "protocol.values.requests": (
@@ -215,6 +216,7 @@ __all__ = [
     "TextPart",
     "Tool",
     "ToolCall",
+    "ToolCalled",
     "ToolResult",
     "TranscriptDelta",
     "TranscriptDone",

@@ -95,22 +95,26 @@ OF_OPENAI: Final = frozenset(
     | {Request.DELETE_ITEM, Request.RETRIEVE_ITEM, Request.TRUNCATE_ITEM}
 )
 OF_OMNI: Final = frozenset({Request.HEARTBEAT, Request.CLEAR_OUTPUT})
+OF_TOOLS: Final = frozenset({Request.TOOL_RESULT, Request.TELL})
 NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
     **dict.fromkeys(
         (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING),
         OF_OPENAI | OF_OMNI | {Request.COMMIT},
     ),
     Gate.ACTIVE: (OF_OPENAI - {Request.CANCEL}) | OF_OMNI | {Request.COMMIT},
-    Gate.STEERED: frozenset({Request.SEE, Request.PAUSE, Request.RESUME})
+    Gate.STEERED: OF_TOOLS
+    | frozenset({Request.SEE, Request.PAUSE, Request.RESUME})
     | {Request.MUTE, Request.UNMUTE, Request.UPDATE},
     Gate.OPEN: frozenset(Request)
     - OF_OPENAI
     - {Request.UPDATE, Request.APPEND, Request.COMMIT, Request.UNKNOWN},
     Gate.PAUSED: OF_OPENAI
     | OF_OMNI
+    | OF_TOOLS
     | frozenset({Request.MISPLACED, Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}),
     Gate.TURN: (OF_OPENAI - {Request.CANCEL})
     | OF_OMNI
+    | OF_TOOLS
     | frozenset(
         {Request.SEE, Request.PAUSE, Request.RESUME, Request.INTERRUPT, Request.REPORT}
         | {Request.COMMIT, Request.MUTE, Request.UNMUTE, Request.UPDATE}

@@ -32,6 +32,7 @@ LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = (
     "resume",
     "silence",
     "quiet",
+    "calls",
 )
 """Timers that bound a session's life, and end with it."""
 SIGNS_OF_LIFE: Final = (

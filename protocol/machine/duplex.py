@@ -16,9 +16,9 @@ from ..values.behaviour import SENDS_USER_WORDS
 from ..values.errors import ErrorCode
 from ..values.limits import UNIT_FRAMES_MAX
 from ..values.live import UserWords
-from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech
-from ..values.model import UNIT_BYTES
-from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See
+from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech, ToolsState
+from ..values.model import UNIT_BYTES, ToolResult
+from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See, TellModel
 from ..values.state import Gate, SessionKind
 from ..values.utf8 import Refused
 from .input import Attachments
@@ -37,6 +37,8 @@ class Duplex(Kind):
         **DUPLEX_HANDLERS,
         Init: attrgetter("setup.init"),
         Append: attrgetter("loop.append"),
+        ToolResult: attrgetter("loop.tools.returned"),
+        TellModel: attrgetter("loop.tools.tell"),
         See: attrgetter("loop.input.see"),
         Interrupt: attrgetter("interrupt"),
         Pause: attrgetter("pause"),
@@ -77,7 +79,10 @@ class Duplex(Kind):
 
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is set up."""
-        self.peer.send_created(prompt_length=prompt_length)
+        tools: ToolsState = ""
+        if self.loop.tools.offered:
+            tools = "called" if self.step.limits.duplex_tools else "not_called"
+        self.peer.send_created(prompt_length=prompt_length, tools=tools)
 
     def init_rejected(self, message: str) -> None:
         """Return to CONNECTED: the client may send a better init."""
@@ -89,8 +94,19 @@ class Duplex(Kind):
         self.loop.forget_client()
 
     def refusal(self, message: ClientMessage) -> Refused | None:
-        """Refuse an init that a fork may not have, and a picture without room."""
-        return self.setup.refusal(message) or self.loop.input.refusal(message)
+        """Refuse an init that a fork may not have, a result not due, a picture without room."""
+        return (
+            self.setup.refusal(message)
+            or self.loop.input.refusal(message)
+            or self.loop.tools.refusal(message)
+        )
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """Handle a timer: calls whose time is over end, and not the session."""
+        if name == "calls":
+            self.loop.tools.expire()
+        else:
+            super().timed_out(name)
 
     # -- in -------------------------------------------------------------------------------------
 

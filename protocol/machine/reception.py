@@ -18,7 +18,7 @@ from typing import Final
 import attrs
 
 from ..values import requests as rq
-from ..values.behaviour import CANCELS_TURNS, ONLY_MODEL
+from ..values.behaviour import CANCELS_TURNS, DUPLEX_TOOLS, ONLY_MODEL
 from ..values.digest import DIGEST_BYTES
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import EVENT_IDS, FrameReceived
@@ -29,7 +29,7 @@ from ..wire.codec import dump_frame, parse_frame
 from ..wire.dialects import LEGACY_CHAT, REALTIME, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
 from ..wire.dialects.opening import OPENING, choose
-from ..wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
+from ..wire.dialects.shared import OPENAI_SESSIONS, STANDALONE, TOOL_RESULT, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
 from ..wire.strict import not_json
 from ..wire.template import EVENT_ID, Alike, Template
@@ -354,9 +354,11 @@ def _cause_of(kind: Kind, name: object) -> str:
 def _classified(kind: Kind, body: Json) -> rq.Request:
     """Return the kind of request of a message, as the session's behaviour and mode know it."""
     request = kind.peer.dialect.classify(body)
-    if request is not rq.Request.CANCEL or kind.peer.dialect is not REALTIME:
-        return request
-    is_known = kind.step.opened.mode == "chat" and kind.step.behaves(CANCELS_TURNS)
+    is_chat, is_known = kind.step.opened.mode == "chat", True
+    if body.get("type") in (TOOL_RESULT, STANDALONE):
+        is_known = not is_chat and kind.step.behaves(DUPLEX_TOOLS)
+    elif request is rq.Request.CANCEL and kind.peer.dialect is REALTIME:
+        is_known = is_chat and kind.step.behaves(CANCELS_TURNS)
     return request if is_known else rq.Request.UNKNOWN
 
 

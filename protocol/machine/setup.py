@@ -24,7 +24,7 @@ import attrs
 from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode
-from ..values.model import Opening, Voice
+from ..values.model import Opening, Tool, Voice
 from ..values.requests import ClientMessage, Init, VoiceName
 from ..values.requests import Voice as AskedVoice
 from ..values.state import BEGINNINGS
@@ -35,6 +35,7 @@ from .input import Input
 from .kind import Handlers
 from .peer import Peer
 from .slot import Migrating, Migration, Slot
+from .tools import ToolCalls
 from .unit_loop import UnitKind, UnitLoop, UserSpeech
 
 AT_REST: Final = frozenset({Phase.IDLE, Phase.FINALIZING, Phase.ROLLING_BACK})
@@ -87,12 +88,16 @@ class PendingInit:
                 self.voices[name] = pcm
                 del self.undecided[name]
 
-    def to_opening(self, seed: int) -> Opening:
+    def to_opening(self, seed: int, tools: tuple[Tool, ...]) -> Opening:
         """Make the backend's request; the spoken voice defaults to the heard one (000)."""
         llm = self.voices.get("llm", b"")
         voice = Voice(llm_pcm=llm, tts_pcm=self.voices.get("tts", llm))
         return Opening(
-            instructions=self.init.instructions, voice=voice, config=self.init.config, seed=seed
+            instructions=self.init.instructions,
+            voice=voice,
+            config=self.init.config,
+            seed=seed,
+            tools=tools,
         )
 
 
@@ -153,7 +158,11 @@ class Setup:
 
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an init that would change what the model of a fork was opened with."""
-        if self.step.is_forking and isinstance(message, Init) and _asks_for_another(message):
+        if not self.step.is_forking or not isinstance(message, Init):
+            return None
+        if message.tools == self.loop.tools.offered:  # whose client gives them functions again
+            message = attrs.evolve(message, tools=())
+        if _asks_for_another(message):
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=_KEPT)
         return None
 
@@ -185,7 +194,9 @@ class Setup:
         self.slot.call.phase = Phase.OPENING
         self.loop.max_slice_nums = pending.init.max_slice_nums
         self.loop.deferred_finalize = pending.init.config.deferred_finalize
-        opening = pending.to_opening(self.step.opened.seed)
+        self.loop.tools.offered = pending.init.tools
+        tools = pending.init.tools if self.step.limits.duplex_tools else ()
+        opening = pending.to_opening(self.step.opened.seed, tools)
         self.step.do(ef.OpenBackend(lease=self.slot.lease, opening=opening))
 
     def _reject(self, message: str) -> None:
@@ -282,7 +293,7 @@ class Setup:
 def _asks_for_another(init: Init) -> bool:
     """Whether an init has what opens a model."""
     plain = Init(instructions="")
-    names = ("instructions", "ref_audio", "tts_ref_audio", "max_slice_nums", "config")
+    names = ("instructions", "ref_audio", "tts_ref_audio", "max_slice_nums", "config", "tools")
     return any(getattr(init, name) != getattr(plain, name) for name in names)
 
 
@@ -301,8 +312,8 @@ def duplex_parts(kind: DuplexKind) -> Setup:
     step, timers, recording = kind.step, kind.timers, kind.recording
     peer, slot = kind.peer, kind.slot
     migration = Migration(step, timers, peer, recording, slot, slot.call, kind)
-    waiting, speech = Input(step, peer), UserSpeech(step)
-    loop = UnitLoop(step, peer, recording, slot, slot.call, migration, waiting, speech, kind)
+    waiting, speech, tools = Input(step, peer), UserSpeech(step), ToolCalls(step, timers, peer)
+    loop = UnitLoop(step, peer, recording, slot, slot.call, migration, waiting, speech, tools, kind)
     return Setup(step, timers, recording, peer, slot, migration, loop, kind)
 
 

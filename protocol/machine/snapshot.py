@@ -26,6 +26,7 @@ from .openai import OpenAI
 from .setup import PendingInit, Setup
 from .slot import Migration
 from .sound import SoundPieces
+from .tools import ToolCalls
 from .transcription import ChunkLoop, Transcription, Utterance
 from .unit_loop import Lockstep
 
@@ -97,6 +98,7 @@ def _running(unit: Unit) -> Keys:
         "force_listen": unit.force_listen,
         "max_slice_nums": unit.max_slice_nums,
         "force_speak": unit.force_speak,
+        **({"inputs": len(unit.inputs)} if unit.inputs else {}),
     }
 
 
@@ -142,6 +144,7 @@ def _units(setup: Setup) -> Keys:
         "max_slice_nums": loop.max_slice_nums,
         "deferred_finalize": loop.deferred_finalize,
         "lockstep": None if loop.lockstep is None else _lockstep(loop.lockstep),
+        **_tools(loop.tools),
         "user": [speech.samples, speech.is_speaking, speech.must_listen, speech.over_samples],
     }
     return {
@@ -161,6 +164,22 @@ def _units(setup: Setup) -> Keys:
         },
         "own": own,
     }
+
+
+def _tools(tools: ToolCalls) -> Keys:
+    """The tools of a session that has any: older logs have no such keys."""
+    keys: Keys = {
+        "offered": [tool.name for tool in tools.offered],
+        "made": tools.made,
+        "open": [[name, it.name, it.deadline_ns] for name, it in tools.open.items()],
+        "started": [it.call for it in tools.started],
+        "waiting": [[it.kind, it.call, len(it.text)] for it in tools.waiting],
+        "made_ns": [*tools.made_ns],
+        "told_ns": [*tools.told_ns],
+        "failures": tools.failures,
+        "cut": tools.is_cut,
+    }
+    return {"tools": keys} if any(keys.values()) else {}
 
 
 def _with(keys: Keys, **own: Keys) -> Keys:

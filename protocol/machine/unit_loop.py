@@ -31,6 +31,7 @@ from .core import Call, Phase, Recording, Step
 from .input import Input, PendingUnit
 from .peer import Peer
 from .slot import MODEL_LOST, Migration, Slot
+from .tools import ToolCalls
 
 
 @attrs.define
@@ -184,6 +185,7 @@ class UnitLoop:
     migration: Migration
     input: Input
     speech: UserSpeech
+    tools: ToolCalls
     kind: UnitKind
     input_id: str = ""
     interrupted: bool = False
@@ -218,6 +220,9 @@ class UnitLoop:
     def forget_client(self) -> None:
         """Forget the input, the unit that was lost, and what the client was owed."""
         self.input.forget(self.call.index + 1 + self.input.units_dropped)
+        if self.unit is not None:
+            self.tools.put_back(self.unit.inputs)
+        self.tools.forget_client()
         self.unit, self.held, self.lockstep = None, None, None
         self.failures, self.is_paused = 0, False
         self.speech.forget()
@@ -243,8 +248,15 @@ class UnitLoop:
                 if self.lockstep is not None:
                     self._send_pending(self.lockstep.drop(dropped.ordinal))
             self.start_if_due()
+        self.hurry()
         if self.lockstep is not None and not units:
             self._send_pending(self.lockstep.wait())
+
+    def hurry(self) -> None:
+        """Cut the silent part in progress if more than the next unit waits for its end."""
+        cut = self._cut_silent() if len(self.input.waiting) > 1 else None
+        if cut is not None:
+            self.step.do(cut)
 
     def _search(self, message: Append) -> Append:
         """Have speech found in an append; while the user speaks on, the model listens to it."""
@@ -350,6 +362,7 @@ class UnitLoop:
             force_listen=must_listen,
             max_slice_nums=attached.max_slice_nums or self.max_slice_nums,
             force_speak=must_speak and not must_listen,
+            inputs=self.tools.next_inputs(),
         )
         self.step.do(ef.StartUnit(unit=self.unit))
 
@@ -361,15 +374,25 @@ class UnitLoop:
         self.step.do(ef.StartUnit(unit=self.unit))
 
     def cut(self) -> ef.Interrupt | None:
-        """Cut the running unit; None without one, or if it is being cut already.
+        """Cut the running unit, or its silent part; None if it is being cut already.
 
         A unit that was lost with its worker will listen when it starts again.
         """
-        if self.unit is None or self.interrupted:
+        if self.unit is None:
+            return self._cut_silent()
+        if self.interrupted:
             return None
         self.interrupted = True
         is_running = self.call.phase is Phase.RUNNING
         return ef.Interrupt(index=self.call.index) if is_running else None
+
+    def _cut_silent(self) -> ef.Interrupt | None:
+        """Cut the silent part in progress, as if by its budget: its call goes on in the next."""
+        is_silent = self.step.limits.duplex_tools and self.call.phase is Phase.FINALIZING
+        if not is_silent or self.tools.is_cut:
+            return None
+        self.tools.is_cut = True
+        return ef.Interrupt(index=self.call.index)
 
     def is_withheld(self, result: UnitResult) -> bool:
         """Whether the unit's speech, whole or in part, is withheld (B6)."""
@@ -411,14 +434,24 @@ class UnitLoop:
         self.call.require(Phase.RUNNING)
         self.call.phase = Phase.FINALIZING
         self.failures, self.unit = 0, None
+        self.tools.is_cut = False
         is_withheld = self.is_withheld(result)
         self.step.do(ef.StartFinalize(index=self.call.index, interrupted=is_withheld))
+        self.hurry()
 
     def finalize_done(self, event: ev.FinalizeDone) -> None:
-        """Open the barrier (B1)."""
-        if self.call.awaits(Phase.FINALIZING, event.finalized.index):
-            self._send_held()
-            self._go_on()
+        """Send the calls of the unit's silent part, and open the barrier (B1)."""
+        done = event.finalized
+        if not self.call.awaits(Phase.FINALIZING, done.index):
+            return
+        self._send_held()
+        if done.silent is not None and self.peer.is_active:
+            self.tools.take(done.silent, done.index)
+            if self.tools.failures >= UNIT_FAILURES_MAX:
+                self.call.settle()
+                self.kind.end("backend_error")
+                return
+        self._go_on()
 
     def unit_failed(self, event: ev.UnitFailed) -> None:
         """Undo a failed unit, or end the session if that cannot help (B3, B10)."""
@@ -443,6 +476,8 @@ class UnitLoop:
             if self.lockstep is not None:
                 self._send_pending(self.lockstep.answer())
             self.call.require(Phase.RUNNING)
+            if self.unit is not None:
+                self.tools.put_back(self.unit.inputs)
             self.call.phase, self.unit = Phase.ROLLING_BACK, None
             self.step.do(ef.Rollback(index=index))
 

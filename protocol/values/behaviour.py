@@ -70,6 +70,8 @@ IDLE_TURNS: Final = 2
 """`openai`: a response where the user says nothing for a while, by `idle_timeout_ms`."""
 BACKCHANNELS: Final = 2
 """`openai`: how long speech is that interrupts may be chosen."""
+DUPLEX_TOOLS: Final = 2
+"""`realtime`, `duplex-v1`: a session may have tools, their results, and events for the model."""
 LAST_WORDS: Final = 2
 """`openai`: at its limit a session waits for the last words that it heard, or says none come."""
 SENDS_USER_WORDS: Final = 2

@@ -42,6 +42,7 @@ TimerName = Literal[
     "resume",
     "silence",
     "quiet",
+    "calls",
 ]
 
 
@@ -373,6 +374,7 @@ class SessionLimits:
         can_repeat: the model gives an interrupted turn's answer again, piece by piece.
         detach_s: time without a connection for which a session that can be resumed keeps its slot.
         resume_s: time without a connection after which it ends.
+        duplex_tools: the model calls tools in a duplex session.
     """
 
     session_s: int
@@ -397,6 +399,7 @@ class SessionLimits:
     detach_s: int = 0
     resume_s: int = 0
     backchannel_ms: int = 0
+    duplex_tools: bool = False
 
 
 # -- The session's slot ---------------------------------------------------------------------------

@@ -167,6 +167,24 @@ TOOL_CHARS_MAX: Final = 16_384
 """Characters of a tool's description, of its schema and of a call's arguments: half a context."""
 TOOL_DEPTH_MAX: Final = 16
 """Levels of a tool's schema: an array of objects in an object takes eight."""
+SILENT_CHARS_MAX: Final = 4_096
+"""Characters of a call, or a thought, of a duplex session: at 25 tokens a second, half a minute."""
+CALL_RESULT_S: Final = 60
+"""For the result of a call of a duplex session: the model has told the user long before."""
+CALLS_OPEN_MAX: Final = 16
+"""Calls of a duplex session that wait for a result, as in an answer of chat."""
+CALLS_A_MINUTE: Final = 30
+"""One every other second: more is a model that calls in circles."""
+CALLS_SESSION_MAX: Final = 1_024
+"""At twice the pace of a busy assistant, an hour."""
+INPUT_CHARS_MAX: Final = 4_096
+"""Of a result, and of all events that a unit feeds but its first: a thousand tokens or two."""
+INPUTS_MAX: Final = 32
+"""Events that wait for the next units of a duplex session: a result of every open call, twice."""
+INPUTS_CHARS_MAX: Final = 65_536
+"""Characters of these: sixteen seconds of units."""
+TEXTS_A_SECOND: Final = 4
+"""Events without a call: each is read before the model may speak."""
 CALL_ID_CHARS_MAX: Final = 64
 """A client may have made the id of an earlier call itself."""
 

@@ -21,6 +21,8 @@ from .omni import OmniAnswer, OmniSession
 from .openai import OpenAIAnswer, OpenAISession
 
 RecordingState = Literal["on", "off", "failed"]
+ToolsState = Literal["", "called", "not_called"]
+"""Whether the model calls the tools of a duplex session."""
 
 
 def _samples(pcm: bytes) -> NDArray[np.float32]:
@@ -87,6 +89,7 @@ class Created:
         created_s: when the session began, Unix time in whole seconds (003, `created`).
         live: the session as it is in force.
         client_event_id: the client's name for its message; only in `live`, and may be empty.
+        tools: what becomes of the client's tools; empty if it has none.
         openai: the session as it is in force.
         omni: the session as it is in force.
     """
@@ -100,6 +103,7 @@ class Created:
     created_s: int = 0
     live: LiveSession = LiveSession()
     client_event_id: str = ""
+    tools: ToolsState = ""
     openai: OpenAISession = OpenAISession()
     omni: OmniSession = OmniSession()
 
@@ -199,6 +203,21 @@ class Speech:
     def samples(self) -> NDArray[np.float32]:
         """The sound: float32, shape (samples,), 24 kHz mono, in [-1, 1]; not to be written to."""
         return _samples(self.pcm)
+
+
+@attrs.frozen(kw_only=True)
+class ToolCalled:
+    """The model calls a tool of a duplex session; the conversation goes on meanwhile.
+
+    Attributes:
+        session_id: the session.
+        call: the call; the client sends its result by its id.
+        unit: the index of the unit in which it was made.
+    """
+
+    session_id: str
+    call: ToolCall
+    unit: int
 
 
 @attrs.frozen(kw_only=True)
@@ -416,6 +435,7 @@ ServerMessage = (
     | Created
     | Listen
     | Speech
+    | ToolCalled
     | Pending
     | Paused
     | Resumed

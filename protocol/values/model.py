@@ -7,7 +7,9 @@ hold only bytes, integers and text: a backend can run in another process, and a 
 - A *turn* of chat is stateless: it has the whole conversation, is prefilled at once, and leaves
   nothing in the model. Its media is decoded: JPEG files and PCM; a video is both.
 - The server runs no *tool*. A turn offers tools; an answer may end with calls of them; the client
-  runs these, and asks again with the conversation, the calls and their results.
+  runs these, and asks again with the conversation, the calls and their results. A duplex session
+  offers them when it is opened: the model calls in the *silent part* of a unit, after its speech,
+  and what the client returned is part of a later unit's input.
 - An *utterance* of a transcription is one anchored request of streaming input: its sound comes in
   chunks of exactly one second, and the model writes the text of each before the next. A slot keeps
   the state of an utterance from chunk to chunk.
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 SlidingWindow = Literal["off", "basic", "context"]
 Stage = Literal["prefill", "llm", "tts", "token2wav"]
-"""The stages of one unit, in the order in which they run."""
+"""The stages of one unit up to its result, in the order in which they run."""
 
 INPUT_RATE_HZ: Final = 16_000
 OUTPUT_RATE_HZ: Final = 24_000
@@ -37,6 +39,117 @@ SAMPLE_BYTES: Final = 4
 SAMPLE16_BYTES: Final = 2
 """Bytes of a signed 16-bit sample, as in sound to be transcribed (003)."""
 UNIT_BYTES: Final = UNIT_SAMPLES * SAMPLE_BYTES
+
+
+# -- Tools ----------------------------------------------------------------------------------------
+
+ToolChoice = Literal["auto", "none"]
+"""Whether the model may call tools; that it must is not offered: its tokens are not constrained."""
+TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""The name of a tool: it stands in JSON that a model writes token by token."""
+CALLS_MAX: Final = 16
+"""Calls an answer: what a model writes beyond is text."""
+
+
+@attrs.frozen(kw_only=True)
+class Tool:
+    """A function that the client offers to the model.
+
+    Attributes:
+        name: its name: 1 to 64 letters, digits, `_` and `-`.
+        description: what it does, for the model.
+        parameters: its arguments, as a JSON Schema; the model reads it, the server does not.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall:
+    """A call of a tool, which the model asks of the client.
+
+    Attributes:
+        id: names the call, for its result; empty until the session names it.
+        name: of the tool.
+        arguments: a JSON object, as text. It is not checked against the tool's `parameters`.
+    """
+
+    id: str = ""
+    name: str
+    arguments: str
+
+
+@attrs.frozen(kw_only=True)
+class ToolResult:
+    """What a tool returned: in chat a message of the role `tool`, in a duplex session by itself.
+
+    Attributes:
+        call_id: the call that it answers.
+        output: any text.
+    """
+
+    call_id: str
+    output: str
+
+
+# -- Units ----------------------------------------------------------------------------------------
+
+SpanKind = Literal["think", "call", "text"]
+SilentEnd = Literal["no_action", "eos", "budget", "cut", "failed"]
+"""Why a silent part ends: nothing to do; the model's own end; its budget is used up; the session
+cut it; it failed, and was undone to the end of the speech."""
+InputKind = Literal["started", "result", "text"]
+
+
+@attrs.frozen(kw_only=True)
+class UnitInput:
+    """An event that a unit tells the model besides sound and pictures.
+
+    Attributes:
+        kind: `started`: the call was accepted; `result`: what it returned; `text`: anything else.
+        call: the model's name of the call: `t1`, `t2`... in the order of a session's calls; empty
+            of a text.
+        text: of a result, and of a text.
+    """
+
+    kind: InputKind
+    call: str = ""
+    text: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Span:
+    """Something that the model wrote in silence, from its opener to its closer.
+
+    Attributes:
+        text: what is between the two, of all units in which it was written.
+        name, arguments: of a call, as the backend read it, as in `ToolCall`.
+        fault: why it is no call of a tool that was offered, in words for the model.
+    """
+
+    kind: SpanKind
+    text: str
+    name: str = ""
+    arguments: str = ""
+    fault: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Silent:
+    """The silent part of a unit, between its speech and its end.
+
+    Attributes:
+        spans: those that were closed in this unit, in order.
+        is_open: a span goes on in the next unit.
+        decided_ids: every id that was decided; one that was cut stopped after so many.
+    """
+
+    end: SilentEnd
+    spans: tuple[Span, ...] = ()
+    is_open: bool = False
+    decided_ids: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -79,12 +192,17 @@ class Voice:
 
 @attrs.frozen(kw_only=True)
 class Opening:
-    """Everything a backend needs to open a session; the same values give the same session."""
+    """Everything a backend needs to open a session; the same values give the same session.
+
+    Attributes:
+        tools: what the model may call; empty for a model without duplex tools.
+    """
 
     instructions: str
     voice: Voice
     config: DuplexConfig
     seed: int
+    tools: tuple[Tool, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -108,6 +226,7 @@ class Unit:
         frames: JPEG files, each already proven decodable.
         max_slice_nums: most slices a frame may be cut into, 1-9.
         force_speak: the model may not listen, unless `force_listen` is set.
+        inputs: events, in the order in which they are fed.
     """
 
     index: int
@@ -116,6 +235,7 @@ class Unit:
     force_listen: bool = False
     max_slice_nums: int = 1
     force_speak: bool = False
+    inputs: tuple[UnitInput, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -177,12 +297,17 @@ class UnitResult:
 
 @attrs.frozen(kw_only=True)
 class Finalized:
-    """A finalized unit: the terminator and `</unit>` are fed, the window has slid."""
+    """A finalized unit: the terminator and `</unit>` are fed, the window has slid.
+
+    `silent`: its silent part, of a model that has one; its ids are among `fed_ids` as far as they
+    were fed.
+    """
 
     index: int
     kv_length: int
     fed_ids: tuple[int, ...] = ()
     cost_us: int = 0
+    silent: Silent | None = None
 
 
 PAST_UNITS_MAX: Final = 16
@@ -200,12 +325,14 @@ class PastUnit:
         is_voiced: its turn is still open at the end of the past, so its speech codes go through the
             speech decoder and the vocoder again: no unit from it on ended a turn or was interrupted
             (`recorder.read.past.voiced`).
+        silent: as in its `Finalized`; None too if the worker was lost before: nothing was decided.
     """
 
     unit: Unit
     result: UnitResult
     interrupted: bool
     is_voiced: bool = False
+    silent: Silent | None = None
 
 
 # -- The sound of OpenAI's dialects ---------------------------------------------------------------
@@ -221,59 +348,6 @@ G711_RATE_HZ: Final = 8_000
 def rate_of(coding: Coding) -> int:
     """Samples a second, if nothing else is said."""
     return LIVE_RATES_HZ[0] if coding == "audio/pcm" else G711_RATE_HZ
-
-
-# -- Tools ----------------------------------------------------------------------------------------
-
-ToolChoice = Literal["auto", "none"]
-"""Whether the model may call tools; that it must is not offered: its tokens are not constrained."""
-TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""The name of a tool: it stands in JSON that a model writes token by token."""
-CALLS_MAX: Final = 16
-"""Calls an answer: what a model writes beyond is text."""
-
-
-@attrs.frozen(kw_only=True)
-class Tool:
-    """A function that the client offers to the model.
-
-    Attributes:
-        name: its name: 1 to 64 letters, digits, `_` and `-`.
-        description: what it does, for the model.
-        parameters: its arguments, as a JSON Schema; the model reads it, the server does not.
-    """
-
-    name: str
-    description: str = ""
-    parameters: str = ""
-
-
-@attrs.frozen(kw_only=True)
-class ToolCall:
-    """A call of a tool, which the model asks of the client.
-
-    Attributes:
-        id: names the call, for its result; empty until the session names it.
-        name: of the tool.
-        arguments: a JSON object, as text. It is not checked against the tool's `parameters`.
-    """
-
-    id: str = ""
-    name: str
-    arguments: str
-
-
-@attrs.frozen(kw_only=True)
-class ToolResult:
-    """What a tool returned, in a message of the role `tool`.
-
-    Attributes:
-        call_id: the call that it answers.
-        output: any text.
-    """
-
-    call_id: str
-    output: str
 
 
 # -- Turns of chat --------------------------------------------------------------------------------

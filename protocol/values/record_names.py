@@ -33,7 +33,7 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ev.SessionLimits: "SessionLimits session_s init_wait_s cleanup_wait_s"
     " context_tokens sliding_windows can_rollback close_on_recording_failure idle_s pause_s"
     " watchdog_s models audio_bytes rebuild_wait_s rebuild_units can_repeat_turn can_force_speak"
-    " has_vision transcriber barge_in detach_s resume_s backchannel_ms",
+    " has_vision transcriber barge_in detach_s resume_s backchannel_ms duplex_tools",
     ev.Forked: "Forked at_ns limits resume_hash recording_notice",
     ev.FrameReceived: "FrameReceived at_ns frame has_room shortened",
     utf8.Shortened: "Shortened size_bytes blake2b head unreadable refused read_bytes",
@@ -64,7 +64,9 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     model.Costs: "Costs prefill_us generate_us llm_us tts_us token2wav_us wall_us",
     ev.UnitFailed: "UnitFailed at_ns index context_full",
     ev.FinalizeDone: "FinalizeDone at_ns finalized",
-    model.Finalized: "Finalized index kv_length fed_ids cost_us",
+    model.Finalized: "Finalized index kv_length fed_ids cost_us silent",
+    model.Silent: "Silent end spans is_open decided_ids",
+    model.Span: "Span kind text name arguments fault",
     ev.FinalizeFailed: "FinalizeFailed at_ns index",
     ev.RollbackDone: "RollbackDone at_ns index",
     ev.RollbackFailed: "RollbackFailed at_ns index",
@@ -99,19 +101,20 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ef.EnterQueue: "EnterQueue mode ahead",
     ef.LeaveQueue: "LeaveQueue",
     ef.OpenBackend: "OpenBackend lease opening",
-    model.Opening: "Opening instructions voice config seed",
+    model.Opening: "Opening instructions voice config seed tools",
     model.Voice: "Voice llm_pcm tts_pcm",
     model.DuplexConfig: "DuplexConfig generate_audio force_listen_count"
     " max_new_speak_tokens_per_chunk temperature top_k top_p listen_prob_scale length_penalty"
     " sliding_window deferred_finalize",
     ef.Rebuild: "Rebuild lease",
-    model.PastUnit: "PastUnit unit result interrupted is_voiced",
+    model.PastUnit: "PastUnit unit result interrupted is_voiced silent",
     ef.DecodeMedia: "DecodeMedia media kind data rate_hz stack_frames",
     ef.CancelDecode: "CancelDecode media",
     ef.DetectSpeech: "DetectSpeech at_samples rate_hz data threshold silence_ms is_speech"
     " speech_ms",
     ef.StartUnit: "StartUnit unit",
-    model.Unit: "Unit index pcm frames force_listen max_slice_nums force_speak",
+    model.Unit: "Unit index pcm frames force_listen max_slice_nums force_speak inputs",
+    model.UnitInput: "UnitInput kind call text",
     ef.Interrupt: "InterruptUnit index",
     ef.StartFinalize: "StartFinalize index interrupted",
     ef.Rollback: "Rollback index",

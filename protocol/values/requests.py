@@ -56,6 +56,8 @@ class Request(StrEnum):
     RETRIEVE_ITEM = "retrieve_item"
     TRUNCATE_ITEM = "truncate_item"
     HEARTBEAT = "heartbeat"
+    TOOL_RESULT = "tool_result"
+    TELL = "tell"
     CLEAR_OUTPUT = "clear_output"
     MISPLACED = "misplaced"
     """An event of some dialect, in a session in which it is out of place."""
@@ -96,6 +98,7 @@ class Init:
         notices: the client wants to be told when the server is about to shut down, and what its
             user said.
         record: false: do not record the session, and remove what is recorded.
+        tools: what the model may call: functions that the client runs.
     """
 
     instructions: str
@@ -107,6 +110,7 @@ class Init:
     omni: OmniSettings = OmniSettings()
     notices: bool = False
     record: bool = True
+    tools: tuple[Tool, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
@@ -140,6 +144,17 @@ class Append:
     max_slice_nums: int | None = None
     input_id: str | None = None
     ignored: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class TellModel:
+    """An event for the model that belongs to no call.
+
+    Attributes:
+        text: what happened.
+    """
+
+    text: str
 
 
 @attrs.frozen(kw_only=True)
@@ -371,6 +386,8 @@ class Commit:
 ClientMessage = (
     Init
     | Append
+    | ToolResult
+    | TellModel
     | CloseRequest
     | See
     | Pause

@@ -92,6 +92,7 @@ TRANSITIONS: Final[Mapping[SessionKind, Mapping[State, Row]]] = MappingProxyType
             State.ACTIVE: {
                 ms.Listen: State.ACTIVE,
                 ms.Speech: State.ACTIVE,
+                ms.ToolCalled: State.ACTIVE,
                 ms.Pending: State.ACTIVE,
                 ms.Paused: State.ACTIVE,
                 ms.Resumed: State.ACTIVE,
@@ -257,6 +258,8 @@ _OF_OMNI: Final = (Request.HEARTBEAT, Request.CLEAR_OUTPUT)
 _OUT_OF_PLACE: Final = (
     *_OF_OPENAI,
     *_OF_OMNI,
+    Request.TOOL_RESULT,
+    Request.TELL,
     Request.PAUSE,
     Request.RESUME,
     Request.INTERRUPT,

@@ -35,22 +35,32 @@ def voiced(units: Iterable[PastUnit]) -> Iterator[PastUnit]:
 
 
 class PastUnits:
-    """Puts the units of a session together from its steps: input, result and finalize."""
+    """Puts the units of a session together from its steps: input, result and finalize.
+
+    `last`: a unit whose finalize has begun, and is not known to be done.
+    """
 
     def __init__(self) -> None:
+        self.last: PastUnit | None = None
         self._unit: Unit | None = None
         self._result: UnitResult | None = None
 
     def take(self, fact: ev.Event | ef.Effect) -> PastUnit | None:
-        """Take an event or effect; return the unit that is finalized from here on."""
+        """Take an event or effect; return a unit that is finalized, or was lost in that."""
+        done = None
         match fact:
             case ef.StartUnit():
+                done, self.last = self.last, None
                 self._unit, self._result = fact.unit, None
             case ev.UnitDone():
                 self._result = attrs.evolve(fact.result, pcm=b"")
             case ef.StartFinalize() if self._unit is not None and self._result is not None:
-                return PastUnit(unit=self._unit, result=self._result, interrupted=fact.interrupted)
-        return None
+                self.last = PastUnit(
+                    unit=self._unit, result=self._result, interrupted=fact.interrupted
+                )
+            case ev.FinalizeDone(finalized=finalized) if self.last is not None:
+                done, self.last = attrs.evolve(self.last, silent=finalized.silent), None
+        return done
 
 
 class Past:
@@ -84,6 +94,8 @@ class Past:
                 unit = units.take(fact)
                 if unit is not None:
                     yield unit
+        if units.last is not None:
+            yield units.last
 
     def _records(self) -> Iterator[Record]:
         for seq, item in enumerate(self._items):

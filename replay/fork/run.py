@@ -318,7 +318,11 @@ class ForkedModel:
                 result = await self._run(effect, cut, recorded)
                 return ev.UnitDone(at_ns=at_ns, result=attrs.evolve(result, costs=answer.costs))
             case ef.StartFinalize(index=index):
-                done = await model.call(effect)
+                if isinstance(recorded, ev.FinalizeDone):
+                    silent = recorded.finalized.silent
+                    done = await model.finalize_again(effect, silent, forced=True)
+                else:
+                    done = await model.call(effect)
                 assert isinstance(done, ev.FinalizeDone)
                 if isinstance(recorded, ev.FinalizeDone):
                     found = compare_outputs(recorded.finalized, done.finalized)
@@ -331,7 +335,9 @@ class ForkedModel:
                 return ev.RollbackDone(at_ns=at_ns, index=index)
             case ef.Rebuild(lease=lease):  # the fork's own model has lost nothing but this call
                 lost = self._closing
-                if isinstance(lost, ef.StartFinalize) or (lost is not None and self._has_run):
+                if isinstance(lost, ef.StartFinalize):
+                    await model.finalize_again(lost, None, forced=True)
+                elif lost is not None and self._has_run:
                     await model.call(lost)
                 return ev.Rebuilt(
                     at_ns=at_ns, lease=lease, steps=answer.steps, cost_us=answer.cost_us

@@ -167,6 +167,9 @@ SETTING: Final = None
 TEXT: Final = SAID
 _PLAYED: Final = "played_ms"
 """A time since the session began: one that is still to come says something else."""
+_CALL: Final = frozenset({"id", "tool_call_id"})
+_CALL_ID: Final = re.compile(r"call_[0-9a-f]{12}")
+"""An id of a call that a session made: it says nothing, and its result must find it."""
 _PART: Final = "data"
 """The one field whose key has several meanings: of a part of a message, told by its `type`."""
 
@@ -248,6 +251,7 @@ class FrameEditor:
         has_line_breaks: base64 of sound may have line breaks.
         known_words: further values of settings: the server's names of its model.
         changed: the kinds that were taken out of some frame.
+        names: what replaces names, the same in events.
     """
 
     policy: Policy
@@ -258,7 +262,7 @@ class FrameEditor:
     has_line_breaks: bool = False
     known_words: frozenset[str] = frozenset()
     changed: set[Kind] = attrs.Factory(set)
-    _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
+    names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
 
     def edit(self, frame: Frame, at_ns: int) -> Frame:
         """The frame without content, at its time in nanoseconds."""
@@ -310,7 +314,7 @@ class FrameEditor:
         if holds.pattern is not None and not holds.pattern.fullmatch(unescaped(old)):
             return content.refuse_json(old)
         if holds.form == "name":
-            return content.fill_json(old) if "\\" in old else self._names.of(old)
+            return content.fill_json(old) if "\\" in old else self.names.of(old)
         return self._replace_file(old, holds.form)
 
     def _replace_file(self, old: str, form: str) -> str:
@@ -388,6 +392,8 @@ def _judge(
     if span.kind == "key":
         return "user", None
     holds, word = HOLDS[key], frame[span.start : span.end]
+    if key in _CALL and _CALL_ID.fullmatch(word):
+        return "user", None
     if span.kind == "number" and _is_setting(span, word, at_ns):
         return "user", None
     if holds is SETTING and span.kind == "number":

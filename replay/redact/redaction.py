@@ -47,7 +47,7 @@ from ..rerun.remake import RemakeError, Remaker, head_record, write
 from ..shared.commands import print_all, print_json, progress, reading, table, watched
 from ..shared.fields import REDACTED
 from ..shared.recordings import RecordingType
-from .content import KINDS, TRACES, Kind, PictureStyle, Policy, Pseudonyms, Side, Tally, fill, mute
+from .content import KINDS, TRACES, Kind, PictureStyle, Policy, Side, Tally, fill, mute
 from .frames import FrameEditor
 
 # -- events ----------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
         "session_s init_wait_s cleanup_wait_s context_tokens idle_s sliding_windows can_rollback"
         " close_on_recording_failure pause_s watchdog_s models audio_bytes rebuild_wait_s"
         " rebuild_units can_repeat_turn can_force_speak has_vision detach_s resume_s transcriber"
-        " barge_in backchannel_ms"
+        " barge_in backchannel_ms duplex_tools"
     ),
     ev.FrameReceived: _fields("at_ns has_room", frame="frame", below="shortened"),
     Shortened: _fields("size_bytes blake2b unreadable read_bytes", frame="head", below="refused"),
@@ -152,7 +152,9 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
     model.Costs: _fields("prefill_us generate_us llm_us tts_us token2wav_us wall_us"),
     ev.UnitFailed: _fields("at_ns index context_full"),
     ev.FinalizeDone: _fields("at_ns", below="finalized"),
-    model.Finalized: _fields("index kv_length cost_us", tokens="fed_ids"),
+    model.Finalized: _fields("index kv_length cost_us", tokens="fed_ids", below="silent"),
+    model.Silent: _fields("end is_open", tokens="decided_ids", below="spans"),
+    model.Span: _fields("kind fault", user_name="name", words="text arguments"),  # the user's tools
     **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
     ev.TurnPrefilled: _fields("at_ns", below="prefill"),
     model.Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),
@@ -199,7 +201,6 @@ class EventEditor:
 
     frames: FrameEditor
     media: dict[int, Kind] = attrs.Factory(dict)
-    _names: Pseudonyms = attrs.field(factory=Pseudonyms, init=False)
 
     def edit(self, event: ev.Event) -> ev.Event:
         """The event without content; raises `KeyError` for a field that `FIELDS` does not name."""
@@ -269,7 +270,7 @@ class EventEditor:
         elif content.shape == "ids":
             new, size = tuple(min(number, 0) for number in old), ID_BYTES * len(old)
         else:
-            new = fill(old) if content.shape == "words" else self._names.of(old)
+            new = fill(old) if content.shape == "words" else self.frames.names.of(old)
             size = len(old.encode("utf-8", "surrogatepass"))
         if new == old:
             return old

@@ -328,16 +328,19 @@ class ModelRerun:
         `ModelUnavailableError`: the model cannot be forced or rebuilt. Other exceptions are the
         model's.
         """
-        self._units.take(event)
+        self._note(self._units.take(event))
         verdict = await self._renew(event)
         for effect in effects:
             self._asked[type(effect)] = effect
             if isinstance(effect, ef.OpenBackend):
                 self._opening = effect
-            past = self._units.take(effect)
-            if past is not None:
-                self._past.append(past)  # a rebuild in long prefills would feed it again
+            self._note(self._units.take(effect))
         return verdict
+
+    def _note(self, past: PastUnit | None) -> None:
+        """Keep a past unit, which a rebuild in long prefills would feed again."""
+        if past is not None:
+            self._past.append(past)
 
     async def close(self) -> None:
         """Give the session back to the backend; a release that takes too long is left."""
@@ -356,7 +359,10 @@ class ModelRerun:
                     return Verdict()
                 if asked.index == event.finalized.index:
                     del self._asked[ef.StartFinalize]
-                    return self._compare(event, await self._model.call(asked))
+                    forced = self._judge is not None or self._is_held(asked.index)
+                    silent = event.finalized.silent
+                    made = await self._model.finalize_again(asked, silent, forced=forced)
+                    return self._compare(event, made)
             case ev.ChunkDone(result=recorded):
                 asked = self._asked.pop(ef.RunChunk, None)
                 place = (recorded.utterance, recorded.index)
@@ -471,9 +477,10 @@ class ModelRerun:
             return
         if not event.batches:
             if asked is not None:
-                await self._model.call(asked)
+                await self._model.finalize_again(asked, None, forced=True)
             return
         await self._release()
+        self._note(self._units.last)
         await self._model.begin(self._opening)
         opened = self._model.opened
         if not isinstance(opened, Rebuilds):

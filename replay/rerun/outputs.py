@@ -34,7 +34,7 @@ OUTPUT_FIELDS: Final[Mapping[type, tuple[str, ...]]] = {
         *("input_hash", "is_listen", "decided_ids", "fed_ids", "codec_ids", "kv_length"),
         *("text", "pcm", "end_of_turn", "cut", "vision_slices", "vision_tokens"),
     ),
-    model.Finalized: ("kv_length", "fed_ids"),
+    model.Finalized: ("silent", "kv_length", "fed_ids"),
     model.Prefill: ("input_hash", "fed_ids", "input_tokens"),
     model.TurnChunk: ("step", "token_ids", "codec_ids", "text", "pcm"),
     model.TurnResult: (
@@ -102,7 +102,7 @@ def logits_differ(recorded: model.UnitResult, new: model.UnitResult) -> bool:
 
 
 def output_difference(
-    recorded: Value | model.Cut, new: Value | model.Cut, name: str
+    recorded: Value | model.Cut | model.Silent, new: Value | model.Cut | model.Silent, name: str
 ) -> Difference | None:
     """Find the first difference between two values of a field; bytes are float32 LE samples.
 
@@ -138,9 +138,9 @@ def snr_db(recorded: bytes, new: bytes) -> float | None:
     return round(10 * float(np.log10(power / noise)), 1)
 
 
-def _plain(value: Value | model.Cut | tuple[model.ToolCall, ...]) -> Value:
-    if isinstance(value, model.Cut):
-        return {"stage": value.stage, "step": value.step}
+def _plain(value: Value | model.Cut | model.Silent | tuple[model.ToolCall, ...]) -> Value:
+    if isinstance(value, model.Cut | model.Silent):
+        return plain_of(value)
     if isinstance(value, tuple):
         return [plain_of(one) if isinstance(one, model.ToolCall) else one for one in value]
     return value

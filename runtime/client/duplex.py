@@ -1,9 +1,9 @@
 """A duplex session in the SDK: sound in, typed events out, until it is closed.
 
 One task sends and one receives. Events are the canonical messages (`protocol.values.messages`)
-after `session.created`: `Listen`, `Speech`, `GoingAway`, `ErrorReport`, `Closed`, and in
-`legacy-duplex` `Paused`, `Resumed` and `Interrupted`; in `live` a second's text and sound are two
-`Speech`, and there are `LiveAnswer`s. Only `Closed` ends a session; any other end raises. No
+after `session.created`: `Listen`, `Speech`, `ToolCalled`, `GoingAway`, `ErrorReport`, `Closed`, and
+in `legacy-duplex` `Paused`, `Resumed` and `Interrupted`; in `live` a second's text and sound are
+two `Speech`, and there are `LiveAnswer`s. Only `Closed` ends a session; any other end raises. No
 pacing: send a second of a file each second.
 
 `UnitCutter` cuts sound of any length into appends that end where the server's units end; a rest
@@ -19,15 +19,21 @@ waits for more, for `flush`, or for `interrupt`:
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from inspect import isawaitable
+from types import MappingProxyType
 from typing import Any
 
 import anyio
 import numpy as np
+import orjson
+from anyio.abc import TaskGroup
 from numpy.typing import NDArray
 
 from protocol.values.errors import CLOSE_NORMAL
-from protocol.values.limits import APPEND_SAMPLES_MIN, FRAMES_MAX
+from protocol.values.limits import APPEND_SAMPLES_MIN, FRAMES_MAX, INPUT_CHARS_MAX
 from protocol.values.live import LiveAnswer
 from protocol.values.messages import (
     Closed,
@@ -39,10 +45,11 @@ from protocol.values.messages import (
     Paused,
     Resumed,
     Speech,
+    ToolCalled,
 )
-from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES
+from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES, ToolCall, ToolResult
 from protocol.values.modes import Mode
-from protocol.values.requests import Append, AppendSound
+from protocol.values.requests import Append, AppendSound, TellModel
 from protocol.values.state import Gate
 from protocol.wire.audio import to_pcm16
 
@@ -143,21 +150,56 @@ def _bytes_of(samples: bytes | bytearray | memoryview) -> bytes:
 
 
 Event = (
-    Listen | Speech | Paused | Resumed | Interrupted | GoingAway | ErrorReport | Closed | LiveAnswer
+    Listen
+    | Speech
+    | ToolCalled
+    | Paused
+    | Resumed
+    | Interrupted
+    | GoingAway
+    | ErrorReport
+    | Closed
+    | LiveAnswer
 )
 """The events of a session after its creation."""
+
+
+Function = Callable[..., object]
+"""What a tool runs: its arguments come by name. It returns text, or what JSON can hold; or an
+awaitable of that."""
+
+
+async def answer_call(session: ClientSession, call: ToolCall, function: Function) -> None:
+    """Run the function of a call, and return what it came to; its exception is the result too."""
+    try:
+        made = function(**orjson.loads(call.arguments))
+        made = await made if isawaitable(made) else made
+        output = made if isinstance(made, str) else json.dumps(made, ensure_ascii=False)
+    except Exception as error:
+        output = f"error: {error}"
+    with suppress(ClientError):  # the session is over, or its log
+        await session.say(ToolResult(call_id=call.id, output=output[:INPUT_CHARS_MAX]))
 
 
 class DuplexSession:
     """A session that is set up; `antiphon.connect` makes and closes it.
 
     `created` has its id, whether it is recorded, and its prompt's length; `raw` is the session
-    below.
+    below. `tools` are run in `tasks` while the events are read.
     """
 
-    def __init__(self, raw: ClientSession, *, mode: Mode, created: Created) -> None:
+    def __init__(
+        self,
+        raw: ClientSession,
+        *,
+        mode: Mode,
+        created: Created,
+        tools: Mapping[str, Function] = MappingProxyType({}),
+        tasks: TaskGroup | None = None,
+    ) -> None:
         self.raw = raw
         self.created = created
+        self._tools, self._tasks = tools, tasks
         self._mode = mode
         self._cutter = UnitCutter()
 
@@ -201,6 +243,16 @@ class DuplexSession:
             self._check()
             await self.raw.append(self._cutter.at_once())
 
+    async def give_result(self, call: ToolCall, output: str) -> None:
+        """Return what a tool of no function came to; raises as `pause` does."""
+        self._check_open()
+        await self.raw.say(ToolResult(call_id=call.id, output=output))
+
+    async def tell(self, text: str) -> None:
+        """Tell the model of an event, with the next second of sound; raises as `pause` does."""
+        self._check_open()
+        await self.raw.say(TellModel(text=text))
+
     async def pause(self, timeout_s: float | None = None) -> None:
         """Pause the session; `Paused` is the answer. Only in `legacy-duplex`.
 
@@ -238,6 +290,10 @@ class DuplexSession:
         if message is None:
             raise StopAsyncIteration
         assert isinstance(message, Event), "state.TRANSITIONS has no other in ACTIVE"
+        if isinstance(message, ToolCalled) and self._tasks is not None:
+            function = self._tools.get(message.call.name)
+            if function is not None:
+                self._tasks.start_soon(answer_call, self.raw, message.call, function)
         return message
 
     async def leave(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -21,7 +21,9 @@ from contextlib import (
     suppress,
 )
 from functools import partial
+from inspect import getdoc
 from itertools import count
+from types import MappingProxyType
 from typing import Final, Literal, overload
 
 import anyio
@@ -37,13 +39,13 @@ from protocol.values.messages import (
     QueuePlace,
     QueueUpdate,
 )
-from protocol.values.model import INPUT_RATE_HZ
+from protocol.values.model import INPUT_RATE_HZ, Tool
 from protocol.values.modes import Mode
 from protocol.values.requests import Init
 from protocol.values.state import Gate
 
 from .chat import ChatSession
-from .duplex import DuplexSession
+from .duplex import DuplexSession, Function
 from .errors import (
     ClientError,
     LocalProtocolError,
@@ -54,6 +56,7 @@ from .resuming import RETRIES, RETRIES_MAX, OnConnection, backoff_s, may_pass
 from .session import ClientSession
 from .session import connect as connect_raw
 from .transcription import TranscriptionSession
+from .websocket import background
 
 Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "live"]
 OnQueue = Callable[[QueuePlace], object]
@@ -70,6 +73,7 @@ def connect(
     instructions: str | None = ...,
     model: str = ...,
     init: Init | None = ...,
+    tools: Mapping[str | Tool, Function] = ...,
     on_queue: OnQueue | None = ...,
     retries: int = ...,
     jitter: Callable[[], float] = ...,
@@ -106,6 +110,7 @@ def connect(
     instructions: str | None = None,
     model: str = "",
     init: Init | None = None,
+    tools: Mapping[str | Tool, Function] = MappingProxyType({}),
     on_queue: OnQueue | None = None,
     retries: int = RETRIES,
     jitter: Callable[[], float] = random.random,
@@ -123,6 +128,9 @@ def connect(
         instructions: the system prompt of a duplex session; a chat has a system message.
         model: a name of the server's model, which only `live` asks for.
         init: all that a session can be set up with, instead of `instructions`.
+        tools: functions that a duplex session's model may call, by name or by `antiphon.tool`. They
+            run while the session is read, their arguments come by name, and what they return goes
+            back by itself; `Created.tools` says whether the model calls them.
         on_queue: called with each place in the queue.
         retries: 0-100, after temporary failures.
         jitter: gives numbers in [0, 1) that shorten the waits between attempts.
@@ -153,8 +161,12 @@ def connect(
         jitter=jitter,
     )
     chosen = _choose_init(dialect, mode, instructions, model, init)
+    if tools and (mode == "chat" or dialect not in ("realtime", "duplex-v1")):
+        raise LocalProtocolError(f"no tools in mode={mode} of {dialect}: each turn has its own")
+    if tools:
+        chosen = attrs.evolve(chosen, tools=tuple(map(_tool_of, tools.items())))
     opening = _Opening(connecting, retries, jitter, chosen, on_queue)
-    return _chat(opening) if mode == "chat" else _duplex(opening, mode)
+    return _chat(opening) if mode == "chat" else _duplex(opening, mode, tools)
 
 
 @asynccontextmanager
@@ -197,12 +209,22 @@ async def transcribe(
         yield TranscriptionSession(raw, created=created)
 
 
+def _tool_of(given: tuple[str | Tool, Function]) -> Tool:
+    """Make the tool of a function, whose docstring describes it, if only its name is given."""
+    name, function = given
+    return Tool(name=name, description=getdoc(function) or "") if isinstance(name, str) else name
+
+
 @asynccontextmanager
-async def _duplex(opening: _Opening, mode: Mode) -> AsyncIterator[DuplexSession]:
+async def _duplex(
+    opening: _Opening, mode: Mode, tools: Mapping[str | Tool, Function]
+) -> AsyncIterator[DuplexSession]:
+    functions = {_tool_of(it).name: it[1] for it in tools.items()}
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
-        session = DuplexSession(raw, mode=mode, created=created)
+        tasks = await stack.enter_async_context(background()) if tools else None
+        session = DuplexSession(raw, mode=mode, created=created, tools=functions, tasks=tasks)
         yield session
         await session.leave()
 

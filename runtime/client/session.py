@@ -25,6 +25,8 @@ from typing import Final, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
+import anyio
+
 from protocol.machine.client import ClientConnection
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import Closed, ErrorReport, ServerMessage
@@ -97,6 +99,7 @@ class ClientSession:
         self.ended: Closed | None = None
         self._refusal: ErrorReport | None = None
         self._waiting: list[ServerMessage] = []
+        self._saying = anyio.Lock()
 
     @property
     def can_append(self) -> bool:
@@ -111,7 +114,8 @@ class ClientSession:
         """Send any message of the dialect."""
         with as_client_errors():
             frame = self.connection.send(message)
-        await self._websocket.send(frame)
+        async with self._saying:
+            await self._websocket.send(frame)
 
     async def init(self, init: Init) -> None:
         """Set the session up, after `QueueDone`."""

@@ -173,7 +173,14 @@ SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
     f"dropped and counted. A session lasts {limits.LIMIT_VIDEO_S} s with video, "
     f"{limits.LIMIT_AUDIO_S} s without, and {limits.LIMIT_LIVE_S} s in `live` and `openai`, "
     "queueing included, unless the operator sets other limits. It must be set up within "
-    f"{limits.INIT_WAIT_S} s of its turn.",
+    f"{limits.INIT_WAIT_S} s of its turn.\n\n"
+    "In `realtime` and `duplex-v1` the client may offer tools; `session.created` says whether the "
+    "model calls them. A call comes after the outcome of some unit, and the conversation goes on. "
+    "Its result, by the call's id, is given to the model with the next second of sound; the model "
+    f"decides when it speaks of it. A call without a result in {limits.CALL_RESULT_S} s is over: "
+    "the model is told so, and a later result is refused, as is a second one. At most "
+    f"{limits.INPUTS_MAX} results and events wait for the model, and {limits.TEXTS_A_SECOND} "
+    "events a second are accepted.",
     SessionKind.CHAT: "The client sets the session up at once, and then asks any number of "
     "questions, each time with the whole conversation; the server keeps no part. Each turn waits "
     f"in the queue. There is one turn at a time. {limits.IDLE_S} s without a turn end the session.",

@@ -327,6 +327,8 @@ class WorkerSession:
             match asked.effect:
                 case ef.StartUnit(unit=unit) if unit.index == index:
                     self.backend.send(message)
+                case ef.StartFinalize() if asked.effect.index == index:
+                    self.backend.send(message)
                 case ef.StartTurn():
                     self.backend.send(message)
                     self.backend.send(message, SETUP)  # The first may overtake the turn too.
@@ -334,7 +336,11 @@ class WorkerSession:
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
         asked = self._asked(ef.StartFinalize(index=index, interrupted=interrupted))
-        return (await self.backend.ask(asked, ev.FinalizeDone, index)).finalized
+        self._running = asked
+        try:
+            return (await self.backend.ask(asked, ev.FinalizeDone, index)).finalized
+        finally:
+            self._running = None
 
     async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
         """Feed past units again; `BackendError` too if the worker's model cannot."""

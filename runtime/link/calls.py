@@ -18,13 +18,14 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import Cut, Prefill
+from protocol.values.model import Cut, Prefill, Silent
 
 from ..model.backends.base import (
     Backend,
     BackendError,
     BackendGone,
     BackendSession,
+    CallsTools,
     Chats,
     ModelSession,
     Piece,
@@ -161,6 +162,17 @@ class HeldModel:
                 return ev.RollbackDone(at_ns=self.now_ns(), index=index)
         assert isinstance(effect, ef.OpenBackend), effect
         return ev.BackendOpened(at_ns=self.now_ns(), lease=effect.lease, opened=held.opened)
+
+    async def finalize_again(
+        self, effect: ef.StartFinalize, silent: Silent | None, *, forced: bool
+    ) -> ev.Event:
+        """Make the call of a recorded finalize; `CallsTools` has the meaning of `silent`."""
+        if not isinstance(self.held, CallsTools):
+            return await self.call(effect)
+        done = await self.held.finalize_again(
+            effect.index, interrupted=effect.interrupted, silent=silent, forced=forced
+        )
+        return ev.FinalizeDone(at_ns=self.now_ns(), finalized=done)
 
     def cut(self, index: int | None = None) -> None:
         """Cut a turn, also before it begins, or this unit if it runs; never blocks."""

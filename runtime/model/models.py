@@ -146,7 +146,8 @@ def load_backend(
         DeviceLost: the process lost the device.
     """
     if name == "scripted":
-        return ScriptedBackend() if slots is None else ScriptedBackend(slots=slots)
+        scripted = partial(ScriptedBackend, duplex_tools=True)
+        return scripted() if slots is None else scripted(slots=slots)
     if name == MOONSHINE:
         with explained(name), importing(), _with_extras(name):
             from .backends.moonshine import Moonshine

@@ -110,6 +110,7 @@ def first_event(
             call_wait_s=TURN_WAIT_S if mode == "chat" else CALL_WAIT_S,
             **_rebuild_limits(settings, info, mode),
             **_model_limits(settings, info, arrival),
+            **_tool_limits(info, mode),
             **_resume_limits(settings, token),
             **_user_limits(settings, arrival),
         ),
@@ -155,6 +156,11 @@ def _user_limits(settings: Settings, arrival: Arrival) -> Mapping[str, Any]:
 def _session_s(settings: Settings, arrival: Arrival) -> int:
     is_live = arrival.endpoint in ev.PIECES
     return settings.limit_live_s if is_live else settings.limit_s(arrival.mode)
+
+
+def _tool_limits(info: BackendInfo, mode: Mode) -> Mapping[str, Any]:
+    """The limits of a session whose model calls tools while it listens and speaks."""
+    return {"duplex_tools": True} if info.duplex_tools and OF_MODE[mode].work == "unit" else {}
 
 
 def _model_limits(settings: Settings, info: BackendInfo, arrival: Arrival) -> Mapping[str, Any]:

@@ -58,6 +58,7 @@ _AGREED: Final = (
     "can_rollback",
     "can_rebuild",
     "can_speak",
+    "duplex_tools",
     "deterministic",
 )
 """Besides the fingerprint."""

@@ -354,8 +354,8 @@ class GatewayLink:
                 return ev.FinalizeDone(at_ns=0, finalized=done)
             case Ask(effect=ef.StartUnit(unit=unit)):
                 session.unit = unit.index
-                if session.early == message.call:
-                    self._worker.tasks.start_soon(_cut_soon, session)
+        if isinstance(message, Ask) and session.early == message.call and session.unit >= 0:
+            self._worker.tasks.start_soon(_cut_soon, session)
         return await model.call(
             message.effect, message.cut, lambda progress: self._send_done(message, progress)
         )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from protocol.values.model import Turn
-from runtime.model.backends.scripted_chat import Answer, call, default_answer
-from tests.golden.stage import Scene
-from tests.sessions.in_memory import World, close_frame
+import anyio
+import attrs
+
+from protocol.values.model import Span, Turn, Unit
+from runtime.model.backends.scripted import Speaks, Step
+from runtime.model.backends.scripted_chat import Answer, call, default_answer, tone
+from tests.golden.stage import Scene, only, part, talk
+from tests.sessions.in_memory import World, append_frame, close_frame, init_frame
 
 SCHEMA: Final = {"type": "object", "properties": {"zone": {"type": "string"}}}
 TOOLS: Final = [
@@ -68,7 +72,56 @@ async def lacking(server: World) -> None:
     await peer.over()
 
 
+def tell(kind: str, content: str, call: str = "") -> str:
+    """Write a result, or an event without a call."""
+    named = {"tool_call_id": call} if call else {}
+    return json.dumps({"type": f"input.{kind}", **named, "content": content})
+
+
+def clocking(step: Step, unit: Unit, tools: Any) -> Step:
+    """Call the clock twice, think, call what is not there, and say what comes."""
+    told = [it.text for it in unit.inputs if it.kind == "result"]
+    if told:
+        speech = Speaks(text=f"{told[0]}. ", pcm=tone(unit.index, 0, samples=2_400))
+        return attrs.evolve(step, speech=speech)
+    body = '{"name": "clock", "arguments": {"zone": "%s"}}'
+    match unit.index:
+        case 1:
+            spans = (("call", body % "UTC"), ("call", body % "CET"))
+        case 5:
+            spans = (("think", "It is late."), ("call", "clock"), ("text", "Hm."))
+        case 8:
+            spans = (("call", body % ("far away " * 20)),)
+        case _:
+            return step
+    return attrs.evolve(step, silent=tuple(Span(kind=kind, text=text) for kind, text in spans))
+
+
+async def duplex(server: World) -> None:
+    """Two calls and their results in another order, events, a long call, one without an answer."""
+    peer = server.connect("audio")
+    await peer.heard("session.queue_done")
+    peer.send(init_frame(tools=TOOLS))
+    await peer.heard("session.created")
+    await talk(peer, 3)
+    first, second = [it["tool_call_id"] for it in peer.all("response.tool_call.done")]
+    peer.send(tell("tool_result", "half past nine", second))
+    await talk(peer, 1, force_listen=True)
+    peer.send(tell("standalone", "It begins to rain."), tell("tool_result", "ten", first))
+    await talk(peer, 3)
+    peer.send(tell("tool_result", "again", first), *[tell("standalone", "rain")] * 5)
+    peer.send(append_frame(), append_frame(), append_frame(), append_frame())
+    await talk(peer, 8)
+    await anyio.sleep(60)
+    await talk(peer, 3)
+    await part(peer)
+
+
 TOOL_SCENES: Final[dict[str, Scene]] = {
     "chat-tools": Scene(play=tools, backend={"chat": calling}),
     "chat-tools-lacking": Scene(play=lacking, backend={"tools": False}),
+    "duplex-tools": Scene(
+        play=duplex,
+        backend={"script": only(12, fault="fail"), "calls": clocking, "duplex_tools": True},
+    ),
 }

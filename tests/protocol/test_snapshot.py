@@ -30,7 +30,7 @@ from protocol.machine.unit_loop import UserSpeech
 from protocol.values import events as ev
 from protocol.values.live import LiveSettings
 from protocol.values.messages import Listen, Speech
-from protocol.values.model import Picture, Prefill, Sound, Text, ToolCall, ToolResult
+from protocol.values.model import Picture, Prefill, Sound, Text, Tool, ToolCall, ToolResult
 from protocol.values.omni import OmniSession
 from protocol.values.openai import OpenAISession, Part, Reply, Respond
 from protocol.values.utf8 import Utf8Text
@@ -108,12 +108,14 @@ LEFT_OUT: Final = {
     "Reply.reason": "likewise",
     "Reply.status": "likewise",
     "Reply.fault": "likewise",
+    "Tool.description": "the effect that opens the model has it",
+    "Tool.parameters": "likewise",
 }
 """What a session has that is not in its snapshot, and why."""
 CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
-    *(LiveSettings, OpenAISession, Part, Reply, Respond, ToolCall, ToolResult),
+    *(LiveSettings, OpenAISession, Part, Reply, Respond, Tool, ToolCall, ToolResult),
     *(Omni, OmniSession, UserSpeech),
 )
 

@@ -177,7 +177,7 @@ class LivePlayer:
                 # A frame that is too big may be refused before all of it is sent: what was said
                 # of it is received in the steps that follow.
                 with suppress(ConnectionClosed):
-                    await socket.send(frame_of(step))
+                    await socket.send(frame_of(step, self._names))
             case "receive":
                 try:
                     found = await socket.recv()

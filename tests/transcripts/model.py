@@ -27,6 +27,7 @@ from runtime.model.backends.scripted import (
     PROMPT_TOKENS_MIN,
     VOICE_BYTES_PER_TOKEN,
     Call,
+    SilentWriter,
     Step,
     _result,
 )
@@ -74,6 +75,7 @@ class PureModel:
         self.post: Callable[..., None] = lambda *_, **__: None
         self._decoder = decoder
         self._opening: Opening | None = None
+        self._writer = SilentWriter(())
         self._kv_length = 0
         self._lease = 0
         self._running: Running | None = None
@@ -128,6 +130,7 @@ class PureModel:
 
     def _open(self, effect: ef.OpenBackend) -> None:
         self._opening, self._lease = effect.opening, effect.lease
+        self._writer = SilentWriter(effect.opening.tools)
         call = self.backend._opening(effect.opening)
         opened = PROMPT_TOKENS_MIN + len(effect.opening.instructions) // TOKEN_CHARS
         opened += len(effect.opening.voice.llm_pcm) // VOICE_BYTES_PER_TOKEN
@@ -144,6 +147,8 @@ class PureModel:
     def _start(self, unit: Unit) -> None:
         assert self._opening is not None
         step = self.backend.script(unit, self._opening.seed)
+        if self._opening.tools:
+            step = self.backend.calls(step, unit, self._opening.tools)
         if unit.force_listen:
             step = attrs.evolve(step, speech=None)
         self._running = running = Running(step, unit, self.clock.now_s + step.prefill_s)
@@ -183,7 +188,11 @@ class PureModel:
     def _finalize(self, effect: ef.StartFinalize) -> None:
         assert self._running is not None
         self._kv_length += FINALIZE_TOKENS
-        finalized = Finalized(index=effect.index, kv_length=self._kv_length)
+        silent, step = None, self._running.step
+        if self._writer.tools:
+            self._writer.begin(step)
+            silent = self._writer.write(step)
+        finalized = Finalized(index=effect.index, kv_length=self._kv_length, silent=silent)
         done = partial(self.post, ev.FinalizeDone, finalized=finalized)
         self._call(self._running.step.finalize, done, ev.FinalizeFailed, effect.index)
 

@@ -205,7 +205,7 @@ class PurePlayer:
                 self._check_end()
                 self._connect(step.value.format_map(self.names))
             case kind if kind in SENDS:
-                self._send(frame_of(step))
+                self._send(frame_of(step, self.names))
             case "receive":
                 found = self._next()
                 if not isinstance(found, str):
@@ -353,6 +353,7 @@ class PurePlayer:
                 close_on_recording_failure=settings.on_recording_failure == "close",
                 idle_s=settings.idle_s,
                 pause_s=settings.pause_s,
+                duplex_tools=info.duplex_tools and OF_MODE[to.mode].work == "unit",
                 transcriber=settings.transcriber or "" if to.mode in ("audio", "video") else "",
                 **self._model_limits(to),
             ),

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
@@ -149,11 +150,11 @@ def load(path: Path) -> Transcript:
 # -- what is sent ---------------------------------------------------------------------------------
 
 
-def frame_of(step: Step) -> str | bytes:
-    """Write what a client sends, its markers replaced by what they stand for."""
+def frame_of(step: Step, names: Mapping[str, object] = MappingProxyType({})) -> str | bytes:
+    """Write what a client sends, its markers replaced by what they stand for (`$same`: `names`)."""
     match step.kind:
         case "send":
-            return json.dumps(fill(step.value))
+            return json.dumps(fill(step.value, names))
         case "send_text":
             return str(step.value)
         case "send_binary":
@@ -163,15 +164,15 @@ def frame_of(step: Step) -> str | bytes:
     return "\u00e9" * (int(step.value) // 2)
 
 
-def fill(value: Any) -> Any:
+def fill(value: Any, names: Mapping[str, object] = MappingProxyType({})) -> Any:
     """Replace markers by what they stand for."""
     if isinstance(value, list):
-        return [fill(item) for item in value]
+        return [fill(item, names) for item in value]
     if not isinstance(value, dict):
         return value
     if is_marker(value):
-        return make_media(value)
-    return {key: fill(item) for key, item in value.items()}
+        return names.get(value["$same"], "text") if "$same" in value else make_media(value)
+    return {key: fill(item, names) for key, item in value.items()}
 
 
 def is_marker(value: object) -> bool:

@@ -6,14 +6,14 @@ enough that no machine is too slow for it; the pure player's clock jumps over it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
 
-from protocol.values.model import Chunk, Turn, Unit
-from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
+from protocol.values.model import Chunk, Tool, Turn, Unit
+from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step, calling
 from runtime.model.backends.scripted_chat import (
     Answer,
     Fault,
@@ -39,6 +39,13 @@ def _says(unit: Unit, text: str, samples: int = 24_000, *, last: bool = False) -
 def listens(unit: Unit, seed: int) -> Step:
     """Listen, always."""
     return QUICK
+
+
+def _calls_quickly(step: Step, unit: Unit, tools: Sequence[Tool]) -> Step:
+    """Call the clock in the first second, and say what it returned."""
+    made = attrs.evolve(calling(at=0, arguments='{"zone": "UTC"}')(step, unit, tools), silent_s=0.0)
+    heard = [each.text for each in unit.inputs if each.kind == "text"]
+    return _says(unit, f"I see: {heard[0]}", 12_000, last=True) if heard else made
 
 
 def timeline(unit: Unit, seed: int) -> Step:
@@ -172,6 +179,7 @@ SCRIPTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "chat-hangs": {"chat": lambda turn: Answer(fault="hang")},
         "chat-full": {"chat": _answers_then_echoes(Answer(fault="context_full"))},
         "chat-without-tools": {"tools": False},
+        "calls-tools": {"script": listens, "duplex_tools": True, "calls": _calls_quickly},
         "chat-calls": {"chat": calls_tools},
         "hears-slowly": {"hears": _hears_slowly},
         "hears-fails": {"hears": _hears_but("fail")},

@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from ...values.behaviour import ASKED_SPEECH, SOUND_FILES
+from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
 from ...values.limits import (
     AUDIO_SUM_S_MAX,
     CALL_ID_CHARS_MAX,
@@ -22,6 +22,7 @@ from ...values.limits import (
     CONTENTS_MAX,
     IMAGE_PIXELS_SUM_MAX,
     IMAGES_MAX,
+    INPUT_CHARS_MAX,
     INPUT_ID_CHARS_MAX,
     MESSAGES_MAX,
     SOUND_FILES_MAX,
@@ -31,7 +32,7 @@ from ...values.limits import (
     TOOLS_MAX,
     VIDEOS_MAX,
 )
-from ...values.messages import Delta, Prefilled, Response
+from ...values.messages import Delta, Prefilled, Response, ToolCalled
 from ...values.model import (
     CALLS_MAX,
     INPUT_RATE_HZ,
@@ -55,6 +56,7 @@ from ...values.requests import (
     Part,
     Request,
     SpeechRequest,
+    TellModel,
     TextPart,
     VideoPart,
     Voice,
@@ -199,6 +201,69 @@ TOOL_ROWS: Final[tuple[Row, ...]] = (
     Field("tool_choice", _CHOICE, "auto", omit=True, rank=3),
 )
 """The tools of a turn."""
+DUPLEX_TOOLS_ROW: Final = attrs.evolve(
+    TOOL_ROWS[0],
+    since=DUPLEX_TOOLS,
+    rank=10,
+    doc="What the model may call while the conversation goes on: functions that the client runs.",
+)
+"""The tools of a duplex session."""
+TOOL_RESULT: Final = Table(
+    ToolResult,
+    Field(
+        "tool_call_id",
+        text(CALL_ID_CHARS_MAX, 1),
+        attr="call_id",
+        example="call_0c9e41d7a355",
+        doc="The call's id.",
+    ),
+    Field(
+        "content",
+        text(INPUT_CHARS_MAX, holds=SAID),
+        attr="output",
+        example="half past nine",
+        doc="Its result, as text.",
+    ),
+    tag={"type": shared.TOOL_RESULT},
+    doc="What a tool returned. The model is told with the next second of sound.",
+)
+STANDALONE: Final = Table(
+    TellModel,
+    Field("content", text(INPUT_CHARS_MAX, 1, holds=SAID), attr="text", doc="What happened."),
+    tag={"type": shared.STANDALONE},
+    doc="An event that answers no call. The model is told with the next second of sound.",
+)
+TOOL_CALL: Final = Table(
+    ToolCalled,
+    Field("session_id", TEXT),
+    Field("tool_call_id", TEXT, attr="call.id", doc="Names the call, for its result."),
+    Field("unit_index", INTEGER, attr="unit"),
+    Object(
+        "call",
+        (
+            Field("name", TEXT, attr="name", doc="Of the tool."),
+            Field("arguments", TEXT, attr="arguments", example="{}"),
+        ),
+        attr="call",
+        is_required=True,
+    ),
+    tag={"type": "response.tool_call.done"},
+)
+TOOLS_STATE: Final = Field(
+    "tools",
+    choice(("called", "not_called")),
+    "",
+    omit=True,
+    doc="Whether the model calls the client's tools; absent without tools.",
+)
+"""What duplex sessions have of tools: what clients send, and what they get."""
+DUPLEX_REQUESTS: Final[Mapping[Request, Table]] = {
+    Request.TOOL_RESULT: TOOL_RESULT,
+    Request.TELL: STANDALONE,
+}
+DUPLEX_TYPES: Final[Mapping[str, Request]] = {
+    table.kind: request for request, table in DUPLEX_REQUESTS.items()
+}
 
 
 TOOL_TYPES: Final = (

@@ -21,7 +21,7 @@ from ...values.messages import Closed, Created, EndReason, Listen, Speech
 from ...values.requests import Append, Init, Request
 from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
 from ..table import Field, Object, Table
-from . import shared
+from . import chat, shared
 from .base import Dialect, Json
 from .shared import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, config, frames, slices_once
 
@@ -54,6 +54,7 @@ _UPDATE: Final = Table(
             Field("ref_audio", VOICE, None, omit=True, rank=10),
             Field("tts_ref_audio", VOICE, None, omit=True, rank=10),
             slices_once("voice_config"),
+            chat.DUPLEX_TOOLS_ROW,
             *ASKED,
         ),
         is_required=True,
@@ -92,6 +93,7 @@ _ANSWERS: Final = (
         Field("prompt_length", INTEGER),
         Field("recording", shared.RECORDING, "off"),
         *shared.RECORDED,
+        chat.TOOLS_STATE,
         tag={"type": shared.SESSION_CREATED},
     ),
     Table(
@@ -115,6 +117,7 @@ _ANSWERS: Final = (
         tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),
+    chat.TOOL_CALL,
     *shared.COMMON,
 )
 
@@ -136,12 +139,14 @@ DUPLEX_V1: Final = DuplexV1(
         shared.AUDIO_APPEND: Request.APPEND,
         shared.SESSION_CLOSE: Request.CLOSE,
         shared.PLAYBACK_ACK: Request.PLAYED,
+        **chat.DUPLEX_TYPES,
     },
     {
         Request.INIT: _UPDATE,
         Request.APPEND: _APPEND,
         Request.CLOSE: shared.CLOSE,
         Request.PLAYED: shared.PLAYED,
+        **chat.DUPLEX_REQUESTS,
     },
     _ANSWERS,
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...values.requests import ClientMessage, Request
-from . import shared
+from . import chat, shared
 from .base import Context, Dialect, Json
 from .duplex_v1 import DUPLEX_V1
 from .realtime import REALTIME
@@ -26,8 +26,13 @@ _BY_TYPE: Final[Mapping[str, Dialect]] = {
 _COMMON: Final[Mapping[str, Request]] = {
     shared.SESSION_CLOSE: Request.CLOSE,
     shared.PLAYBACK_ACK: Request.PLAYED,
+    **chat.DUPLEX_TYPES,
 }
-_REQUESTS: Final = {Request.CLOSE: shared.CLOSE, Request.PLAYED: shared.PLAYED}
+_REQUESTS: Final = {
+    Request.CLOSE: shared.CLOSE,
+    Request.PLAYED: shared.PLAYED,
+    **chat.DUPLEX_REQUESTS,
+}
 
 
 class OpeningDialect(Dialect):

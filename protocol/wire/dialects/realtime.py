@@ -90,6 +90,7 @@ _INIT: Final = Table(
                 omit=True,
             ),
             slices_once("config"),
+            chat.DUPLEX_TOOLS_ROW,
             *ASKED,
         ),
         is_required=True,
@@ -135,6 +136,7 @@ def _created(mode: str) -> Table:
         Field("prompt_length", INTEGER, 0),
         Field("recording", shared.RECORDING, "off"),
         *shared.RECORDED,
+        *([] if mode == chat.TURN_BASED else [chat.TOOLS_STATE]),
         chat.NO_METRICS,
         tag={"type": shared.SESSION_CREATED},
     )
@@ -225,12 +227,20 @@ class Realtime(Dialect):
         """List the client's messages; in chat, others of the same types."""
         if mode != "chat":
             return super().requests(mode)
-        return tuple({**dict(super().requests(mode)), **chat.REQUESTS}.items())
+        tables = {**dict(super().requests(mode)), **chat.REQUESTS}
+        return tuple(it for it in tables.items() if it[0] not in chat.DUPLEX_REQUESTS)
 
     def answers(self, mode: Mode) -> tuple[Table, ...]:
         """List the server's messages; chat has others."""
         if mode != "chat":
-            return (_CREATED, *_DELTAS.values(), _USER_WORDS, _CLOSED, *shared.COMMON)
+            return (
+                _CREATED,
+                *_DELTAS.values(),
+                chat.TOOL_CALL,
+                _USER_WORDS,
+                _CLOSED,
+                *shared.COMMON,
+            )
         return (_CHAT_CREATED, *chat.DELTAS.values(), chat.DONE, _CLOSED, *shared.COMMON)
 
     def classify(self, body: Json) -> Request:
@@ -277,12 +287,14 @@ REALTIME: Final = Realtime(
         shared.INPUT_APPEND: Request.APPEND,
         shared.SESSION_CLOSE: Request.CLOSE,
         shared.PLAYBACK_ACK: Request.PLAYED,
+        **chat.DUPLEX_TYPES,
     },
     {
         Request.INIT: _INIT,
         Request.APPEND: _APPEND,
         Request.CLOSE: shared.CLOSE,
         Request.PLAYED: shared.PLAYED,
+        **chat.DUPLEX_REQUESTS,
     },
-    (_CREATED, _LISTEN, chat.DONE, _USER_WORDS, _CLOSED, *shared.COMMON),
+    (_CREATED, _LISTEN, chat.TOOL_CALL, chat.DONE, _USER_WORDS, _CLOSED, *shared.COMMON),
 )

@@ -104,8 +104,11 @@ INPUT_APPEND: Final = "input.append"
 AUDIO_APPEND: Final = "input_audio_buffer.append"
 SESSION_CLOSE: Final = "session.close"
 PLAYBACK_ACK: Final = "playback.ack"
+TOOL_RESULT: Final = "input.tool_result"
+STANDALONE: Final = "input.standalone"
 KNOWN_TYPES: Final = frozenset(
     {SESSION_INIT, SESSION_UPDATE, INPUT_APPEND, AUDIO_APPEND, SESSION_CLOSE, PLAYBACK_ACK}
+    | {TOOL_RESULT, STANDALONE}
 )
 """Types of clients of any dialect of `/v1/realtime`; others are unknown, not misplaced."""
 

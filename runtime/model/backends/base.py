@@ -28,6 +28,7 @@ from protocol.values.model import (
     Opening,
     PastUnit,
     Prefill,
+    Silent,
     SlidingWindow,
     Turn,
     TurnChunk,
@@ -40,6 +41,8 @@ OPEN_TRIES: Final = 3
 """A remote that restarts, or still frees its last session, accepts at the second or third try."""
 OPEN_PAUSE_S: Final = 0.25
 """Before the second try; doubled for each further one."""
+SILENT_STEPS_MIN: Final = 8
+"""Steps of a silent part that no cut takes away: so each call that is begun is ended."""
 
 
 class BackendError(Exception):
@@ -83,6 +86,8 @@ class BackendInfo:
         can_speak: it honours `Unit.force_speak`.
         varies: the part not proven to be deterministic; empty if `deterministic`.
         tools: its chat takes tools (`Turn.tools`), and tells calls apart from text.
+        duplex_tools: its units have a silent part (`Finalized.silent`), in which it calls tools
+            (`Opening.tools`), and take events (`Unit.inputs`).
     """
 
     name: str
@@ -98,6 +103,7 @@ class BackendInfo:
     can_speak: bool = False
     varies: str = ""
     tools: bool = False
+    duplex_tools: bool = False
 
 
 def require_tools(info: BackendInfo, turn: Turn) -> None:
@@ -179,7 +185,11 @@ class BackendSession(ModelSession[Unit, UnitResult], Protocol):
         ...
 
     def interrupt(self, index: int) -> None:
-        """Cut unit `index` at its next step; no effect if it is not running."""
+        """Cut unit `index` at its next step; no effect if it is not running.
+
+        In its finalize the silent part is cut before its next step, as if by the budget, but not
+        before `SILENT_STEPS_MIN` steps.
+        """
         ...
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
@@ -187,6 +197,10 @@ class BackendSession(ModelSession[Unit, UnitResult], Protocol):
 
         If `interrupted`, the answer was withheld, so the terminator is `chunk_eos` (B6). After a
         `BackendError` the state is unknown: release the session.
+
+        With `BackendInfo.duplex_tools` the silent part is decided first, step by step, up to its
+        budget. If that fails, it is undone to the end of the speech and closed without a span
+        (`SilentEnd` `failed`), and the unit is finalized all the same (B3).
         """
         ...
 
@@ -369,6 +383,21 @@ class Forces(Protocol):
         """Prefill and generate one unit as it was recorded; see `ModelSession.run`.
 
         `BackendError` if it failed, or the model lacks an id.
+        """
+        ...
+
+
+@runtime_checkable
+class CallsTools(Protocol):
+    """A `BackendSession` whose units have a silent part; its `info.duplex_tools` is true."""
+
+    async def finalize_again(
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
+    ) -> Finalized:
+        """Finalize a unit whose silent part was recorded, which is cut where that was cut.
+
+        `silent`: None: the worker was lost before it was done; nothing is decided, and what is open
+        stays open. `forced`: the recorded ids are decided. See `BackendSession.finalize`.
         """
         ...
 

@@ -4,13 +4,16 @@ A script is a pure function of a unit and the session's seed, so the same sessio
 bytes. Time passes only in `anyio.sleep`, so tests can use virtual time. An interrupt, also one
 before its unit begins, takes effect before the next of `Step.steps` equal steps, and
 `run(unit, cut)` stops there with the same bytes (B6). A forced unit takes and counts the
-recorded ids, and keeps its scripted speech. `force_listen` and `generate_audio` override the
+recorded ids, and keeps its scripted speech. Where a session has tools, a script of its own calls
+them and says what they returned: the calls are written four characters a step, in the silent
+parts of as many units as that takes. `force_listen` and `generate_audio` override the
 script; sampling settings and windows are ignored. `Rules` checks the callers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -29,12 +32,18 @@ from protocol.values.model import (
     Opened,
     Opening,
     PastUnit,
+    Silent,
+    SilentEnd,
     SlidingWindow,
+    Span,
+    Tool,
     Unit,
     UnitResult,
 )
 
 from .base import (
+    SILENT_STEPS_MIN,
+    BackendError,
     BackendInfo,
     Choice,
     ContextFull,
@@ -47,6 +56,7 @@ from .scripted_chat import (
     CODE_SAMPLES,
     FAULTS,
     LISTEN_ID,
+    SHOWN_CHARS,
     SPEAK_ID,
     TOKEN_CHARS,
     TURN_EOS_ID,
@@ -63,6 +73,7 @@ from .scripted_chat import (
     draw,
     tone,
 )
+from .tool_calls import span_of
 
 SLOTS: Final = 4
 """Enough for a demonstration; a script costs nothing."""
@@ -74,6 +85,16 @@ PREFILL_TOKENS: Final = 11
 FRAME_TOKENS: Final = 64
 """Embeddings of a frame, without its two markers; frames are not sliced here."""
 FINALIZE_TOKENS: Final = 2
+EVENT_TOKENS: Final = 7
+"""Of an event, without its text."""
+SILENT_BUDGET: Final = 25
+"""Steps of a silent part."""
+NO_ACTION_ID: Final = 151_767
+SILENT_EOS_ID: Final = 151_768
+_MARKS: Final = {"call": (151_657, 151_658), "think": (151_667, 151_668), "text": (0, 1)}
+_OPENERS: Final = frozenset(opener for opener, _ in _MARKS.values())
+Token = tuple[int, Span | None]
+"""An id, and what it closes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,6 +123,9 @@ class Step:
         generate_s: seconds of generate, over all its steps.
         steps: steps of generate, at least 1; a unit can be cut before each of them.
         rollback: its rollback after a failure.
+        silent: what the model begins to write in silence, by kind and text; only with tools.
+        silent_s: seconds of a step of the silent part.
+        silent_fails: that part fails, and is undone.
     """
 
     speech: Speaks | None = None
@@ -111,6 +135,9 @@ class Step:
     steps: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     finalize: Call = Call(duration_s=0.037)
     rollback: Call = Call()
+    silent: tuple[Span, ...] = ()
+    silent_s: float = 0.015
+    silent_fails: bool = False
 
 
 Script = Callable[[Unit, int], Step]
@@ -130,6 +157,86 @@ def default_script(unit: Unit, seed: int) -> Step:
     pcm = tone(unit.index, seed, samples=18_000 if last else OUTPUT_RATE_HZ)
     speech = Speaks(text=text, pcm=pcm, end_of_turn=last)
     return Step(speech=speech, prefill_s=0.08, generate_s=0.4, steps=8)
+
+
+CallScript = Callable[[Step, Unit, Sequence[Tool]], Step]
+"""Adds to what the script decided of a unit, in a session with tools; must be pure."""
+
+
+def calling(
+    name: str = "",
+    arguments: str = "{}",
+    *,
+    at: int = 2,
+    every: int = 10,
+    says: str = "it is {}.",
+) -> CallScript:
+    """Call a tool, by default the first, at a unit and every so many later; say what it returned.
+
+    `says`: with the result in place of `{}`.
+    """
+
+    def decide(step: Step, unit: Unit, tools: Sequence[Tool]) -> Step:
+        if unit.index % every == at:
+            body = f'{{"name": "{name or tools[0].name}", "arguments": {arguments}}}'
+            step = attrs.evolve(step, silent=(Span(kind="call", text=body),))
+        told = [each.text for each in unit.inputs if each.kind == "result"]
+        if not told:
+            return step
+        text, pcm = says.replace("{}", told[0][:SHOWN_CHARS]), tone(unit.index, 0, samples=12_000)
+        return attrs.evolve(step, speech=Speaks(text=text, pcm=pcm, end_of_turn=True))
+
+    return decide
+
+
+@attrs.define
+class SilentWriter:
+    """What a session writes in silence: what its units begin, in as many units as that takes."""
+
+    tools: Sequence[Tool]
+    _unwritten: deque[Token] = attrs.Factory(deque)
+
+    def begin(self, step: Step) -> int:
+        """Begin what a unit has; return how many steps its silent part takes, but for its end."""
+        if step.silent_fails:
+            return 0
+        for span in step.silent:
+            opener, closer = _MARKS[span.kind]
+            pieces = range(0, len(span.text), TOKEN_CHARS)
+            ids = [draw("silent", span.text[at : at + TOKEN_CHARS])[0] * 587 for at in pieces]
+            self._unwritten.extend((index, None) for index in (opener, *ids))
+            whole = span_of(span.text, self.tools) if span.kind == "call" else span
+            self._unwritten.append((closer, whole))
+        return min(len(self._unwritten), SILENT_BUDGET)
+
+    def write(self, step: Step, cut: int | None = None) -> Silent:
+        """Write as far as the budget goes, or up to the step before which it is cut."""
+        if step.silent_fails:
+            return Silent(end="failed", is_open=self._is_writing)
+        if not self._unwritten:
+            return Silent(end="no_action", decided_ids=(NO_ACTION_ID,))
+        count = min(len(self._unwritten), SILENT_BUDGET) if cut is None else cut
+        tokens = [self._unwritten.popleft() for _ in range(count)]
+        end: SilentEnd = "budget" if cut is None else "cut"
+        ids = [index for index, _ in tokens]
+        if not self._unwritten and count < SILENT_BUDGET:
+            ids, end = [*ids, SILENT_EOS_ID], "eos"
+        spans = tuple(span for _, span in tokens if span is not None)
+        return Silent(end=end, spans=spans, is_open=self._is_writing, decided_ids=tuple(ids))
+
+    def rewrite(self, step: Step, silent: Silent | None) -> Silent | None:
+        """Write what was recorded; None: nothing was written. `BackendError` if it differs."""
+        if silent is None or silent.end != "failed":
+            self.begin(step)
+        for index in () if silent is None else silent.decided_ids:
+            if index not in (NO_ACTION_ID, SILENT_EOS_ID) and self._unwritten.popleft()[0] != index:
+                raise BackendError("the silent part differs from the recorded one")
+        return silent
+
+    @property
+    def _is_writing(self) -> bool:
+        """Whether something that was begun is not written to its end."""
+        return bool(self._unwritten) and self._unwritten[0][0] not in _OPENERS
 
 
 def speech_ids(text: str, seed: int, *, end_of_turn: bool, ids_max: int) -> tuple[int, ...]:
@@ -174,6 +281,8 @@ class ScriptedBackend:
         can_rollback: whether a failed unit can be undone.
         can_speak: whether a unit can be made to speak.
         tools: whether its chat takes tools.
+        duplex_tools: whether its duplex sessions take tools.
+        calls: decides the calls of sessions with tools.
         sliding_windows: the windows that it accepts; none of them slides.
     """
 
@@ -191,9 +300,11 @@ class ScriptedBackend:
         can_rollback: bool = True,
         can_speak: bool = True,
         tools: bool = True,
+        duplex_tools: bool = False,
+        calls: CallScript = calling(),  # noqa: B008 - a pure function
         sliding_windows: tuple[SlidingWindow, ...] = ("off",),
     ) -> None:
-        self.script, self._answer, self._hears = script, chat, hears
+        self.script, self._answer, self._hears, self.calls = script, chat, hears, calls
         self.release, self.rebuild = release, rebuild
         self.rules = Rules(slots, context_limit)
         self.violations, self.held_slots = self.rules.violations, self.rules.held_slots
@@ -210,6 +321,7 @@ class ScriptedBackend:
             can_speak=can_speak,
             fingerprint={"backend": "scripted", "version": "1"},
             tools=tools,
+            duplex_tools=duplex_tools,
         )
 
     async def open(self, opening: Opening, *, slot: int) -> ScriptedSession:
@@ -263,6 +375,7 @@ class ScriptedSession:
         self._cut: Cut | None = None
         self._interrupted_index: int | None = None
         self._kv_length = opened.prompt_length
+        self._writer = SilentWriter(opening.tools)
 
     async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Play one unit."""
@@ -279,7 +392,7 @@ class ScriptedSession:
                 await _perform(Call(fault=step.fault), "generate")
             result = _result(unit, step, self._cut, self._opening, self._kv_length)
             self._kv_length = result.kv_length
-            self._phase = "ran"
+            self._phase, self._interrupted_index = "ran", None
             return result
 
     async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
@@ -293,24 +406,55 @@ class ScriptedSession:
         self._interrupted_index = index
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
-        """Close the unit."""
+        """Write in silence, then close the unit."""
+        return await self._finalize(index, interrupted, self._write_silently)
+
+    async def finalize_again(
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
+    ) -> Finalized:
+        """Close the unit, with its silent part as it was recorded, or up to where it was cut."""
+
+        async def write() -> Silent | None:
+            if silent is None or forced:
+                return self._writer.rewrite(self._step, silent)
+            is_cut = silent.end == "cut"
+            return await self._write_silently(len(silent.decided_ids) if is_cut else None)
+
+        return await self._finalize(index, interrupted, write)
+
+    async def _finalize(
+        self, index: int, interrupted: bool, write: Callable[[], Awaitable[Silent | None]]
+    ) -> Finalized:
         with self._call("finalize", index, expected=self._index):
             if self._cut is not None and not interrupted:
                 self._rules.violate(f"B6: unit {index} was cut, its finalize does not say so")
+            silent = await write() if self._opening.tools else None
             await _perform(self._step.finalize, "finalize")
             self._phase = "ready"
-            return self._closed(interrupted=interrupted)
+            return self._closed(silent, interrupted=interrupted)
 
-    def _closed(self, *, interrupted: bool) -> Finalized:
-        self._kv_length += FINALIZE_TOKENS
+    async def _write_silently(self, cut: int | None = None) -> Silent:
+        """Let the steps of the silent part pass, up to where it is cut."""
+        for step in range(self._writer.begin(self._step)):
+            is_cut = self._interrupted_index == self._index and step >= SILENT_STEPS_MIN
+            if cut == step or is_cut:
+                return self._writer.write(self._step, step)
+            await anyio.sleep(self._step.silent_s)
+        return self._writer.write(self._step)
+
+    def _closed(self, silent: Silent | None, *, interrupted: bool) -> Finalized:
+        written = () if silent is None else silent.decided_ids
+        self._kv_length += FINALIZE_TOKENS + len(written)
         return Finalized(
             index=self._index,
             kv_length=self._kv_length,
             fed_ids=(
                 CHUNK_EOS_ID if interrupted or self._step.speech else LISTEN_ID,
+                *written,
                 UNIT_END_ID,
             ),
             cost_us=round(self._step.finalize.duration_s * US_PER_S),
+            silent=silent,
         )
 
     async def rollback(self, index: int) -> None:
@@ -342,7 +486,9 @@ class ScriptedSession:
             require_recorded(recorded, made, ("input_hash", "fed_ids", "kv_length"))
             self._kv_length = made.result.kv_length
             self._phase = "ready"
-            return self._closed(interrupted=past.interrupted)
+            tools = self._opening.tools
+            silent = self._writer.rewrite(self._step, past.silent) if tools else None
+            return self._closed(silent, interrupted=past.interrupted)
 
     async def release(self) -> None:
         """Free the slot."""
@@ -373,8 +519,11 @@ class ScriptedSession:
         """Ask the script; refuse a unit whose worst case does not fit, before it is fed (B10)."""
         if len(unit.pcm) != UNIT_BYTES:
             self._rules.violate(f"B1: unit {unit.index} has {len(unit.pcm)} bytes of PCM")
-        step = self._backend.script(unit, self._opening.seed)
+        step, tools = self._backend.script(unit, self._opening.seed), self._opening.tools
+        if tools:
+            step = self._backend.calls(step, unit, tools)
         worst = self._kv_length + _prefill_tokens(unit) + FINALIZE_TOKENS
+        worst += SILENT_BUDGET if tools else 0
         worst += self._opening.config.max_new_speak_tokens_per_chunk
         if step.fault == "context_full" or worst > self._backend.info.context_limit:
             self._phase = "ready"
@@ -432,6 +581,7 @@ def _result(
         input_hash=digest(
             (unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)
             + ((True,) if unit.force_speak else ())
+            + ((unit.inputs,) if unit.inputs else ())
         ),
         vision_slices=len(unit.frames),
         vision_tokens=len(unit.frames) * FRAME_TOKENS,
@@ -440,4 +590,5 @@ def _result(
 
 
 def _prefill_tokens(unit: Unit) -> int:
-    return PREFILL_TOKENS + len(unit.frames) * (FRAME_TOKENS + 2)
+    events = sum(EVENT_TOKENS + -(-len(each.text) // TOKEN_CHARS) for each in unit.inputs)
+    return PREFILL_TOKENS + len(unit.frames) * (FRAME_TOKENS + 2) + events

@@ -9,14 +9,14 @@ long, is text again, its marks included. An answer that ends within a call ends 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import attrs
 
 from protocol.values.errors import FrameError
-from protocol.values.limits import TOOL_CHARS_MAX
-from protocol.values.model import CALLS_MAX, Tool, ToolCall
+from protocol.values.limits import SILENT_CHARS_MAX, TOOL_CHARS_MAX
+from protocol.values.model import CALLS_MAX, Span, Tool, ToolCall
 from protocol.wire.strict import count_keys
 
 BEGIN: Final = "<tool_call>"
@@ -81,9 +81,13 @@ class CallStream:
     def _close(self, at: int) -> str:
         """Take a whole call, which ends before `at`; return it as text if it is invalid."""
         self.is_open, self.ends = False, self.ends + 1
-        call = self._call(self._held[self._held.find(BEGIN) + len(BEGIN) : at])
+        body = self._held[self._held.find(BEGIN) + len(BEGIN) : at]
         text = self._take(at + len(END))
-        if call is None or len(self.calls) == CALLS_MAX:
+        try:
+            call = read_call(body, self.tools)
+        except CallInvalid:
+            return text
+        if len(self.calls) == CALLS_MAX:
             return text
         self.calls.append(call)
         return ""
@@ -92,31 +96,6 @@ class CallStream:
         text, self._held, self._searched = self._held[:count], self._held[count:], 0
         return text
 
-    def _call(self, body: str) -> ToolCall | None:
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(found, dict) or found.keys() != {"name", "arguments"}:
-            return None
-        name, arguments = found["name"], _written(found["arguments"])
-        if arguments is None or all(tool.name != name for tool in self.tools):
-            return None
-        return ToolCall(name=name, arguments=arguments)
-
-
-def _written(arguments: object) -> str | None:
-    """Write arguments as the chat template does; None if they are not an object, or too much."""
-    if not isinstance(arguments, dict):
-        return None
-    try:
-        count_keys(arguments)  # It bounds the depth.
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (FrameError, ValueError):
-        return None
-    return text if len(text) <= TOOL_CHARS_MAX else None
-
 
 def _certain(text: str) -> int:
     """The length of the text before what may begin a call."""
@@ -124,3 +103,53 @@ def _certain(text: str) -> int:
         if text.endswith(BEGIN[:count]):
             return len(text[:-count].rstrip())
     return len(text.rstrip())
+
+
+# -- the text between the marks -------------------------------------------------------------------
+
+
+class CallInvalid(ValueError):  # noqa: N818 - names say what happened
+    """The text is no call of a tool that was offered; the message tells the model why."""
+
+
+def read_call(text: str, tools: Sequence[Tool]) -> ToolCall:
+    """Read a call, which has no id yet; `CallInvalid`."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CallInvalid("the call is not JSON") from None
+    if not isinstance(found, dict) or found.keys() != {"name", "arguments"}:
+        raise CallInvalid("a call has a name and arguments")
+    if all(tool.name != found["name"] for tool in tools):
+        raise CallInvalid("there is no tool of this name")
+    return ToolCall(name=found["name"], arguments=written(found["arguments"]))
+
+
+def written(arguments: object) -> str:
+    """Write arguments as the chat template does."""
+    if not isinstance(arguments, dict):
+        raise CallInvalid("arguments are an object")
+    try:
+        count_keys(arguments)  # It bounds the depth.
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (FrameError, ValueError):
+        raise CallInvalid("the arguments are not what JSON can hold") from None
+    if len(text) > TOOL_CHARS_MAX:
+        raise CallInvalid(f"arguments of more than {TOOL_CHARS_MAX} characters")
+    return text
+
+
+def span_of(
+    text: str,
+    tools: Sequence[Tool],
+    read: Callable[[str, Sequence[Tool]], ToolCall] = read_call,
+) -> Span:
+    """Read a call that a model wrote in the silent part of its units, in the form of `read`."""
+    if len(text) > SILENT_CHARS_MAX:
+        return Span(kind="call", text=text[:SILENT_CHARS_MAX], fault="the call is too long")
+    try:
+        call = read(text, tools)
+    except CallInvalid as error:
+        return Span(kind="call", text=text, fault=str(error))
+    return Span(kind="call", text=text, name=call.name, arguments=call.arguments)

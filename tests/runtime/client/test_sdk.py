@@ -18,6 +18,7 @@ import antiphon
 from antiphon import Closed, ErrorReport, Listen, LocalProtocolError, QueuePlace, Speech
 from protocol.wire.codec import decode_base64
 from runtime.client import resuming
+from runtime.client.duplex import answer_call
 from runtime.client.resuming import BACKOFF_S_MAX, backoff_s
 from tests.live.servers import live_server
 from tests.network.peers import (
@@ -415,3 +416,70 @@ async def test_live_has_no_interruption(url: str) -> None:
         with pytest.raises(LocalProtocolError, match="Interrupt"):
             await session.interrupt()
         assert session.held_samples == 1600
+
+
+# -- tools --------------------------------------------------------------------------------------
+
+
+async def test_functions_are_called_and_answer_by_themselves(url: str) -> None:
+    """A program had to write the messages of calls and results itself."""
+    asked: list[dict[str, Any]] = []
+
+    async def clock(**arguments: Any) -> str:
+        """Tell the time."""
+        asked.append(arguments)
+        await anyio.sleep(0.01)
+        return "nine"
+
+    said, calls = list[str](), list[str]()
+    tools = {"clock": clock, antiphon.tool("lamp", "Lights a lamp."): lambda: 1 / 0}
+    async with antiphon.connect(url, mode="audio", tools=tools) as session:
+        assert session.created.tools == "called"
+        await session.append(SECOND)
+        async for event in session:
+            match event:
+                case antiphon.ToolCalled(call=call):
+                    calls.append(call.name)
+                case Listen() | Speech():
+                    said.append(getattr(event, "text", ""))
+                    if said[-1] == "it is nine.":
+                        break
+                    await session.append(SECOND)
+    assert calls == ["clock"]
+    assert asked == [{}]
+
+
+@pytest.mark.parametrize(
+    ("returns", "output"),
+    [
+        (lambda: "nine", "nine"),
+        (lambda: {"hour": 9, "zone": "Z\u00fcrich"}, '{"hour": 9, "zone": "Z\u00fcrich"}'),
+        (lambda: None, "null"),
+        (lambda: 1 / 0, "error: division by zero"),
+        (lambda other: other, "error: "),
+        (lambda: "x" * 10_000, "x" * 4_096),
+        (object, "error: Object of type object is not JSON serializable"),
+    ],
+)
+async def test_whatever_a_function_returns_is_a_result(returns: Any, output: str) -> None:
+    """The session ended with the exception of a tool, or its call stayed open."""
+    said: list[Any] = []
+
+    class Raw:
+        async def say(self, message: Any) -> None:
+            said.append(message)
+
+    call = antiphon.ToolCall(id="call_1", name="clock", arguments="{}")
+    raw: Any = Raw()
+    await answer_call(raw, call, returns)
+    (made,) = said
+    assert made.call_id == "call_1"
+    assert made.output.startswith(output)
+    assert len(made.output) <= 4_096
+
+
+def test_tools_are_refused_where_there_is_no_message_for_them() -> None:
+    """They were left out in silence."""
+    for how in ({"mode": "chat"}, {"mode": "audio", "dialect": "live"}):
+        with pytest.raises(LocalProtocolError, match="no tools in mode"):
+            antiphon.connect("ws://127.0.0.1:1", tools={"clock": print}, **how)  # type: ignore[call-overload]

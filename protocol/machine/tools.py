@@ -1,0 +1,198 @@
+"""The calls of tools in a duplex session, and the events that wait for the model.
+
+made in silence -> sent to the client, and `started` to the model -> result -> fed to the model
+
+- The model knows a call by a short name, `t1`, `t2`..., the client by an id of its own. What is no
+  call of a tool that was offered, or one too many, is answered by an error, and never sent.
+- A call that was sent has exactly one end: its result, its time, or the session's (B12). Another
+  result is refused, and so is one of a call that the session has not sent.
+- Events are fed with the next unit: first what started, then the rest in the order in which it
+  came, `INPUT_CHARS_MAX` characters at most. Those of a unit that is undone are fed again.
+- The client's speech, and interrupts, touch no call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+
+from ..values.errors import ErrorCode
+from ..values.limits import (
+    CALL_RESULT_S,
+    CALLS_A_MINUTE,
+    CALLS_OPEN_MAX,
+    CALLS_SESSION_MAX,
+    INPUT_CHARS_MAX,
+    INPUTS_CHARS_MAX,
+    INPUTS_MAX,
+    NS_PER_S,
+    TEXTS_A_SECOND,
+)
+from ..values.messages import ToolCalled
+from ..values.model import Silent, Span, Tool, ToolCall, ToolResult, UnitInput
+from ..values.requests import ClientMessage, TellModel
+from ..values.utf8 import Refused
+from .core import Step, Timers
+from .peer import Peer
+
+_ERROR: Final = "error: "
+_LATE: Final = f"{_ERROR}no answer in time"
+_LOST: Final = f"{_ERROR}the call was lost"
+
+
+@attrs.frozen(kw_only=True)
+class OpenCall:
+    """A call without a result yet: the model's name of it, and its time."""
+
+    name: str
+    deadline_ns: int
+
+
+@attrs.define(eq=False)
+class ToolCalls:
+    """The calls of one session.
+
+    Attributes:
+        offered: the client's tools; none where the model calls none.
+        made: calls that the model closed, those that were not sent included.
+        open: calls that were sent and have no end, by the client's id, the oldest first.
+        started, waiting: events that no unit has fed yet.
+        made_ns: when the last calls were sent, within a minute.
+        told_ns: when the last texts without a call came, within a second.
+        failures: silent parts that failed in a row (B3).
+        is_cut: the silent part in progress is being cut.
+    """
+
+    step: Step
+    timers: Timers
+    peer: Peer
+    offered: tuple[Tool, ...] = ()
+    made: int = 0
+    open: dict[str, OpenCall] = attrs.Factory(dict)
+    started: deque[UnitInput] = attrs.Factory(deque)
+    waiting: deque[UnitInput] = attrs.Factory(deque)
+    made_ns: deque[int] = attrs.Factory(deque)
+    told_ns: deque[int] = attrs.Factory(deque)
+    failures: int = 0
+    is_cut: bool = False
+
+    # -- the model ------------------------------------------------------------------------------
+
+    def take(self, silent: Silent, unit: int) -> None:
+        """Take what the model did in silence after a unit's speech."""
+        self.failures = self.failures + 1 if silent.end == "failed" else 0
+        for span in silent.spans:
+            if span.kind == "call":
+                self._called(span, unit)
+
+    def _called(self, span: Span, unit: int) -> None:
+        self.made += 1
+        name = f"t{self.made}"
+        self.started.append(UnitInput(kind="started", call=name))
+        fault = span.fault or self._refuse_call(span.name)
+        if fault:
+            self._return(name, f"{_ERROR}{fault}")
+            return
+        now_ns, call_id = self.step.now_ns, self.step.derive("call", self.made)
+        self.made_ns.append(now_ns)
+        deadline_ns = now_ns + CALL_RESULT_S * NS_PER_S
+        self.open[call_id] = OpenCall(name=name, deadline_ns=deadline_ns)
+        if len(self.open) == 1:
+            self.timers.set_at("calls", deadline_ns)
+        call = ToolCall(id=call_id, name=span.name, arguments=span.arguments)
+        self.peer.send(ToolCalled(session_id=self.peer.session_id, call=call, unit=unit))
+
+    def _refuse_call(self, name: str) -> str:
+        """Why a call is not sent, in words for the model; empty for one that is."""
+        _forget(self.made_ns, self.step.now_ns - 60 * NS_PER_S)
+        if all(tool.name != name for tool in self.offered):
+            return "there is no tool of this name"
+        if len(self.open) >= CALLS_OPEN_MAX:
+            return "too many calls wait for a result"
+        if len(self.made_ns) >= CALLS_A_MINUTE or self.made > CALLS_SESSION_MAX:
+            return "too many calls"
+        return ""
+
+    def _return(self, name: str, text: str) -> None:
+        self.waiting.append(UnitInput(kind="result", call=name, text=text))
+
+    def next_inputs(self) -> tuple[UnitInput, ...]:
+        """Take the events of the next unit."""
+        inputs, chars = [*self.started], 0
+        self.started.clear()
+        while self.waiting:
+            chars += len(self.waiting[0].text)
+            if chars > INPUT_CHARS_MAX and chars > len(self.waiting[0].text):
+                break
+            inputs.append(self.waiting.popleft())
+        return tuple(inputs)
+
+    def put_back(self, inputs: tuple[UnitInput, ...]) -> None:
+        """Feed the events of a unit that is undone with the next one."""
+        self.started.extendleft(it for it in reversed(inputs) if it.kind == "started")
+        self.waiting.extendleft(it for it in reversed(inputs) if it.kind != "started")
+
+    # -- the client -----------------------------------------------------------------------------
+
+    def refusal(self, message: ClientMessage) -> Refused | None:
+        """Refuse a result that is not due, and what there is no room for."""
+        match message:
+            case ToolResult(call_id=name, output=text):
+                if name not in self.open:
+                    words = "$.tool_call_id: no call of this session that waits for a result"
+                    return Refused(code=ErrorCode.INVALID_PAYLOAD, message=words)
+            case TellModel(text=text):
+                if not self.step.limits.duplex_tools:
+                    words = "this server's model takes no events"
+                    return Refused(code=ErrorCode.INVALID_EVENT, message=words)
+                since_ns = self.step.now_ns - NS_PER_S
+                if sum(at_ns > since_ns for at_ns in self.told_ns) >= TEXTS_A_SECOND:
+                    words = f"at most {TEXTS_A_SECOND} events a second: it is not kept"
+                    return Refused(code=ErrorCode.NOT_READY, message=words)
+            case _:
+                return None
+        chars = len(text) + sum(len(it.text) for it in self.waiting)
+        if len(self.waiting) < INPUTS_MAX and chars <= INPUTS_CHARS_MAX:
+            return None
+        words = f"at most {INPUTS_MAX} events and {INPUTS_CHARS_MAX} characters wait for the model"
+        return Refused(code=ErrorCode.NOT_READY, message=f"{words}: it is not kept")
+
+    def returned(self, message: ToolResult) -> None:
+        """Keep what a tool returned for the model."""
+        self._return(self.open.pop(message.call_id).name, message.output)
+        self._set_timer()
+
+    def tell(self, message: TellModel) -> None:
+        """Keep an event for the model that belongs to no call."""
+        _forget(self.told_ns, self.step.now_ns - NS_PER_S)
+        self.told_ns.append(self.step.now_ns)
+        self.waiting.append(UnitInput(kind="text", text=message.text))
+
+    def expire(self) -> None:
+        """Close the calls whose time is over."""
+        for call_id, call in list(self.open.items()):
+            if call.deadline_ns <= self.step.now_ns:
+                del self.open[call_id]
+                self._return(call.name, _LATE)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Set the timer for the oldest call, unless an earlier one is still set."""
+        first = next(iter(self.open.values()), None)
+        if first is None:
+            self.timers.cancel("calls")
+        elif "calls" not in self.timers.pending:
+            self.timers.set_at("calls", first.deadline_ns)
+
+    def forget_client(self) -> None:
+        """Close the calls that were sent to the client of the session that a fork began from."""
+        for call in self.open.values():
+            self._return(call.name, _LOST)
+        self.open.clear()
+
+
+def _forget(times_ns: deque[int], until_ns: int) -> None:
+    while times_ns and times_ns[0] <= until_ns:
+        times_ns.popleft()
