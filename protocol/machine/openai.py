@@ -10,8 +10,8 @@
 - A client may stop sending: while an answer is due, or goes on, the model gets silence in its
   place, a second each second.
 - At its time limit it waits for the words of the last speech, then reports its end.
-- The model decides when it speaks. Where it can be made to speak (`can_speak`), it answers a request
-  for a response; else that response fails if the model listens on.
+- The model decides when it speaks. Where it can be made to (`can_speak`), it answers a request for
+  a response; else that response fails if the model listens on.
 """
 
 from __future__ import annotations
