@@ -396,7 +396,7 @@ class Client:
 
     @property
     def _has_tools(self) -> bool:
-        return self.plan.dialect in ("realtime", "duplex-v1") and self.plan.number % 2 == 0
+        return self.plan.dialect in ("realtime", "duplex-v1")
 
     def _answer_call(self, call: ToolCall) -> None:
         """Answer a call, twice, of another session, late or never."""
