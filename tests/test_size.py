@@ -23,14 +23,14 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (13_977, 62),
     "recorder": (4_568, 31),
-    "runtime": (24_089, 130),
+    "runtime": (24_124, 130),
     "runtime/model": (9_383, 47),
-    "replay": (11_507, 57),
+    "replay": (11_518, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3
 """The most classes of ours in one line of inheritance, of classes with methods."""
-IMPORTS_PERCENT_MAX: Final = 10
+IMPORTS_PERCENT_MAX: Final = 9.6
 """The part of the code lines that imports; the goal is 9."""
 SLACK: Final = 50
 """Code lines by which a package may be below its row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
@@ -30,15 +30,22 @@ class LocalClient:
 
     def __init__(self, react: Callable[[LocalClient, dict[str, Any]], bool]) -> None:
         self._react = react
-        self._to_session, self._from_client = anyio.create_memory_object_stream[str](math.inf)
+        self._to_session, self._from_client = anyio.create_memory_object_stream[Iterable[object]](
+            math.inf
+        )
+        self._unread: Iterator[object] = iter(())
         self._to_client, self._from_session = anyio.create_memory_object_stream[str](FRAMES_MAX)
 
     # -- the client's end -----------------------------------------------------------------------
 
-    def ask(self, message: object) -> None:
-        """Send a message, unless the session is over."""
+    def ask(self, *messages: object) -> None:
+        """Send messages, unless the session is over."""
+        self.ask_each(messages)
+
+    def ask_each(self, messages: Iterable[object]) -> None:
+        """As `ask`; each is made when the session takes it."""
         if self._from_client.statistics().open_receive_streams:
-            self._to_session.send_nowait(orjson.dumps(message).decode())
+            self._to_session.send_nowait(messages)
 
     async def next(self) -> dict[str, Any]:
         """Wait for the client's next message; `CodedError`: of `react`, or there is none."""
@@ -60,10 +67,12 @@ class LocalClient:
 
     async def receive(self) -> str:
         """As `WebSocket`."""
-        try:
-            return await self._from_client.receive()
-        except _LOST:
-            raise WebSocketClosed(_ABNORMAL, "") from None
+        while (message := next(self._unread, None)) is None:
+            try:
+                self._unread = iter(await self._from_client.receive())
+            except _LOST:
+                raise WebSocketClosed(_ABNORMAL, "") from None
+        return orjson.dumps(message).decode()
 
     async def deliver(self, on_messages: OnMessages) -> NoReturn:
         """As `WebSocket`."""

@@ -27,6 +27,7 @@ from http import HTTPStatus
 from typing import Any, Final, NoReturn, Protocol
 
 import anyio.to_thread
+import attrs
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -53,6 +54,7 @@ from ..access.middleware import principal_of
 from ..media.decoder import Client, MediaDecoder
 from ..media.values import MediaError
 from ..net.http import CodedError, error_for, json_response
+from ..session.rate_limiter import RateLimiter
 from ..settings.settings import MIB, Settings
 from . import completions, transcriptions
 from .local_client import RETRY, LocalClient
@@ -65,9 +67,9 @@ BODY_BYTES_MAX: Final = 25 * MIB
 LARGE_BYTES: Final = 1 * MIB
 CALLS_MAX: Final = 1_024
 CALLS_PER_KEY_MAX: Final = 256
-LARGE_CALLS_MAX: Final = 32
-LARGE_CALLS_PER_KEY_MAX: Final = 8
-"""Each holds its body, and what it decodes to."""
+LARGE_CALLS_MAX: Final = 16
+LARGE_CALLS_PER_KEY_MAX: Final = 4
+"""Each may hold 100 MiB: its body, and what it decodes to."""
 SPEECH_S_MAX: Final = 1_500
 """Of a file: its samples fit into the answer of the process that decodes it."""
 BYTES_PER_S: Final = 32_000
@@ -121,18 +123,25 @@ class Begin(Protocol):
 
 
 class OpenAIApi:
-    """The routes of OpenAI's API; `models` returns the names of the model."""
+    """The routes of OpenAI's API.
+
+    `models` returns the names of the model; `check` refuses a client that may not have a session of
+    a mode now, as `begin` does.
+    """
 
     def __init__(
         self,
         settings: Settings,
         models: Callable[[], tuple[str, ...]],
         begin: Begin,
+        check: Callable[[Request, Mode], object],
         decoder: MediaDecoder,
     ) -> None:
         self._models = models
         self._begin = begin
+        self._check = check
         self._decoder = decoder
+        self._limiter = RateLimiter()
         self._speech_s_max = min(
             SPEECH_S_MAX, settings.transcription_buffer_mb * MIB // BYTES_PER_S
         )
@@ -174,18 +183,9 @@ class OpenAIApi:
             asked = transcriptions.AskedText.of(request.headers.get("content-type", ""), body)
             del body
             self.check_model(asked.model, "model")
-            owner = principal_of(request).name
-            decode = partial(
-                self._decoder.decode_speech,
-                asked.file,
-                self._speech_s_max,
-                Client(is_live=False, owner=owner),
-            )
-            try:
-                pcm16 = to_pcm16(await until_gone(request, decode))
-            except MediaError as error:
-                status = HTTPStatus.BAD_REQUEST
-                raise CodedError(status, "invalid_audio", f"file: {error.reason}", "file") from None
+            self._check(request, "transcription")
+            pcm16 = await until_gone(request, partial(self._decode, request, asked.file))
+            asked = attrs.evolve(asked, file=b"")  # a whole session does not need it
             client = LocalClient(partial(transcriptions.react, asked, pcm16))
             self._open(request, opening, client, "transcription", None)
             if asked.is_stream:
@@ -196,6 +196,16 @@ class OpenAIApi:
                     f"{done['text']}\n", media_type="text/plain", headers=_id_of(created)
                 )
             return json_response(transcriptions.whole(asked, done, pcm16), headers=_id_of(created))
+
+    async def _decode(self, request: Request, file: bytes) -> bytes:
+        """Decode a file to PCM16 at 16 kHz."""
+        client = Client(is_live=False, owner=principal_of(request).name)
+        try:
+            pcm = await self._decoder.decode_speech(file, self._speech_s_max, client)
+        except MediaError as error:
+            status, text = HTTPStatus.BAD_REQUEST, f"file: {error.reason}"
+            raise CodedError(status, "invalid_audio", text, "file") from None
+        return await anyio.to_thread.run_sync(to_pcm16, pcm)
 
     async def _body(self, request: Request, opening: ExitStack) -> bytes:
         """Read a body that may be large, with a place for it."""
@@ -209,7 +219,10 @@ class OpenAIApi:
                 raise CodedError(
                     status, "too_many_requests", full.detail, headers=headers
                 ) from None
-        return await read_body(request, BODY_BYTES_MAX)
+        body = await read_body(request, BODY_BYTES_MAX)
+        if not is_small:
+            await self._limiter.wait(len(body))  # to read one holds up the event loop
+        return body
 
     def _open(
         self,

@@ -1,7 +1,7 @@
 """Transcriptions of OpenAI's API: a request is a transcription session of one utterance.
 
 A form (RFC 7578) has the file and the parameters. The file is decoded in a process of its own, and
-its sound is the session's. The models write down what they hear, without hints and times: a
+its sound is the session's. The models transcribe what they hear, without hints and times: a
 language and a prompt have no effect, and what needs times is refused by its name.
 """
 
@@ -63,7 +63,7 @@ class AskedText:
             text = f"there are {', '.join(FORMATS)}: the model tells no times"
             raise refuse_value("response_format", text)
         if texts.get("temperature", "0") not in ("0", "0.0", ""):
-            raise refuse_value("temperature", "the likeliest words are written down: 0")
+            raise refuse_value("temperature", "the likeliest words are transcribed: 0")
         stream = texts.get("stream", "false").lower()
         if stream not in ("true", "false", "1", "0", ""):
             raise refuse_value("stream", "it is true or false")
@@ -122,13 +122,17 @@ def react(asked: AskedText, pcm16: bytes, client: LocalClient, message: dict[str
     match message["type"]:
         case "session.created":
             client.ask({"type": "session.update", "model": asked.model})
-            for at in range(0, len(pcm16), PIECE_BYTES):
-                sound = pybase64.b64encode(pcm16[at : at + PIECE_BYTES]).decode()
-                client.ask({"type": "input_audio_buffer.append", "audio": sound})
+            client.ask_each(_appends(pcm16))
             client.ask({"type": "input_audio_buffer.commit", "final": True})
         case "error":
             raise session_error({"code": message.get("code"), "message": message.get("error")})
     return message["type"] in ("session.created", "transcription.delta", "transcription.done")
+
+
+def _appends(pcm16: bytes) -> Iterator[dict[str, Any]]:
+    for at in range(0, len(pcm16), PIECE_BYTES):
+        sound = pybase64.b64encode(pcm16[at : at + PIECE_BYTES]).decode()
+        yield {"type": "input_audio_buffer.append", "audio": sound}
 
 
 def whole(asked: AskedText, done: Mapping[str, Any], pcm16: bytes) -> dict[str, Any]:

@@ -272,9 +272,9 @@ class Call:
 
     async def send(self, *frames: str) -> None:
         """As `WebSocket`."""
-        told = [it for frame in frames for it in self._told(orjson.loads(frame))]
-        if told:
-            await self._websocket.send(*told)
+        messages = [it for frame in frames for it in self._translate(orjson.loads(frame))]
+        if messages:
+            await self._websocket.send(*messages)
 
     async def close(self, code: int, reason: str) -> None:
         """As `WebSocket`."""
@@ -284,7 +284,7 @@ class Call:
         """As `WebSocket`."""
         await self._websocket.abort()
 
-    def _told(self, body: dict[str, Any]) -> Iterator[str]:
+    def _translate(self, body: dict[str, Any]) -> Iterator[str]:
         """Write a message of the session as messages of Twilio's."""
         match body["type"]:
             case "session.created":

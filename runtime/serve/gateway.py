@@ -394,7 +394,7 @@ class Gateway:
             self._models,
             self._begin_drain,
         )
-        openai = OpenAIApi(self._settings, self._models, self._begin, self.decoder)
+        openai = OpenAIApi(self._settings, self._models, self._begin, self._check, self.decoder)
         workers = WorkersApi(lambda: self.server)
         marks = Marks(lambda: self.server, self._recordings)
         voices = Voices(self._voices, self._settings.default_voice)
@@ -430,13 +430,7 @@ class Gateway:
 
     def _begin(self, request: Request, client: LocalClient, mode: Mode, seed: int | None) -> None:
         """Begin the session of a request over HTTP."""
-        principal, server = principal_of(request), self.server
-        self._gate.check_mode(principal, mode)
-        if server is None or server.admission.state != "open":
-            text = LOADING if server is None else REFUSALS[_UNAVAILABLE]
-            raise CodedError(HTTPStatus.SERVICE_UNAVAILABLE, _UNAVAILABLE, text)
-        if mode not in server.modes:
-            raise CodedError(HTTPStatus.NOT_FOUND, "not_served", f"the model does not serve {mode}")
+        principal, server = principal_of(request), self._check(request, mode)
         host = request.client.host if request.client else ""
         to = Route(
             mode=mode,
@@ -446,6 +440,17 @@ class Gateway:
         )
         serve = partial(self._serve, server, client, to, principal, lambda: None)
         server.tasks.start_soon(_guarded, serve)
+
+    def _check(self, request: Request, mode: Mode) -> Server:
+        """Return the server, for a client that may have a session of a mode now."""
+        server = self.server
+        self._gate.check_mode(principal_of(request), mode)
+        if server is None or server.admission.state != "open":
+            text = LOADING if server is None else REFUSALS[_UNAVAILABLE]
+            raise CodedError(HTTPStatus.SERVICE_UNAVAILABLE, _UNAVAILABLE, text)
+        if mode not in server.modes:
+            raise CodedError(HTTPStatus.NOT_FOUND, "not_served", f"the model does not serve {mode}")
+        return server
 
     def _begin_drain(self, server: Server, asked_by: str) -> None:
         self.drain(server, asked_by)

@@ -30,6 +30,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "mic": ("sounddevice",),
         "vad": ("silero_vad",),
         "voice": ("onnxruntime",),
+        "duplex-tools": ("minicpm_o5_sdk",),
         "words": ("moonshine_voice",),
         "ray": ("ray",),
         "store": ("obstore",),

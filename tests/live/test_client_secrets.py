@@ -110,6 +110,16 @@ def test_a_secret_opens_only_what_it_is_for(server: LiveServer) -> None:
     assert refused(server, other, "/v1/live/sessions") == 401
 
 
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+def test_one_without_settings_begins_a_session_of_any_api(server: LiveServer) -> None:
+    """The package makes no secret for the Live API, and a page of it needs the key."""
+    with client_of(server) as client:
+        secret = client.realtime.client_secrets.create().value
+    with client_of(server, secret) as page, page.live.connect() as connection:
+        connection.send({"type": "session.start", "session": {"model": "scripted"}})
+        assert connection.recv().type in ("info", "session.started")
+
+
 def test_what_cannot_be_in_a_secret_is_named(server: LiveServer) -> None:
     """A page's first session fails, far from the program that made the secret."""
     with client_of(server) as client:

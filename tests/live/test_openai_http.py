@@ -204,6 +204,30 @@ def test_tools_are_offered_and_answered(client: OpenAI) -> None:
     assert error.value.param == "tool_choice"
 
 
+def test_a_tool_is_called_and_its_result_answered() -> None:
+    """An agent waits for a call that came as text, or cannot go on with its result."""
+    messages: Any = [{"role": "user", "content": "use the clock"}]
+    with live_server("--no-record") as server, client_of(server) as client:
+        ask: Any = {"model": "scripted", "tools": [TOOL]}
+        raw = client.chat.completions.with_raw_response.create(messages=messages, **ask)
+        strictly(ChatCompletion, raw.text)
+        choice = raw.parse().choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "turn 0.")
+        (call,) = choice.message.tool_calls or ()
+        assert call.type == "function"
+        assert (call.function.name, json.loads(call.function.arguments)) == ("clock", {})
+        with client.chat.completions.stream(messages=messages, **ask) as stream:
+            made = stream.get_final_completion().choices[0]
+        assert made.finish_reason == "tool_calls"
+        assert [it.function.name for it in made.message.tool_calls or ()] == ["clock"]
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
+        messages += [choice.message.to_dict(), result]
+        last = client.chat.completions.create(messages=messages, **ask).choices[0]
+        assert (last.finish_reason, "noon" in (last.message.content or "")) == ("stop", True)
+        short = client.chat.completions.create(model="scripted", messages=QUESTION, max_tokens=1)
+        assert short.choices[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
+from protocol.values.model import Cut, Finalized, Opened, Opening, Silent, Unit, UnitResult
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Compute, Steps, Work
@@ -36,30 +36,39 @@ class BlockingSession:
     """A session whose calls compute to their end, unbatched; see `SteppedSession`."""
 
     def __init__(self, model: DuplexModel, opening: Opening, slot: int) -> None:
-        self._model, self._session = model, model.session(opening, slot=slot)
+        self._model, self.stepped = model, model.session(opening, slot=slot)
         self.slot = slot
-        self.opened: Opened = alone(self._session.open(), model.compute)
+        self.opened: Opened = alone(self.stepped.open(), model.compute)
 
     def run_unit(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
         """Run `SteppedSession.unit`."""
-        return alone(self._session.unit(unit, cut), self._model.compute)
+        return alone(self.stepped.unit(unit, cut), self._model.compute)
 
     def interrupt(self, index: int) -> None:
         """Run `SteppedSession.interrupt`."""
-        self._session.interrupt(index)
+        self.stepped.interrupt(index)
 
     def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Run `SteppedSession.finalize`."""
-        steps = self._session.finalize(index, interrupted=interrupted)
+        steps = self.stepped.finalize(index, interrupted=interrupted)
+        return alone(steps, self._model.compute)
+
+    def finalize_again(
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
+    ) -> Finalized:
+        """Run `SteppedSession.finalize_again`."""
+        steps = self.stepped.finalize_again(
+            index, interrupted=interrupted, silent=silent, forced=forced
+        )
         return alone(steps, self._model.compute)
 
     def rollback(self, index: int) -> None:
         """Run `SteppedSession.rollback`."""
-        self._session.rollback(index)
+        self.stepped.rollback(index)
 
     def release(self) -> None:
         """Run `SteppedSession.release`, and free the slot."""
-        self._session.release()
+        self.stepped.release()
         taken = _taken[self._model]
         if taken.get(self.slot) is self:
             del taken[self.slot]

@@ -38,6 +38,7 @@ from protocol.values.model import (
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS, Parts
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel, randomize
+from runtime.model.backends.minicpmo.slots import FILE, NEW, OLDER
 from runtime.model.backends.minicpmo.tokens import NAMES, Tokens
 from tests.models.blocking import BlockingSession, alone, open_session
 
@@ -135,6 +136,25 @@ DECIDABLE = {
     "chunk_tts_eos": 1.4,
 }
 """The control tokens that may be decided, and by how much their weights are made larger."""
+IN_SLOTS: Config = {"vocab_size": 352, "tts_config": {"num_text_tokens": 352}}
+"""Changes for a model whose units are laid out in slots, as `write_checkpoint` makes it of them."""
+CALLS: tuple[str, ...] = (
+    '<function name="clock"></function>',
+    '<function name="tide"><param name="harbour">Brest</param></function>',
+    '<function name="door"></function>',
+)
+"""Calls that such a model may write: each is one ordinary token, since its text is else noise."""
+CHAIN = {
+    "<|listen|>": 0.4,
+    "<|chunk_eos|>": 1.6,
+    "<|turn_eos|>": 1.6,
+    "<tool_call>": 3.0,
+    "<|no_action|>": 5.5,
+    "<|non_spoken_eos|>": 2.5,
+    "<think>": 2.2,
+    "</think>": 2.5,
+}
+"""What it decides where it has less to choose from, and by how much its weights are made larger."""
 SPARE = ("<|spare_0|>", "<|spare_1|>")
 TEXT = (
     "the quick brown fox jumps over the lazy dog while seven wizards box five quacking kings "
@@ -152,15 +172,25 @@ def changed(config: Config, *changes: Mapping[str, Any]) -> Config:
     return out
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer of some 300 ids, with all control tokens."""
+def write_tokenizer(folder: Path, *, in_slots: bool = False) -> None:
+    """A byte-level tokenizer of some 300 ids, with all control tokens, if asked those of slots."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=286, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([TEXT] * 2, trainer)
+    if in_slots:
+        made = json.loads(tokenizer.to_str())
+        words = made["model"]["vocab"]
+        words |= {call.replace(" ", "\u0120"): len(words) + i for i, call in enumerate(CALLS)}
+        tokenizer = Tokenizer.from_str(json.dumps(made))
     tokenizer.add_special_tokens([*NAMES.values(), *SPARE])
+    if in_slots:
+        others = [name for name in OLDER if tokenizer.token_to_id(name) is None]
+        tokenizer.add_special_tokens([*NEW, *others])
+        words = {"before": "call these:", "after": "by name", "listening": 12, "speaking": 9}
+        (folder / FILE).write_text(json.dumps(words))
     tokenizer.save(str(folder / "tokenizer.json"))
     allowed = {NAMES[field] for field in DECIDABLE}
     bad = [tokenizer.token_to_id(name) for name in (*NAMES.values(), *SPARE) if name not in allowed]
@@ -179,12 +209,27 @@ def random_parts(folder: Path) -> Parts:
         for field, factor in DECIDABLE.items():
             head[getattr(tokens.ids, field)] *= factor
         torch.nn.init.normal_(table)
+        if tokens.slots is not None:
+            _chain(head, table, tokens)
         # After `turn_eos` it mostly listens, else hardly a turn would stay ended.
         table[tokens.ids.turn_eos] += head[tokens.ids.listen] / 2
         scales = parts.get_parameter("tts.head_code.0.parametrizations.weight.original0")
         scales.mul_(4)
         scales[parts.config.tts.eos] *= 1.5
     return parts
+
+
+def _chain(head: torch.Tensor, table: torch.Tensor, tokens: Tokens) -> None:
+    """Have it write a call, once it has begun one, and end it."""
+    assert tokens.slots is not None
+    ids = tokens.slots.ids
+    for name, factor in CHAIN.items():
+        head[ids[name]] *= factor
+    calls = [tokens.find(call.replace(" ", "\u0120")) for call in CALLS]
+    for call in calls:
+        assert call is not None
+        table[ids["<tool_call>"]] += 4 * head[call]
+        table[call] += 5 * head[ids["</tool_call>"]]
 
 
 def write_vocoder(folder: Path, codes: int = CODES) -> None:
@@ -203,13 +248,13 @@ def write_checkpoint(folder: Path, *changes: Mapping[str, Any]) -> Path:
 
     Args:
         folder: where to.
-        changes: to `CONFIG`, section by section.
+        changes: to `CONFIG`, section by section; with `IN_SLOTS` its units have slots.
 
     Returns:
         The folder.
     """
     (folder / "config.json").write_text(json.dumps(changed(CONFIG, *changes)))
-    write_tokenizer(folder)
+    write_tokenizer(folder, in_slots=IN_SLOTS in changes)
     state = {key: value.contiguous() for key, value in random_parts(folder).state_dict().items()}
     save_file(state, folder / WEIGHTS)
     write_vocoder(folder / VOCODER)

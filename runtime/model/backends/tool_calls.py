@@ -9,7 +9,7 @@ long, is text again, its marks included. An answer that ends within a call ends 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -122,10 +122,10 @@ def read_call(text: str, tools: Sequence[Tool]) -> ToolCall:
         raise CallInvalid("a call has a name and arguments")
     if all(tool.name != found["name"] for tool in tools):
         raise CallInvalid("there is no tool of this name")
-    return ToolCall(name=found["name"], arguments=_written(found["arguments"]))
+    return ToolCall(name=found["name"], arguments=written(found["arguments"]))
 
 
-def _written(arguments: object) -> str:
+def written(arguments: object) -> str:
     """Write arguments as the chat template does."""
     if not isinstance(arguments, dict):
         raise CallInvalid("arguments are an object")
@@ -140,12 +140,16 @@ def _written(arguments: object) -> str:
     return text
 
 
-def span_of(text: str, tools: Sequence[Tool]) -> Span:
-    """Read a call that a model wrote in the silent part of its units."""
+def span_of(
+    text: str,
+    tools: Sequence[Tool],
+    read: Callable[[str, Sequence[Tool]], ToolCall] = read_call,
+) -> Span:
+    """Read a call that a model wrote in the silent part of its units, in the form of `read`."""
     if len(text) > SILENT_CHARS_MAX:
         return Span(kind="call", text=text[:SILENT_CHARS_MAX], fault="the call is too long")
     try:
-        call = read_call(text, tools)
+        call = read(text, tools)
     except CallInvalid as error:
         return Span(kind="call", text=text, fault=str(error))
     return Span(kind="call", text=text, name=call.name, arguments=call.arguments)

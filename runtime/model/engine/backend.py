@@ -56,6 +56,7 @@ from protocol.values.model import (
     Opened,
     Opening,
     PastUnit,
+    Silent,
     Turn,
     TurnResult,
     Unit,
@@ -354,6 +355,19 @@ class EngineSession(_OnEngine["SteppedSession"]):
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
         steps = partial(self.stepped.finalize, index, interrupted=interrupted)
+        return await self._calls.call("finalize", steps)
+
+    async def finalize_again(
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
+    ) -> Finalized:
+        """Close the unit, with its silent part as it was recorded."""
+        steps = partial(
+            self.stepped.finalize_again,
+            index,
+            interrupted=interrupted,
+            silent=silent,
+            forced=forced,
+        )
         return await self._calls.call("finalize", steps)
 
     async def rollback(self, index: int) -> None:

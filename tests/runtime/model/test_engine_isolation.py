@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.values.model import Cut, DuplexConfig, Opening, Unit, Voice
+from protocol.values.model import Cut, DuplexConfig, Opening, Silent, Unit, Voice
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.decoder import RowByRow
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -27,7 +27,7 @@ from runtime.model.backends.minicpmo.work import Steps, Work
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from tests.models import random_model
 from tests.models.blocking import alone
-from tests.models.random_model import FEW_UNITS, SLIDING, facts, picture, sound
+from tests.models.random_model import FEW_UNITS, IN_SLOTS, SLIDING, facts, picture, sound
 from tests.project.sampling import sample
 
 EXAMPLES = sample(100, 3)
@@ -38,14 +38,17 @@ BROKEN = picture(0)[:200]
 Diary = list[tuple[object, ...]]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuplexModel]:
+@pytest.fixture(scope="module", params=[(), (IN_SLOTS,)], ids=["plain", "in slots"])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DuplexModel]:
     """A model whose encoder and windows start over often enough for twelve units."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
         patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 260)
         patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 160)
-        yield random_model.load(tmp_path_factory.mktemp("model"), SLIDING, FEW_UNITS, slots=SLOTS)
+        folder, changes = tmp_path_factory.mktemp("model"), (SLIDING, FEW_UNITS, *request.param)
+        yield random_model.load(folder, *changes, slots=SLOTS)
 
 
 @attrs.frozen(kw_only=True)
@@ -173,7 +176,7 @@ def life(
     session: SteppedSession,
     tenant: Tenant,
     diary: Diary,
-    cuts: Mapping[int, Cut] | None = None,
+    cuts: Mapping[int, tuple[Cut | None, Silent | None]] | None = None,
     due: Callable[[float], None] = lambda _: None,
 ) -> Steps[None]:
     """A session from open to release.
@@ -182,7 +185,7 @@ def life(
         session: in an empty slot.
         tenant: what it does.
         diary: where its results go.
-        cuts: of a recording, by unit; None lets happen what the tenant says.
+        cuts: of a recording, by unit, with its silent part; None lets happen what the tenant says.
         due: told the deadline of each unit.
     """
     opened = yield from session.open()
@@ -191,14 +194,20 @@ def life(
         index = second.unit.index
         due(second.due_ms)
         if cuts is not None:
-            steps = session.unit(second.unit, cuts.get(index))
+            steps = session.unit(second.unit, cuts[index][0])
         else:
             if second.is_broken or second.fail_at is not None:
                 yield from fail_once(session, second)
             steps = run_live(session, second)
         result = yield from steps
-        done = yield from session.finalize(index, interrupted=result.cut is not None)
-        diary.append((*facts(result), result.cut, done.kv_length, done.fed_ids))
+        interrupted, silent = result.cut is not None, None if cuts is None else cuts[index][1]
+        if silent is None:
+            done = yield from session.finalize(index, interrupted=interrupted)
+        else:
+            done = yield from session.finalize_again(
+                index, interrupted=interrupted, silent=silent, forced=False
+            )
+        diary.append((*facts(result), done.kv_length, done.fed_ids, result.cut, done.silent))
     session.release()
 
 
@@ -254,11 +263,9 @@ def together(
 
 def by_itself(model: DuplexModel, tenant: Tenant, recorded: Diary, slot: int) -> Diary:
     """The same session alone, cut where a recording says."""
-    cuts = {
-        second.unit.index: row for second, row in zip(tenant.seconds, recorded[1:], strict=True)
-    }
+    rows = zip(tenant.seconds, recorded[1:], strict=True)
+    where: dict[int, Any] = {second.unit.index: row[-2:] for second, row in rows}
     diary: Diary = []
-    where = {index: row[-3] for index, row in cuts.items() if isinstance(row[-3], Cut)}
     alone(life(model.session(tenant.opening, slot=slot), tenant, diary, where), model.compute)
     return diary
 

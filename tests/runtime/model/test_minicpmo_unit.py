@@ -50,7 +50,7 @@ def units(count: int) -> list[Unit]:
 def script(monkeypatch: pytest.MonkeyPatch, *tokens: int) -> None:
     """Let the model decide these ids, one after the other."""
     left = iter(tokens)
-    monkeypatch.setattr(unit_module, "decide", lambda *_: next(left))
+    monkeypatch.setattr(unit_module, "decide", lambda *_, **__: next(left))
 
 
 def word(model: DuplexModel) -> int:
@@ -239,7 +239,7 @@ def test_history_holds_what_was_decided(
     text, histories = word(model), list[tuple[int, ...]]()
     left = iter((ids.speak, text, ids.chunk_eos, ids.listen, ids.chunk_eos, ids.chunk_eos))
 
-    def decide(_logits: object, history: tuple[int, ...], *_: object) -> int:
+    def decide(_logits: object, history: tuple[int, ...], *_: object, **__: object) -> int:
         histories.append(history)
         return next(left)
 
@@ -286,7 +286,9 @@ def test_a_unit_that_must_speak_does_not_begin_with_listening(
     """A client that asks for a response would get none, or one that ends at once for ever."""
     left, scales = iter([ids.speak, word(model), ids.chunk_eos] * 2), list[float]()
 
-    def decide(_logits: object, _history: object, _draws: object, config: DuplexConfig, _: object):  # type: ignore[no-untyped-def]
+    def decide(  # type: ignore[no-untyped-def]
+        _logits: object, _history: object, _draws: object, config: DuplexConfig, *_, **__
+    ):
         scales.append(config.listen_prob_scale)
         return next(left)
 

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit, Unit, UnitResult
+from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit, Silent, Unit, UnitResult
 from recorder.read.past import voiced
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
@@ -31,7 +31,7 @@ from runtime.model.backends.minicpmo.work import Steps
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from tests.models import random_model
 from tests.models.blocking import alone
-from tests.models.random_model import FEW_UNITS, SLIDING, facts, opening, picture, unit
+from tests.models.random_model import FEW_UNITS, IN_SLOTS, SLIDING, facts, opening, picture, unit
 from tests.project.sampling import sample
 from tests.runtime.model.test_engine_isolation import (
     MS,
@@ -65,22 +65,24 @@ class Done:
     unit: Unit
     result: UnitResult
     interrupted: bool
-    finalized: tuple[int, tuple[int, ...]]
+    finalized: tuple[int, tuple[int, ...], Silent | None]
 
     @property
     def facts(self) -> tuple[object, ...]:
         return (*facts(self.result), *self.finalized)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DuplexModel, DuplexModel]]:
+@pytest.fixture(scope="module", params=[(), (IN_SLOTS,)], ids=["plain", "in slots"])
+def models(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[DuplexModel, DuplexModel]]:
     """Two of one checkpoint, as on two workers; encoder and windows start over soon."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
         patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 260)
         patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 160)
         folder = tmp_path_factory.mktemp("model")
-        first = random_model.load(folder, SLIDING, FEW_UNITS, slots=2)
+        first = random_model.load(folder, SLIDING, FEW_UNITS, *request.param, slots=2)
         yield first, DuplexModel.load(folder, slots=SLOTS)
 
 
@@ -92,6 +94,7 @@ def past_of(done: Sequence[Done]) -> list[PastUnit]:
                 unit=one.unit,
                 result=attrs.evolve(one.result, pcm=b""),
                 interrupted=one.interrupted,
+                silent=one.finalized[2],
             )
             for one in done
         )
@@ -121,7 +124,7 @@ def go_on(
                 unit=second.unit,
                 result=result,
                 interrupted=interrupted,
-                finalized=(made.kv_length, made.fed_ids),
+                finalized=(made.kv_length, made.fed_ids, made.silent),
             )
         )
 
@@ -175,7 +178,7 @@ def plain(state: SessionState) -> tuple[object, ...]:
     buffer = None if voicing is None else voicing.buffer
     return (
         *(state.layout, state.length, state.audio_units, state.history, state.turn_open),
-        state.text_ids,
+        *(state.text_ids, state.has_seen, state.lane),
         *(state.speech.length, state.speech.is_complete, buffer),
     )
 

@@ -57,7 +57,7 @@ input. Version 2 scales pictures as Pillow does; logs without a version are of 1
 LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg")
 
 
-def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
+def fingerprint(folder: Path, machine: Machine, tokens: Tokens) -> Mapping[str, str]:
     """The facts that a full replay compares: file hashes, versions, this process's arithmetic."""
     files = {
         "weights": weight_files(folder),
@@ -80,6 +80,7 @@ def fingerprint(folder: Path, machine: Machine) -> Mapping[str, str]:
         "model": machine.config.name,
         **hashes,
         "numerics": NUMERICS,
+        **({} if tokens.slots is None else {"slots": tokens.slots.policy.digest}),
         **({"voice": "none"} if vocoder is None else vocoder.fingerprint),
         **{name: _version(name) for name in LIBRARIES},
         "device": device_name(keys.device),
@@ -160,7 +161,7 @@ class DuplexModel:
         where = parts.llm.lm_head.weight.device
         means = means_on(where, slots, exact=exact)
         machine = Machine(parts, vocoder, slots, shortlists_on(where, tokens), means=means)
-        return cls.of(machine, tokens, fingerprint(folder, machine))
+        return cls.of(machine, tokens, fingerprint(folder, machine, tokens))
 
     @classmethod
     def of(cls, machine: Machine, tokens: Tokens, facts: Mapping[str, str]) -> DuplexModel:
@@ -184,6 +185,7 @@ class DuplexModel:
             fingerprint=facts,
             varies=varies,
             tools=tokens.tools is not None,
+            duplex_tools=tokens.slots is not None,
         )
         return cls(machine, tokens, info)
 

@@ -272,26 +272,40 @@ Logits = NDArray[np.float64]
 
 
 def decide(
-    logits: Candidates, history: Sequence[int], draws: Logits, config: DuplexConfig, tokens: Tokens
+    logits: Candidates,
+    history: Sequence[int],
+    draws: Logits,
+    config: DuplexConfig,
+    tokens: Tokens,
+    *,
+    forbidden: Sequence[int] | None = None,
 ) -> int:
     """Choose the next token, a control token or text.
 
     `history` has the session's decided ids, of which the last 512 are penalised. One draw is for
     the untempered, one for the tempered sample; at temperature 0 both take the most likely token.
+    `forbidden`, of a unit in slots, says what its grammar does not have here; there is only the
+    tempered sample then.
     """
     ends, greedy = tokens.ids.chunk_eos, config.temperature == 0
-    if logits.is_best(ends) if greedy else logits.is_drawn(ends, float(draws[0])):
+    if forbidden is None and (
+        logits.is_best(ends) if greedy else logits.is_drawn(ends, float(draws[0]))
+    ):
         return ends
-    _weigh(logits, history, config, tokens)
+    _weigh(logits, history, config, tokens, forbidden)
     return logits.choose(float(draws[1]), config.temperature, config.top_k, config.top_p)
 
 
 def _weigh(
-    logits: Candidates, history: Sequence[int], config: DuplexConfig, tokens: Tokens
+    logits: Candidates,
+    history: Sequence[int],
+    config: DuplexConfig,
+    tokens: Tokens,
+    forbidden: Sequence[int] | None = None,
 ) -> None:
     """Forbid and penalise in place, before the second sample of `decide`."""
     ids, penalty = tokens.ids, config.length_penalty
-    logits.forbid((*tokens.forbidden, ids.chunk_eos))
+    logits.forbid((*tokens.forbidden, ids.chunk_eos) if forbidden is None else forbidden)
     logits.forbid_from(tokens.size)
     # Divided whatever the sign, as in the public code.
     recent = history[-REPETITION_WINDOW:]
@@ -313,6 +327,7 @@ def tokens_apart(
     *,
     own: int,
     wanted: int,
+    forbidden: Sequence[int] | None = None,
 ) -> tuple[float | None, float | None]:
     """Measure how far `decide` was from `wanted`: `Choice.margin` and `Choice.draw_gap`.
 
@@ -320,19 +335,26 @@ def tokens_apart(
     """
     ends, greedy = tokens.ids.chunk_eos, config.temperature == 0
     sooner, later = map(float, draws)
-    if wanted == ends:
+    if wanted == ends and forbidden is None:
         first = int(logits.argmax()) if greedy else untempered(logits, sooner)
         gap = None if greedy else untempered_gap(logits, sooner, ends)
         return float(logits[first] - logits[ends]), gap
     weighed = logits.copy()
-    _weigh(Candidates(values=weighed), history, config, tokens)
+    _weigh(Candidates(values=weighed), history, config, tokens, forbidden)
     bounds = (config.temperature, config.top_k, config.top_p)
     gap = None if greedy else choose_gap(weighed, later, *bounds, wanted=wanted)
-    if own == ends:
+    if own == ends and forbidden is None:
         room = untempered_room(logits, sooner, ends)
         gap = None if gap is None or room is None else max(gap, room)
         return float(logits[ends] - logits[wanted]), gap
     return _finite(weighed[own] - weighed[wanted]), gap
+
+
+def only(logits: Logits, ids: Sequence[int]) -> Logits:
+    """A copy in which only some ids can be chosen."""
+    kept = np.full_like(logits, -np.inf)
+    kept[list(ids)] = logits[list(ids)]
+    return kept
 
 
 def leaning(

@@ -15,6 +15,7 @@ values may differ from the recorded session's by rounding.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Final, Literal
 
@@ -31,18 +32,27 @@ from protocol.values.model import (
     Opened,
     Opening,
     PastUnit,
+    Silent,
     Stage,
     Unit,
     UnitResult,
 )
 
-from ..base import BackendError, ContextFull, Forced, ForcedResult, require_recorded
+from ..base import (
+    BackendError,
+    BackendGone,
+    ContextFull,
+    Forced,
+    ForcedResult,
+    require_recorded,
+)
 from .audio import samples_of
 from .checkpoint import CODES_A_UNIT
 from .device import pin
 from .logits import TokenLogits
 from .machine import Machine, failing
-from .sampling import Teacher, fed_max
+from .sampling import Candidates, Teacher, draws, fed_max
+from .slots import LaneRun
 from .state import (
     BLOCK,
     MALFORMED,
@@ -61,6 +71,8 @@ from .vision import Slicing, read_jpeg
 from .vocoder import Prepare
 from .work import Fed, Feed, Steps
 
+_log = logging.getLogger("antiphon.model")
+
 FINALIZE_TOKENS: Final = 2
 """The terminator and `</unit>`."""
 REBUILT_FIELDS: Final = ("input_hash", "decided_ids", "fed_ids", "kv_length")
@@ -69,6 +81,9 @@ EXACT_FIELDS: Final = (*REBUILT_FIELDS, "logits_hash")
 """... in an exact one, ..."""
 SPOKEN_FIELDS: Final = ("codec_ids", "cut")
 """... and also with speech."""
+
+UNDECIDED: Final = Silent(end="failed")
+"""The silent part of a unit whose worker was lost before it was finalized."""
 
 Phase = Literal["new", "ready", "ran", "failed", "collected", "lost", "released"]
 """`collected`: rows of a rebuild wait to be fed."""
@@ -85,7 +100,7 @@ class SteppedSession:
         self._state: SessionState
         self._before: SessionState
         self._phase: Phase = "new"
-        self._terminator = tokens.ids.listen
+        self._terminator, self._spoke = tokens.ids.listen, False
         self._running = -1
         self._interrupted = -1
         self._waiting = WaitingRows(slot=slot)
@@ -201,6 +216,7 @@ class SteppedSession:
         with failing(f"unit {unit.index}"):
             result = yield from run.run()
         self._state, self._terminator, self._phase = run.state, run.terminator, "ran"
+        self._spoke = bool(run.fed)
         return result
 
     def interrupt(self, index: int) -> None:
@@ -213,32 +229,119 @@ class SteppedSession:
         An interrupted unit ends with `chunk_eos`, and its turn's speech state is dropped.
         `BackendError` if called out of order.
         """
+        return self._finalize(index, interrupted=interrupted)
+
+    def finalize_again(
+        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
+    ) -> Steps[Finalized]:
+        """Finalize a unit whose silent part was recorded; see `CallsTools.finalize_again`."""
+        recorded = silent or UNDECIDED
+        return self._finalize(index, interrupted=interrupted, recorded=recorded, forced=forced)
+
+    def _finalize(
+        self,
+        index: int,
+        *,
+        interrupted: bool,
+        recorded: Silent | None = None,
+        forced: bool = False,
+    ) -> Steps[Finalized]:
         self._require("ran", index)
-        began, length = time.perf_counter_ns(), self._state.length
+        began = time.perf_counter_ns()
         self._phase = "lost"  # Until it is complete: a window may have moved keys and values.
-        fed, self._state = self._closed(self._state, interrupted=interrupted)
-        yield Feed(slot=self._slot, start=length, rows=self._machine.parts.embed(fed))
+        silent: Silent | None = None
+        fed: tuple[int, ...] = (self._last(interrupted=interrupted), self._tokens.ids.unit_end)
+        before, run = self._state, self._lane(self._state)
+        if run is None:
+            yield from self._feed_ids(fed)
+        else:
+            rest = fed[:1] + run.opening()
+            try:
+                with failing(f"the silent part of unit {index}"):
+                    rest = yield from self._decide_silently(run, rest, recorded, forced=forced)
+            except Exception as error:
+                if forced or isinstance(error, BackendGone):
+                    raise
+                _log.warning("the silent part of unit %d failed", index, exc_info=True)
+                self._state = before
+                run.give_up()
+                rest = fed[:1] + run.opening()
+            yield from self._feed_ids((*rest, *run.closing()))
+            fed = (*fed[:1], *run.opening(), *run.decided, *run.closing())
+            silent = run.silent()
+        self._state = self._closed(before, len(fed), run, interrupted=interrupted)
         yield from self._slide()
         self._phase = "ready"
-        cost_us = (time.perf_counter_ns() - began) // 1000
-        return Finalized(index=index, kv_length=self._state.length, fed_ids=fed, cost_us=cost_us)
+        return Finalized(
+            index=index,
+            kv_length=self._state.length,
+            fed_ids=fed,
+            cost_us=(time.perf_counter_ns() - began) // 1000,
+            silent=silent,
+        )
+
+    def _last(self, *, interrupted: bool) -> int:
+        """The id that ends a unit's speech."""
+        ids = self._tokens.ids
+        if self._tokens.slots is not None:
+            return ids.chunk_eos if self._spoke else ids.listen
+        return ids.chunk_eos if interrupted else self._terminator
+
+    def _lane(self, state: SessionState) -> LaneRun | None:
+        """The silent part of the last unit; None if the layout has none."""
+        if self._tokens.slots is None:
+            return None
+        return LaneRun(self._tokens.slots, state.lane, self._opening.tools, self._spoke)
+
+    def _decide_silently(
+        self, run: LaneRun, waiting: tuple[int, ...], recorded: Silent | None, *, forced: bool
+    ) -> Steps[tuple[int, ...]]:
+        """Decide the silent part up to its end; return the ids that are not fed yet."""
+        config, index = self._opening.config, self._running
+        numbers = draws(self._opening.seed, index, "silent", run.budget)
+        for number in numbers:
+            if recorded is not None:
+                run.follow(recorded)
+            elif self._interrupted == index:
+                run.cut()
+            if run.end is not None:
+                break
+            fed = yield from self._feed_ids(waiting)
+
+            def rule(logits: Candidates, number: float = float(number)) -> int:
+                logits.forbid(run.forbidden())
+                logits.forbid_from(self._tokens.size)
+                return logits.choose(number, config.temperature, config.top_k, config.top_p)
+
+            if recorded is not None and forced:
+                token = recorded.decided_ids[len(run.decided)]
+            else:
+                token = fed.logits.settle(rule)
+            run.take(token)
+            waiting = (token,)
+        return waiting
+
+    def _feed_ids(self, ids: tuple[int, ...]) -> Steps[Fed]:
+        start, rows = self._state.length, self._machine.parts.embed(ids)
+        fed: Fed = yield Feed(slot=self._slot, start=start, rows=rows)
+        self._state = self._state.but(length=start + len(ids))
+        return fed
 
     def _closed(
-        self, state: SessionState, *, interrupted: bool
-    ) -> tuple[tuple[int, int], SessionState]:
-        """The ids that close a unit, and the state after they are fed."""
-        ids = self._tokens.ids
-        fed = (ids.chunk_eos if interrupted else self._terminator, ids.unit_end)
-        length = state.length + len(fed)
+        self, state: SessionState, count: int, run: LaneRun | None, *, interrupted: bool
+    ) -> SessionState:
+        """The state after the `count` ids that close a unit are fed."""
+        length = state.length + count
         text_ids = () if interrupted else state.text_ids  # Withheld text was never spoken.
         text = tuple(index for index in text_ids if index not in self._tokens.control)
         span = Span(length=length - state.layout.length, text_ids=text)
-        return fed, state.but(
+        return state.but(
             layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
             length=length,
             speech=Speech() if interrupted else state.speech,
             overwritten=None,
             text_ids=(),
+            lane=state.lane if run is None else run.left(),
         )
 
     def _slide(self) -> Steps[None]:
@@ -286,7 +389,10 @@ class SteppedSession:
             ForcedResult(result=result, choices=choices),
             (*fields, *SPOKEN_FIELDS * past.is_voiced),
         )
-        return (yield from self.finalize(unit.index, interrupted=past.interrupted))
+        again = self.finalize_again(
+            unit.index, interrupted=past.interrupted, silent=past.silent, forced=True
+        )
+        return (yield from again)
 
     def _collect(self, past: PastUnit, pictures: Pictures) -> Steps[Finalized]:
         unit, recorded = past.unit, past.result
@@ -311,14 +417,22 @@ class SteppedSession:
         )
         require_recorded(recorded, ForcedResult(result=made, choices=()), REBUILT_FIELDS)
         self._running, self._terminator = unit.index, run.terminator
-        fed, state = self._closed(run.state, interrupted=past.interrupted)
+        self._spoke = bool(run.fed)
+        fed: tuple[int, ...] = (self._last(interrupted=past.interrupted), self._tokens.ids.unit_end)
+        lane = self._lane(run.state)
+        if lane is not None:
+            with failing(f"unit {unit.index}"):
+                lane.repeat(past.silent or UNDECIDED)
+            fed = (*fed[:1], *lane.opening(), *lane.decided, *lane.closing())
+        state = self._closed(run.state, len(fed), lane, interrupted=past.interrupted)
         self._waiting.rows += [*run.rows, self._machine.parts.embed(fed)]
         self._before = self._state = state
         limit, window = self._machine.config.context_limit, self._opening.config.sliding_window
         if slid(state.layout, self._tokens, window, limit) is not state.layout:
             yield from self._waiting.feed(state.length, is_last=True)
             yield from self._slide()
-        return Finalized(index=unit.index, kv_length=self._state.length, fed_ids=fed)
+        silent = None if lane is None else lane.silent()
+        return Finalized(index=unit.index, kv_length=self._state.length, fed_ids=fed, silent=silent)
 
     def rollback(self, index: int) -> None:
         """Restore the state before unit `index`; `BackendError` if called out of order."""
@@ -359,6 +473,10 @@ class SteppedSession:
         config, fed = self._machine.config, fed_max(self._opening.config)
         slices = sum(len(picture) for picture in pictures) * (config.vision.queries + 2)
         most = 1 + slices + config.audio.embeddings + fed + FINALIZE_TOKENS
+        if self._tokens.slots is not None:
+            most += max(0, len(self._tokens.slots.end_of_turn) - fed)
+            is_seen = self._state.has_seen or bool(pictures)
+            most += self._tokens.slots.rows_max(unit.inputs, is_seen=is_seen)
         if self._state.length + most > config.context_limit:
             raise ContextFull(
                 f"unit {unit.index} may need {most} tokens; "

@@ -19,7 +19,7 @@ rotated by p.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -29,10 +29,12 @@ from torch import Tensor
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, Opening, SlidingWindow
 
 from ..base import BackendRefused, ContextFull
+from ..call_format import check_parameters
 from .attention import Kept
 from .audio import MelCarry, samples_of
 from .checkpoint import Parts
 from .machine import Machine
+from .slots import Lane
 from .tokens import Tokens
 from .vocoder import Voicing
 from .work import Fed, Feed, Recall, Steps
@@ -98,6 +100,8 @@ class SessionState:
         overwritten: the content that this unit overwrote there.
         history: decided ids, for the repetition penalty.
         text_ids: text ids of the current or last unit.
+        has_seen: a unit had a picture (in slots).
+        lane: where the last silent part left off (in slots).
     """
 
     layout: Layout
@@ -109,6 +113,8 @@ class SessionState:
     turn_open: bool = False
     speech: Speech = Speech()
     text_ids: tuple[int, ...] = ()
+    has_seen: bool = False
+    lane: Lane = attrs.field(factory=Lane)
 
     def but(self, **changes: Any) -> SessionState:
         """Return the state with some attributes replaced."""
@@ -158,27 +164,56 @@ def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[
     """Feed the prompt into an empty slot.
 
     `ContextFull`: the prompt does not fit; nothing was fed. `BackendError`: the reference audio is
-    malformed.
+    malformed, or the tools cannot be offered.
     """
-    ids, embed = tokens.ids, parts.embed
-    voice = opening.voice.llm_pcm
-    head = (ids.im_start, *tokens.encode(f"system\n{opening.instructions}\n"))
+    voice, embed, limit = opening.voice.llm_pcm, parts.embed, parts.config.context_limit
+    _check_tools(opening, tokens)
+    laid_out = _prompt(tokens, opening)
     pooled = len(voice) // SAMPLE_BYTES * parts.config.audio.embeddings // INPUT_RATE_HZ
-    limit = parts.config.context_limit
-    if len(head) + pooled + 4 > limit:
+    words = sum(len(part) for part in laid_out if part is not None)
+    if words + pooled + (1 if voice else 3) > limit:
         raise ContextFull(f"the prompt does not fit {limit} tokens")
-    suffix: tuple[int, ...] = (ids.im_end,)
-    rows, fed = [embed(head)], [*head]
-    if voice:
-        embeddings = yield Recall(pcm=_reference(voice))  # (10 a second, width)
-        rows += [embed((ids.audio_start,)), embeddings]
-        fed += [ids.audio_start, *[EMBEDDED] * len(embeddings)]
-        suffix = (ids.audio_end, ids.im_end)
-    rows.append(embed(suffix))
+    if opening.tools and words + pooled > limit // TOOLS_SHARE:
+        raise BackendRefused(f"tools: with them the prompt has {words + pooled} of {limit} tokens")
+    rows, fed = [], list[int]()
+    for part in laid_out:
+        if part is None:
+            embeddings = yield Recall(pcm=_reference(voice))  # (10 a second, width)
+            rows.append(embeddings)
+            fed += [EMBEDDED] * len(embeddings)
+        elif part:
+            rows.append(embed(part))
+            fed += part
     whole = torch.cat(rows)
     yield from feed_blocks(slot, 0, whole)
+    suffix = laid_out[-1] or ()
     layout = Layout(prefix=len(whole) - len(suffix), suffix=suffix)
-    return Prefilled(layout=layout, fed_ids=(*fed, *suffix))
+    return Prefilled(layout=layout, fed_ids=tuple(fed))
+
+
+TOOLS_SHARE: Final = 4
+"""With tools the prompt has at most one part of so many of the context."""
+
+
+def _prompt(tokens: Tokens, opening: Opening) -> Sequence[tuple[int, ...] | None]:
+    """The prompt's ids; None stands for the reference audio."""
+    ids, has_voice = tokens.ids, bool(opening.voice.llm_pcm)
+    if tokens.slots is not None:
+        return tokens.slots.prompt(opening.instructions, opening.tools, has_voice=has_voice)
+    head = (ids.im_start, *tokens.encode(f"system\n{opening.instructions}\n"))
+    if has_voice:
+        return [head, (ids.audio_start,), None, (ids.audio_end, ids.im_end)]
+    return [head, (ids.im_end,)]
+
+
+def _check_tools(opening: Opening, tokens: Tokens) -> None:
+    if opening.tools and tokens.slots is None:
+        raise BackendRefused("tools: this server's model has none")
+    for tool in opening.tools:
+        try:
+            check_parameters(tool.parameters)
+        except ValueError as error:
+            raise BackendRefused(f"tools: {tool.name}: {error}") from error
 
 
 # -- sliding windows ----------------------------------------------------------------------------
@@ -205,7 +240,8 @@ def slid(layout: Layout, tokens: Tokens, window: SlidingWindow, limit: int) -> L
 
     `limit`: tokens of the context.
     """
-    room = limit - max(span.length for span in layout.spans) - GENERATED_MAX
+    silent = 0 if tokens.slots is None else tokens.slots.silent_max
+    room = limit - max(span.length for span in layout.spans) - GENERATED_MAX - silent
     if window == "basic":
         return _basic(layout, room)
     if window == "context":

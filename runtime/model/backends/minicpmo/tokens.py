@@ -21,6 +21,8 @@ from typing import Final
 import attrs
 from tokenizers import Tokenizer
 
+from .slots import NEW, OLDER, Slots, read_policy
+
 # -- the words of a chat template that offer tools ----------------------------------------------
 
 TEMPLATE_CHARS_MAX: Final = 262_144
@@ -156,12 +158,13 @@ class Tokens:
 
     Attributes:
         size: one more than the tokenizer's highest id; a model's vocabulary may be larger.
-        control: the ids of `ids`.
+        control: the ids of `ids`, and of slots; never text.
         forbidden: ids that are never decided, except `chunk_eos`, which has its own draw.
         terminators: ids that end a unit.
         endings: ids that end a chat answer.
         tools: the words that offer tools; None if the checkpoint's chat template has none.
         tool_marks: the ids of the marks of tools that are tokens.
+        slots: the layout of units in which the model calls tools; None: it has the older one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -199,6 +202,32 @@ class Tokens:
         self.tools = read_tool_words(folder)
         marks = {name: token_id(name) for name in TOOL_MARKS}
         self.tool_marks = {name: index for name, index in marks.items() if index is not None}
+        self.slots = self._slots(raw, folder)
+        if self.slots is not None:
+            self.control |= self.slots.control
+
+    def _slots(self, raw: str, folder: Path) -> Slots | None:
+        ids = {name: self.find(name) for name in (*NEW, *OLDER)}
+        first = ids[NEW[0]]
+        if first is None or any(ids[name] != first + i for i, name in enumerate(NEW)):
+            return None
+        known = {name: index for name, index in ids.items() if index is not None}
+        if missing := [name for name in OLDER if name not in known]:
+            raise ValueError(f"tokenizer.json has the tokens of slots, but no {missing}")
+        # Without its added tokens a tokenizer has nothing that text could become.
+        plain = Tokenizer.from_str(json.dumps({**json.loads(raw), "added_tokens": []}))
+
+        def encode(text: str) -> list[int]:
+            found: list[int] = plain.encode(text, add_special_tokens=False).ids
+            return found
+
+        return Slots(
+            ids=known,
+            encode=encode,
+            decode=self.decode,
+            control=frozenset(self._tokenizer.get_added_tokens_decoder()) | self.control,
+            policy=read_policy(folder),
+        )
 
     def find(self, name: str) -> int | None:
         """The id of a token, text or control, by its name; None if there is none."""

@@ -36,6 +36,7 @@ from .sampling import (
     draws,
     fed_max,
     leaning,
+    only,
     tokens_apart,
 )
 from .state import SessionState, Speech
@@ -70,14 +71,28 @@ class Setting:
 
 
 def input_hash(unit: Unit) -> str:
-    """Blake2b-128 of all model input: sound, pictures and flags, with their lengths."""
+    """Blake2b-128 of all model input: sound, pictures, flags, events, with their lengths."""
     digest = hashlib.blake2b(digest_size=16)
     flags = f"{unit.force_listen:d} {unit.max_slice_nums} {len(unit.frames)}".encode()
     flags += b" speak" if unit.force_speak else b""
-    for part in (flags, unit.pcm, *unit.frames):
+    events = [f"{one.kind} {one.call} {one.text}".encode() for one in unit.inputs]
+    for part in (flags, unit.pcm, *unit.frames, *events):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def _head(
+    tokens: Tokens, pictures: Sequence[Sequence[Tensor]], sound: Tensor
+) -> list[Tensor | tuple[int, ...]]:
+    """What a unit of the older layout feeds before it decides."""
+    ids = tokens.ids
+    pieces: list[Tensor | tuple[int, ...]] = [(ids.unit,)]
+    for slices in pictures:
+        for index, picture in enumerate(slices):
+            marks = (ids.slice_, ids.slice_end) if index else (ids.image, ids.image_end)
+            pieces += [marks[:1], picture, marks[1:]]
+    return [*pieces, sound]
 
 
 @attrs.define(kw_only=True)
@@ -91,6 +106,7 @@ class UnitRun:
         past: the recorded result, if the unit is run again; what it fed one by one is fed at once.
         is_mute: its speech is not computed, since nothing after its turn depends on it.
         terminator: the token for finalize to feed.
+        was_open: a turn was open when it began to decide.
         fed: ids fed in generate.
         spoken: text tokens for the speech decoder, each with its hidden state (width,).
         cut: where the unit was cut.
@@ -106,6 +122,7 @@ class UnitRun:
     past: UnitResult | None = None
     is_mute: bool = False
     terminator: int = -1
+    was_open: bool = False
     decided: list[int] = attrs.field(factory=list)
     fed: list[int] = attrs.field(factory=list)
     spoken: list[tuple[int, Tensor]] = attrs.field(factory=list)
@@ -171,16 +188,22 @@ class UnitRun:
         return fed
 
     def _prefill(self) -> Steps[Fed]:
-        """Feed `<unit>`, the pictures and the sound, in one forward."""
-        ids, parts = self.setting.tokens.ids, self.setting.parts
-        embed = parts.embed
-        rows = [embed((ids.unit,))]
+        """Feed what comes before the decisions: pictures, sound and marks, in one forward."""
+        tokens, parts = self.setting.tokens, self.setting.parts
+        seen: list[list[Tensor]] = []
         for slices in self.pictures:
-            for index, picture in enumerate(slices):
-                marks = (ids.slice_, ids.slice_end) if index else (ids.image, ids.image_end)
-                seen = yield See(picture=picture, is_alone=parts.is_on_cpu)  # (64, width)
-                rows += [embed(marks[:1]), seen, embed(marks[1:])]
-        rows.append((yield from self._hear()))
+            seen.append([])
+            for picture in slices:
+                rows = yield See(picture=picture, is_alone=parts.is_on_cpu)  # (64, width)
+                seen[-1].append(rows)
+        sound = yield from self._hear()
+        if tokens.slots is None:
+            pieces = _head(tokens, seen, sound)
+        else:
+            self.state = self.state.but(has_seen=self.state.has_seen or bool(seen))
+            inputs, is_seen = self.unit.inputs, self.state.has_seen
+            pieces = tokens.slots.head(seen, sound, inputs, is_seen=is_seen)
+        rows = [each if isinstance(each, Tensor) else parts.embed(each) for each in pieces]
         return (yield from self._feed(torch.cat(rows)))
 
     def _hear(self) -> Steps[Tensor]:
@@ -195,12 +218,13 @@ class UnitRun:
         return embeddings
 
     def _listen_by_force(self) -> Steps[bool]:
-        ids = self.setting.tokens.ids
-        self.terminator = ids.listen
-        self.decided.append(ids.listen)
+        tokens = self.setting.tokens
+        self.terminator = tokens.ids.listen
+        self.decided.append(tokens.ids.listen)
         if self.state.turn_open:
-            yield from self._feed(self.setting.parts.embed((ids.turn_eos,)))
-            self.fed.append(ids.turn_eos)
+            ends = (tokens.ids.turn_eos,) if tokens.slots is None else tokens.slots.end_of_turn
+            yield from self._feed(self.setting.parts.embed(ends))
+            self.fed += ends
         return True
 
     def _generate(self, first: Fed) -> Steps[bool]:
@@ -210,6 +234,7 @@ class UnitRun:
         numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
         numbers = numbers.reshape(-1, DRAWS_A_STEP)
         fed, self.terminator, known = first, ids.chunk_eos, self._known(most)
+        self.was_open, is_in_slots = self.state.turn_open, tokens.slots is not None
         for step in range(most + 1):
             fed.logits.require_finite()
             if self._cut_at("llm", step):
@@ -227,7 +252,7 @@ class UnitRun:
             if token in tokens.terminators:
                 self.terminator = token
                 return token == ids.listen and not self.fed
-            if step and self._overflows(token):
+            if step and not is_in_slots and self._overflows(token):
                 return False
             if known is None:
                 fed = yield from self._feed(setting.parts.embed((token,)))
@@ -236,8 +261,11 @@ class UnitRun:
                 self.state = self.state.but(length=self.state.length + 1)
             self.fed.append(token)
             self.state = self.state.but(turn_open=token != ids.turn_eos)
-            if step:
+            if step and token != ids.tts_pad:
                 self.spoken.append((token, fed.hidden))
+            if is_in_slots and token in (ids.turn_eos, ids.tts_pad):
+                self.decided.append(ids.chunk_eos)
+                return False
         raise AssertionError("the last iteration returns")
 
     def _known(self, most: int) -> Known | None:
@@ -255,25 +283,50 @@ class UnitRun:
     def _choose(self, step: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
         """Decide a step's token, or take the recorded one."""
         config, tokens, history = self._config(step), self.setting.tokens, self.state.history
+        forbidden = self._forbidden(step)
+
+        def whole() -> NDArray[np.float64]:
+            """All logits; of the first step of a unit in slots, those of what it may begin with."""
+            logits = numbers_of(fed.logits.whole())
+            if step or tokens.slots is None:
+                return logits
+            begins = tokens.slots.speech(0, is_open=self.was_open)
+            return only(logits, tokens.slots.of(*begins))
 
         def rule(logits: Candidates) -> int:
-            return decide(logits, history, numbers, config, tokens)
+            return decide(logits, history, numbers, config, tokens, forbidden=forbidden)
 
-        own = fed.logits.settle(rule)
+        if step or tokens.slots is None:
+            own = fed.logits.settle(rule)
+        else:
+            own = rule(Candidates(values=whole()))
         if self.teacher is None:
             return own
 
         def apart(wanted: int) -> tuple[float | None, float | None]:
-            logits = numbers_of(fed.logits.whole())
-            return tokens_apart(logits, history, numbers, config, tokens, own=own, wanted=wanted)
+            return tokens_apart(
+                *(whole(), history, numbers, config, tokens),
+                own=own,
+                wanted=wanted,
+                forbidden=forbidden,
+            )
 
         token = self.teacher.token(step, own, apart)
         if step == 0:
-            logits, is_open = numbers_of(fed.logits.whole()), self.state.turn_open
+            is_open = self.state.turn_open
             self.teacher.leaning = leaning(
-                logits, history, config, tokens, is_open=is_open, own=own, recorded=token
+                whole(), history, config, tokens, is_open=is_open, own=own, recorded=token
             )
         return token
+
+    def _forbidden(self, step: int) -> tuple[int, ...] | None:
+        """What a step may not decide, of a unit in slots."""
+        tokens = self.setting.tokens
+        if tokens.slots is None or step == 0:
+            return None if tokens.slots is None else ()
+        allowed = tokens.slots.speech(step, is_open=self.was_open)
+        bad = set(tokens.forbidden).difference(tokens.slots.of(*allowed))
+        return (*tokens.slots.all_but(allowed), *bad)
 
     def _config(self, step: int) -> DuplexConfig:
         """The settings of a step; a unit that must speak cannot begin by listening."""
