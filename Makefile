@@ -59,6 +59,7 @@ docs: $(INSTALLED)
 
 docs-pictures: $(INSTALLED)
 	@$(BIN)/python -m tests.browser.pictures
+	@$(BIN)/python -m tests.browser.film
 
 # The same sources make the same bytes: every file in a package has the time of the last commit. npm
 # is asked for only where it is; its package has no file that is built.

@@ -24,16 +24,7 @@ from .rerun.folder import (
 )
 from .rerun.report import FullReport, Outcome, exit_code_of
 from .rerun.report import to_json as outcome_json
-from .shared.commands import (
-    NotComparableError,
-    UnusableError,
-    calls_of,
-    finish,
-    opened_log,
-    progress,
-    records_of,
-    size_of,
-)
+from .shared import commands
 from .shared.recordings import RecordingType
 from .story.inspect import inspect, to_json, with_marks
 
@@ -99,20 +90,20 @@ def replay_command(
         raise click.UsageError("--anyway and --model are for --full")
     found = find_logs(logs)
     if not found:
-        raise UnusableError(f"{logs[0]}: no *{SUFFIX} in it")
+        raise commands.UnusableError(f"{logs[0]}: no *{SUFFIX} in it")
     began = time.perf_counter()
     if full:
-        with progress(sum(map(calls_of, found)), of_calls=True) as watch:
+        with commands.progress(sum(map(commands.calls_of, found)), of_calls=True) as watch:
             replaying = partial(replay_logs_fully, model=model, anyway=anyway)
             outcomes = run(replaying, found, watch)
     else:
-        with progress(sum(map(size_of, found))) as watch:
+        with commands.progress(sum(map(commands.size_of, found))) as watch:
             outcomes = list(replay_logs(found, watch, go_on=go_on, jobs=jobs))
     if len(logs) == 1 and not logs[0].is_dir():
         _finish_one(outcomes[0], as_json=as_json)
     lines = summary_lines(outcomes, time.perf_counter() - began)
     body = [outcome_json(outcome) for outcome in outcomes]
-    finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
+    commands.finish(body, lines, as_json=as_json, exit_code=exit_code_of(outcomes))
 
 
 @click.command("inspect")
@@ -129,8 +120,8 @@ def inspect_command(log: Path, as_json: bool) -> None:
       0  described; a log with damage has gaps
       2  the log cannot be read
     """  # noqa: D301 - click takes a backspace to keep the lines
-    with opened_log(log) as reader:
-        found = inspect(reader.head.fields, records_of(log, reader))
+    with commands.opened_log(log) as reader:
+        found = inspect(reader.head.fields, commands.records_of(log, reader))
     later = read_marks(marks_path(log))
     found = with_marks(found, later)
     measures = measure_log(log, str(log)).measures if as_json else {}
@@ -138,17 +129,17 @@ def inspect_command(log: Path, as_json: bool) -> None:
     lines = text.inspect_lines(found)
     if later.damaged:
         lines.append(f"marks     {later.damaged} lines next to the log cannot be read")
-    finish(body, lines, as_json=as_json)
+    commands.finish(body, lines, as_json=as_json)
 
 
 def _finish_one(outcome: Outcome, *, as_json: bool) -> NoReturn:
     if outcome.result == "unreadable":
-        raise UnusableError(f"{outcome.log}: {outcome.error}")
+        raise commands.UnusableError(f"{outcome.log}: {outcome.error}")
     if outcome.error is not None:
-        raise NotComparableError(outcome.error)
+        raise commands.NotComparableError(outcome.error)
     assert outcome.report is not None
     if isinstance(outcome.report, FullReport):
         lines = text.full_lines(outcome.report, outcome.elapsed_s)
     else:
         lines = text.replay_lines(outcome.report, outcome.elapsed_s)
-    finish(outcome_json(outcome), lines, as_json=as_json, exit_code=outcome.exit_code)
+    commands.finish(outcome_json(outcome), lines, as_json=as_json, exit_code=outcome.exit_code)

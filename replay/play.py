@@ -45,14 +45,7 @@ from runtime.net import listener
 from runtime.net.http import error_body, make_app
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.websocket import WebSocket, WebSocketClosed
-from runtime.serve.routing import (
-    CHAT_PATH,
-    DUPLEX_PATH,
-    LIVE_PATH,
-    REALTIME_PATH,
-    NotServedError,
-    route,
-)
+from runtime.serve import routing
 from runtime.settings.settings import Settings
 
 from .shared.commands import reading
@@ -116,18 +109,18 @@ def address_of(opened: ev.ConnectionOpened) -> str:
     """The address of such a client: path and query."""
     match opened.endpoint:
         case "realtime":
-            return f"{REALTIME_PATH}?mode={opened.mode}"
+            return f"{routing.REALTIME_PATH}?mode={opened.mode}"
         case "duplex":
-            return DUPLEX_PATH + quote(opened.label, safe="")
+            return routing.DUPLEX_PATH + quote(opened.label, safe="")
         case "chat":
-            return CHAT_PATH
+            return routing.CHAT_PATH
         case "live":
-            return LIVE_PATH
+            return routing.LIVE_PATH
         case "openai":
-            return f"{REALTIME_PATH}?model={quote(opened.label, safe='')}"
+            return f"{routing.REALTIME_PATH}?model={quote(opened.label, safe='')}"
         case "omni":
             model = f"&model={quote(opened.label, safe='')}" if opened.label else ""
-            return f"{REALTIME_PATH}?duplex=1&mode={opened.mode}{model}"
+            return f"{routing.REALTIME_PATH}?duplex=1&mode={opened.mode}{model}"
 
 
 def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[ScriptStep]:
@@ -357,10 +350,12 @@ class PlayServer:
             admitted = self._gate.admit_websocket(
                 request.headers, request.subprotocols, secure=request.is_tls
             )
-            to = route(request.path, request.query, (opened.mode,), default=opened.mode)
+            to = routing.route(request.path, request.query, (opened.mode,), default=opened.mode)
             if to.endpoint != opened.endpoint:
-                raise NotServedError(404, "not_served", f"the recording is of {opened.endpoint}")
-        except NotServedError as error:
+                raise routing.NotServedError(
+                    404, "not_served", f"the recording is of {opened.endpoint}"
+                )
+        except routing.NotServedError as error:
             self._notify("rejected", path=request.path, message=str(error))
             body = error_body(error.code, error.message, **error.details)
             await request.reject(error.status, body)

@@ -43,16 +43,16 @@ LOUD: Final = 500
 """A 16-bit sample of speech."""
 
 
-def install(folder: Path, loads: str = "parrot:load") -> None:
-    """Put the example's backend where Python finds it, as pip would."""
-    project = tomllib.loads((BACKEND / "pyproject.toml").read_text())["project"]
-    ((group, entries),) = project["entry-points"].items()
-    assert entries == {"parrot": "parrot:load"}
-    (folder / "parrot.py").write_text((BACKEND / "parrot.py").read_text())
+def install(folder: Path, loads: str = "parrot:load", example: Path = BACKEND) -> None:
+    """Put an example's backend where Python finds it, as pip would."""
+    project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
+    ((group, ((name, entry),)),) = [(it, of.items()) for it, of in project["entry-points"].items()]
+    assert entry == f"{name}:load"
+    (folder / f"{name}.py").write_text((example / f"{name}.py").read_text())
     info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\nparrot = {loads}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {loads}\n")
 
 
 def loud_s(path: Path) -> float:

@@ -62,16 +62,6 @@ def _arguments(name: str) -> set[str]:
     return {it.name for it in getattr(torch.ops.aten, name).default._schema.arguments}
 
 
-def _silero() -> bool:
-    pytest.importorskip("silero_vad")
-    import torch
-
-    from runtime.media.speech_detector import CONTEXT_SAMPLES, FRAME_SAMPLES, STATE, network
-
-    found, state = network()(torch.zeros(1, CONTEXT_SAMPLES + FRAME_SAMPLES), torch.zeros(STATE))
-    return found.numel() == 1 and state.shape == STATE
-
-
 def _moonshine() -> bool:
     api = pytest.importorskip("moonshine_voice.moonshine_api")
     return hasattr(api._MoonshineLib().lib, "moonshine_transcribe_without_streaming")
@@ -98,10 +88,6 @@ USED: Final[Mapping[tuple[str, str], Private]] = MappingProxyType(
         ("runtime/net/frames.py", "_message_decoder"): Private(
             "it decodes text by the piece: one emoji makes a message take four times its size",
             lambda: _is_a(_protocol()._message_decoder, "wsproto.frame_protocol", "MessageDecoder"),
-        ),
-        ("runtime/media/speech_detector.py", "_model"): Private(
-            "the network without state; a copy of the public one takes 600 KiB a session and 10 ms",
-            _silero,
         ),
         ("runtime/model/backends/moonshine.py", "_MoonshineLib"): Private(
             "its library; the public call makes an object of each sample, and the event loop waits",

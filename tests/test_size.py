@@ -21,11 +21,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
-    "protocol": (14_006, 62),
+    "protocol": (13_977, 62),
     "recorder": (4_568, 31),
-    "runtime": (23_923, 129),
+    "runtime": (24_089, 130),
     "runtime/model": (9_383, 47),
-    "replay": (11_593, 57),
+    "replay": (11_507, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3
@@ -116,8 +116,10 @@ def longest_line() -> list[str]:
                 names[node.name] = ".".join((*module, node.name))
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and has_methods(node):
-                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-                parents[names[node.name]] = [names[base] for base in bases if base in names]
+                bases = [ast.unparse(base).partition(".") for base in node.bases]
+                parents[names[node.name]] = [
+                    f"{names[first]}{dot}{rest}" for first, dot, rest in bases if first in names
+                ]
 
     def line(name: str) -> list[str]:
         above = [line(base) for base in parents[name] if base in parents]

@@ -12,7 +12,8 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,22 @@ WORDS: Final = (
 )
 """A row is added once the tree is clean of its word."""
 # fmt: on
+NAMES: Final = {"say", "said", "tell", "tells", "told", "hear", "hears", "heard", "taken"}
+"""Parts of names that are not used; better: what the value is, or sent, received, reported."""
+NAMES_LEFT: Final = (
+    *("protocol/machine/", "protocol/wire/", "runtime/model/", "runtime/link/", "runtime/worker/"),
+    *("runtime/client/", "runtime/access/", "runtime/session/", "runtime/commands/talk"),
+    *("runtime/api/requests.py", "runtime/api/pages.py", "runtime/api/routes.py"),
+)
+"""Files that are not held to `NAMES` yet; each is removed once it is clean."""
+NAMES_ALLOWED: Final[Mapping[str, str]] = {
+    "replay/story/inspect.py: said": "a key of a report in JSON",
+    "replay/story/reading.py: told": "a key of a report in JSON",
+    "runtime/telemetry/metrics.py: said": "as in `Session`",
+    "runtime/telemetry/metrics.py: taken": "as in `Session`",
+    "runtime/telemetry/watching.py: said": "as in `Session`",
+    "runtime/telemetry/watching.py: taken": "as in `Session`",
+}
 
 
 @attrs.frozen
@@ -129,6 +146,26 @@ def findings(path: str, source: str) -> Iterator[str]:
                     yield f"{path}:{line}: {said!r} is not used; better: {word.better}"
 
 
+def names_set(source: str) -> Iterator[str]:
+    """Yield each name that a module gives to a value, a function, a class or an attribute."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(ctx=ast.Store(), id=name) | ast.arg(arg=name):
+                yield name
+            case ast.Attribute(ctx=ast.Store(), attr=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ClassDef(name=name) | ast.MatchAs(name=str() as name):
+                yield name
+
+
+def refused_names(path: str, source: str) -> set[str]:
+    """Find the names with a part in `NAMES`, each after its file."""
+    found = {name for name in names_set(source) if NAMES & {*name.lower().split("_")}}
+    return {f"{path}: {name}" for name in found}
+
+
 def held_files() -> list[str]:
     """The files that are held: all pages, the modules of the product, and what users copy."""
     return [
@@ -183,6 +220,15 @@ def test_code_and_other_senses_pass(name: str) -> None:
     assert list(findings(*GOOD[name])) == []
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["said = 1", "def f(told): ...", "def _hear(): ...", "class Heard: ...", "it._is_taken = 1"],
+)
+def test_a_name_is_caught(code: str) -> None:
+    """A kind of name would not be read."""
+    assert len(refused_names("recorder/a.py", code)) == 1
+
+
 # -- the repository -------------------------------------------------------------------------------
 
 
@@ -192,6 +238,14 @@ def test_the_words_are_not_used() -> None:
         each for name in held_files() for each in findings(name, (ROOT / name).read_text("utf-8"))
     ]
     assert not found, "\n".join(["words that are not used:", *found])
+
+
+def test_names_are_of_what_values_are() -> None:
+    """A reader would learn who spoke, and not what a value is; nor is an exception left over."""
+    held = [it for it in held_files() if it.endswith(".py") and not it.startswith(NAMES_LEFT)]
+    product = [it for it in held if it.split("/")[0] in HELD]
+    found = [refused_names(it, (ROOT / it).read_text("utf-8")) for it in product]
+    assert set[str]().union(*found) == NAMES_ALLOWED.keys()
 
 
 def test_the_pages_name_files_that_exist() -> None:
@@ -207,3 +261,37 @@ def test_the_pages_name_files_that_exist() -> None:
         if not (ROOT / each).exists()
     ]
     assert missing == []
+
+
+def test_the_code_cites_pages_and_sections_that_exist() -> None:
+    """A reader would look for a page that was never here, or for a section by its old name."""
+    cited = re.compile(r'(?<![\w./-])(?:docs/)?([\w-]+\.md)(?:,\s"([^"]+)")?')
+    missing = [
+        f"{name}:{line}: {page} {title}"
+        for name in held_files()
+        if name.endswith(".py")
+        for line, text in python_texts((ROOT / name).read_text("utf-8"))
+        for page, title in cited.findall(text)
+        if not has_section(page, " ".join(title.split()))
+    ]
+    assert missing == []
+
+
+@cache
+def has_section(page: str, title: str) -> bool:
+    """Whether a page is there, and has a heading or a paragraph that begins with the title."""
+    path = next((it for it in (ROOT / "docs" / page, ROOT / page) if it.exists()), None)
+    begins = rf"^(?:#+ |\*\*){re.escape(title)}"
+    return path is not None and re.search(begins, path.read_text("utf-8"), re.MULTILINE) is not None
+
+
+def test_the_architecture_names_methods_that_exist() -> None:
+    """A reader who follows a second of sound would look for a method by its old name."""
+    names = [it for it in tracked_files() if it.endswith(".py") and it.split("/")[0] in PACKAGES]
+    sources = [(ROOT / name).read_text("utf-8") for name in names]
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    found = re.findall(r"`([A-Z]\w+)\.(\w+)`", page)
+    assert len(found) > 9  # else the pattern fits none
+    for class_name, method in found:
+        held = [it for it in sources if re.search(rf"^class {class_name}\b", it, re.MULTILINE)]
+        assert any(f"def {method}(" in source for source in held), f"{class_name}.{method}"

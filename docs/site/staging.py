@@ -27,7 +27,7 @@ FROM_ELSEWHERE: Final[Mapping[str, str]] = {
 """Pages of the site that are not in docs/, by their names there."""
 OPTIONAL: Final[Mapping[str, str]] = {"CONTRIBUTING.md": "contributing.md"}
 """The same, which are left out where they are not there."""
-ASSETS: Final = (".svg", ".png", ".webp", ".json")
+ASSETS: Final = (".svg", ".png", ".webp", ".webm", ".html", ".json")
 LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE: Final = re.compile(r"^( *)(```+).*?^\1\2 *$|``.*?``|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 DIAGRAM: Final = re.compile(r"```mermaid\nstateDiagram-v2\n(.*?)```\n", re.DOTALL)

@@ -98,7 +98,7 @@ class Timers:
     generation: int = 0
 
     def set(self, name: ev.TimerName, seconds: float) -> None:
-        """Set a timer, in seconds from now, in place of any with its name."""
+        """Set a timer, in seconds from now; none of this name is set."""
         self.set_at(name, self.step.now_ns + int(seconds * NS_PER_S))
 
     def set_at(self, name: ev.TimerName, at_ns: int) -> None:

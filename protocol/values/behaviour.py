@@ -2,7 +2,7 @@
 
 A session keeps the behaviour of the server that recorded it: `ConnectionOpened.behaviour`. Where a
 deliberate change of order, text or limit would part from older recordings, the machine asks
-`Core.behaves`, and a dialect `Context.behaves`, for the change by its name, and a new field of a
+`Step.behaves`, and a dialect `Context.behaves`, for the change by its name, and a new field of a
 message names it as `since`. New sessions have `NEWEST`; the old branches stay for old recordings.
 
 A change is a name here, with the number of the release that brings it:

@@ -1,7 +1,7 @@
 """The machine's outputs: actions that a session requests, in the imperative.
 
-Effects are performed in the order in which a step gives them. `Send` and `Close` wait for the log,
-so that a client sees nothing that a recording could lose; the others never do.
+Effects are performed in the order in which a step gives them. What a client sees
+(`Send`, `Attach`, `Close`) waits for the log, so that no recording lacks it; the others never wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .modes import Mode
 MediaKind = Literal["jpeg", "wav", "voice", "image", "audio", "video", "second"]
 """The kind of media to decode: a frame to be proven; reference audio; the reference audio of that
 name in the library (`data` is the name, UTF-8); an image, a sound, a video of a conversation; a
-second of a client's sound to be resampled (`data` as in `rates.resample`).
+second of a client's sound to be resampled (`data` as in `protocol.wire.audio.resample`).
 """
 
 
@@ -109,7 +109,7 @@ class DecodeMedia:
 
 @attrs.frozen(kw_only=True)
 class CancelDecode:
-    """Forget media that is no longer needed; no event about it follows."""
+    """Forget media that is no longer needed; an event about it may be on its way, and is stale."""
 
     media: int
 
@@ -219,7 +219,7 @@ class Release:
 
 @attrs.frozen(kw_only=True)
 class SetTimer:
-    """Post `TimerFired` at `at_ns` of the session's clock; it replaces one of the same name."""
+    """Post `TimerFired` at `at_ns` of the session's clock; no timer of this name is set."""
 
     name: TimerName
     generation: int

@@ -14,19 +14,10 @@ from typing import Final, Literal
 
 import attrs
 
+from . import model
 from .errors import ErrorCode
 from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX, UNITS_PENDING_MAX
 from .messages import QueuePlace
-from .model import (
-    ChunkResult,
-    Finalized,
-    Opened,
-    Prefill,
-    SlidingWindow,
-    TurnChunk,
-    TurnResult,
-    UnitResult,
-)
 from .modes import Mode
 from .utf8 import Frame, Shortened
 
@@ -196,7 +187,7 @@ class BackendOpened:
 
     at_ns: int
     lease: int
-    opened: Opened
+    opened: model.Opened
 
 
 @attrs.frozen(kw_only=True)
@@ -277,7 +268,7 @@ class UnitDone:
     """The model has finished a unit."""
 
     at_ns: int
-    result: UnitResult
+    result: model.UnitResult
 
 
 @attrs.frozen(kw_only=True)
@@ -294,7 +285,7 @@ class FinalizeDone:
     """The unit is finalized: the barrier opens (B1)."""
 
     at_ns: int
-    finalized: Finalized
+    finalized: model.Finalized
 
 
 @attrs.frozen(kw_only=True)
@@ -388,7 +379,7 @@ class SessionLimits:
     init_wait_s: int
     cleanup_wait_s: int
     context_tokens: int
-    sliding_windows: tuple[SlidingWindow, ...] = ("off",)
+    sliding_windows: tuple[model.SlidingWindow, ...] = ("off",)
     can_rollback: bool = True
     close_on_recording_failure: bool = False
     idle_s: int = IDLE_S
@@ -478,7 +469,7 @@ class TurnPrefilled:
     """The model holds a turn's conversation, and goes on to answer it."""
 
     at_ns: int
-    prefill: Prefill
+    prefill: model.Prefill
 
 
 @attrs.frozen(kw_only=True)
@@ -486,7 +477,7 @@ class TurnProgress:
     """The model has made a piece of its answer."""
 
     at_ns: int
-    chunk: TurnChunk
+    chunk: model.TurnChunk
 
 
 @attrs.frozen(kw_only=True)
@@ -494,7 +485,7 @@ class TurnDone:
     """The answer is over."""
 
     at_ns: int
-    result: TurnResult
+    result: model.TurnResult
 
 
 @attrs.frozen(kw_only=True)
@@ -518,7 +509,7 @@ class ChunkDone:
     """The model has written the text of a chunk."""
 
     at_ns: int
-    result: ChunkResult
+    result: model.ChunkResult
 
 
 @attrs.frozen(kw_only=True)

@@ -41,7 +41,7 @@ UNIT_BYTES: Final = UNIT_SAMPLES * SAMPLE_BYTES
 
 @attrs.frozen(kw_only=True)
 class DuplexConfig:
-    """The inference settings of a duplex session (002 `config`, defaults of wire.md).
+    """The inference settings of a duplex session (002 `config`; docs/protocol.md).
 
     Attributes:
         generate_audio: whether speaking units carry PCM.

@@ -136,7 +136,8 @@ class OpenAISession:
         voice: the name of the voice; empty for the model's own.
         modality: what a response is made of: speech with its transcript, or text.
         detection: how turns are found; None: only the model decides, and it is not interrupted.
-        input_format, output_format: how the client's sound is written, and the model's.
+        input_format: how the client's sound is written.
+        output_format: how the model's sound is written.
         transcriber: the model that transcribes the client's speech; empty without one.
         tools: functions that the client offers; none is called.
     """
@@ -202,7 +203,8 @@ class Configure:
         modality: what a response is made of.
         detection: how turns are found.
         is_undetected: turns are not found: only the model decides.
-        input_format, output_format: how sound is written; may change until the first sound.
+        input_format: how the client's sound is written; may change until the first sound.
+        output_format: how the model's sound is written; until then too.
         transcribes: the client wants to be told what it said.
         transcriber: the model that a transcription session asks for.
         tools: functions that the client offers.

@@ -27,29 +27,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from . import messages as ms
 from .errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from .live import LIVE_ANSWERS
-from .messages import (
-    Closed,
-    Created,
-    Delta,
-    ErrorReport,
-    GoingAway,
-    Interrupted,
-    Listen,
-    Paused,
-    Pending,
-    Prefilled,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    Response,
-    Resumed,
-    ServerMessage,
-    Speech,
-    TranscriptDelta,
-    TranscriptDone,
-)
 from .modes import OF_MODE, Mode
 from .omni import ANSWERS as OMNI_ANSWERS
 from .openai import ANSWERS, Configured, InputStep, ItemStep
@@ -89,19 +69,19 @@ class SessionKind(StrEnum):
     TRANSCRIPTION = "transcription"
 
 
-Trigger = type[ServerMessage] | type[ConnectionEnded] | type[ModelChosen]
+Trigger = type[ms.ServerMessage] | type[ConnectionEnded] | type[ModelChosen]
 Row = Mapping[Trigger, State]
 
 _QUEUED: Final[Row] = {
-    Queued: State.QUEUED,
-    QueueUpdate: State.QUEUED,
-    QueueDone: State.CONNECTED,
-    ErrorReport: State.QUEUED,
+    ms.Queued: State.QUEUED,
+    ms.QueueUpdate: State.QUEUED,
+    ms.QueueDone: State.CONNECTED,
+    ms.ErrorReport: State.QUEUED,
     ConnectionEnded: State.CLOSED,
 }
 _CONNECTED: Final[Row] = {
-    Created: State.ACTIVE,
-    ErrorReport: State.CONNECTED,
+    ms.Created: State.ACTIVE,
+    ms.ErrorReport: State.CONNECTED,
     ConnectionEnded: State.CLOSED,
 }
 TRANSITIONS: Final[Mapping[SessionKind, Mapping[State, Row]]] = MappingProxyType(
@@ -110,36 +90,36 @@ TRANSITIONS: Final[Mapping[SessionKind, Mapping[State, Row]]] = MappingProxyType
             State.QUEUED: _QUEUED,
             State.CONNECTED: _CONNECTED,
             State.ACTIVE: {
-                Listen: State.ACTIVE,
-                Speech: State.ACTIVE,
-                Pending: State.ACTIVE,
-                Paused: State.ACTIVE,
-                Resumed: State.ACTIVE,
-                Interrupted: State.ACTIVE,
+                ms.Listen: State.ACTIVE,
+                ms.Speech: State.ACTIVE,
+                ms.Pending: State.ACTIVE,
+                ms.Paused: State.ACTIVE,
+                ms.Resumed: State.ACTIVE,
+                ms.Interrupted: State.ACTIVE,
                 **dict.fromkeys((*LIVE_ANSWERS, *ANSWERS, *OMNI_ANSWERS), State.ACTIVE),
-                GoingAway: State.ACTIVE,
-                ErrorReport: State.ACTIVE,
-                Closed: State.CLOSED,
+                ms.GoingAway: State.ACTIVE,
+                ms.ErrorReport: State.ACTIVE,
+                ms.Closed: State.CLOSED,
                 ConnectionEnded: State.CLOSED,
             },
             State.CLOSED: {},
         },
         SessionKind.CHAT: {
             State.QUEUED: {
-                QueueDone: State.CONNECTED,
-                ErrorReport: State.QUEUED,
+                ms.QueueDone: State.CONNECTED,
+                ms.ErrorReport: State.QUEUED,
                 ConnectionEnded: State.CLOSED,
             },
             State.CONNECTED: _CONNECTED,
             State.ACTIVE: {
-                Queued: State.ACTIVE,
-                QueueUpdate: State.ACTIVE,
-                Prefilled: State.ACTIVE,
-                Delta: State.ACTIVE,
-                Response: State.ACTIVE,
-                GoingAway: State.ACTIVE,
-                ErrorReport: State.ACTIVE,
-                Closed: State.CLOSED,
+                ms.Queued: State.ACTIVE,
+                ms.QueueUpdate: State.ACTIVE,
+                ms.Prefilled: State.ACTIVE,
+                ms.Delta: State.ACTIVE,
+                ms.Response: State.ACTIVE,
+                ms.GoingAway: State.ACTIVE,
+                ms.ErrorReport: State.ACTIVE,
+                ms.Closed: State.CLOSED,
                 ConnectionEnded: State.CLOSED,
             },
             State.CLOSED: {},
@@ -147,43 +127,43 @@ TRANSITIONS: Final[Mapping[SessionKind, Mapping[State, Row]]] = MappingProxyType
         SessionKind.REQUEST: {
             State.QUEUED: _QUEUED,
             State.CONNECTED: {
-                Queued: State.QUEUED,
-                Prefilled: State.ACTIVE,
-                ErrorReport: State.CONNECTED,
+                ms.Queued: State.QUEUED,
+                ms.Prefilled: State.ACTIVE,
+                ms.ErrorReport: State.CONNECTED,
                 ConnectionEnded: State.CLOSED,
             },
             State.ACTIVE: {
-                Delta: State.ACTIVE,
-                Response: State.ACTIVE,
-                ErrorReport: State.ACTIVE,
+                ms.Delta: State.ACTIVE,
+                ms.Response: State.ACTIVE,
+                ms.ErrorReport: State.ACTIVE,
                 ConnectionEnded: State.CLOSED,
             },
             State.CLOSED: {},
         },
         SessionKind.TRANSCRIPTION: {
             State.QUEUED: {
-                Queued: State.QUEUED,
-                QueueUpdate: State.QUEUED,
-                Created: State.CONNECTED,
-                ErrorReport: State.QUEUED,
-                Closed: State.CLOSED,
+                ms.Queued: State.QUEUED,
+                ms.QueueUpdate: State.QUEUED,
+                ms.Created: State.CONNECTED,
+                ms.ErrorReport: State.QUEUED,
+                ms.Closed: State.CLOSED,
                 ConnectionEnded: State.CLOSED,
             },
             State.CONNECTED: {
                 ModelChosen: State.ACTIVE,
-                ErrorReport: State.CONNECTED,
-                Closed: State.CLOSED,
+                ms.ErrorReport: State.CONNECTED,
+                ms.Closed: State.CLOSED,
                 ConnectionEnded: State.CLOSED,
             },
             State.ACTIVE: {
                 ModelChosen: State.ACTIVE,
-                TranscriptDelta: State.ACTIVE,
-                TranscriptDone: State.ACTIVE,
+                ms.TranscriptDelta: State.ACTIVE,
+                ms.TranscriptDone: State.ACTIVE,
                 Configured: State.ACTIVE,
                 InputStep: State.ACTIVE,
                 ItemStep: State.ACTIVE,
-                ErrorReport: State.ACTIVE,
-                Closed: State.CLOSED,
+                ms.ErrorReport: State.ACTIVE,
+                ms.Closed: State.CLOSED,
                 ConnectionEnded: State.CLOSED,
             },
             State.CLOSED: {},

@@ -28,15 +28,7 @@ from ..eval.evaluate import Baseline, Evaluation, Json, Row, measure_logs, sum_u
 from ..eval.table import MEASURES, OWN_VOICE
 from ..rerun.environment import Loading, model_of
 from ..rerun.folder import JOBS_MAX, find_logs, logs_to_rewrite
-from ..shared.commands import (
-    UnusableError,
-    calls_of,
-    opened_log,
-    print_all,
-    print_json,
-    progress,
-    size_of,
-)
+from ..shared import commands
 from ..shared.recordings import RecordingType
 from . import suite as suites
 
@@ -60,7 +52,7 @@ def is_of_logs(name: str) -> bool:
 def as_recorded(rows: Iterable[Row]) -> Baseline:
     """Measure the recordings of rows as they are."""
     logs = [Path(row.log) for row in rows if row.result == "measured"]
-    with progress(sum(map(size_of, logs)), RECORDED) as watch:
+    with commands.progress(sum(map(commands.size_of, logs)), RECORDED) as watch:
         return of_measured(RECORDED, measure_logs(logs, watch))
 
 
@@ -78,8 +70,8 @@ def of_logs(name: str, rows: Sequence[Row], given: Sequence[Path]) -> Baseline:
     """
     logs = find_logs([Path(name)])
     if not logs:
-        raise UnusableError(f"{name}: no *{SUFFIX} in it")
-    with progress(sum(map(size_of, logs)), "baseline") as watch:
+        raise commands.UnusableError(f"{name}: no *{SUFFIX} in it")
+    with commands.progress(sum(map(commands.size_of, logs)), "baseline") as watch:
         others = [row for row in measure_logs(logs, watch) if row.result == "measured"]
     paths = reports.names_of([Path(name)], logs)
     by_path = {paths[row.log].path: row for row in others}
@@ -156,7 +148,7 @@ class Request:
             raise click.UsageError(f"{compared[0].text!r} needs a --baseline")
         found = find_logs(self.logs)
         if not found:
-            raise UnusableError(f"{self.logs[0]}: no *{SUFFIX} in it")
+            raise commands.UnusableError(f"{self.logs[0]}: no *{SUFFIX} in it")
         return found
 
     def run(self, model: str, found: list[Path]) -> Run:
@@ -164,7 +156,7 @@ class Request:
         from .run import run_model  # what forks sessions needs the server
 
         loading = Loading(model, device=self.device, dtype=self.dtype, slots=self.jobs or JOBS)
-        with progress(sum(map(calls_of, found)), model, of_calls=True) as watch:
+        with commands.progress(sum(map(commands.calls_of, found)), model, of_calls=True) as watch:
             running = partial(run_model, self.mode, loading, found, Loading.load)
             done = run(partial(running, out=self.out, watch=watch))
         if done.folder is not None:
@@ -190,7 +182,7 @@ class Request:
         return sum_up(measured, self.by, baseline, about)
 
     def _as_recorded(self, found: list[Path]) -> list[Row]:
-        with progress(sum(map(size_of, found)), "eval") as watch:
+        with commands.progress(sum(map(commands.size_of, found)), "eval") as watch:
             if self.transcriber is None:
                 return [*measure_logs(found, watch)]
             from .run import measure_with  # a model
@@ -204,7 +196,7 @@ class Request:
         if is_of_logs(self.baseline):
             return of_logs(self.baseline, rows, self.logs)
         if self.mode == "closed":
-            raise UnusableError(f"{self.baseline}: no folder of recordings")
+            raise commands.UnusableError(f"{self.baseline}: no folder of recordings")
         return of_measured(self.baseline, self.run(self.baseline, found).measured)
 
 
@@ -212,7 +204,7 @@ def _recorded_model(found: list[Path]) -> str:
     """The model that recordings name; `click.UsageError`: they name none, or several."""
     names = set[str | None]()
     for log in found:
-        with suppress(UnusableError), opened_log(log) as reader:
+        with suppress(commands.UnusableError), commands.opened_log(log) as reader:
             names.add(model_of(reader.head.fields))
     (name, *others) = names or {None}
     if name is None or others:
@@ -365,7 +357,7 @@ def make_suite(found: list[Path], folder: Path, layout: str) -> NoReturn:
     for complaint in left_out:
         click.echo(complaint, err=True)
     if not made:
-        raise UnusableError(f"{folder} is not made: none of the recordings can be a case")
+        raise commands.UnusableError(f"{folder} is not made: none of the recordings can be a case")
     click.echo(f"{folder}: {made} cases, {len(left_out)} recordings left out")
     sys.exit(0)
 
@@ -395,11 +387,11 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
     files.write_junit(suites.junit_of_cases(suite, cases))
     if as_json:
         bodies = [attrs.asdict(it) for it in cases]
-        print_json(
+        commands.print_json(
             {"mode": request.mode, "model": request.model, "cases": bodies, "exit_code": exit_code}
         )
     else:
-        print_all(reports.console(), suites.lines_of_cases(cases))
+        commands.print_all(reports.console(), suites.lines_of_cases(cases))
     sys.exit(exit_code)
 
 
@@ -408,11 +400,11 @@ def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: boo
         click.echo(complaint, err=True)
     exit_code = 1 if met else 2 if unknown or done.has_failures else 0
     if as_json:
-        print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
+        commands.print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
     else:
         terminal = reports.console()
-        print_all(terminal, reports.lines_of(done, terminal))
-        print_all(terminal, map(HOLDS.format, met))
+        commands.print_all(terminal, reports.lines_of(done, terminal))
+        commands.print_all(terminal, map(HOLDS.format, met))
     for complaint in unknown:
         click.echo(complaint, err=True)
     sys.exit(exit_code)
@@ -420,7 +412,7 @@ def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: boo
 
 def _define(*, as_json: bool) -> NoReturn:
     if as_json:
-        print_json(reports.definitions_json())
+        commands.print_json(reports.definitions_json())
     else:
-        print_all(reports.console(), reports.definition_lines())
+        commands.print_all(reports.console(), reports.definition_lines())
     sys.exit(0)

@@ -4,7 +4,7 @@ A recording that cannot be judged is named with the reason and stops no other; t
 one on which the model fails. A model that is lost ends the run: what is done is kept.
 
 **Mode open** plays a recording's client again, with a model that decides freely. It is a fork at
-unit 0 (`fork.make`): the recorded frames come at their recorded times, and the session, the model's
+unit 0 (`fork.run`): the recorded frames come at their recorded times, and the session, the model's
 calls and the log are as on a server. The new log is measured like any other. A call takes as long
 as the recorded one, so delays follow from what the model decides, and not from how fast this
 machine is.

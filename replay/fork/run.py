@@ -17,7 +17,7 @@ recorded times, and a call takes as long as the same call did.
 
 The model's calls are made as on a server.
 - Before the fork's unit the model must reach the state of the recording. It gets the recorded
-  inputs, with forced decoding if it supports it (`runtime.model.backends.forcing`): differences
+  inputs, with forced decoding if it supports it (`runtime.model.backends.base`): differences
   from its own decisions are noted, and the recorded decisions are used. Without forced decoding it
   decides itself, and must produce the recorded results.
 - An interrupted unit is cut where the recording cut it. A new interruption comes after the unit's

@@ -9,14 +9,7 @@ import attrs
 import click
 
 from protocol.values.limits import MS_PER_S
-from recorder.storage.marks import (
-    MARKS_MAX,
-    TooManyMarks,
-    add_mark,
-    marks_path,
-    read_marks,
-    remove_mark,
-)
+from recorder.storage import marks
 from recorder.write.disk import is_held
 from recorder.write.files import own_as
 
@@ -59,7 +52,7 @@ def marks_command(
     """  # noqa: D301 - click takes a backspace to keep the lines
     if (text is None) is not (at_s is None):
         raise click.UsageError("--add and --at are given together")
-    path, now_ms = marks_path(log), int(time.time() * MS_PER_S)
+    path, now_ms = marks.marks_path(log), int(time.time() * MS_PER_S)
     with opened_log(log):
         pass
     if (text is not None or number is not None) and is_held(log):
@@ -67,17 +60,17 @@ def marks_command(
     try:
         if text is not None and at_s is not None:
             at_ms, end_ms = (round(it * MS_PER_S) for it in (at_s, at_s if to_s is None else to_s))
-            add_mark(path, at_ms=at_ms, end_ms=end_ms, text=text, by="", now_ms=now_ms)
+            marks.add_mark(path, at_ms=at_ms, end_ms=end_ms, text=text, by="", now_ms=now_ms)
             own_as(path, log)
-        if number is not None and not remove_mark(path, number, by="", now_ms=now_ms):
+        if number is not None and not marks.remove_mark(path, number, by="", now_ms=now_ms):
             raise FileNotFoundError
     except FileNotFoundError as error:
         raise UnusableError(f"{log}: there is no mark {number} next to it") from error
-    except TooManyMarks as error:
-        raise UnusableError(f"{log}: it has had its {MARKS_MAX} marks already") from error
+    except marks.TooManyMarks as error:
+        raise UnusableError(f"{log}: it has had its {marks.MARKS_MAX} marks already") from error
     except (OSError, ValueError) as error:
         raise UnusableError(f"{path}: {reason(error)}") from error
-    found = read_marks(path)
+    found = marks.read_marks(path)
     lines = [
         f"{it.number:>3}  {it.at_ms / MS_PER_S:.3f} s  {printable(it.text)}"
         + (f"  ({printable(it.by)})" if it.by else "")

@@ -34,16 +34,8 @@ from numpy.typing import NDArray
 
 from protocol.values.errors import FieldError
 from protocol.values.model import SAMPLE_BYTES
+from protocol.wire import media
 from protocol.wire.codec import LOUDEST, looks_float32, looks_int16
-from protocol.wire.media import (
-    PNG_SIGNATURE,
-    SOUND_HEADS,
-    check_image,
-    container_of,
-    is_webp,
-    read_wav,
-    sound_kind,
-)
 from runtime.media.image import decode_image
 from runtime.media.values import MediaError
 
@@ -164,15 +156,15 @@ def mute16(pcm16: bytes) -> bytes:
 
 def mute_file(data: bytes) -> bytes:
     """Silence in place of a WAV or of float32 LE samples; of another sound file, its head."""
-    kind = sound_kind(data)
-    if kind is None and container_of(data) is not None:
+    kind = media.sound_kind(data)
+    if kind is None and media.container_of(data) is not None:
         return hide_video(data)
     if kind is None:
         return mute(data)
     if kind != "WAV":
-        return SOUND_HEADS[kind].ljust(len(data), b"\0")[: len(data)]
+        return media.SOUND_HEADS[kind].ljust(len(data), b"\0")[: len(data)]
     try:
-        header = read_wav("", data, is_piped=True)
+        header = media.read_wav("", data, is_piped=True)
     except FieldError:
         return b"RIFF".ljust(len(data), b"\0")
     fill = _UNSIGNED_SILENCE if header.sample_bits == 8 else b"\0"
@@ -208,12 +200,12 @@ def _format(body: bytes) -> bytes:
 def hide_picture(data: bytes, style: PictureStyle) -> bytes:
     """Replace a JPEG, PNG or WebP by one of the same kind, length and size, others by zeros."""
     try:
-        width, height = check_image("", data)
+        width, height = media.check_image("", data)
     except FieldError:
         return bytes(len(data))
     shown = _mosaic(data, width, height) if style == "blur" else None
-    is_png = data.startswith(PNG_SIGNATURE)
-    encode = _encode_png if is_png else _encode_webp if is_webp(data) else _encode_jpeg
+    is_png = data.startswith(media.PNG_SIGNATURE)
+    encode = _encode_png if is_png else _encode_webp if media.is_webp(data) else _encode_jpeg
     for blocks in (shown, np.full((1, 1), GREY, np.uint8)):
         made = None if blocks is None else encode(blocks, width, height, len(data))
         if made is not None:
@@ -224,12 +216,12 @@ def hide_picture(data: bytes, style: PictureStyle) -> bytes:
 def header_only(data: bytes) -> bytes:
     """A picture that ends with its header; other data become zeros."""
     try:
-        width, height = check_image("", data)
+        width, height = media.check_image("", data)
     except FieldError:
         return bytes(len(data))
-    if data.startswith(PNG_SIGNATURE):
-        made = PNG_SIGNATURE + _chunk(b"IHDR", _png_form(width, height, channels=1))
-    elif is_webp(data):
+    if data.startswith(media.PNG_SIGNATURE):
+        made = media.PNG_SIGNATURE + _chunk(b"IHDR", _png_form(width, height, channels=1))
+    elif media.is_webp(data):
         made = _lossless_webp(width, height)
     else:  # SOI and a frame header of one component (ITU T.81, B.2.2)
         made = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB3B", 11, 8, height, width, 1, 1, 0x11, 0)
@@ -238,7 +230,7 @@ def header_only(data: bytes) -> bytes:
 
 def is_whole(picture: bytes) -> bool:
     """Whether a picture made here has more than its header, and can be decoded."""
-    if is_webp(picture):
+    if media.is_webp(picture):
         return not picture.startswith(_lossless_webp(1, 1)[:_WEBP_HEAD_BYTES])
     return any(picture.find(end) >= 0 for end in (_END_OF_IMAGE, b"IEND"))
 
@@ -321,7 +313,7 @@ def _encode_png(blocks: Pixels, width: int, height: int, bytes_max: int) -> byte
         _chunk(b"IDAT", b"".join([*packed, packer.flush()])),
         _chunk(b"IEND", b""),
     )
-    made = PNG_SIGNATURE + b"".join(chunks)
+    made = media.PNG_SIGNATURE + b"".join(chunks)
     return made if len(made) <= bytes_max else None
 
 
@@ -338,7 +330,7 @@ def _chunk(name: bytes, body: bytes) -> bytes:
 
 def hide_video(data: bytes) -> bytes:
     """An MP4 with one empty box in place of a video; other data become zeros."""
-    if container_of(data) is None:
+    if media.container_of(data) is None:
         return bytes(len(data))
     return struct.pack(">I4s", len(data), b"free").ljust(len(data), b"\0")
 

@@ -30,20 +30,9 @@ import click
 from rich.console import Console
 
 from protocol.values import events as ev
+from protocol.values import model
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
-from protocol.values.model import (
-    ChunkResult,
-    Costs,
-    Cut,
-    Finalized,
-    Opened,
-    Prefill,
-    ToolCall,
-    TurnChunk,
-    TurnResult,
-    UnitResult,
-)
 from protocol.values.record_names import RECORD_FIELDS
 from protocol.values.utf8 import Refused, Shortened
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, MappingError, event_of
@@ -143,14 +132,14 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
     ev.AdmissionRefused: _fields("at_ns code"),
     ev.SlotLeased: _fields("at_ns lease slot"),
     ev.BackendOpened: _fields("at_ns lease", below="opened"),
-    Opened: _fields("prompt_length", prompt="fed_ids"),
+    model.Opened: _fields("prompt_length", prompt="fed_ids"),
     ev.BackendOpenFailed: _fields("at_ns lease context_full is_lost"),
     ev.MediaDecoded: _fields("at_ns media", media="pcm images stacked_images"),
     ev.MediaRejected: _fields("at_ns media reason"),
     **dict.fromkeys((ev.SpeechStarted, ev.SpeechStopped), _fields("at_ns at_ms")),
     ev.UserTranscribed: _fields("at_ns start_ms end_ms is_last", user_words="text"),
     ev.UnitDone: _fields("at_ns", below="result"),
-    UnitResult: _fields(
+    model.UnitResult: _fields(
         "index is_listen end_of_turn kv_length vision_slices vision_tokens",
         below="cut costs",
         trace="input_hash logits_hash margin",
@@ -159,20 +148,20 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
         words="text",
         speech="pcm",
     ),
-    Cut: _fields("stage step"),
-    Costs: _fields("prefill_us generate_us llm_us tts_us token2wav_us wall_us"),
+    model.Cut: _fields("stage step"),
+    model.Costs: _fields("prefill_us generate_us llm_us tts_us token2wav_us wall_us"),
     ev.UnitFailed: _fields("at_ns index context_full"),
     ev.FinalizeDone: _fields("at_ns", below="finalized"),
-    Finalized: _fields("index kv_length cost_us", tokens="fed_ids"),
+    model.Finalized: _fields("index kv_length cost_us", tokens="fed_ids"),
     **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
     ev.TurnPrefilled: _fields("at_ns", below="prefill"),
-    Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),
+    model.Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),
     ev.TurnProgress: _fields("at_ns", below="chunk"),
-    TurnChunk: _fields(
+    model.TurnChunk: _fields(
         "index step", tokens="token_ids", codes="codec_ids", words="text", speech="pcm"
     ),
     ev.TurnDone: _fields("at_ns", below="result"),
-    TurnResult: _fields(
+    model.TurnResult: _fields(
         "index reason generated_tokens kv_length cut",
         below="tool_calls costs",
         trace="logits_hash margin",
@@ -180,10 +169,10 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
         words="text",
         speech="pcm",
     ),
-    ToolCall: _fields("id", model_name="name", words="arguments"),
+    model.ToolCall: _fields("id", model_name="name", words="arguments"),
     ev.TurnFailed: _fields("at_ns index context_full refused"),
     ev.ChunkDone: _fields("at_ns", below="result"),
-    ChunkResult: _fields(
+    model.ChunkResult: _fields(
         "utterance index reason prompt_tokens generated_tokens kv_length",
         trace="input_hash logits_hash margin",
         below="costs",

@@ -23,14 +23,7 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST, SNAPSHOT
-from recorder.format.mapping import (
-    EFFECT_KINDS,
-    EVENT_KINDS,
-    MACHINE_SCHEMA,
-    MappingError,
-    effect_record,
-    event_of,
-)
+from recorder.format import mapping
 from recorder.format.records import Fields, Record, Value
 from recorder.format.steps import Step, advance, fin_fields
 from recorder.read.scan import Damage
@@ -44,7 +37,7 @@ DAMAGE_KEPT: Final = 100
 """Damages reported one by one; later ones are only counted."""
 LOSSLESS: Final = frozenset({"chain", "head", "order", "fin", "seek"})
 """Damage that loses no record: the records after it can be compared."""
-HERE: Final = Maker(software=version("antiphon"), schema=MACHINE_SCHEMA, behaviour=NEWEST)
+HERE: Final = Maker(software=version("antiphon"), schema=mapping.MACHINE_SCHEMA, behaviour=NEWEST)
 """The software that replays."""
 BROKEN_OFF: Final = "broken_off"
 """The reason in `fin` of a session cut off from outside, for which the machine has no reason."""
@@ -140,9 +133,9 @@ class Replayer:
     def _take(self, record: Record, instead: ev.Event | None) -> Step | None:
         if self._finished:
             self._diverge("left_over", record, "", show(record.fields), "nothing: fin came before")
-        elif record.kind in EVENT_KINDS:
+        elif record.kind in mapping.EVENT_KINDS:
             return self._take_event(record, instead)
-        elif record.kind in EFFECT_KINDS:
+        elif record.kind in mapping.EFFECT_KINDS:
             self._take_effect(record)
         elif record.kind == "state":
             self._take_state(record)
@@ -162,8 +155,10 @@ class Replayer:
         if self.session is None and self._is_newer(record):
             return None
         try:
-            event = instead if instead is not None else event_of(record.fields, record.at_ns)
-        except MappingError as error:
+            event = (
+                instead if instead is not None else mapping.event_of(record.fields, record.at_ns)
+            )
+        except mapping.MappingError as error:
             self._diverge("unmapped", record, "", show(record.fields), str(error))
             return None
         return self._step(record, event)
@@ -221,7 +216,7 @@ class Replayer:
             self._diverge("left_over", record, "", describe(record), "nothing more")
             return
         effect = self._due.popleft()
-        kind, fields = effect_record(effect)
+        kind, fields = mapping.effect_record(effect)
         found = first_difference(record.fields, fields)
         if found is None and kind != record.kind:
             found = Difference(path="kind", recorded=record.kind, came_out=kind)

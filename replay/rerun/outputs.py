@@ -19,18 +19,7 @@ from typing import Final, TypeVar
 import attrs
 import numpy as np
 
-from protocol.values.model import (
-    SAMPLE_BYTES,
-    ChunkResult,
-    Cut,
-    Finalized,
-    Opened,
-    Prefill,
-    ToolCall,
-    TurnChunk,
-    TurnResult,
-    UnitResult,
-)
+from protocol.values import model
 from recorder.format.mapping import plain_of
 from recorder.format.records import Value
 from runtime.model.backends.base import Choice, ForcedResult
@@ -40,19 +29,19 @@ from .difference import Difference, first_difference, show
 Output = TypeVar("Output", bound=attrs.AttrsInstance)
 
 OUTPUT_FIELDS: Final[Mapping[type, tuple[str, ...]]] = {
-    Opened: ("prompt_length", "fed_ids"),
-    UnitResult: (
+    model.Opened: ("prompt_length", "fed_ids"),
+    model.UnitResult: (
         *("input_hash", "is_listen", "decided_ids", "fed_ids", "codec_ids", "kv_length"),
         *("text", "pcm", "end_of_turn", "cut", "vision_slices", "vision_tokens"),
     ),
-    Finalized: ("kv_length", "fed_ids"),
-    Prefill: ("input_hash", "fed_ids", "input_tokens"),
-    TurnChunk: ("step", "token_ids", "codec_ids", "text", "pcm"),
-    TurnResult: (
+    model.Finalized: ("kv_length", "fed_ids"),
+    model.Prefill: ("input_hash", "fed_ids", "input_tokens"),
+    model.TurnChunk: ("step", "token_ids", "codec_ids", "text", "pcm"),
+    model.TurnResult: (
         *("logits_hash", "margin", "generated_tokens", "codec_ids", "kv_length"),
         *("text", "calls", "pcm", "reason", "cut"),
     ),
-    ChunkResult: (
+    model.ChunkResult: (
         *("input_hash", "fed_ids", "logits_hash", "margin", "token_ids", "prompt_tokens"),
         *("generated_tokens", "kv_length", "text", "reason"),
     ),
@@ -79,7 +68,7 @@ def compare_outputs(recorded: Output, new: Output) -> Difference | None:
 
 
 def compare_forced(
-    recorded: UnitResult, forced: ForcedResult
+    recorded: model.UnitResult, forced: ForcedResult
 ) -> tuple[Difference | None, Choice | None]:
     """Find the first difference of a forced result from a unit's, with its decision if any."""
     found = compare_outputs(recorded, forced.result)
@@ -87,7 +76,7 @@ def compare_forced(
         return found, None
     choice = forced.choices[0]
     name = "decided_ids" if choice.stage == "llm" else "codec_ids"
-    order = OUTPUT_FIELDS[UnitResult]
+    order = OUTPUT_FIELDS[model.UnitResult]
     if found is not None and order.index(_root(found.path)) < order.index(name):
         return found, None
     path = f"{name}[{choice.step}]"
@@ -107,12 +96,14 @@ def _root(path: str) -> str:
     return path.partition("[")[0].partition(".")[0]
 
 
-def logits_differ(recorded: UnitResult, new: UnitResult) -> bool:
+def logits_differ(recorded: model.UnitResult, new: model.UnitResult) -> bool:
     """Whether the logits of the first token differ, by hash or by margin."""
     return (recorded.logits_hash, recorded.margin) != (new.logits_hash, new.margin)
 
 
-def output_difference(recorded: Value | Cut, new: Value | Cut, name: str) -> Difference | None:
+def output_difference(
+    recorded: Value | model.Cut, new: Value | model.Cut, name: str
+) -> Difference | None:
     """Find the first difference between two values of a field; bytes are float32 LE samples.
 
     The path of their difference names the sample.
@@ -125,7 +116,7 @@ def output_difference(recorded: Value | Cut, new: Value | Cut, name: str) -> Dif
     first, second = (np.frombuffer(pcm[:common], dtype=np.uint8) for pcm in (recorded, new))
     differing = np.flatnonzero(first != second)
     at = int(differing[0]) if len(differing) else common
-    path = f"{name}[{at // SAMPLE_BYTES}]"
+    path = f"{name}[{at // model.SAMPLE_BYTES}]"
     return Difference(path=path, recorded=show(recorded), came_out=show(new))
 
 
@@ -135,7 +126,7 @@ def snr_db(recorded: bytes, new: bytes) -> float | None:
     Both are float32 LE samples; the rest of the longer one counts as difference. None if the bytes
     are equal or the recorded signal is silence.
     """
-    if recorded == new or len(recorded) % SAMPLE_BYTES or len(new) % SAMPLE_BYTES:
+    if recorded == new or len(recorded) % model.SAMPLE_BYTES or len(new) % model.SAMPLE_BYTES:
         return None
     signals = [np.frombuffer(pcm, dtype="<f4").astype(np.float64) for pcm in (recorded, new)]
     count = max(map(len, signals))
@@ -147,9 +138,9 @@ def snr_db(recorded: bytes, new: bytes) -> float | None:
     return round(10 * float(np.log10(power / noise)), 1)
 
 
-def _plain(value: Value | Cut | tuple[ToolCall, ...]) -> Value:
-    if isinstance(value, Cut):
+def _plain(value: Value | model.Cut | tuple[model.ToolCall, ...]) -> Value:
+    if isinstance(value, model.Cut):
         return {"stage": value.stage, "step": value.step}
     if isinstance(value, tuple):
-        return [plain_of(one) if isinstance(one, ToolCall) else one for one in value]
+        return [plain_of(one) if isinstance(one, model.ToolCall) else one for one in value]
     return value

@@ -17,19 +17,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import (
-    OUTPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    ChunkResult,
-    Costs,
-    Cut,
-    StopReason,
-    ToolCall,
-    ToolResult,
-    TurnChunk,
-    TurnResult,
-    UnitResult,
-)
+from protocol.values import model
 from protocol.values.requests import Part, TextPart
 from recorder.format.records import Fields, Record, Value
 
@@ -101,7 +89,7 @@ ExchangeKind = Literal["unit", "turn", "chunk"]
 Failure = Literal["failed", "context_full"]
 Outcome = (
     Literal["pending", "lost", "listen", "speech", "withheld", "ended", "heard"]
-    | StopReason
+    | model.StopReason
     | Failure
 )
 """The result of an exchange.
@@ -183,10 +171,10 @@ class Exchange:
     pcm: bytes = b""
     audio_ms: int = 0
     end_of_turn: bool = False
-    stopped: Cut | int | None = None
-    costs: Costs | None = None
-    chunk: ChunkResult | None = None
-    calls: tuple[ToolCall, ...] = ()
+    stopped: model.Cut | int | None = None
+    costs: model.Costs | None = None
+    chunk: model.ChunkResult | None = None
+    calls: tuple[model.ToolCall, ...] = ()
     finalized_ids: tuple[int, ...] | None = None
     finalized_kv_added: int | None = None
 
@@ -272,7 +260,7 @@ class Exchanges:
             case _:
                 self._take_turn(event)
 
-    def _take_unit(self, at_ns: int, result: UnitResult, *, is_over: bool) -> None:
+    def _take_unit(self, at_ns: int, result: model.UnitResult, *, is_over: bool) -> None:
         outcome = "listen" if result.is_listen else "speech"
         outcome = "ended" if is_over else outcome if result.cut is None else "withheld"
         same = (
@@ -290,7 +278,7 @@ class Exchanges:
         is_it = current is not None and current.place == (utterance, index)
         return current.index if is_it and current is not None else None
 
-    def _take_chunk(self, at_ns: int, result: ChunkResult) -> None:
+    def _take_chunk(self, at_ns: int, result: model.ChunkResult) -> None:
         index = self._chunk(result.utterance, result.index)
         if index is None:
             return
@@ -320,7 +308,7 @@ class Exchanges:
             case ev.TurnFailed(at_ns=at_ns, index=index, context_full=is_full):
                 self._fail("turn", index, at_ns, is_full=is_full)
 
-    def _added(self, made: TurnChunk | TurnResult, **more: Any) -> dict[str, Any]:
+    def _added(self, made: model.TurnChunk | model.TurnResult, **more: Any) -> dict[str, Any]:
         turn = self.current
         assert turn is not None
         more |= {"pcm": made.pcm, "codec_ids": made.codec_ids, "audio_ms": audio_ms(made.pcm)}
@@ -338,7 +326,7 @@ class Exchanges:
 
 def audio_ms(pcm: bytes) -> int:
     """Return the length of the model's sound."""
-    return len(pcm) // SAMPLE_BYTES * 1000 // OUTPUT_RATE_HZ
+    return len(pcm) // model.SAMPLE_BYTES * 1000 // model.OUTPUT_RATE_HZ
 
 
 def spoken_ms(exchange: Exchange | None) -> int:
@@ -348,7 +336,7 @@ def spoken_ms(exchange: Exchange | None) -> int:
     return exchange.audio_ms
 
 
-def calls_text(calls: Iterable[ToolCall]) -> str:
+def calls_text(calls: Iterable[model.ToolCall]) -> str:
     """Write calls in one line, such as `[calls clock {}]`; empty without any."""
     return " ".join(f"[calls {call.name} {call.arguments}]" for call in calls)
 
@@ -358,5 +346,5 @@ def asked_texts(content: Iterable[Part]) -> list[str]:
     return [
         part.text if isinstance(part, TextPart) else f"[returns {part.output}]"
         for part in content
-        if isinstance(part, TextPart | ToolResult)
+        if isinstance(part, TextPart | model.ToolResult)
     ]

@@ -23,20 +23,8 @@ from recorder.storage.summary import WALL_MS_MAX, session_id_in
 from ..rerun.environment import model_of
 from ..rerun.logic import Replayer
 from ..shared.fields import typed
+from . import reading
 from .exchanges import OUTPUTS, Exchange, Outcome
-from .reading import (
-    Absence,
-    Drop,
-    End,
-    ErrorSent,
-    Mark,
-    Move,
-    Passage,
-    Playback,
-    SessionStory,
-    ShortenedFrame,
-    UserWords,
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -103,21 +91,21 @@ class Inspection:
     duration_ns: int
     states: tuple[StateSpan, ...]
     frames_received: int
-    shortened: tuple[ShortenedFrame, ...]
+    shortened: tuple[reading.ShortenedFrame, ...]
     frames_sent: int
     fields_ignored: int
     ignored: tuple[str, ...]
     units: tuple[Exchange, ...]
     turns: tuple[Exchange, ...]
     utterances: tuple[UtteranceStory, ...]
-    drops: tuple[Drop, ...]
-    moves: tuple[Move, ...]
-    absences: tuple[Absence, ...]
-    playback: tuple[Playback, ...]
-    said: tuple[UserWords, ...]
-    errors: tuple[ErrorSent, ...]
-    marks: tuple[Mark, ...]
-    end: End
+    drops: tuple[reading.Drop, ...]
+    moves: tuple[reading.Move, ...]
+    absences: tuple[reading.Absence, ...]
+    playback: tuple[reading.Playback, ...]
+    said: tuple[reading.UserWords, ...]
+    errors: tuple[reading.ErrorSent, ...]
+    marks: tuple[reading.Mark, ...]
+    end: reading.End
     records: int
     damage_count: int
     diverged_seq: int | None
@@ -160,14 +148,14 @@ def inspect(head: Fields, items: Iterable[Record | Damage]) -> Inspection:
 def with_marks(inspection: Inspection, later: Marks) -> Inspection:
     """Add the marks next to the log."""
     more = [
-        Mark(at_ns=it.at_ms * NS_PER_MS, text=it.text, by=it.by or None, is_later=True)
+        reading.Mark(at_ns=it.at_ms * NS_PER_MS, text=it.text, by=it.by or None, is_later=True)
         for it in later.marks
     ]
     marks = sorted([*inspection.marks, *more], key=lambda it: it.at_ns)
     return attrs.evolve(inspection, marks=tuple(marks))
 
 
-class Inspector(SessionStory):
+class Inspector(reading.SessionStory):
     """A story that keeps its states and its exchanges without their outputs."""
 
     def __init__(self) -> None:
@@ -178,7 +166,7 @@ class Inspector(SessionStory):
         self._utterances: dict[int, UtteranceStory] = {}
         self._ignored: dict[str, None] = {}
 
-    def take(self, item: Record | Damage) -> Passage | None:
+    def take(self, item: Record | Damage) -> reading.Passage | None:
         """Take the next record, or damage."""
         passage, session = super().take(item), self.session
         if passage is None:

@@ -207,7 +207,7 @@ def difference_beside(one: Open, other: Open, _name: str) -> Make:
         with LogReader(one()) as a, LogReader(other()) as b:
             report = compare(a.head.fields, a, b.head.fields, b)
         first = report.first
-        told = {
+        comparison = {
             "first": first
             and {
                 "what": first.what,
@@ -220,7 +220,7 @@ def difference_beside(one: Open, other: Open, _name: str) -> Make:
             "compared": report.compared,
             "same": report.same,
         }
-        yield json.dumps(told).encode()
+        yield json.dumps(comparison).encode()
 
     return make
 

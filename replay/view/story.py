@@ -228,8 +228,7 @@ class Dialogue:
         """Take what the user said, as it was written down."""
         now_ns = self._spoken_ns(event.at_ns)
         begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, now_ns)
-        text = f"{event.text.strip()} (transcribed)" if event.text.strip() else ""
-        self._add_words("user", Placed(begin_ns=begin_ns, end_ns=end_ns), text, seq)
+        self._add_words("user", Placed(begin_ns=begin_ns, end_ns=end_ns), event.text, seq)
 
     def send(self, record: Record, messages: Iterable[ms.ServerMessage], at_ns: int) -> list[Part]:
         """Take the server's messages of a frame, heard at `at_ns` at the earliest."""
@@ -447,6 +446,7 @@ class Narrator(Inspector):
             if comparison is None
             else {"name": plain(comparison.name), "differences": len(comparison.findings)},
             "instructions": plain(typed(self.opening, "instructions", str)),
+            "transcriber": plain(self.opened.limits.transcriber) if self.opened else "",
             "context_tokens": self.opened.limits.context_tokens if self.opened else None,
             "pictures_left_out": self.dialogue.pictures.left_out,
             "sound_left_out_s": self.dialogue.user.left_out_s + self.dialogue.model.left_out_s,

@@ -85,7 +85,7 @@ def refuse_value(param: str, text: str) -> CodedError:
 
 
 def session_error(error: Mapping[str, Any]) -> CodedError:
-    """The answer to a request whose session told an error."""
+    """The answer to a request whose session sent an error."""
     code, message = str(error.get("code")), str(error.get("message"))
     path, colon, text = message.partition(": ")
     status = _STATUS.get(code, HTTPStatus.BAD_REQUEST)
@@ -244,12 +244,12 @@ def _part(path: str, part: object) -> dict[str, Any]:
 # -- the answer ----------------------------------------------------------------------------------
 
 
-def react(asked: Asked, client: LocalClient, told: dict[str, Any]) -> bool:
+def react(asked: Asked, client: LocalClient, message: dict[str, Any]) -> bool:
     """Ask for the turn; takes `session.created`, pieces and `response.done`.
 
     `CodedError`: the session is refused, or fails.
     """
-    match told["type"]:
+    match message["type"]:
         case "session.queue_done":
             wish = {} if asked.is_recorded is None else {"record": asked.is_recorded}
             client.ask({"type": "session.init", "payload": wish})
@@ -258,8 +258,8 @@ def react(asked: Asked, client: LocalClient, told: dict[str, Any]) -> bool:
         case "response.done":
             client.ask({"type": "session.close"})
         case "error":
-            raise session_error(told["error"])
-    return told["type"] in ("session.created", "response.output.delta", "response.done")
+            raise session_error(message["error"])
+    return message["type"] in ("session.created", "response.output.delta", "response.done")
 
 
 def whole(asked: Asked, done: dict[str, Any]) -> dict[str, Any]:
@@ -277,30 +277,30 @@ def whole(asked: Asked, done: dict[str, Any]) -> dict[str, Any]:
     return {**_head(asked, done, "chat.completion"), "choices": [choice], "usage": usage_of(done)}
 
 
-def chunk(asked: Asked, told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def chunk(asked: Asked, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Write a message of the session as chunks of a stream."""
-    head = _head(asked, told, "chat.completion.chunk")
+    head = _head(asked, message, "chat.completion.chunk")
 
     def of(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return {**head, "choices": [choice], **({"usage": None} if asked.has_usage else {})}
 
-    if told["type"] == "session.created":
+    if message["type"] == "session.created":
         yield of({"role": "assistant", "content": None if asked.spoken else ""})
-    elif told["type"] == "response.done":
-        calls = [{"index": at, **it} for at, it in enumerate(told.get("tool_calls") or ())]
+    elif message["type"] == "response.done":
+        calls = [{"index": at, **it} for at, it in enumerate(message.get("tool_calls") or ())]
         if calls:
             yield of({"tool_calls": calls})
-        yield of({}, _finish(told))
+        yield of({}, _finish(message))
         if asked.has_usage:
-            yield {**head, "choices": [], "usage": usage_of(told)}
-    elif told["kind"] == "audio":
-        sound = encode_speech(pybase64.b64decode(told["audio"]), "pcm16")
-        yield of({"audio": _audio(told, sound)})
+            yield {**head, "choices": [], "usage": usage_of(message)}
+    elif message["kind"] == "audio":
+        sound = encode_speech(pybase64.b64decode(message["audio"]), "pcm16")
+        yield of({"audio": _audio(message, sound)})
     elif asked.spoken:
-        yield of({"audio": {"id": _name(told, "audio_"), "transcript": told["text"]}})
+        yield of({"audio": {"id": _name(message, "audio_"), "transcript": message["text"]}})
     else:
-        yield of({"content": told["text"]})
+        yield of({"content": message["text"]})
 
 
 def encode_speech(pcm: bytes, form: str) -> bytes:
@@ -322,21 +322,21 @@ def usage_of(done: Mapping[str, Any]) -> dict[str, int]:
     return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
 
-def _audio(told: Mapping[str, Any], sound: bytes, text: str | None = None) -> dict[str, Any]:
-    said = {} if text is None else {"transcript": text}
-    data = pybase64.b64encode(sound).decode()
+def _audio(message: Mapping[str, Any], sound: bytes, text: str | None = None) -> dict[str, Any]:
+    data, now_s = pybase64.b64encode(sound).decode(), int(time.time())
     # It is not kept, and cannot be named in a later request.
-    return {"id": _name(told, "audio_"), "data": data, "expires_at": int(time.time()), **said}
+    audio = {"id": _name(message, "audio_"), "data": data, "expires_at": now_s}
+    return audio if text is None else {**audio, "transcript": text}
 
 
-def _head(asked: Asked, told: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    name = _name(told, "chatcmpl-")
+def _head(asked: Asked, message: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    name = _name(message, "chatcmpl-")
     return {"id": name, "object": kind, "created": asked.came_s, "model": asked.model}
 
 
-def _name(told: Mapping[str, Any], prefix: str) -> str:
+def _name(message: Mapping[str, Any], prefix: str) -> str:
     """An id that leads to the session's recording."""
-    return prefix + str(told["session_id"]).removeprefix("sess_")
+    return prefix + str(message["session_id"]).removeprefix("sess_")
 
 
 def _finish(done: Mapping[str, Any]) -> str:

@@ -30,9 +30,10 @@ class LocalClient:
 
     def __init__(self, react: Callable[[LocalClient, dict[str, Any]], bool]) -> None:
         self._react = react
-        self._asks, self._asked = anyio.create_memory_object_stream[Iterable[object]](math.inf)
+        stream = anyio.create_memory_object_stream[Iterable[object]](math.inf)
+        self._to_session, self._from_client = stream
         self._unread: Iterator[object] = iter(())
-        self._says, self._said = anyio.create_memory_object_stream[str](FRAMES_MAX)
+        self._to_client, self._from_session = anyio.create_memory_object_stream[str](FRAMES_MAX)
 
     # -- the client's end -----------------------------------------------------------------------
 
@@ -42,14 +43,14 @@ class LocalClient:
 
     def ask_each(self, messages: Iterable[object]) -> None:
         """As `ask`; each is made when the session takes it."""
-        if self._asked.statistics().open_receive_streams:
-            self._asks.send_nowait(messages)
+        if self._from_client.statistics().open_receive_streams:
+            self._to_session.send_nowait(messages)
 
     async def next(self) -> dict[str, Any]:
         """Wait for the client's next message; `CodedError`: of `react`, or there is none."""
         try:
             while True:
-                message = orjson.loads(await self._said.receive())
+                message = orjson.loads(await self._from_session.receive())
                 if self._react(self, message):
                     return dict(message)
         except _LOST:
@@ -58,8 +59,8 @@ class LocalClient:
 
     def leave(self) -> None:
         """Close the connection; the session still takes what was asked before."""
-        self._asks.close()
-        self._said.close()
+        self._to_session.close()
+        self._from_session.close()
 
     # -- the session's end ----------------------------------------------------------------------
 
@@ -67,7 +68,7 @@ class LocalClient:
         """As `WebSocket`."""
         while (message := next(self._unread, None)) is None:
             try:
-                self._unread = iter(await self._asked.receive())
+                self._unread = iter(await self._from_client.receive())
             except _LOST:
                 raise WebSocketClosed(_ABNORMAL, "") from None
         return orjson.dumps(message).decode()
@@ -80,14 +81,14 @@ class LocalClient:
         """As `WebSocket`."""
         try:
             for frame in frames:
-                await self._says.send(frame)
+                await self._to_client.send(frame)
         except _LOST:
             raise WebSocketClosed(_ABNORMAL, "") from None
 
     async def close(self, _code: int, _reason: str) -> None:
         """As `WebSocket`."""
-        self._says.close()
-        self._asked.close()
+        self._to_client.close()
+        self._from_client.close()
 
     async def abort(self) -> None:
         """As `WebSocket`."""

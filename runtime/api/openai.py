@@ -209,8 +209,8 @@ class OpenAIApi:
 
     async def _body(self, request: Request, opening: ExitStack) -> bytes:
         """Read a body that may be large, with a place for it."""
-        said = request.headers.get("content-length", "")
-        is_small = said.isdigit() and int(said[:18]) <= LARGE_BYTES
+        length = request.headers.get("content-length", "")
+        is_small = length.isdigit() and int(length[:18]) <= LARGE_BYTES
         for places in (self._calls,) if is_small else (self._calls, self._large_calls):
             try:
                 opening.enter_context(places.take(request))
@@ -248,10 +248,10 @@ class OpenAIApi:
         async def first() -> list[dict[str, Any]]:
             return [await client.next(), await client.next()]
 
-        told = await until_gone(request, first)
+        first_messages = await until_gone(request, first)
 
         async def write_body(write: Write) -> None:
-            messages = told
+            messages = first_messages
             while messages:
                 made = [orjson.dumps(it) for message in messages for it in events(message)]
                 await write(b"".join(b"data: %b\n\n" % it for it in made))
@@ -260,15 +260,15 @@ class OpenAIApi:
                 try:
                     messages = [await client.next()]
                 except CodedError as error:
-                    said = error_for(request.scope["path"], error.status_code, error.body)
-                    await write(b"data: %b\n\n" % said)
+                    body = error_for(request.scope["path"], error.status_code, error.body)
+                    await write(b"data: %b\n\n" % body)
                     break
             await write(b"data: [DONE]\n\n")
 
         return Stream(
             write_body,
             opened=opening.pop_all(),
-            headers=_id_of(told[0]),
+            headers=_id_of(first_messages[0]),
             media_type="text/event-stream",
         )
 

@@ -31,15 +31,8 @@ from protocol.values.requests import AppendSound, Request
 from protocol.values.utf8 import Frame
 from protocol.wire.audio import LIVE_RATE_HZ, Heard, to_pcm16
 from protocol.wire.codec import Context, decode_base64, encode_base64, parse_frame
-from protocol.wire.dialects import LIVE
+from protocol.wire.dialects import LIVE, live
 from protocol.wire.dialects.base import refusal
-from protocol.wire.dialects.live import (
-    AUDIO_APPEND,
-    EVENT,
-    OUTPUT_AUDIO,
-    SESSION_STARTED,
-    UNSUPPORTED,
-)
 from protocol.wire.dialects.shared import SESSION_CLOSED, SESSION_REPLACED, SESSION_RESUMABLE
 from recorder.read.scan import Damage
 
@@ -49,7 +42,7 @@ _UNSENT: Final = (SESSION_RESUMABLE, SESSION_REPLACED)
 """They are about the connection of the session's own client."""
 _NUMBERS: Final = ("seq", "ack")
 """Fields of the frames of a session that can be resumed."""
-_SOUND: Final = f'{{"type":"{OUTPUT_AUDIO}"'
+_SOUND: Final = f'{{"type":"{live.OUTPUT_AUDIO}"'
 """How such a frame begins."""
 _CONTEXT: Final = Context(mode="audio")
 _GONE: Final = "connection_lost"
@@ -103,7 +96,7 @@ class Sideband:
         """Pass on the server's frame, but not its sound."""
         body: dict[str, Any] = orjson.loads(frame)
         kind = body.get("type")
-        if kind == SESSION_STARTED:
+        if kind == live.SESSION_STARTED:
             self._begin(body["session"])
             self._past = [] if is_new else [_written(body)]
         elif kind == SESSION_CLOSED:
@@ -126,7 +119,7 @@ class Sideband:
         sound = decode_base64("$.delta", orjson.loads(frame)["delta"])
         delta = encode_base64(to_pcm16(self._model.take(sound)))
         place = {"start_ms": start_ms, "end_ms": start_ms + MS_PER_S}
-        return [_written({"type": OUTPUT_AUDIO, "delta": delta, **place})]
+        return [_written({"type": live.OUTPUT_AUDIO, "delta": delta, **place})]
 
     def _client_sound(self, frame: str) -> list[str]:
         """Pass on the client's sound; what the session refuses is left out."""
@@ -141,7 +134,9 @@ class Sideband:
         if self._coding == "audio/pcm" and len(message.pcm16) % SAMPLE16_BYTES:
             return []
         sound = to_pcm16(self._user.take(message.pcm16))
-        return [_written({"type": AUDIO_APPEND, "audio": encode_base64(sound)})] if sound else []
+        return (
+            [_written({"type": live.AUDIO_APPEND, "audio": encode_base64(sound)})] if sound else []
+        )
 
     def _closed(self) -> list[str]:
         """Report the end of a session whose client was lost; nothing if it never began."""
@@ -159,7 +154,7 @@ def refused(frame: Frame) -> str:
     """
     body = parse_frame(frame)
     kind, event_id = body.get("type"), body.get("event_id")
-    if isinstance(kind, str) and (kind in LIVE.types or kind in UNSUPPORTED):
+    if isinstance(kind, str) and (kind in LIVE.types or kind in live.UNSUPPORTED):
         text = f"$.type: {kind}, an attached client only listens"
         error = FieldError(ErrorCode.UNSUPPORTED, text)
     else:
@@ -171,7 +166,7 @@ def refused(frame: Frame) -> str:
         client_event_id=str(event_id) if named else "",
     )
     (answer,) = LIVE.encode(report)
-    return answer.replace(EVENT, f'"event_id":"{_event_id()}"', 1)
+    return answer.replace(live.EVENT, f'"event_id":"{_event_id()}"', 1)
 
 
 def _written(body: Mapping[str, Any]) -> str:

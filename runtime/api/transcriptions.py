@@ -96,8 +96,8 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
     fields = {}
     for piece in pieces[1:-1]:
         names, blank, data = piece.partition(b"\r\n\r\n")
-        told = BytesHeaderParser().parsebytes(names.lstrip(b"\r\n")[:HEAD_BYTES_MAX])
-        name = told.get_param("name", header="content-disposition")
+        headers = BytesHeaderParser().parsebytes(names.lstrip(b"\r\n")[:HEAD_BYTES_MAX])
+        name = headers.get_param("name", header="content-disposition")
         if not blank or not isinstance(name, str):
             raise CodedError(
                 HTTPStatus.BAD_REQUEST, "invalid_form", "a part of the form has no name"
@@ -114,19 +114,19 @@ def _text(name: str, data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def react(asked: AskedText, pcm16: bytes, client: LocalClient, told: dict[str, Any]) -> bool:
+def react(asked: AskedText, pcm16: bytes, client: LocalClient, message: dict[str, Any]) -> bool:
     """Send the sound; takes `session.created`, the pieces and `transcription.done`.
 
     `CodedError`: the session is refused, or fails.
     """
-    match told["type"]:
+    match message["type"]:
         case "session.created":
             client.ask({"type": "session.update", "model": asked.model})
             client.ask_each(_appends(pcm16))
             client.ask({"type": "input_audio_buffer.commit", "final": True})
         case "error":
-            raise session_error({"code": told.get("code"), "message": told.get("error")})
-    return told["type"] in ("session.created", "transcription.delta", "transcription.done")
+            raise session_error({"code": message.get("code"), "message": message.get("error")})
+    return message["type"] in ("session.created", "transcription.delta", "transcription.done")
 
 
 def _appends(pcm16: bytes) -> Iterator[dict[str, Any]]:
@@ -141,16 +141,16 @@ def whole(asked: AskedText, done: Mapping[str, Any], pcm16: bytes) -> dict[str, 
         return {"text": done["text"], "usage": usage_of(done)}
     seconds = len(pcm16) / SAMPLE16_BYTES / INPUT_RATE_HZ
     usage = {"type": "duration", "seconds": seconds}
-    told = {"task": "transcribe", "language": asked.language, "duration": seconds}
-    return {**told, "text": done["text"], "usage": usage}
+    facts = {"task": "transcribe", "language": asked.language, "duration": seconds}
+    return {**facts, "text": done["text"], "usage": usage}
 
 
-def events(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Write a message of the session as events of a stream."""
-    if told["type"] == "transcription.delta":
-        yield {"type": "transcript.text.delta", "delta": told["delta"]}
-    elif told["type"] == "transcription.done":
-        yield {"type": "transcript.text.done", "text": told["text"], "usage": usage_of(told)}
+    if message["type"] == "transcription.delta":
+        yield {"type": "transcript.text.delta", "delta": message["delta"]}
+    elif message["type"] == "transcription.done":
+        yield {"type": "transcript.text.done", "text": message["text"], "usage": usage_of(message)}
 
 
 def usage_of(done: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,19 +199,19 @@ class Call:
     async def receive(self) -> Received:
         """As `WebSocket`; each message is one of the session's, or none."""
         while not self._unread:
-            self._unread.extend(self._received(await self._websocket.receive()))
+            self._unread.extend(self._to_session(await self._websocket.receive()))
         return self._unread.popleft()
 
     async def deliver(self, on_messages: OnMessages) -> NoReturn:
         """As `WebSocket`."""
 
         def take(*messages: Received) -> Any:
-            found = [it for message in messages for it in self._received(message)]
+            found = [it for message in messages for it in self._to_session(message)]
             return on_messages(*found) if found else None
 
         await self._websocket.deliver(take)
 
-    def _received(self, message: Received) -> list[Received]:
+    def _to_session(self, message: Received) -> list[Received]:
         """Write a message of Twilio's as messages of the session."""
         if isinstance(message, Shortened):
             return [message]
@@ -272,9 +272,9 @@ class Call:
 
     async def send(self, *frames: str) -> None:
         """As `WebSocket`."""
-        told = [it for frame in frames for it in self._told(orjson.loads(frame))]
-        if told:
-            await self._websocket.send(*told)
+        messages = [it for frame in frames for it in self._to_twilio(orjson.loads(frame))]
+        if messages:
+            await self._websocket.send(*messages)
 
     async def close(self, code: int, reason: str) -> None:
         """As `WebSocket`."""
@@ -284,7 +284,7 @@ class Call:
         """As `WebSocket`."""
         await self._websocket.abort()
 
-    def _told(self, body: dict[str, Any]) -> Iterator[str]:
+    def _to_twilio(self, body: dict[str, Any]) -> Iterator[str]:
         """Write a message of the session as messages of Twilio's."""
         match body["type"]:
             case "session.created":

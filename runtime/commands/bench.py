@@ -32,16 +32,9 @@ from protocol.values.requests import Append, Init
 
 from ..client.errors import ClientError
 from ..client.session import ClientSession, connect
+from ..model import models
 from ..model.backends.base import BackendError
 from ..model.engine.backend import BATCH_MAX, EngineBackend
-from ..model.models import (
-    ModelUnknownError,
-    ModelUnusableError,
-    load_checkpoint,
-    require_deterministic,
-    slots_that_fit,
-    tiny_path,
-)
 from ..settings.settings import DEVICES, DTYPES
 from . import interrupts
 from .bench_engine import (
@@ -235,15 +228,15 @@ def engine_command(
     )
     try:
         if shape is None:
-            loaded = load_checkpoint(
+            loaded = models.load_checkpoint(
                 model, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype, exact=deterministic
             )
         else:
             model, loaded = FULL, _full(layers_scale, dtype, exact=deterministic)
             load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
         if deterministic:
-            require_deterministic(model, loaded.info)
-    except (ModelUnknownError, ModelUnusableError, BackendError) as error:
+            models.require_deterministic(model, loaded.info)
+    except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
         raise BenchError(str(error)) from error
     runs, served = measure_engine(loaded, load, sessions, clock, kinds=kinds)
     rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
@@ -276,8 +269,10 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
         text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
         raise BenchError(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
-    slots = min(SESSIONS_MAX, slots_that_fit(plan(config, what), device))
-    return random_model(config, tiny_path(), slots=slots, device=device, dtype=what, exact=exact)
+    slots = min(SESSIONS_MAX, models.slots_that_fit(plan(config, what), device))
+    return random_model(
+        config, models.tiny_path(), slots=slots, device=device, dtype=what, exact=exact
+    )
 
 
 # -- measuring -----------------------------------------------------------------------------------

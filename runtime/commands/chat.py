@@ -21,18 +21,10 @@ from typing import Final
 import attrs
 import click
 
+from protocol.values import requests as rq
 from protocol.values.limits import VIDEO_BYTES_MAX
 from protocol.values.messages import Created, Delta, QueuePlace, Response
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, ChatConfig
-from protocol.values.requests import (
-    ChatMessage,
-    ImagePart,
-    Init,
-    Part,
-    SpeechRequest,
-    VideoPart,
-    VoiceName,
-)
 from protocol.wire.media import check_image, check_video, read_audio, read_reference_audio
 
 from ..client import terminal
@@ -61,7 +53,7 @@ class ChatOptions:
     url: str
     dialect: Dialect
     streams: bool
-    speech: SpeechRequest | None
+    speech: rq.SpeechRequest | None
     config: ChatConfig
     key: str | None = attrs.field(default=None, repr=False)
     record: bool = True
@@ -151,10 +143,10 @@ class Chat:
     """
 
     def __init__(
-        self, asking: ChatOptions, *, system: str, media: tuple[Part, ...], speak: Path | None
+        self, asking: ChatOptions, *, system: str, media: tuple[rq.Part, ...], speak: Path | None
     ) -> None:
         self._asking = asking
-        self._history: list[ChatMessage] = [message("system", system)] if system else []
+        self._history: list[rq.ChatMessage] = [message("system", system)] if system else []
         self._media = media
         self._speak = speak
         self._speech = bytearray()
@@ -177,7 +169,7 @@ class Chat:
         return response
 
     async def _answer(
-        self, conversation: tuple[ChatMessage, ...], shown: Shown
+        self, conversation: tuple[rq.ChatMessage, ...], shown: Shown
     ) -> tuple[Response, bytes]:
         how = self._asking
         pcm = bytearray()
@@ -189,7 +181,7 @@ class Chat:
             on_connection=shown.connects,
             retries=RETRIES,
             key=how.key,
-            init=Init(instructions="", notices=True, record=how.record),
+            init=rq.Init(instructions="", notices=True, record=how.record),
         ) as session:
             if not self._is_begun:
                 shown.begins(session.created, record=how.record)
@@ -364,27 +356,27 @@ def _read_question() -> str | None:
 
 def read_media(
     images: tuple[Path, ...], sounds: tuple[Path, ...], video: Path | None
-) -> tuple[Part, ...]:
+) -> tuple[rq.Part, ...]:
     """Read the files that come with a question, and check them as a server will.
 
     `UnusableError`: one of them cannot be read, or a server would refuse it.
     """
-    parts: list[Part] = []
+    parts: list[rq.Part] = []
     with terminal.usable():
         for path in images:
             data = path.read_bytes()
             check_image(str(path), data)
-            parts.append(ImagePart(data=data))
+            parts.append(rq.ImagePart(data=data))
         parts += [read_audio(str(path), read_wav(path)) for path in sounds]
         if video is not None:
             with video.open("rb") as file:
                 data = file.read(VIDEO_BYTES_MAX + 1)
             check_video(str(video), data)
-            parts.append(VideoPart(data=data))
+            parts.append(rq.VideoPart(data=data))
     return tuple(parts)
 
 
-def _choose_speech(speak: Path | None, voice: str | None) -> SpeechRequest | None:
+def _choose_speech(speak: Path | None, voice: str | None) -> rq.SpeechRequest | None:
     if speak is None:
         if voice is not None:
             raise terminal.UnusableError("--voice: nothing is spoken without --speak")
@@ -394,10 +386,10 @@ def _choose_speech(speak: Path | None, voice: str | None) -> SpeechRequest | Non
     if speak.is_dir():
         raise terminal.UnusableError(f"--speak: {speak} is a folder")
     if voice is None:
-        return SpeechRequest()
+        return rq.SpeechRequest()
     path = Path(voice)
     if not (path.exists() or path.suffix):
-        return SpeechRequest(mode="audio_assistant", voice=VoiceName(name=voice))
+        return rq.SpeechRequest(mode="audio_assistant", voice=rq.VoiceName(name=voice))
     with terminal.usable():
         reference = read_reference_audio(f"--voice: {voice}", read_wav(path))
-    return SpeechRequest(mode="audio_assistant", voice=reference)
+    return rq.SpeechRequest(mode="audio_assistant", voice=reference)

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import attrs
 
+from protocol.values import limits
 from protocol.values.errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_INVALID_FRAME,
@@ -32,24 +33,6 @@ from protocol.values.errors import (
     MEANINGS,
     close_code,
     error_type,
-)
-from protocol.values.limits import (
-    APPEND_S_MAX,
-    APPEND_SAMPLES_MAX,
-    APPEND_SAMPLES_MIN,
-    CHAT_FRAME_BYTES_MAX,
-    FRAME_BYTES_MAX,
-    IDLE_S,
-    INIT_WAIT_S,
-    LABEL_CHARS_MAX,
-    LIMIT_AUDIO_S,
-    LIMIT_LIVE_S,
-    LIMIT_TRANSCRIPTION_S,
-    LIMIT_VIDEO_S,
-    PAUSE_S,
-    SOUND_BYTES_MAX,
-    UNITS_PENDING_MAX,
-    UTTERANCES_PENDING_MAX,
 )
 from protocol.values.messages import EndReason, QueueDone
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
@@ -101,7 +84,7 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         name="duplex",
         address=f"{DUPLEX_PATH}{{session_id}}",
         dialects=("legacy-duplex",),
-        says=f"`session_id` is the client's own label of 1 to {LABEL_CHARS_MAX} printable "
+        says=f"`session_id` is the client's own label of 1 to {limits.LABEL_CHARS_MAX} printable "
         "characters without a slash. It may repeat. A label that begins with "
         f"{' or '.join(f'`{label}`' for label in AUDIO_LABELS)} is a session without video.",
     ),
@@ -182,39 +165,37 @@ DIALECTS: Final[Mapping[str, str]] = {
 """The purpose of each dialect."""
 
 SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
-    SessionKind.DUPLEX: "The client waits in the queue, sets the session up, and then sends "
-    f"sound without a pause, at {INPUT_RATE_HZ} Hz, in pieces of {APPEND_SAMPLES_MAX} samples "
-    f"at most, in `duplex-v1` of {APPEND_SAMPLES_MIN} at least, and in `live` and `openai` at the "
-    f"rate of its format, in pieces of {APPEND_S_MAX} s at most. Each second of sound is a "
-    "*unit*, and gets one outcome: the model listens, or it speaks a second at "
-    f"{OUTPUT_RATE_HZ} Hz. When "
-    f"more than {UNITS_PENDING_MAX} units wait, the oldest is dropped and counted. A session lasts "
-    f"{LIMIT_VIDEO_S} s with video, {LIMIT_AUDIO_S} s without, and {LIMIT_LIVE_S} s in `live` "
-    "and `openai`, queueing included, unless the "
-    f"operator sets other limits. It is to be set up within {INIT_WAIT_S} s of its turn.",
-    SessionKind.CHAT: "The client sets the session up "
-    "at once, and then asks as often as it likes, each "
-    "time with the whole conversation; the server keeps no part. Each turn waits in the "
-    f"queue. While it runs no other can be asked. {IDLE_S} s without a turn end the session.",
-    SessionKind.REQUEST: "The client sends one message as "
-    "soon as it is connected. Queue events come "
-    f"only when it has to wait. Any `error` is the end: {CLOSE_NORMAL} follows where the client "
-    f"made a mistake, {CLOSE_INTERNAL_ERROR} where the model failed, {CLOSE_TRY_LATER} where the "
-    "request was turned away.",
-    SessionKind.TRANSCRIPTION: "A client that has to wait "
-    "is told nothing until there is a slot for it; "
-    "then it is greeted, and chooses a model by its name, which is not answered where there is "
-    f"such a model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any size. It is "
-    "kept from the first piece on, and transcribed from a commit on; a final commit ends the "
-    "utterance, which is answered once, after those before it, and what comes next belongs to the "
-    "next one. So does what comes after an utterance that the model failed at, or that outgrew its "
-    "context: it is answered by an error and its end, and the next commit, final or not, begins "
-    "a new one. What a piece of text says is never taken back. At most "
-    f"{SOUND_BYTES_MAX // MIB} MiB of sound and {UTTERANCES_PENDING_MAX} utterances may wait. A "
-    f"session lasts {LIMIT_TRANSCRIPTION_S} s, queueing included. It is closed with {CLOSE_NORMAL} "
-    f"and the reason `idle` where its client is silent for {IDLE_S} s and nothing is under way, "
-    f"and with `timeout` where it has chosen no model within {INIT_WAIT_S} s. An `error` whose "
-    "code says how a session ends is its last message.",
+    SessionKind.DUPLEX: "The client waits in the queue, sets the session up, and then sends sound "
+    f"without a pause, at {INPUT_RATE_HZ} Hz, in pieces of {limits.APPEND_SAMPLES_MAX} samples at "
+    f"most, in `duplex-v1` of {limits.APPEND_SAMPLES_MIN} at least, and in `live` and `openai` at "
+    f"the rate of its format, in pieces of {limits.APPEND_S_MAX} s at most. Each second of sound "
+    "is a *unit*, and gets one outcome: the model listens, or it speaks a second at "
+    f"{OUTPUT_RATE_HZ} Hz. When more than {limits.UNITS_PENDING_MAX} units wait, the oldest is "
+    f"dropped and counted. A session lasts {limits.LIMIT_VIDEO_S} s with video, "
+    f"{limits.LIMIT_AUDIO_S} s without, and {limits.LIMIT_LIVE_S} s in `live` and `openai`, "
+    "queueing included, unless the operator sets other limits. It is to be set up within "
+    f"{limits.INIT_WAIT_S} s of its turn.",
+    SessionKind.CHAT: "The client sets the session up at once, and then asks as often as it "
+    "likes, each time with the whole conversation; the server keeps no part. Each turn waits in "
+    f"the queue. While it runs no other can be asked. {limits.IDLE_S} s without a turn end the "
+    "session.",
+    SessionKind.REQUEST: "The client sends one message as soon as it is connected. Queue events "
+    f"come only when it has to wait. Any `error` is the end: {CLOSE_NORMAL} follows where the "
+    f"client made a mistake, {CLOSE_INTERNAL_ERROR} where the model failed, {CLOSE_TRY_LATER} "
+    "where the request was turned away.",
+    SessionKind.TRANSCRIPTION: "A client that has to wait is told nothing until there is a slot "
+    "for it; then it is greeted, and chooses a model by its name, which is not answered where "
+    f"there is such a model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any "
+    "size. It is kept from the first piece on, and transcribed from a commit on; a final commit "
+    "ends the utterance, which is answered once, after those before it, and what comes next "
+    "belongs to the next one. So does what comes after an utterance that the model failed at, or "
+    "that outgrew its context: it is answered by an error and its end, and the next commit, final "
+    "or not, begins a new one. What a piece of text says is never taken back. At most "
+    f"{limits.SOUND_BYTES_MAX // MIB} MiB of sound and {limits.UTTERANCES_PENDING_MAX} utterances "
+    f"may wait. A session lasts {limits.LIMIT_TRANSCRIPTION_S} s, queueing included. It is closed "
+    f"with {CLOSE_NORMAL} and the reason `idle` where its client is silent for {limits.IDLE_S} s "
+    "and nothing is under way, and with `timeout` where it has chosen no model within "
+    f"{limits.INIT_WAIT_S} s. An `error` whose code says how a session ends is its last message.",
 }
 """The session kind of a session."""
 
@@ -240,8 +221,8 @@ END_CLOSES: Final[Mapping[EndReason, tuple[int, ...]]] = {
 
 RULES: Final[tuple[str, ...]] = (
     "A message is one JSON object in one text frame, in UTF-8, without a key twice, NaN, Infinity "
-    f"or lone surrogates. It is at most {FRAME_BYTES_MAX // MIB} MiB long, in chat "
-    f"{CHAT_FRAME_BYTES_MAX // MIB} MiB.",
+    f"or lone surrogates. It is at most {limits.FRAME_BYTES_MAX // MIB} MiB long, in chat "
+    f"{limits.CHAT_FRAME_BYTES_MAX // MIB} MiB.",
     "A field has exactly the type that is named: neither `true` nor `1.0` is an integer. An "
     "integer is a number, too.",
     "In a client's message an explicit null counts as absent.",
@@ -265,7 +246,7 @@ RULES: Final[tuple[str, ...]] = (
     "`transcription`), or the subprotocol `realtime`, is `openai`. At an address with a `mode`, "
     "before a session is set up, a `session.update` whose `session.type` is `realtime` gets "
     f"`invalid_event`, and the connection is closed with {CLOSE_NORMAL} at once.",
-    f"A paused session ends after {PAUSE_S} s, or earlier if its client says so.",
+    f"A paused session ends after {limits.PAUSE_S} s, or earlier if its client says so.",
 )
 """The rules of all dialects."""
 

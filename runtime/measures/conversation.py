@@ -20,17 +20,7 @@ import attrs
 
 from protocol.values.limits import MS_PER_S, NS_PER_S
 
-from .measure import (
-    ANSWER_WAIT_MS,
-    PAUSE_MS,
-    SHORT_MS,
-    YIELD_MS,
-    Ratio,
-    Scores,
-    Times,
-    Total,
-    Value,
-)
+from . import measure
 from .placing import RATE_HZ, Voice
 
 # -- intervals -------------------------------------------------------------------------------------
@@ -146,10 +136,10 @@ def joined(spans: Iterable[Span], gap: int) -> tuple[Span, ...]:
 # -- turns -----------------------------------------------------------------------------------------
 
 
-PAUSE: Final = PAUSE_MS * TICKS_PER_MS
-ANSWER_WAIT: Final = ANSWER_WAIT_MS * TICKS_PER_MS
-SHORT: Final = SHORT_MS * TICKS_PER_MS
-YIELD: Final = YIELD_MS * TICKS_PER_MS
+PAUSE: Final = measure.PAUSE_MS * TICKS_PER_MS
+ANSWER_WAIT: Final = measure.ANSWER_WAIT_MS * TICKS_PER_MS
+SHORT: Final = measure.SHORT_MS * TICKS_PER_MS
+YIELD: Final = measure.YIELD_MS * TICKS_PER_MS
 
 Gap = Literal["quiet", "mistaken", "end"]
 """What is between two stretches of the user's speech: a pause in which the model was silent, one
@@ -316,18 +306,18 @@ def _unprompted(talk: Conversation) -> Iterator[Span]:
 # -- the measures ----------------------------------------------------------------------------------
 
 
-def talk_scores(talk: Conversation) -> Scores:
+def talk_scores(talk: Conversation) -> measure.Scores:
     """Return the measures that mean something."""
     turns = Turns(talk)
-    found: dict[str, Value | None] = _taking(turns)
+    found: dict[str, measure.Value | None] = _taking(turns)
     if talk.model:
-        found["self_talk"] = Total(ns_of(sum(span.ticks for span in turns.unprompted)))
+        found["self_talk"] = measure.Total(ns_of(sum(span.ticks for span in turns.unprompted)))
     if talk.model and talk.user:
         found |= _starts(turns) | _over(talk, turns)
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _taking(turns: Turns) -> dict[str, Value | None]:
+def _taking(turns: Turns) -> dict[str, measure.Value | None]:
     judged = [turn for turn in turns.turns if turn.is_judged]
     answered = [(turn.speech.end, turn.answer) for turn in judged if turn.answer is not None]
     delays = [(turn.speech.end, turn.delay) for turn in judged if turn.delay is not None]
@@ -337,28 +327,28 @@ def _taking(turns: Turns) -> dict[str, Value | None]:
         "response_delay": _lengths(delays),
         "time_to_first_audio": _lengths(first),
         "take_over_rate": ratio(len(answered), len(judged)),
-        "unanswered": Total(sum(turn.is_silent for turn in judged)) if judged else None,
+        "unanswered": measure.Total(sum(turn.is_silent for turn in judged)) if judged else None,
         "pause_take_over_rate": ratio(mistaken, len(turns.pauses)),
     }
 
 
-def _starts(turns: Turns) -> dict[str, Value | None]:
+def _starts(turns: Turns) -> dict[str, measure.Value | None]:
     return {
-        "false_starts": Total(len(turns.false_starts)),
-        "early_starts": Total(len(turns.early_starts)),
-        "user_backchannels": Total(turns.user_backchannels),
-        "model_backchannels": Total(len(turns.model_backchannels)),
+        "false_starts": measure.Total(len(turns.false_starts)),
+        "early_starts": measure.Total(len(turns.early_starts)),
+        "user_backchannels": measure.Total(turns.user_backchannels),
+        "model_backchannels": measure.Total(len(turns.model_backchannels)),
     }
 
 
-def _over(talk: Conversation, turns: Turns) -> dict[str, Value | None]:
+def _over(talk: Conversation, turns: Turns) -> dict[str, measure.Value | None]:
     yielded = [it for it in turns.barge_ins if it.is_yielded_to]
     stops = [(it.speech.begin, it.over.end - it.speech.begin) for it in yielded]
     words = [(ns_of(it.speech.begin), _words_after(talk, it)) for it in turns.barge_ins]
     return {
-        "overlap": Total(ns_of(_overlap(talk.user, talk.model))),
+        "overlap": measure.Total(ns_of(_overlap(talk.user, talk.model))),
         "talk_over": ratio(ns_of(_overlap(talk.user, turns.early_starts)), ns_of(talk.ticks)),
-        "barge_ins": Total(len(turns.barge_ins)),
+        "barge_ins": measure.Total(len(turns.barge_ins)),
         "barge_in_yield_rate": ratio(len(yielded), len(turns.barge_ins)),
         "barge_in_stop_latency": _lengths(stops),
         "barge_in_words": times(words),
@@ -389,17 +379,17 @@ def _forced_stops(talk: Conversation) -> Iterator[tuple[int, int]]:
             at = next(stops, None)
 
 
-def times(values: Iterable[tuple[int, int]]) -> Times | None:
+def times(values: Iterable[tuple[int, int]]) -> measure.Times | None:
     """Return values of single moments; None without one."""
     kept = tuple(values)
-    return Times(kept) if kept else None
+    return measure.Times(kept) if kept else None
 
 
-def _lengths(values: Iterable[tuple[int, int]]) -> Times | None:
+def _lengths(values: Iterable[tuple[int, int]]) -> measure.Times | None:
     """Values in ticks."""
     return times((ns_of(at), ns_of(ticks)) for at, ticks in values)
 
 
-def ratio(part: int, whole: int) -> Ratio | None:
+def ratio(part: int, whole: int) -> measure.Ratio | None:
     """Return a part of a whole; None if that is nothing."""
-    return Ratio(part, whole) if whole else None
+    return measure.Ratio(part, whole) if whole else None

@@ -30,20 +30,9 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from protocol.values.limits import (
-    FRAME_PIXELS_MAX,
-    FRAME_SIDES_RATIO_MAX,
-    VIDEO_BYTES_MAX,
-    VIDEO_S_MAX,
-)
+from protocol.values import limits
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.wire.media import (
-    WAV_CHANNELS_MAX,
-    WAV_RATE_HZ_MAX,
-    WAV_RATE_HZ_MIN,
-    Container,
-    container_of,
-)
+from protocol.wire import media
 
 from .image import CODED_PIXELS_MAX, SIDE_MAX, encode_jpeg, fitted, scale, to_rgb
 from .values import Decoded, MediaError
@@ -178,10 +167,10 @@ def _fit(picture: Picture, height: int, width: int) -> Picture:
 
 def _check_size(frame: VideoFrame) -> None:
     width, height = frame.width, frame.height
-    if width * height > FRAME_PIXELS_MAX:
-        raise MediaError(f"the video's pictures have more than {FRAME_PIXELS_MAX} pixels")
-    if max(width, height) > FRAME_SIDES_RATIO_MAX * min(width, height):
-        ratio = FRAME_SIDES_RATIO_MAX
+    if width * height > limits.FRAME_PIXELS_MAX:
+        raise MediaError(f"the video's pictures have more than {limits.FRAME_PIXELS_MAX} pixels")
+    if max(width, height) > limits.FRAME_SIDES_RATIO_MAX * min(width, height):
+        ratio = limits.FRAME_SIDES_RATIO_MAX
         raise MediaError(f"the video's pictures have sides of more than {ratio} to 1")
 
 
@@ -261,11 +250,11 @@ class Track:
 
 
 def _check_form(frame: AudioFrame) -> None:
-    if not WAV_RATE_HZ_MIN <= frame.sample_rate <= WAV_RATE_HZ_MAX:
-        rates = f"{WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX} Hz"
+    if not media.WAV_RATE_HZ_MIN <= frame.sample_rate <= media.WAV_RATE_HZ_MAX:
+        rates = f"{media.WAV_RATE_HZ_MIN} to {media.WAV_RATE_HZ_MAX} Hz"
         raise MediaError(f"the rate of the video's sound is not {rates}")
-    if not 0 < frame.layout.nb_channels <= WAV_CHANNELS_MAX:
-        raise MediaError(f"the video's sound has more than {WAV_CHANNELS_MAX} channels")
+    if not 0 < frame.layout.nb_channels <= media.WAV_CHANNELS_MAX:
+        raise MediaError(f"the video's sound has more than {media.WAV_CHANNELS_MAX} channels")
 
 
 # -- the file --------------------------------------------------------------------------------------
@@ -282,7 +271,7 @@ ROUNDING_S: Final = Fraction(2, 1_000)
 GUESS_S_MAX: Final = Fraction(1)
 """A last frame without a duration is taken to last as long as the one before."""
 
-_DEMUXERS: Final[dict[Container, str]] = {"mp4": "mov", "matroska": "matroska"}
+_DEMUXERS: Final[dict[media.Container, str]] = {"mp4": "mov", "matroska": "matroska"}
 _DECODERS: Final = (
     *("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mjpeg"),
     *("aac", "mp3float", "mp3", "opus", "libopus", "vorbis", "flac", "alac", "ac3", "eac3"),
@@ -303,7 +292,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
     """Open a file from memory; a library's errors become `MediaError`."""
     import av  # It costs 50 ms, only for decoding.
 
-    container = container_of(data)
+    container = media.container_of(data)
     if container is None:
         raise MediaError("the video is not of MP4, QuickTime, Matroska or WebM")
     # Since PyAV 19, bytes that are not UTF-8 are kept without asking.
@@ -325,8 +314,8 @@ def read_video(data: bytes, stack_frames: int) -> Decoded:
 
     `stack_frames` pictures a second. `MediaError`: it is no video, damaged, too long or too large.
     """
-    if len(data) > VIDEO_BYTES_MAX:
-        raise MediaError(f"the video has more than {VIDEO_BYTES_MAX} bytes")
+    if len(data) > limits.VIDEO_BYTES_MAX:
+        raise MediaError(f"the video has more than {limits.VIDEO_BYTES_MAX} bytes")
     with _opened(data) as file:
         pictures = Pictures(stack_frames)
         start, seconds = _read_pictures(file, pictures)
@@ -340,7 +329,7 @@ def read_sound(data: bytes, s_max: int) -> bytes:
 
     `MediaError`: it has none, is damaged, or is longer than `s_max` seconds.
     """
-    if container_of(data) is None:
+    if media.container_of(data) is None:
         raise MediaError(
             "it is no WAV, AIFF, FLAC, Ogg, MP3, MP4, QuickTime, Matroska or WebM file"
         )
@@ -376,14 +365,14 @@ def _read_pictures(file: InputContainer, pictures: Pictures) -> tuple[Fraction, 
     for time, frame in _frames(file, _video_stream(file), options):
         start = time if start is None else start
         gap, at = time - start - at, max(time - start, at)
-        if at >= VIDEO_S_MAX:
+        if at >= limits.VIDEO_S_MAX:
             raise _too_long()
         pictures.show(at, frame)
         step = _duration(frame) or min(gap, GUESS_S_MAX)
     if start is None:
         raise MediaError("the video holds no pictures")
     end = at + max(step - ROUNDING_S, ROUNDING_S)
-    if end > VIDEO_S_MAX:
+    if end > limits.VIDEO_S_MAX:
         raise _too_long()
     return start, pictures.finish(end)
 
@@ -400,10 +389,10 @@ def _read_sound(file: InputContainer, start: Fraction, seconds: int) -> bytes:
 
 
 def _frames(
-    file: InputContainer, stream: S, options: dict[str, str], s_max: int = VIDEO_S_MAX
+    file: InputContainer, stream: S, options: dict[str, str], s_max: int = limits.VIDEO_S_MAX
 ) -> Iterator[tuple[Fraction, Any]]:
     """Decode a stream: each frame with its time in seconds, pictures in display order."""
-    count, times = 0, -(-s_max // VIDEO_S_MAX)
+    count, times = 0, -(-s_max // limits.VIDEO_S_MAX)
     for packet in _packets(file, stream, options, PACKETS_MAX * times):
         for frame in packet.decode():
             count += 1
@@ -453,4 +442,4 @@ def _time_base(frame: VideoFrame | AudioFrame) -> Fraction:
 
 
 def _too_long() -> MediaError:
-    return MediaError(f"the video lasts more than {VIDEO_S_MAX} s")
+    return MediaError(f"the video lasts more than {limits.VIDEO_S_MAX} s")

@@ -78,12 +78,12 @@ def error_for(path: str, status: int, body: bytes) -> bytes:
     """Write the body of an error in the form of its address."""
     if not path.startswith(OPENAI_PATHS):
         return body
-    said = orjson.loads(body)
+    fields = orjson.loads(body)
     kind = _KINDS.get(
         status, "server_error" if status >= _SERVER_ERRORS else "invalid_request_error"
     )
-    error = {"message": said["message"], "type": kind, "param": said.get("param")}
-    return orjson.dumps({"error": {**error, "code": said["error"]}})
+    error = {"message": fields["message"], "type": kind, "param": fields.get("param")}
+    return orjson.dumps({"error": {**error, "code": fields["error"]}})
 
 
 _SERVER_ERRORS: Final = 500

@@ -91,7 +91,7 @@ class AddressRateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, origin: str, now_s: float) -> bool:
-        """Pay for a new connection from `places.origin_of`'s address; False if it cannot."""
+        """Pay for a new connection from an address (`origin_of`); False if it cannot."""
         left, at_s = self._buckets.pop(origin, (float(self._burst), now_s))
         left = min(float(self._burst), left + (now_s - at_s) * self._per_s)
         is_enough = left >= 1.0

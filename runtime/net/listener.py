@@ -30,17 +30,7 @@ from starlette.types import ASGIApp
 from protocol.values.limits import FRAME_BYTES_MAX
 
 from ..settings.settings import Settings
-from .http import (
-    HEAD_BYTES_MAX,
-    Refused,
-    answer,
-    error_body,
-    header_tokens,
-    read_head,
-    send_last,
-    serve_requests,
-    wants_websocket,
-)
+from . import http
 from .limits import ConnectionLimiter, Counters, Refusal, origin_of
 from .link import Link, TcpStream
 from .monitor import ConnectionMonitor, WatchedConnection
@@ -68,7 +58,7 @@ def parse_target(head: h11.Request) -> Target:
     """Parse a request's target; raises `Refused` for an invalid path or a long query."""
     path, _, query = head.target.decode("ascii").partition("?")
     if not path.startswith("/"):
-        raise Refused(400, "bad_request", "the request's target is not a path")
+        raise http.Refused(400, "bad_request", "the request's target is not a path")
     values: dict[str, tuple[str, ...]] = {}
     try:
         for name, value in parse_qsl(
@@ -77,7 +67,7 @@ def parse_target(head: h11.Request) -> Target:
             values[name] = (*values.get(name, ()), value)
     except ValueError:
         text = f"the query has more than {QUERY_FIELDS_MAX} fields"
-        raise Refused(400, "bad_request", text) from None
+        raise http.Refused(400, "bad_request", text) from None
     return Target(unquote(path), values)
 
 
@@ -85,18 +75,18 @@ def check_handshake(head: h11.Request) -> str:
     """Check a request by RFC 6455, 4.2.1, and return its key; raises `Refused`."""
     names = [name for name, _ in head.headers]
     if head.http_version != b"1.1" or b"content-length" in names or b"transfer-encoding" in names:
-        raise Refused(400, "bad_request", "a WebSocket request is HTTP/1.1 without a body")
-    if header_tokens(head, b"sec-websocket-version") != ("13",):
+        raise http.Refused(400, "bad_request", "a WebSocket request is HTTP/1.1 without a body")
+    if http.header_tokens(head, b"sec-websocket-version") != ("13",):
         text = "the WebSocket version must be 13"
-        raise Refused(426, "upgrade_required", text, Sec_WebSocket_Version="13")
-    keys = header_tokens(head, b"sec-websocket-key")
+        raise http.Refused(426, "upgrade_required", text, Sec_WebSocket_Version="13")
+    keys = http.header_tokens(head, b"sec-websocket-key")
     if len(keys) == 1:
         try:
             if len(base64.b64decode(keys[0], validate=True)) == WEBSOCKET_KEY_BYTES:
                 return keys[0]
         except (ValueError, binascii.Error):
             pass
-    raise Refused(400, "bad_request", "sec-websocket-key must be 16 bytes in base64, once")
+    raise http.Refused(400, "bad_request", "sec-websocket-key must be 16 bytes in base64, once")
 
 
 # -- the listener ----------------------------------------------------------------------------------
@@ -179,21 +169,21 @@ class WebSocketRequest:
         `headers` are in addition to the type, the length and `Connection: close`.
         """
         self._answer_once()
-        await answer(self._link, status, body, headers)
+        await http.answer(self._link, status, body, headers)
 
     async def relay(self, upstream: Upstream) -> None:
         """Give the client another server's WebSocket, and carry bytes until either side ends."""
         self._answer_once()
         self._link.tcp.notice_dead_peer()
         await self._link.carry(upstream.switched(), upstream.stream)
-        await send_last(self._link, b"")
+        await http.send_last(self._link, b"")
 
     async def finish(self, code: int) -> None:
         """Close or reject a request that the handler left open; the listener calls it."""
         if self._websocket is not None:
             await self._websocket.close(code, "")
         elif not self._answered:
-            await self.reject(500, error_body("internal_error", "the server failed to answer"))
+            await self.reject(500, http.error_body("internal_error", "the server failed to answer"))
 
     def _answer_once(self) -> None:
         assert not self._answered, f"the request for {self.path} is answered already"
@@ -277,7 +267,7 @@ class _Server:
         retry = [("Retry-After", str(RETRY_AFTER_S))]
         try:
             status, text = self._rejection(refusal)
-            await answer(link, status, error_body("too_many_connections", text), retry)
+            await http.answer(link, status, http.error_body("too_many_connections", text), retry)
         finally:
             self._refusals -= 1
 
@@ -302,26 +292,26 @@ class _Server:
                 link.abort()
                 return
         try:
-            parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
-            request = await read_head(link, parser, deadline_s=deadline_s, wait_s=wait_s)
+            parser = h11.Connection(h11.SERVER, max_incomplete_event_size=http.HEAD_BYTES_MAX)
+            request = await http.read_head(link, parser, deadline_s=deadline_s, wait_s=wait_s)
             if request is None:
                 if trio.current_time() >= deadline_s:  # else the peer has left
                     self._monitor.counters.refused["silent"] += 1
-            elif wants_websocket(request):
+            elif http.wants_websocket(request):
                 link.put_back(parser.trailing_data[0])
                 await self._serve_websocket(link, request, peer)
             else:
                 await self._serve_http(link, parser, request)
-        except Refused as refused:
+        except http.Refused as refused:
             self._monitor.counters.refused["head"] += 1
-            await answer(link, refused.status, refused.body, refused.headers)
+            await http.answer(link, refused.status, refused.body, refused.headers)
 
     async def _secure(self, link: Link, certificate: Certificate) -> bool:
         """Do the TLS handshake; False where the client does not speak TLS."""
         first = await link.socket.recv(1, trio.socket.MSG_PEEK)
         if first and first[0] != TLS_HANDSHAKE:
             if first.isalpha():
-                await send_last(link, NO_TLS_ANSWER)
+                await http.send_last(link, NO_TLS_ANSWER)
             return False
         try:
             await link.secure(certificate.context)
@@ -338,7 +328,7 @@ class _Server:
                 target=head.target.decode("ascii"),
                 query=target.query,
                 headers=_headers(head),
-                subprotocols=header_tokens(head, b"sec-websocket-protocol"),
+                subprotocols=http.header_tokens(head, b"sec-websocket-protocol"),
                 peer=peer,
                 is_tls=link.is_tls,
                 key=key,
@@ -360,7 +350,7 @@ class _Server:
         watched = WatchedConnection(link=link)
         self._monitor.add(watched)
         try:
-            await serve_requests(self._app, link, parser, first)
+            await http.serve_requests(self._app, link, parser, first)
         finally:
             self._monitor.discard(watched)
 

@@ -15,7 +15,7 @@ reads: no task is woken. All else is the codec's: control frames, fragments, lar
 messages, and text until `take` has seen all that the codec passed on. With pieces of 20 ms this
 saves over half of the CPU: 3.0 to 3.9 ms a second of PCM16, not 6.2 to 6.8.
 
-How trio-websocket is used, and why (design.md, "Transport facts"):
+How trio-websocket is used, and why:
 
 - It gets a handshake that we write from the checked head: its reader task fails on some heads (an
   odd `Host`), and loses bytes sent before the 101.

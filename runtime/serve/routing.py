@@ -12,7 +12,7 @@
 | `/ws/chat` | `legacy-chat` (004) |
 | `/v1/live/sessions` | `live` |
 | `/v1/live/sessions/{id}/fork` | `live`, from the past of a recorded session, before unit `?at=` |
-| `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`attaching`) |
+| `/v1/live/sessions/{id}/attach` | no session: it listens to a running one (`SidebandServer`) |
 | `/v1/realtime?model={model}` without a mode | `openai` |
 | `/v1/realtime` with the subprotocol `realtime`, | `openai`, with the first model where none is |
 | or a header of OpenAI's packages | named |
@@ -39,16 +39,7 @@ import attrs
 
 from protocol.values.limits import LABEL_CHARS_MAX
 from protocol.values.modes import OF_MODE, Mode
-from protocol.wire.dialects import (
-    LEGACY_CHAT,
-    LEGACY_DUPLEX,
-    LIVE,
-    MODES_OF,
-    OMNI,
-    OPENAI,
-    OPENAI_TRANSCRIPTION,
-    TRANSCRIPTION,
-)
+from protocol.wire import dialects
 from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
@@ -157,7 +148,7 @@ def route(
         raise NotServedError(400, "invalid_query", "resumable is 0 or 1")
     if len(resume) != 1 or len(resume[0]) > RECORDING_CHARS_MAX:
         raise NotServedError(400, "invalid_query", "resume names one recording")
-    if to.dialect is OMNI:  # which has its own way back
+    if to.dialect is dialects.OMNI:  # which has its own way back
         return attrs.evolve(to, resumable=True)
     return attrs.evolve(to, resumable=list(resumable) == ["1"], resume=resume[0])
 
@@ -182,7 +173,9 @@ def _address(
         if "mode" not in query and list(query.get("intent", ())) == ["transcription"]:
             _refuse_fork(query)
             mode = _served("transcription", modes)
-            return Route(mode=mode, dialect=OPENAI_TRANSCRIPTION, endpoint="openai", label=label)
+            return Route(
+                mode=mode, dialect=dialects.OPENAI_TRANSCRIPTION, endpoint="openai", label=label
+            )
         if "mode" not in query and "call_id" in query:
             text = "there are no calls to join here: connect with model=, without call_id="
             raise NotServedError(400, "invalid_query", text)
@@ -191,18 +184,18 @@ def _address(
         if "mode" not in query and is_openai:
             _refuse_fork(query)
             audio = _served("audio", modes)
-            return Route(mode=audio, dialect=OPENAI, endpoint="openai", label=label)
+            return Route(mode=audio, dialect=dialects.OPENAI, endpoint="openai", label=label)
         mode = _mode_of(query.get("mode", (default,)), modes)
-        dialect = TRANSCRIPTION if mode == "transcription" else OPENING
+        dialect = dialects.TRANSCRIPTION if mode == "transcription" else OPENING
         fork, at = _fork(query, mode)
         return Route(mode=mode, dialect=dialect, endpoint="realtime", fork=fork, at=at)
     if path == TWILIO_PATH:
-        return Route(mode=_served("audio", modes), dialect=OPENAI, endpoint="openai")
+        return Route(mode=_served("audio", modes), dialect=dialects.OPENAI, endpoint="openai")
     if path == CHAT_PATH:
-        return Route(mode=_served("chat", modes), dialect=LEGACY_CHAT, endpoint="chat")
+        return Route(mode=_served("chat", modes), dialect=dialects.LEGACY_CHAT, endpoint="chat")
     forked = _FORK.fullmatch(path)
     if path == LIVE_PATH or forked is not None:
-        live = Route(mode=_served("audio", modes), dialect=LIVE, endpoint="live")
+        live = Route(mode=_served("audio", modes), dialect=dialects.LIVE, endpoint="live")
         return live if forked is None else attrs.evolve(live, fork=forked[1], at=_unit(query))
     if path == DUPLEX_PATH.rstrip("/"):
         labels = query.get("session_id", ("",))
@@ -222,7 +215,7 @@ def _duplex(label: str, modes: Sequence[Mode], *, quiet: bool) -> Route:
     asked: Mode = "audio" if label.startswith(AUDIO_LABELS) else "video"
     return Route(
         mode=_served(asked, modes),
-        dialect=LEGACY_DUPLEX,
+        dialect=dialects.LEGACY_DUPLEX,
         endpoint="duplex",
         label=label,
         quiet=quiet,
@@ -236,7 +229,7 @@ def _omni(query: Mapping[str, Sequence[str]], modes: Sequence[Mode]) -> Route:
     waits = _value_of(query, "autostart") in _NO or _value_of(query, "resume") in _YES
     label = "" if waits else _value_of(query, "model")[:MODEL_CHARS_MAX]
     asked = _mode_of(query["mode"], seen) if "mode" in query else mode
-    return Route(mode=_served(asked, modes), dialect=OMNI, endpoint="omni", label=label)
+    return Route(mode=_served(asked, modes), dialect=dialects.OMNI, endpoint="omni", label=label)
 
 
 def _value_of(query: Mapping[str, Sequence[str]], name: str) -> str:
@@ -284,7 +277,7 @@ def _is_beta(headers: Sequence[tuple[str, str]], subprotocols: Sequence[str]) ->
 def _spoken(modes: Sequence[Mode]) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for name, spoken in SPOKEN.items():
-        served = [mode for mode in MODES_OF[name] if mode in modes]
+        served = [mode for mode in dialects.MODES_OF[name] if mode in modes]
         if served:
             found.append(
                 {

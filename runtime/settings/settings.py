@@ -27,22 +27,7 @@ from typing import Final, Literal, TypeVar, Union, get_args, get_origin, get_typ
 
 import attrs
 
-from protocol.values.limits import (
-    BACKCHANNEL_MS,
-    CLEANUP_WAIT_S,
-    DETACH_S,
-    IDLE_S,
-    INIT_WAIT_S,
-    LIMIT_AUDIO_S,
-    LIMIT_LIVE_S,
-    LIMIT_TRANSCRIPTION_S,
-    LIMIT_VIDEO_S,
-    PAUSE_S,
-    RESUME_S,
-    SOUND_BYTES_MAX,
-    VOICE_STEPS,
-    VOICE_STEPS_MAX,
-)
+from protocol.values import limits
 from protocol.values.modes import OF_MODE, Mode
 from recorder.write.writer import Durability
 
@@ -398,7 +383,7 @@ class Settings:
         "its own for that, turn_detection. Without it a client stops the model by force_listen.",
     )
     backchannel_ms: int = setting(
-        BACKCHANNEL_MS,
+        limits.BACKCHANNEL_MS,
         "Milliseconds that a user must speak over the model to interrupt it: a shorter sound, such "
         "as mm-hm, does not. 0: any speech does. A client of openai may choose its own.",
         low=0,
@@ -471,11 +456,11 @@ class Settings:
         "can be replayed with the model. On cpu this always holds; on cuda fewer sessions fit.",
     )
     voice_steps: int = setting(
-        VOICE_STEPS,
+        limits.VOICE_STEPS,
         "Steps of the flow that makes a published checkpoint's voice; fewer are faster, and "
         "rougher. A recording is replayed with its own.",
         low=1,
-        high=VOICE_STEPS_MAX,
+        high=limits.VOICE_STEPS_MAX,
     )
     served_model_names: tuple[str, ...] = setting(
         (),
@@ -498,23 +483,23 @@ class Settings:
     )
 
     limit_video_s: int = seconds(
-        LIMIT_VIDEO_S,
+        limits.LIMIT_VIDEO_S,
         "Total seconds of a video session, queueing and idling included.",
         heading="Sessions",
     )
     limit_audio_s: int = seconds(
-        LIMIT_AUDIO_S, "Total seconds of an audio session, queueing and idling included."
+        limits.LIMIT_AUDIO_S, "Total seconds of an audio session, queueing and idling included."
     )
     limit_live_s: int = seconds(
-        LIMIT_LIVE_S,
+        limits.LIMIT_LIVE_S,
         "Total seconds of a session at `/v1/live/sessions`, queueing and idling included.",
     )
     limit_transcription_s: int = seconds(
-        LIMIT_TRANSCRIPTION_S,
+        limits.LIMIT_TRANSCRIPTION_S,
         "Total seconds of a transcription session, queueing and idling included.",
     )
     transcription_buffer_mb: int = setting(
-        SOUND_BYTES_MAX // MIB,
+        limits.SOUND_BYTES_MAX // MIB,
         "Megabytes of 16-bit sound of a transcription that may wait for the model; more is refused "
         "(buffer_full).",
         low=1,
@@ -530,22 +515,22 @@ class Settings:
         low=0,
     )
     idle_s: int = seconds(
-        IDLE_S,
+        limits.IDLE_S,
         "Seconds that a chat may wait between two turns, and that a transcription client may be "
         "silent.",
         flag="--chat-idle-s",
     )
     pause_s: int = seconds(
-        PAUSE_S, "Seconds that a client of /ws/duplex may pause; it may ask for less."
+        limits.PAUSE_S, "Seconds that a client of /ws/duplex may pause; it may ask for less."
     )
     detach_s: int = seconds(
-        DETACH_S,
+        limits.DETACH_S,
         "Seconds for which a session without a connection keeps its slot, if its client asked to "
         "be able to come back; 0 allows no one to.",
         low=0,
     )
     resume_s: int = seconds(
-        RESUME_S, "Seconds after which such a session ends, unless its client came back."
+        limits.RESUME_S, "Seconds after which such a session ends, unless its client came back."
     )
     resumable: bool = setting(
         False,
@@ -559,10 +544,10 @@ class Settings:
         low=0,
     )
     init_wait_s: int = seconds(
-        INIT_WAIT_S, "Seconds that a client may hold a slot before it sets its session up."
+        limits.INIT_WAIT_S, "Seconds that a client may hold a slot before it sets its session up."
     )
     cleanup_wait_s: int = seconds(
-        CLEANUP_WAIT_S,
+        limits.CLEANUP_WAIT_S,
         "Seconds that a model call may run on after its session's end; then its slot is condemned.",
     )
 

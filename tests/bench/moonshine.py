@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,8 @@ HUMAN_TEXT: Final = (
 )
 SESSIONS: Final = (1, 8, 30)
 SECONDS: Final = 40
+LAST_S: Final = 8
+"""For what is still to be written down."""
 TICK_S: Final = 0.005
 
 
@@ -152,6 +155,7 @@ def error_of(renderings: list[tuple[str, Pcm]], *, shows: bool) -> dict[str, Any
 class Live:
     """One session's inbox: when its sentences were written down."""
 
+    began_s: float = 0.0
     ends_s: list[float] = attrs.Factory(list)
     words: int = 0
 
@@ -162,7 +166,7 @@ class Live:
         assert isinstance(event, ev.UserTranscribed)
         self.words += len(event.text.split())
         if event.is_last:
-            self.ends_s.append(time.monotonic() - event.end_ms / 1000)
+            self.ends_s.append(time.monotonic() - self.began_s - event.end_ms / 1000)
 
     bring = post
 
@@ -199,13 +203,12 @@ def cost(sessions: int, sentences: list[Pcm], *, hears: bool = True) -> dict[str
     async def speak(writer: TranscriptWriter, inbox: Live, sound: Pcm, phase_s: float) -> None:
         nonlocal left_out
         await anyio.sleep(phase_s)
-        began_s = time.monotonic()
+        inbox.began_s = began_s = time.monotonic()
         for index, second in enumerate(sound.reshape(-1, UNIT_SAMPLES)):
             await anyio.sleep(max(0.0, began_s + index + 1 - time.monotonic()))
-            left_out += len(writer._waiting) == writer._waiting.maxlen
+            left_out += hears and len(writer._waiting) == writer._waiting.maxlen
             writer.saw(ef.StartUnit(unit=Unit(index=index, pcm=second.tobytes())))
-        await anyio.sleep(4)
-        inbox.ends_s = [round(it - began_s, 3) for it in inbox.ends_s]
+        await anyio.sleep(LAST_S)
 
     async def body() -> None:
         nonlocal used_s
@@ -242,13 +245,16 @@ def main() -> int:
     """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_out(parser)
-    parser.add_argument("--only", choices=("error", "cost"), help="one part, which is only shown")
+    parser.add_argument("--only", choices=("error", "cost"), help="one part; the other stays")
     asked = parser.parse_args()
     if shutil.which("espeak-ng") is None:
         parser.error("it needs espeak-ng")
     voices = list(zip(VOICES, RATES, strict=True))
     sentences = [(text, rendered(text, *voice)) for text in SENTENCES for voice in voices]
+    kept = asked.out / "moonshine.json"
     found: dict[str, Any] = {"what": "words of users, written down by moonshine"}
+    if asked.only and kept.exists():
+        found = json.loads(kept.read_text("utf-8"))
     if asked.only != "cost":
         shows = asked.only is not None
         found["recorded speech"] = error_of([(HUMAN_TEXT, human())], shows=shows)
@@ -257,11 +263,11 @@ def main() -> int:
         found["espeak-ng"] = error_of(sentences, shows=shows)
     if asked.only != "error":
         sounds = [sound for _, sound in rendered_by_piper() or sentences]
+        found["machine"] = {"cores": os.cpu_count(), "other_load": round(os.getloadavg()[0], 1)}
         found["without"] = [cost(it, sounds, hears=False) for it in SESSIONS]
         found["with"] = [cost(it, sounds) for it in SESSIONS]
     text = json.dumps(found, indent=2) + "\n"
-    if not asked.only:
-        (asked.out / "moonshine.json").write_text(text, "utf-8")
+    kept.write_text(text, "utf-8")
     print(text)
     return 0
 

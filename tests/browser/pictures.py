@@ -1,4 +1,4 @@
-"""Take the pictures of the documentation: `make docs-pictures`.
+"""Take the pictures of the documentation: `make docs-pictures`; `film` has the film.
 
 The console during a conversation with `tiny`, whose microphone is a recorded question, and the page
 of that conversation's recording, in a headless Chromium, as WebP.
@@ -17,12 +17,14 @@ import soundfile
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from replay.view.document import page_of
+from runtime.model.models import MOONSHINE, has_moonshine
 from tests.browser.chromium import FAKE_DEVICES, Tab, chromium
 from tests.live.servers import live_server
 
 ROOT: Final = Path(__file__).parents[2]
 QUESTION: Final = ROOT / "fixtures" / "speech" / "heldout" / "076-read-me-the-news.flac"
 OUT: Final = ROOT / "docs" / "pictures"
+TRANSCRIBER: Final = MOONSHINE if has_moonshine() else "tiny"
 QUALITY: Final = 80
 SIZE: Final = (1200, 760)
 START: Final = """[...document.querySelectorAll('button')].find(
@@ -49,7 +51,8 @@ def main() -> None:
         heard = f"--use-file-for-fake-audio-capture={microphone}"
         with chromium(folder / "browser", *FAKE_DEVICES, heard) as tab:
             tab.resize(*SIZE)
-            with live_server("--record", str(folder / "logs"), model="tiny") as server:
+            options = ("--record", str(folder / "logs"), "--transcriber", TRANSCRIBER)
+            with live_server(*options, model="tiny") as server:
                 tab.open("http://{}:{}/#talk".format(*server.address))
                 tab.until(f"{START} !== undefined")
                 tab.run(f"{START}.click()")

@@ -1,6 +1,6 @@
 """The base of all dialects: pure projections between wire frames and canonical messages.
 
-A frame is judged in the order of wire.md: it must be a JSON object (`codec.parse_frame`),
+A frame is judged in this order: it must be a JSON object (`codec.parse_frame`),
 `classify` gives the kind of request, the state decides whether that is allowed now
 (`state.RECEPTION`), and only then `parse` reads its fields. No session logic is here.
 """

@@ -74,6 +74,7 @@ function facts({ story }) {
     ["mode", story.mode],
     ["model", story.model],
     ["protocol", story.dialect],
+    ["user’s words by", story.transcriber || null],
     ["length", span(story.duration)],
     [
       "begun",

@@ -4,13 +4,12 @@
     await backend.check()
     session = await backend.open(opening, slot=0)
 
-Sources: the protocol's pages (OpenBMB/MiniCPM-o-Demo, docs/backend-protocol), its C++ server
-(tc-mb/llama.cpp-omni, tools/server/ws_handler.cpp; pull requests 54 and 61), and wire.md, "Remote
-backend".
+Sources: the protocol's pages (OpenBMB/MiniCPM-o-Demo, docs/backend-protocol), and its C++ server
+(tc-mb/llama.cpp-omni, tools/server/ws_handler.cpp; pull requests 54 and 61).
 
 - The server holds one session, so `slots` is 1.
 - Release closes the session on the server, then the WebSocket, and never raises.
-- Any deviation from wire.md is a `BackendError` with the expected and the received; an ended
+- Any deviation from the protocol is a `BackendError` with the expected and the received; an ended
   session or connection is a `BackendGone`. Neither shows content. There is no reconnect.
 
 *A unit* is one append and its answer. After `QUIET_S` of quiet it is pinged, and ends with the

@@ -41,7 +41,7 @@ from .llama_omni_wire import Closed, Created, RemoteEvent, RemoteMode, read_even
 # -- HTTP ---------------------------------------------------------------------------------------
 
 READ_BYTES: Final = 262_144
-"""A second of speech in one read (design.md, "Transport facts"), which bounds the queue."""
+"""A second of speech in one read, which bounds the queue."""
 BODY_BYTES_MAX: Final = 64 * 1024
 """Answers of `/health` and a close fit in a line."""
 
@@ -156,7 +156,7 @@ WEBSOCKET_CLOSE_WAIT_S: Final = 1.0
 """A live server answers a close within a round trip."""
 WEBSOCKET_PATH: Final = "/backend"
 CLOSE_WAIT_S: Final = 6.0
-"""The server stops its threads first; with the WebSocket's wait, below `calls.RELEASE_WAIT_S`."""
+"""The server stops its threads first; with the WebSocket's wait, below `RELEASE_WAIT_S`."""
 OK: Final = 200
 NOT_FOUND: Final = 404
 

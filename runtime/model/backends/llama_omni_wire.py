@@ -1,6 +1,6 @@
-"""The messages of the remote backend protocol (wire.md): encoded and parsed, without IO.
+"""The messages of the remote backend protocol, encoded and parsed, without IO.
 
-Sent messages have exactly the fields of wire.md; of a chat turn, those of the protocol's schema
+Sent messages have exactly the fields of the protocol; of a chat turn, those of its schema
 (OpenBMB/MiniCPM-o-Demo, docs/backend-protocol/schema.md, 4.2 and 4.4). A setting of a turn is sent
 or refused, never dropped: also those that a llama.cpp-omni server (tools/server/ws_handler.cpp)
 reads and ignores.

@@ -92,12 +92,12 @@ class ComparePage {
     const what = [...new Set(first.fields.map((/** @type {string} */ it) => DIFFERENCES[it]).filter(Boolean))].join(", ");
     const count = differences === 1 ? "the only difference" : `the first of ${differences} differences`;
     const value = (/** @type {any} */ it, /** @type {string} */ text) =>
-      h("div", {}, h("p", { class: "soft small" }, nameOf(it)), h("p", {}, text));
+      h("div", {}, h("p", { class: "soft small" }, nameOf(it)), h("p", {}, what ? text : text === "nothing" ? "ends here" : "goes on"));
     const isText = !/(hash|ids|pcm)$/.test(first.fields[0]); // numbers and hashes tell a reader nothing
     fill(
       this.#difference,
       h("h2", {}, `They part at ${place}`),
-      h("p", { class: "soft" }, `${what ? `${what[0].toUpperCase()}${what.slice(1)}` : "One has it, the other not"}: ${count}. ${same} of ${compared} ${first.what === "turn" ? "turns" : "seconds"} are the same.`),
+      h("p", { class: "soft" }, `${what ? `${what[0].toUpperCase()}${what.slice(1)}` : "One is longer"}: ${count}. ${same} of ${compared} ${first.what === "turn" ? "turns" : "seconds"} are the same.`),
       isText ? h("div", { class: "sides" }, value(a, first.here), value(b, first.there)) : "",
     );
   }

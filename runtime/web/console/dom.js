@@ -110,7 +110,7 @@ export function menu(label, choices) {
 /** The user's browser can tell a time of day, a duration and a size: this year's dates without the year. */
 export const when = (/** @type {number} */ ms) => {
   const year = new Date(ms).getFullYear() === new Date().getFullYear() ? undefined : "numeric";
-  return new Date(ms).toLocaleString(undefined, { year, month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
+  return new Date(ms).toLocaleString(undefined, { year, month: "short", day: "numeric", hour: "numeric", minute: "2-digit", second: "2-digit" });
 };
 
 /** Counts seconds down. */

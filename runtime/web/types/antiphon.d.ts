@@ -30,7 +30,8 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  *   responseId: string, inputId: string, metrics: Metrics}} SpeechEvent
  * @typedef {{type: "error", code: string, message: string, sessionId: string}} ErrorEvent
  * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
- * @typedef {{type: "words", text: string, startMs: number, endMs: number}} WordsEvent what the user said, in `live`
+ * @typedef {{type: "words", text: string, startMs: number, endMs: number}} WordsEvent what the user said, where the server
+ *   has a transcriber: words, or a part of one
  * @typedef {{type: "closed", reason: string}} ClosedEvent
  * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent} SessionEvent
  * @typedef {{prompt_tokens: number, completion_tokens: number, total_tokens: number}} Usage
@@ -281,7 +282,8 @@ export type GoingAwayEvent = {
     secondsLeft: number;
 };
 /**
- * what the user said, in `live`
+ * what the user said, where the server
+ * has a transcriber: words, or a part of one
  */
 export type WordsEvent = {
     type: "words";

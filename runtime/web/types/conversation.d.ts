@@ -17,6 +17,8 @@
  * @property {{delayMs: number}} answer the model begins to speak, so long after its user
  * @property {{responseId: string, text: string, isFinal: boolean, isInterrupted: boolean}} caption all words
  *   of the turn so far
+ * @property {{text: string, startMs: number, endMs: number}} words what the user said, where the server has a
+ *   transcriber: words, or a part of one
  * @property {{responseId: string, text: string}} turn the model has ended its turn
  * @property {{responseId: string, text: string, playedMs: number, cutMs: number, silentMs: number}} interrupted
  *   the turn was cut: so much was played and not, and so long after the event it was silent
@@ -115,6 +117,15 @@ export type ConversationEvents = {
         text: string;
         isFinal: boolean;
         isInterrupted: boolean;
+    };
+    /**
+     * what the user said, where the server has a
+     * transcriber: words, or a part of one
+     */
+    words: {
+        text: string;
+        startMs: number;
+        endMs: number;
     };
     /**
      * the model has ended its turn

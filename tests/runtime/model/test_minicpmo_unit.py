@@ -1,4 +1,4 @@
-"""What a unit makes of what the model decides (model.md, "One unit"); with random weights."""
+"""What a unit makes of what the model decides (docs/model.md, "A session"); with random weights."""
 
 from __future__ import annotations
 

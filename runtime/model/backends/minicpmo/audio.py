@@ -1,7 +1,7 @@
 """Sound to embeddings: mel frames of a second, then ten embeddings.
 
 *The mel front end* equals the public one, which recomputes the whole buffer each second, but
-computes only new frames. Its rules (model.md, "audio"):
+computes only new frames. Its rules (docs/model.md, "Hear"):
 
 - The first unit is padded on the left to 1035 ms; from then on 80 samples wait for the next unit.
 - Frames are 10 ms apart and centred. A unit has 100 frames, plus 2 on each side for the

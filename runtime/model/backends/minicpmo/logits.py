@@ -157,7 +157,7 @@ class Shortlists:
 
     @classmethod
     def of(cls, tokens: Tokens, device: torch.device | str) -> Shortlists:
-        """Shortlists for the rules of `decide.py`."""
+        """Shortlists for the rules of `sampling.py`."""
         ids = tokens.ids
         named = (ids.listen, ids.turn_eos, ids.chunk_eos, *tokens.endings)
         return cls(device, named=named, ends=ids.chunk_eos)

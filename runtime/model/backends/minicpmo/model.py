@@ -226,8 +226,8 @@ FLOORS_MS: Final[Mapping[Doing, tuple[float, float]]] = {
     "listening": (7.0, 0.6),
     "speaking": (37.0, 2.4),
 }
-"""Model.md's floors of a unit without pictures on one H200 in bf16 at 4k of context: of one
-session, and per further one. Speaking is 7 text tokens a unit."""
+"""The floors (docs/model.md) of a unit without pictures on one H200 in bf16 at 4k of context: of
+one session, and per further one. Speaking is 7 text tokens a unit."""
 
 FULL: Final[Mapping[str, Any]] = {
     "name": "full",

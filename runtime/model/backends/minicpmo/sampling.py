@@ -12,7 +12,7 @@ the ids that rules name. From it the rules choose bit for bit the same as from a
 - Whether the untempered sample hits an id follows from masses summed elsewhere in another order, so
   a draw within `DOUBT` of that id's start or end is undecided.
 
-*Rules* are pure, and in the public code's order (model.md, "generate"): an untempered softmax
+*Rules* are pure, and in the public code's order (docs/model.md, "Generate"): an untempered softmax
 sample may end the chunk; then ids are forbidden, repetition and length are penalised, listening is
 scaled, and the rest is sampled with temperature, top-k and top-p. Chat has the public code's rules
 too; streaming requests are sampled plainly. Logits, (V,) of tokens and (codes,) of codes, are

