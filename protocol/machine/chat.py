@@ -74,7 +74,7 @@ class PendingTurn:
         ask: the request without the conversation: its files are not held twice.
         contents: by message, the decoded form of each content.
         undecided: message and content of each media number; None for the voice.
-        heard_bytes: sound of its files, decoded.
+        sound_bytes: sound of its files, decoded.
     """
 
     ask: rq.Ask
@@ -83,7 +83,7 @@ class PendingTurn:
     contents: list[list[Contents]]
     undecided: dict[int, tuple[int, int] | None]
     voice_pcm: bytes = b""
-    heard_bytes: int = 0
+    sound_bytes: int = 0
 
     @classmethod
     def of(cls, ask: rq.Ask, decode: Decode) -> PendingTurn:
@@ -132,7 +132,7 @@ class PendingTurn:
         else:
             at, index = place
             self.contents[at][index] = tuple(_contents(event))
-            self.heard_bytes += 0 if event.pictures else len(event.pcm)
+            self.sound_bytes += 0 if event.pictures else len(event.pcm)
 
     def to_turn(self, index: int, seed: int) -> tn.Turn:
         """Make the backend's request; the conversation is the model's from then on."""
@@ -307,7 +307,7 @@ class TurnLoop:
         """Take a part of the question."""
         if self.turn is not None and self.turn.pending.awaits(event.media):
             self.turn.pending.decoded(event)
-            seconds = self.turn.pending.heard_bytes // SECOND_BYTES
+            seconds = self.turn.pending.sound_bytes // SECOND_BYTES
             if seconds > AUDIO_SUM_S_MAX and not self.peer.is_closed:
                 most = f"at most {AUDIO_SUM_S_MAX} are allowed"
                 self._refuse_content(f"{seconds} seconds of sound in all, {most}")

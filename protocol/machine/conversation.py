@@ -31,7 +31,7 @@ UTTERANCES_MAX: Final = 16
 
 @attrs.define
 class Utterance:
-    """What the client said, as it is written down: where it begins and ends in its sound."""
+    """What the client said, as it is transcribed: where it begins and ends in its sound."""
 
     start_ms: int
     end_ms: int
@@ -49,9 +49,9 @@ class Conversation:
         items_made: how many ids were made.
         reply: the response in progress.
         asked: the request for the response that comes next.
-        words: its text so far.
+        words: the text of `reply` so far.
         spans: the last items of sound, each with its end in milliseconds of the model's sound.
-        utterances: what is written down, and in no item yet.
+        utterances: what is transcribed, and in no item yet.
     """
 
     step: Step
@@ -70,8 +70,8 @@ class Conversation:
     @property
     def id(self) -> str:
         """The conversation, as a client of `openai` knows it; empty for others, and old ones."""
-        is_told = self.step.opened.endpoint == "openai" and self.step.behaves(AWAITED_EVENTS)
-        return self.step.derive("conv", 0) if is_told else ""
+        has_id = self.step.opened.endpoint == "openai" and self.step.behaves(AWAITED_EVENTS)
+        return self.step.derive("conv", 0) if has_id else ""
 
     # -- items ----------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Conversation:
         """Note how much of an item was played, and forget the words of the rest."""
         if not self._knows(message.item_id):
             return
-        wrong = self.cut(message) if self.step.behaves(CUTS_WORDS) else ""
+        wrong = self.truncate(message) if self.step.behaves(CUTS_WORDS) else ""
         if wrong:
             self.peer.send_error(ErrorCode.INVALID_PAYLOAD, wrong)
         else:
@@ -160,8 +160,8 @@ class Conversation:
                 )
             )
 
-    def cut(self, message: oa.TruncateItem) -> str:
-        """Cut an item of the model's; returns why it cannot be, or nothing."""
+    def truncate(self, message: oa.TruncateItem) -> str:
+        """Cut an item of the model's; returns why that is impossible, or an empty text."""
         item, index = self.items[message.item_id], message.content_index
         if item.role != "assistant":
             return f"$.item_id: only what the model said can be cut, this is of the {item.role}"
@@ -192,7 +192,7 @@ class Conversation:
     def speak(self, speech: Speech) -> None:
         """Send a second of the response: its text and sound, or its text."""
         if self.reply is None or self.reply.id != speech.response_id:
-            self.finish("completed")
+            self.end_reply("completed")
             self.begin_reply(speech)
         assert self.reply is not None
         held, made = speech.metrics.kv_cache_length, speech.metrics.n_tokens
@@ -213,7 +213,7 @@ class Conversation:
                 oa.ReplyStep(kind="text_delta", response_id=self.reply.id, text=speech.text)
             )
         if speech.end_of_turn:
-            self.finish("completed")
+            self.end_reply("completed")
 
     @property
     def is_too_long(self) -> bool:
@@ -230,8 +230,8 @@ class Conversation:
         self.peer.send_error(code, "there is no such response in progress")
         return False
 
-    def give_none(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", **why: Any) -> None:
-        """Tell that the response that was asked for does not come."""
+    def end_unbegun(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", **why: Any) -> None:
+        """Begin and end the response that was asked for: it does not come."""
         reply = self._new_reply(self.loop.next_response_id)
         self.loop.responses += 1
         self.peer.send(oa.ReplyState(reply=reply))
@@ -280,7 +280,7 @@ class Conversation:
         )
         self.peer.send(left)
 
-    def finish(
+    def end_reply(
         self, status: Any, reason: oa.ReplyReason = "", *, fault: str = "", message: str = ""
     ) -> None:
         """End the response in progress, if there is one."""
@@ -328,8 +328,8 @@ class Conversation:
         """Take words of the client; they are sent once the item of their sound is there."""
         if not self.utterances or self.utterances[-1].is_whole:
             self.utterances.append(Utterance(event.start_ms, event.end_ms))
-        said = self.utterances[-1]
-        said.text, said.end_ms, said.is_whole = said.text + event.text, event.end_ms, event.is_last
+        last = self.utterances[-1]
+        last.text, last.end_ms, last.is_whole = last.text + event.text, event.end_ms, event.is_last
         if event.is_last and self.peer.is_active:
             self._place_words()
 
@@ -340,25 +340,25 @@ class Conversation:
         self._place_words()
 
     def _place_words(self) -> None:
-        for said in [it for it in self.utterances if it.is_whole]:
-            item_id = next((name for name, end_ms in self.spans if said.start_ms < end_ms), "")
+        for utterance in [it for it in self.utterances if it.is_whole]:
+            item_id = next((name for name, end_ms in self.spans if utterance.start_ms < end_ms), "")
             if item_id:
-                self.utterances.remove(said)
-                self._send_words(item_id, said)
+                self.utterances.remove(utterance)
+                self._send_words(item_id, utterance)
 
     def unwritten(self, since_ms: int) -> list[str]:
-        """Return the items of sound since then that have no words yet, if they are written down."""
+        """Return the items of sound since then that have no words yet, if they are transcribed."""
         late = [name for name, end_ms in self.spans if end_ms > since_ms and name in self.items]
         is_written = bool(self.settings.transcriber)
         return [it for it in late if is_written and not self.items[it].parts[0].text]
 
-    def _send_words(self, item_id: str, said: Utterance) -> None:
-        item, text = self.items.get(item_id), said.text.strip()
+    def _send_words(self, item_id: str, utterance: Utterance) -> None:
+        item, text = self.items.get(item_id), utterance.text.strip()
         if item is None or not text or not self.settings.transcriber:
             return
         words = " ".join(filter(None, [*(part.text for part in item.parts), text]))
         self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=words),))
-        took_ms = said.end_ms - said.start_ms
+        took_ms = utterance.end_ms - utterance.start_ms
         self.peer.send(oa.InputStep(kind="transcript_delta", item_id=item_id, text=text))
         done = oa.InputStep(kind="transcript_done", item_id=item_id, text=words, at_ms=took_ms)
         self.peer.send(done)

@@ -1,4 +1,4 @@
-"""A transcription session of OpenAI's Realtime API: what its client says is written down.
+"""A transcription session of OpenAI's Realtime API: what its client says is transcribed.
 
 started -> fed, fed, ... -> committed -> completed | failed
 
@@ -333,7 +333,7 @@ class Dictation(Kind):
         utterance = self.loop.pending[-1]
         self.loop.waiting_bytes -= len(utterance.sound)
         utterance.sound.clear()
-        utterance.is_final = utterance.is_answered = utterance.is_heard_out = True
+        utterance.is_final = utterance.is_answered = utterance.is_transcribed = True
         self.loop.go_on()
 
     # -- utterances -----------------------------------------------------------------------------

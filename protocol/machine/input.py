@@ -33,7 +33,7 @@ _TOO_MANY_FRAMES: Final = f"video frames were left out: a second has {UNIT_FRAME
 
 
 @attrs.frozen(kw_only=True)
-class Frame:
+class CameraFrame:
     """A picture of an append; `media` is the number of its decoding.
 
     `jpeg` is empty until a picture of another kind is decoded.
@@ -48,7 +48,7 @@ class Attachments:
     """The extras of an append's audio; `max_slice_nums` is None if absent."""
 
     input_id: str = ""
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[CameraFrame, ...] = ()
     force_listen: bool = False
     max_slice_nums: int | None = None
 
@@ -174,7 +174,7 @@ def _decided(attached: Attachments, media: int, jpeg: bytes) -> Attachments:
     return attrs.evolve(attached, frames=decided(attached.frames, media, jpeg))
 
 
-def decided(frames: tuple[Frame, ...], media: int, jpeg: bytes) -> tuple[Frame, ...]:
+def decided(frames: tuple[CameraFrame, ...], media: int, jpeg: bytes) -> tuple[CameraFrame, ...]:
     """Give the frame of a number its picture; it is left out if `jpeg` is empty."""
     return tuple(
         attrs.evolve(frame, jpeg=jpeg) if frame.media == media else frame
@@ -198,7 +198,7 @@ class Input:
     undecided_media: set[int] = attrs.Factory(set)
     assembler: Assembler = attrs.Factory(Assembler)
     waiting: WaitingUnits = attrs.Factory(WaitingUnits)
-    pictures: tuple[Frame, ...] = ()
+    pictures: tuple[CameraFrame, ...] = ()
     units_dropped: int = 0
 
     @property
@@ -270,7 +270,7 @@ class Input:
         text, ignored = _EARLY if is_early else _TOO_MANY_FRAMES, len(message.ignored)
         return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
 
-    def _decode_all(self, message: Append) -> tuple[Frame, ...]:
+    def _decode_all(self, message: Append) -> tuple[CameraFrame, ...]:
         """Have an append's pictures decoded, as many as its second may still have."""
         frames = tuple(frame for frame in message.frames if isinstance(frame, bytes))
         for frame in message.frames:
@@ -282,11 +282,11 @@ class Input:
             frames = frames[: max(UNIT_FRAMES_MAX - before, 0)]
         return tuple(self._decode(jpeg) for jpeg in frames)
 
-    def _decode(self, picture: bytes) -> Frame:
+    def _decode(self, picture: bytes) -> CameraFrame:
         is_jpeg = kind_of(picture) == "JPEG"
         media = self.step.decode("jpeg" if is_jpeg else "image", picture)
         self.undecided_media.add(media)
-        return Frame(media=media, jpeg=picture if is_jpeg else b"")
+        return CameraFrame(media=media, jpeg=picture if is_jpeg else b"")
 
     def _decide(self, media: int, jpeg: bytes) -> None:
         """Give a frame its picture, wherever it waits; without one it is forgotten."""

@@ -290,7 +290,7 @@ class Kind:
         close_code: int | None = None,
         words: str | None = None,
         client_reason: str | None = None,
-        told: str | None = None,
+        error_text: str | None = None,
     ) -> None:
         """End the session from our side; without effect once it is CLOSED.
 
@@ -298,7 +298,7 @@ class Kind:
             close_code: WebSocket close code; None takes the reason's.
             words: WebSocket close reason; None takes the reason's.
             client_reason: the client's own words.
-            told: as in `Closed`.
+            error_text: as in `Closed`.
         """
         peer = self.peer
         if peer.is_closed:
@@ -310,7 +310,7 @@ class Kind:
                     session_id=peer.session_id,
                     reason=reason,
                     client_reason=client_reason,
-                    error_text=told,
+                    error_text=error_text,
                     **self.closed_fields(),
                 )
             )

@@ -117,9 +117,9 @@ class Live(Kind):
         if self.settings.delegation == "responses":
             text = "the model answers by itself: nothing is delegated"
             self.peer.send(lv.Notice(code="nothing_delegated", text=text))
-        self._tell_of_tools(())
+        self._send_tools_notice(())
 
-    def _tell_of_tools(self, before: Sequence[Tool]) -> None:
+    def _send_tools_notice(self, before: Sequence[Tool]) -> None:
         """Say once that no tool is called, of those that are offered now."""
         if self.settings.tools and not before:
             text = "tools are kept, and no call of them is made"
@@ -156,8 +156,8 @@ class Live(Kind):
         """Refuse an unknown model, and more text than a prompt may have."""
         known = ("", self.settings.model) if self.step.is_forking else self.step.limits.models
         match message:
-            case Init(live=lv.LiveSettings(history=said)) if (
-                len(as_prompt(message.instructions, said)) > INSTRUCTIONS_CHARS_MAX
+            case Init(live=lv.LiveSettings(history=history)) if (
+                len(as_prompt(message.instructions, history)) > INSTRUCTIONS_CHARS_MAX
             ):
                 text = f"$.session.input: with the instructions over {INSTRUCTIONS_CHARS_MAX}"
                 return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"{text} characters")
@@ -228,7 +228,7 @@ class Live(Kind):
         if message.tools is not None:
             self.settings = attrs.evolve(self.settings, tools=message.tools)
         self.peer.send(lv.Updated(live=self._in_force, client_event_id=message.event_id))
-        self._tell_of_tools(before)
+        self._send_tools_notice(before)
 
     # -- out ------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A duplex session of vLLM-Omni's wire: units as in `duplex`, told as items and responses.
+"""A duplex session of vLLM-Omni's wire: units as in `duplex`, reported as items and responses.
 
 - Each second is answered: by a listen, or by the next piece of a response (`conversation`), which
   is one speaking turn of the model. A model that speaks and then listens ends its response.
@@ -51,7 +51,7 @@ class Omni(Kind):
     """A session of vLLM-Omni's wire.
 
     Attributes:
-        init_taken: the set-up that the client asked for, or None.
+        requested: the set-up that the client asked for, or None.
         session: what is in force.
         connections: of the client, so far.
         is_asked: a response was asked for, and has not begun.
@@ -90,7 +90,7 @@ class Omni(Kind):
     setup: Setup = attrs.field(init=False)
     loop: UnitLoop = attrs.field(init=False)
     conversation: Conversation = attrs.field(init=False)
-    init_taken: Init | None = None
+    requested: Init | None = None
     session: om.OmniSession = om.OmniSession()
     connections: int = 1
     is_asked: bool = False
@@ -143,7 +143,7 @@ class Omni(Kind):
         if self.peer.is_active:
             self.peer.send(om.SessionUpdated(omni=self._in_force))
             return
-        self.init_taken = init
+        self.requested = init
         self.session = attrs.evolve(now, instructions=init.instructions)
         self.setup.init(init)
 
@@ -152,13 +152,13 @@ class Omni(Kind):
         if not isinstance(message, Init):
             return self.loop.input.refusal(message)
         code, text, name = ErrorCode.UNSUPPORTED, "", message.omni.model
-        taken = self.init_taken
+        before = self.requested
         if name not in (None, "", *self.step.limits.models):
             code, text = ErrorCode.MODEL_NOT_FOUND, f"$.session.model: {no_model(name or '')}"
-        elif taken is not None and self.peer.is_active:
+        elif before is not None and self.peer.is_active:
             for field in ("instructions", "ref_audio", "config"):
                 asked, plain = getattr(message, field), getattr(Init(instructions=""), field)
-                if asked not in (plain, getattr(taken, field)):
+                if asked not in (plain, getattr(before, field)):
                     text = f"$.session{_PLACES.get(field, '')}: {_FIXED}"
         ignored = len(message.ignored)
         return Refused(code=code, message=text, ignored=ignored) if text else None
@@ -226,11 +226,11 @@ class Omni(Kind):
 
     def append(self, message: Append) -> None:
         """Take sound and pictures."""
-        self._hear(message)
+        self._append_sound(message)
         self.sound_ns = self.step.now_ns
         self.uncommitted += len(message.pcm) // SAMPLE_BYTES
 
-    def _hear(self, message: Append) -> None:
+    def _append_sound(self, message: Append) -> None:
         self.samples += len(message.pcm) // SAMPLE_BYTES
         self.loop.append(message)
 
@@ -276,7 +276,7 @@ class Omni(Kind):
     def _take_silence(self) -> None:
         missing = UNIT_BYTES - len(self.loop.input.assembler.remainder)
         self.sound_ns = self.step.now_ns + NS_PER_S - AWAY_NS  # the next one is due in a second
-        self._hear(Append(pcm=bytes(missing)))
+        self._append_sound(Append(pcm=bytes(missing)))
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client that sends nothing is silent."""
@@ -331,7 +331,7 @@ class Omni(Kind):
         self._finish("cancelled", reason)
         if self.is_asked:
             self.is_asked = False
-            self.conversation.give_none("cancelled", reason)
+            self.conversation.end_unbegun("cancelled", reason)
             self.peer.send(om.RateLimits())
 
     def _finish(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", fault: str = "") -> None:
@@ -339,16 +339,16 @@ class Omni(Kind):
         reply = self.conversation.reply
         if reply is None:
             return
-        self.conversation.finish(status, reason, fault=fault)
+        self.conversation.end_reply(status, reason, fault=fault)
         self.peer.send(om.RateLimits())
         if status == "cancelled" and self.session.history == "ack_only":
-            self._cut(oa.item_of(reply.id))
+            self._truncate(oa.item_of(reply.id))
 
-    def _cut(self, item_id: str) -> None:
+    def _truncate(self, item_id: str) -> None:
         """Forget the words of a response that the client has not heard."""
         _, committed_ms = self.played.get(item_id, (0, 0))
-        heard_ms = min(committed_ms, self._generated_ms(item_id))
-        self.conversation.cut(oa.TruncateItem(item_id=item_id, audio_end_ms=heard_ms))
+        played_ms = min(committed_ms, self._generated_ms(item_id))
+        self.conversation.truncate(oa.TruncateItem(item_id=item_id, audio_end_ms=played_ms))
 
     def must_speak(self) -> bool:
         """Whether the next unit may not listen: a response was asked for."""
@@ -404,7 +404,7 @@ class Omni(Kind):
         if self.is_asked and not self.due_units:
             self.is_asked = False
             text = "the model listens, and does not speak"
-            self.conversation.give_none("failed", fault="no_speech", message=text)
+            self.conversation.end_unbegun("failed", fault="no_speech", message=text)
             self.peer.send(om.RateLimits())
         self._expect_answer()
 
@@ -433,7 +433,7 @@ class Omni(Kind):
         generated_ms, reply = self._generated_ms(item.id), self.conversation.reply
         is_over = reply is None or oa.item_of(reply.id) != item.id
         if message.truncates and is_over:
-            self._cut(item.id)
+            self._truncate(item.id)
         self.peer.send(
             om.Acknowledged(
                 session_id=self.peer.session_id,

@@ -283,7 +283,7 @@ class OpenAI(Kind):
             self.timers.set("init", self.step.limits.init_wait_s)
 
     def timed_out(self, name: ev.TimerName) -> None:
-        """Handle a timer; a client whose sound comes, but is no second yet, is waited for."""
+        """Handle a timer; a client whose sound comes, but is not a second yet, is waited for."""
         due_ns = self.sound_ns + self.step.limits.init_wait_s * NS_PER_S
         if name == "silence":
             self._take_silence()
@@ -307,7 +307,7 @@ class OpenAI(Kind):
             if reason == "timeout" and self.step.behaves(ENDS_SPEECH):
                 self._close_speech()
             status = "cancelled" if reason == "client" else "failed"
-            self.conversation.finish(status, fault=reason)
+            self.conversation.end_reply(status, fault=reason)
             for item_id in self._unwritten:
                 self.peer.send(never_written(item_id))
             expired(self, reason)
@@ -331,7 +331,7 @@ class OpenAI(Kind):
         if not self._unwritten:
             self.ending_ms = None
             return False
-        self.conversation.finish("failed", fault="timeout")
+        self.conversation.end_reply("failed", fault="timeout")
         self.loop.fall_silent()
         self._fill_up()
         self._expect_answer()
@@ -422,9 +422,9 @@ class OpenAI(Kind):
         self.sound_ns = self.step.now_ns
         self.uncommitted_bytes += len(pcm16)
         self.sound.rest += pcm16
-        self._cut()
+        self._take_seconds()
 
-    def _cut(self) -> None:
+    def _take_seconds(self) -> None:
         """Bring each second that is full to the model; more than may wait for it is kept."""
         sound, is_kept = self.sound, self.step.behaves(KEEPS_SOUND)
         while len(sound.rest) >= sound.second_bytes and not self.peer.is_closed:
@@ -462,13 +462,13 @@ class OpenAI(Kind):
         """Take a decoded voice or picture, or a second that was resampled."""
         self.setup.media_decoded(event)
         self.sound.resampled(event.media, event.pcm)
-        self._cut()
+        self._take_seconds()
 
     def media_rejected(self, event: ev.MediaRejected) -> None:
         """Handle a damaged voice or picture, or take a second as silence."""
         self.setup.media_rejected(event)
         self.sound.resampled(event.media, b"")
-        self._cut()
+        self._take_seconds()
 
     def speech_started(self, event: ev.SpeechStarted) -> None:
         """Tell that the client speaks, and stop the model where the client wants that."""
@@ -548,7 +548,7 @@ class OpenAI(Kind):
         self._detect(silence)
         self.sound.rest += silence
         self.sound_ns = self.step.now_ns + NS_PER_S - AWAY_NS  # the next one is due in a second
-        self._cut()
+        self._take_seconds()
 
     def _take_silence(self) -> None:
         """Fill up the second with silence, if the client has stopped sending."""
@@ -693,18 +693,18 @@ class OpenAI(Kind):
         """Have the model listen, and end the response that is there or was asked for."""
         self.loop.fall_silent()
         self.loop.response_id, self.due_units = None, 0
-        self.conversation.finish("cancelled", reason)
+        self.conversation.end_reply("cancelled", reason)
         if self.is_asked:
             self.asked_at = None
-            self.conversation.give_none("cancelled", reason)
+            self.conversation.end_unbegun("cancelled", reason)
 
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's speech, as a part of its response."""
         if isinstance(outcome, Listen):
-            self.conversation.finish("completed")
+            self.conversation.end_reply("completed")
             self._wait_for_speech()
             self._listened_on()
-            self._cut()
+            self._take_seconds()
             return
         self.asked_at = None
         self._play(len(outcome.pcm) // SAMPLE_BYTES)
@@ -712,21 +712,21 @@ class OpenAI(Kind):
         if self.conversation.is_too_long:
             self.loop.fall_silent()
             self.loop.response_id = None
-            self.conversation.finish("incomplete", "max_output_tokens")
+            self.conversation.end_reply("incomplete", "max_output_tokens")
         is_over = self.conversation.reply is None
         if is_over:
             self._wait_for_speech()
         self.due_units = 0 if is_over else max(self.due_units, 2)
         self._expect_answer()
-        self._cut()
+        self._take_seconds()
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped: only its sound is lost."""
 
     def unit_undone(self) -> None:
         """End the response, of which a unit failed."""
-        self.conversation.finish("failed", fault="inference_error")
-        self._cut()
+        self.conversation.end_reply("failed", fault="inference_error")
+        self._take_seconds()
 
     def _listened_on(self) -> None:
         self.due_units = max(self.due_units - 1, 0)
@@ -735,4 +735,4 @@ class OpenAI(Kind):
             return
         self.asked_at = None
         text = "the model listens, and does not speak"
-        self.conversation.give_none("failed", fault="no_speech", message=text)
+        self.conversation.end_unbegun("failed", fault="no_speech", message=text)

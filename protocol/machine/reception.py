@@ -87,35 +87,35 @@ _WITHOUT_CONTENT: Final = Refused(
 """The answer to such a message in a fork, where it would be accepted now."""
 
 
-LESSONS: Final = 8
-"""Appends of which a template is made; each one that a template reads gives one back. A client
-whose appends all differ soon has them parsed, and no more."""
+TEMPLATE_TRIES: Final = 8
+"""Appends of which a template may be made; each append that a template reads gives one try back.
+Where all appends of a client differ, they soon cost no more than their parsing."""
 TEMPLATES: Final = 2
-"""Kept of a session: one piece of a second may be other than the rest."""
+"""Kept for each session: one piece of each second may differ from the rest."""
 
 
-class Likeness:
-    """The templates of a session's appends, if they are alike."""
+class AppendTemplates:
+    """The templates by which a session's appends are read without parsing, where they are alike."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind: Final = kind
         self._templates: deque[Template] = deque(maxlen=TEMPLATES)
         self._made_in: tuple[Dialect, Context] | None = None
-        self._lessons = LESSONS
+        self._tries = TEMPLATE_TRIES
         self._ahead: tuple[Frame, Alike] | None = None
 
-    def learn(self, reading: Reading, context: Context) -> None:
+    def learn(self, reading: JudgedFrame, context: Context) -> None:
         """Make the template of appends like one that had to be parsed."""
         message, frame, dialect = reading.message, reading.frame, reading.dialect
         if not (isinstance(message, rq.Append | rq.AppendSound) and isinstance(frame, str)):
             return
         if self._made_in != (dialect, context):
-            self._made_in, self._lessons = (dialect, context), LESSONS
+            self._made_in, self._tries = (dialect, context), TEMPLATE_TRIES
             self._templates.clear()
         table = dialect.table(rq.Request.APPEND, type(message))
-        if table is None or not self._lessons:
+        if table is None or not self._tries:
             return
-        self._lessons -= 1
+        self._tries -= 1
         template = Template.of(frame, reading.body, message, table, context)
         known = [it.literals for it in self._templates]
         if template is not None and template.literals not in known:
@@ -142,7 +142,7 @@ class Likeness:
         for template in self._templates:
             alike = template.read(frame)
             if alike is not None:
-                self._lessons = min(self._lessons + 1, LESSONS)
+                self._tries = min(self._tries + 1, TEMPLATE_TRIES)
                 self._ahead = (frame, alike) if ahead else None
                 return alike
         return None
@@ -153,7 +153,7 @@ class Likeness:
 
 
 @attrs.define(kw_only=True)
-class Reading:
+class JudgedFrame:
     """A frame as it was read and judged: once, for its record and for its step.
 
     Attributes:
@@ -161,7 +161,7 @@ class Reading:
         cause: the client's own name for the message.
         message: what was read; it is accepted unless it is refused.
         refused: the answer to a frame that is refused.
-        unreadable: it is no message.
+        unreadable: it is not a message.
         is_foreign: a client of OpenAI sent it, and can never be right here.
         is_unrecorded: it asks not to be recorded; also where it is refused, or has to wait.
         is_kept: it is an opening message, and is read after the queue.
@@ -187,8 +187,8 @@ class Reception:
     def __init__(self, kind: Kind) -> None:
         self._kind: Final = kind
         self._opened, self._made = kind.step.opened, _context(kind)
-        self._reading: Reading | None = None
-        self._likeness: Final = Likeness(kind)
+        self._reading: JudgedFrame | None = None
+        self._templates: Final = AppendTemplates(kind)
 
     @property
     def _context(self) -> Context:
@@ -227,14 +227,14 @@ class Reception:
             return None
         return reading.message
 
-    def foresee(self, gate: Gate, frame: Frame) -> rq.ClientMessage | None:
+    def read_ahead(self, gate: Gate, frame: Frame) -> rq.ClientMessage | None:
         """Read an append like an earlier one, before its step; None for any other frame."""
-        like = self._likeness.read(gate, frame, self._context, ahead=True)
+        like = self._templates.read(gate, frame, self._context, ahead=True)
         return None if like is None else like.message
 
     def forget_ahead(self) -> None:
         """Forget a frame that was read before its step: it is taken already."""
-        self._likeness.forget_ahead()
+        self._templates.forget_ahead()
 
     def shortened(self, gate: Gate, event: FrameReceived) -> FrameReceived:
         """Return a large frame, or its outline if it is refused; the session is not CLOSED.
@@ -261,11 +261,11 @@ class Reception:
             return shorten(event, dump_frame(outline))
         return shorten(event, dump_frame(outline), refused=refused)
 
-    def _judge(self, gate: Gate, event: FrameReceived) -> Reading:
+    def _judge(self, gate: Gate, event: FrameReceived) -> JudgedFrame:
         """Read and judge a frame, changing nothing in the session."""
         kind, frame, is_whole = self._kind, event.frame, event.shortened is None
-        reading = Reading(frame=frame, dialect=kind.peer.dialect)
-        like = self._likeness.read(gate, frame, self._context) if is_whole else None
+        reading = JudgedFrame(frame=frame, dialect=kind.peer.dialect)
+        like = self._templates.read(gate, frame, self._context) if is_whole else None
         if like is not None and kind.refusal(like.message) is None:
             reading.cause, reading.message = _cause_of(kind, like.event_id), like.message
             return reading
@@ -294,7 +294,7 @@ class Reception:
             reading.refused = event.shortened.refused or reading.refused or _WITHOUT_CONTENT
         return reading
 
-    def _parse(self, reading: Reading, request: rq.Request) -> None:
+    def _parse(self, reading: JudgedFrame, request: rq.Request) -> None:
         """Read the fields of a message that the session's state allows."""
         try:
             message = reading.dialect.parse(request, reading.body, self._context)
@@ -304,7 +304,7 @@ class Reception:
         reading.message = message
         if not isinstance(message, rq.CloseRequest | rq.Report | rq.Played):
             reading.refused = self._kind.refusal(message)
-        self._likeness.learn(reading, self._context)
+        self._templates.learn(reading, self._context)
 
     def _body_of(self, event: FrameReceived) -> Json:
         """Read a frame as a JSON object; `FrameError` if it is not one."""
@@ -323,14 +323,14 @@ def shorten(
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     start = _start_of(whole)
     head = start.decode(errors="replace") if isinstance(start, bytes) else start
-    said = Shortened(
+    shortened = Shortened(
         size_bytes=len(data),
         blake2b=hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest(),
         head="" if unreadable else head,
         unreadable=unreadable,
         refused=refused,
     )
-    return attrs.evolve(event, frame=frame, shortened=said)
+    return attrs.evolve(event, frame=frame, shortened=shortened)
 
 
 def _start_of(frame: str | bytes | Utf8Text) -> str | bytes:

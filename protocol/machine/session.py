@@ -104,16 +104,16 @@ class Session:
             kind.watchdog.watch(event)
         return self._take_effects()
 
-    def foresee(self, frames: Iterable[Frame]) -> list[rq.ClientMessage]:
-        """Read the first of some frames, as far as they bring sound that is only kept.
+    def read_ahead(self, frames: Iterable[Frame]) -> list[rq.ClientMessage]:
+        """Read the first of some frames, as long as they only bring sound to be kept.
 
-        All that a session does with a piece of sound that fills no second is keep it, and a client
-        may send fifty a second. So pieces that are there together are taken together.
+        A piece of sound that fills no second is only kept, and a client may send fifty a second. So
+        pieces that came together are taken together, without a step for each (`keep`).
         """
         kind, gate, found = self.kind, self._gate, list[rq.ClientMessage]()
         left = 0 if kind.peer.is_closed else kind.room_bytes()
         for frame in frames if left > 0 else ():
-            message = self._reception.foresee(gate, frame)
+            message = self._reception.read_ahead(gate, frame)
             if message is None or kind.refusal(message) is not None:
                 break
             left -= _size_bytes(message)
@@ -123,7 +123,7 @@ class Session:
         return found
 
     def keep(self, at_ns: int, messages: Sequence[rq.ClientMessage]) -> None:
-        """Take messages, just foreseen, as stepping the event of each at that time would.
+        """Take the messages that `read_ahead` returned, as stepping their events then would.
 
         Those steps have no effects. `LocalProtocolError` if it is before the last event's time.
         """
@@ -241,12 +241,12 @@ class Session:
         return {**self.kind.loop.counts, **common}
 
     @property
-    def said(self) -> Sequence[ServerMessage]:
-        """Messages to the client in the last step, as its kind made them."""
+    def sent(self) -> Sequence[ServerMessage]:
+        """Messages to the client in the last step, before their dialect encoded them."""
         return self.kind.peer.sent
 
     @property
-    def taken(self) -> rq.ClientMessage | None:
+    def accepted(self) -> rq.ClientMessage | None:
         """The client's message that its kind was handed in the last step."""
         return self.kind.peer.accepted
 

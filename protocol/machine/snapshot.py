@@ -18,7 +18,7 @@ from .chat import ActiveTurn, Chat, SingleRequest
 from .core import Phase
 from .dictation import Dictation, Spoken
 from .duplex import Duplex
-from .input import Attachments, Frame, PendingUnit
+from .input import Attachments, CameraFrame, PendingUnit
 from .kind import Kind
 from .live import Live
 from .omni import Omni
@@ -297,7 +297,7 @@ def _attached(attached: Attachments) -> Keys:
     }
 
 
-def _frames(frames: tuple[Frame, ...]) -> list[list[int]]:
+def _frames(frames: tuple[CameraFrame, ...]) -> list[list[int]]:
     return [[frame.media, len(frame.jpeg)] for frame in frames]
 
 
@@ -405,7 +405,7 @@ def _utterance(utterance: Utterance) -> Keys:
         "is_final": utterance.is_final,
         "is_answered": utterance.is_answered,
         "chunks": utterance.chunks,
-        "is_heard_out": utterance.is_heard_out,
+        "is_heard_out": utterance.is_transcribed,
         "texts": utterance.texts,
         "prompt_tokens": utterance.prompt_tokens,
         "completion_tokens": utterance.completion_tokens,

@@ -57,7 +57,7 @@ class Utterance:
         is_begun: committed: it may be transcribed.
         is_final: all its sound has arrived.
         is_answered: the model failed at it, and its end was sent; or it was taken back.
-        is_heard_out: the last chunk was the one that ends it.
+        is_transcribed: the last chunk was the one that ends it.
         texts: the model's text, chunk by chunk.
     """
 
@@ -67,7 +67,7 @@ class Utterance:
     is_final: bool = False
     is_answered: bool = False
     chunks: int = 0
-    is_heard_out: bool = False
+    is_transcribed: bool = False
     texts: list[str] = attrs.Factory(list)
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -83,18 +83,18 @@ class Utterance:
         if len(self.sound) >= SECOND_BYTES:
             return True
         is_silent = not self.sound and not self.chunks
-        return self.is_final and not self.is_heard_out and not is_silent
+        return self.is_final and not self.is_transcribed and not is_silent
 
     def take_chunk(self, seed: int) -> Chunk:
         """Take its next second; past its sound, the silence that ends it."""
         pcm16 = bytes(self.sound[:SECOND_BYTES])
         del self.sound[:SECOND_BYTES]
-        self.is_heard_out = not pcm16
+        self.is_transcribed = not pcm16
         chunk = Chunk(
             utterance=self.index,
             index=self.chunks,
             pcm=to_float32(pcm16).ljust(UNIT_BYTES, b"\0"),
-            is_last=self.is_heard_out,
+            is_last=self.is_transcribed,
             seed=seed,
         )
         self.chunks += 1
@@ -168,7 +168,7 @@ class ChunkLoop:
 
     @property
     def units_waiting(self) -> int:
-        """None: a chunk is no unit."""
+        """None: a chunk is not a unit."""
         return 0
 
     @property
@@ -327,7 +327,7 @@ class ChunkLoop:
         else:
             text = f"the model failed at second {index} of utterance {number}"
             self.kind.send_failure(utterance, ErrorCode.INFERENCE_ERROR, text)
-        utterance.is_answered = utterance.is_heard_out = True
+        utterance.is_answered = utterance.is_transcribed = True
         self.owes_commit = not utterance.is_final
         utterance.is_final = True
         self.waiting_bytes -= len(utterance.sound)
@@ -436,7 +436,7 @@ class Transcription(Kind):
         elif name == "init":
             wait_s = self.step.limits.init_wait_s
             text = f"the session is over: no model was chosen within {wait_s:g} s"
-            self.end("timeout", told=text)
+            self.end("timeout", error_text=text)
         else:
             super().timed_out(name)
 

@@ -258,6 +258,3 @@ def _make_converter() -> Converter:
 
 
 _CONVERTER: Final = _make_converter()
-
-
-# -- the records of a step -------------------------------------------------------------------------

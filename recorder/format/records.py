@@ -19,7 +19,7 @@ Logs are never rewritten when a kind's version (`RECORD_VERSIONS`) rises: record
 reading, one version at a time, blobs resolved. Newer versions and unknown kinds are refused. An
 added field needs no upcast: it has a default, and is left out while it has it
 (`protocol.values.record_names`). A field that changes its meaning or is removed needs a conversion
-in `UPCASTS`. All records have version 1 yet.
+in `UPCASTS`. So far all records have version 1.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Inspector(reading.SessionStory):
             if not self._states or self._states[-1].state is not state.state:
                 self._states.append(state)
             if len(self._ignored) < IGNORED_PATHS_MAX:
-                self._ignored |= dict.fromkeys(getattr(session.taken, "ignored", ()))
+                self._ignored |= dict.fromkeys(getattr(session.accepted, "ignored", ()))
         if passage.ended is not None:
             self._keep(passage.ended)
         return passage

@@ -30,8 +30,9 @@ class LocalClient:
 
     def __init__(self, react: Callable[[LocalClient, dict[str, Any]], bool]) -> None:
         self._react = react
-        stream = anyio.create_memory_object_stream[Iterable[object]](math.inf)
-        self._to_session, self._from_client = stream
+        self._to_session, self._from_client = anyio.create_memory_object_stream[Iterable[object]](
+            math.inf
+        )
         self._unread: Iterator[object] = iter(())
         self._to_client, self._from_session = anyio.create_memory_object_stream[str](FRAMES_MAX)
 

@@ -199,19 +199,19 @@ class Call:
     async def receive(self) -> Received:
         """As `WebSocket`; each message is one of the session's, or none."""
         while not self._unread:
-            self._unread.extend(self._to_session(await self._websocket.receive()))
+            self._unread.extend(self._received(await self._websocket.receive()))
         return self._unread.popleft()
 
     async def deliver(self, on_messages: OnMessages) -> NoReturn:
         """As `WebSocket`."""
 
         def take(*messages: Received) -> Any:
-            found = [it for message in messages for it in self._to_session(message)]
+            found = [it for message in messages for it in self._received(message)]
             return on_messages(*found) if found else None
 
         await self._websocket.deliver(take)
 
-    def _to_session(self, message: Received) -> list[Received]:
+    def _received(self, message: Received) -> list[Received]:
         """Write a message of Twilio's as messages of the session."""
         if isinstance(message, Shortened):
             return [message]
@@ -272,7 +272,7 @@ class Call:
 
     async def send(self, *frames: str) -> None:
         """As `WebSocket`."""
-        messages = [it for frame in frames for it in self._to_twilio(orjson.loads(frame))]
+        messages = [it for frame in frames for it in self._translate(orjson.loads(frame))]
         if messages:
             await self._websocket.send(*messages)
 
@@ -284,7 +284,7 @@ class Call:
         """As `WebSocket`."""
         await self._websocket.abort()
 
-    def _to_twilio(self, body: dict[str, Any]) -> Iterator[str]:
+    def _translate(self, body: dict[str, Any]) -> Iterator[str]:
         """Write a message of the session as messages of Twilio's."""
         match body["type"]:
             case "session.created":

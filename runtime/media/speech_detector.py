@@ -56,7 +56,7 @@ def network() -> Any:
         raise NoSileroError(text)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # else it tells of its file's unused parts
+    options.log_severity_level = 3  # else it warns about unused parts of its file
     path = Path(package.submodule_search_locations[0], "data", "silero_vad_16k_sequence.onnx")
     return onnxruntime.InferenceSession(path, options)
 
@@ -72,16 +72,16 @@ class SileroJudge:
     """It hears speech on after its end; a quarter of a second lasts up to 380 ms."""
 
     def __init__(self) -> None:
-        self._heard: Heard | None = None
+        self._resampler: Heard | None = None
         self._rest = b""
         self._context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self._state: list[Any] = [np.zeros(STATE, np.float32)] * 2
 
     def judge(self, effect: DetectSpeech) -> Iterable[bool]:
         """Judge the frames that a piece of sound completes."""
-        if self._heard is None:
-            self._heard = Heard(effect.rate_hz)
-        sound = self._rest + self._heard.take(effect.data)
+        if self._resampler is None:
+            self._resampler = Heard(effect.rate_hz)
+        sound = self._rest + self._resampler.take(effect.data)
         size = FRAME_SAMPLES * np.dtype(np.float32).itemsize
         count = len(sound) // size
         self._rest = sound[count * size :]

@@ -7,8 +7,8 @@
   decoder is too far behind, and a bounded time for the recorder.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
   `Close` wait for the log's write(2), in the writer task.
-- An effect goes to the part that performs it, and none of them waits: the client's connection
-  (`Peer`), the slot and the model (`ModelCalls`), timers, media decodes, speech detection.
+- An effect goes to the part that performs it, and none of them waits: `ClientConnection`, the slot
+  and the model (`ModelCalls`), timers, media decodes, speech detection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ..telemetry.watching import SessionStatus, Watcher
 from .crash_recovery import RecoveredSession
 from .journal import FrameIndex, Journal, MarkRefused, OpenLog, ready_now
 from .model_calls import Inbox, ModelCalls
-from .peer import Peer, Tokens
+from .peer import ClientConnection, Tokens
 from .rate_limiter import LARGE_BYTES_MIN, RateLimiter
 from .speech_input import SpeechInput
 from .timers import Timers
@@ -131,7 +131,7 @@ class Driver:
             units_dropped = recovered.session.counts["units_dropped"]
         self.away_ns = self.now_ns() if recovered and recovered.fork is None else None
         self._journal = Journal(open_log, self._recording_failed, **log_so_far)
-        self.peer = Peer(token, self._journal.again, tokens)
+        self.peer = ClientConnection(token, self._journal.again, tokens)
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = MediaDecodes(
             decode=decode_media, client=client, inbox=self, on_done=self._relieve
@@ -266,8 +266,8 @@ class Driver:
         """Note that a connection is over; only the last one's end concerns the session."""
         if number == self.peer.number:
             self.away_ns = self.now_ns()
-            told = code if self._opened.resume_hash else 0
-            self.post(ev.PeerGone(at_ns=self.now_ns(), code=told))
+            code = code if self._opened.resume_hash else 0
+            self.post(ev.PeerGone(at_ns=self.now_ns(), code=code))
 
     def send_failed(self, number: int) -> None:
         """Note that a connection takes no more, as in `peer_gone`."""
@@ -330,8 +330,8 @@ class Driver:
                 for frame in frames:
                     self._events.post(ev.FrameReceived(at_ns=at_ns, frame=frame))
                 return
-            taken = self._context.run(self._at_once, self._take_frames, at_ns, frames)
-            frames = frames[taken or len(frames) :]
+            count = self._context.run(self._at_once, self._take_frames, at_ns, frames)
+            frames = frames[count or len(frames) :]
 
     @property
     def _is_behind(self) -> bool:
@@ -396,7 +396,7 @@ class Driver:
         return self.session
 
     def _go_on(self, recovered: RecoveredSession) -> Session:
-        """Go on where a log ends: without a slot and model calls, and but for a fork a client."""
+        """Go on where a log ends: without a slot or model calls; only a fork has a client."""
         at_ns = self._next_ns()
         effects = recovered.go_on(self._journal, at_ns, self._watcher)
         self._perform(effects, ready_now, at_ns)
@@ -444,13 +444,13 @@ class Driver:
     # -- a step ---------------------------------------------------------------------------------
 
     def _take_frames(self, at_ns: int, frames: Sequence[Frame]) -> int:
-        """Take a client's first message, or, if they bring sound that is only kept, several.
+        """Keep the sound of the first messages, if they only bring sound; else step the first one.
 
         `frames`: messages that came together. Returns the number of those taken.
         """
         session = self.session
         assert session is not None
-        messages = session.foresee(frames)
+        messages = session.read_ahead(frames)
         events = [
             ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 1]
         ]
@@ -464,7 +464,7 @@ class Driver:
         return len(events)
 
     def _step(self, event: ev.Event) -> None:
-        """Append an event, step it, append its effects, and perform them."""
+        """Append an event to the log, step it, append its effects, and perform them."""
         session = self.session
         assert session is not None
         if isinstance(event, ev.FrameReceived):
@@ -480,7 +480,7 @@ class Driver:
         for effect in effects:
             if isinstance(effect, ef.ForgetRecording):
                 self._journal.forget()
-        if ErrorReport in map(type, session.said):
+        if ErrorReport in map(type, session.sent):
             self._errors += 1
         ready = self._journal.append_effects(session, event, effects)
         self._perform(effects, ready, event.at_ns)
@@ -514,7 +514,7 @@ class Driver:
                 case ef.CancelTimer():
                     self._timers.cancel(effect)
                 case ef.DropUnit() | ef.ForgetRecording():
-                    pass  # a watcher counts it; it is done before anything is said
+                    pass  # a watcher counts it; it was done before the effects were recorded
                 case _:
                     self._calls.perform(effect)
 

@@ -13,7 +13,7 @@
 - A log is given up where the disk hangs: for `WRITE_WAIT_S` no log was written while a client
   waited for this one. A failed log takes no more: the session decides (`RecordingFailed`).
 - A log that its client does not want is removed (`forget`) before the next frame is sent.
-- The log is also read while it is written: the frames that a client has not heard (`again`), and
+- The log is also read while it is written: the frames that a client does not have (`again`), and
   the session's past (`past`). Reading and stepping a log is done in a thread.
 """
 
@@ -290,7 +290,7 @@ class Journal:
         return not self._is_hung
 
     async def _written(self, log: SessionLog, seq: int) -> None:
-        """Wait for write(2), or until the log failed: its session has been told."""
+        """Wait for write(2), or until the log failed, of which its session has an event."""
         steps, hung_s = log.steps_of_all, 0.0
         while hung_s < WRITE_WAIT_S:
             with anyio.move_on_after(LOOK_S) as scope, suppress(LogFailed):
@@ -363,7 +363,7 @@ def _read_frames(path: Path, from_seq: int, first: int, until: int) -> tuple[deq
 
     The log is closed meanwhile: a client that reads slowly costs only the frames of one batch.
     """
-    taken, size = deque[str](), 0
+    batch, size = deque[str](), 0
     with open_log(path) as reader:
         for item in reader.at(from_seq):
             if isinstance(item, Damage):
@@ -371,11 +371,11 @@ def _read_frames(path: Path, from_seq: int, first: int, until: int) -> tuple[deq
             ordinal = item.fields.get("ordinal") if item.kind == KINDS[Send] else None
             if not isinstance(ordinal, int) or ordinal < first:
                 continue
-            if ordinal != first + len(taken):
+            if ordinal != first + len(batch):
                 break
             frame = str(item.fields["frame"])
-            taken.append(frame)
+            batch.append(frame)
             size += len(frame)
-            if size >= BATCH_CHARS or first + len(taken) == until:
-                return taken, item.seq + 1
-    raise LogDamaged(f"frame {first + len(taken)} is not in the log")
+            if size >= BATCH_CHARS or first + len(batch) == until:
+                return batch, item.seq + 1
+    raise LogDamaged(f"frame {first + len(batch)} is not in the log")

@@ -112,8 +112,8 @@ class Inbox(Protocol):
 
 
 @attrs.define(eq=False, kw_only=True)
-class SlotLease:
-    """One lease, from its `SlotLeased` to its `BackendReleased`, and the task that makes its calls.
+class LeasedSlot:
+    """A slot from its `SlotLeased` to its `BackendReleased`, and the task that makes its calls.
 
     Attributes:
         model: what the backend holds on the slot.
@@ -167,22 +167,22 @@ class ModelCalls:
     _party: str = ""
     _refusal: ErrorCode | None = None
     _ticket: Ticket | None = attrs.field(default=None, init=False)
-    _lease: SlotLease | None = attrs.field(default=None, init=False)
+    _slot: LeasedSlot | None = attrs.field(default=None, init=False)
 
     @property
     def lease(self) -> Lease | None:
         """The slot in use; None before `SlotLeased` and after the release."""
-        return None if self._lease is None else self._lease.lease
+        return None if self._slot is None else self._slot.lease
 
     def perform(self, effect: ModelEffect) -> None:
         """Make a call, cut the one in flight at once, or ask for a slot or give it back."""
         match effect:
             case ef.Interrupt():
-                if self._lease is not None:
-                    self._lease.model.cut(effect.index)
+                if self._slot is not None:
+                    self._slot.model.cut(effect.index)
             case ef.CutTurn():
-                if self._lease is not None:
-                    self._lease.model.cut()
+                if self._slot is not None:
+                    self._slot.model.cut()
             case ef.Admit():
                 refused = self._refusal or self._admit()
                 if refused is None:
@@ -195,27 +195,27 @@ class ModelCalls:
                 if self._ticket is not None and self._admission.leave(self._ticket):
                     self._inbox.post(ev.TicketLeft(at_ns=self._inbox.now_ns()))
             case ef.Release():
-                if self._lease is not None:
-                    self._release_slot(self._lease, condemn=effect.condemn)
+                if self._slot is not None:
+                    self._release_slot(self._slot, condemn=effect.condemn)
                 else:  # it was that of a server that is gone
                     at_ns = self._inbox.now_ns()
                     self._inbox.post(ev.BackendReleased(at_ns=at_ns, lease=effect.lease))
             case _:
-                assert self._lease is not None
-                self._ask(self._lease, effect)
+                assert self._slot is not None
+                self._ask(self._slot, effect)
 
     def give_up(self) -> None:
         """Leave the queue and post nothing, or cut the call in flight and give the slot back."""
         if self._ticket is not None:
             self._admission.leave(self._ticket)
-        if self._lease is not None:
-            self._lease.model.cut()
-            self._release_slot(self._lease, condemn=False)
+        if self._slot is not None:
+            self._slot.model.cut()
+            self._release_slot(self._slot, condemn=False)
 
     def stop_trying(self) -> None:
         """The session is over: do not retry an opening."""
-        if self._lease is not None:
-            self._lease.is_over.set()
+        if self._slot is not None:
+            self._slot.is_over.set()
 
     # -- the slot -------------------------------------------------------------------------------
 
@@ -248,142 +248,139 @@ class ModelCalls:
 
     def hold(self, lease: Lease) -> None:
         """Take the slot that was leased to the session."""
-        assert self._lease is None, "a slot is given back before the next is leased"
+        assert self._slot is None, "a slot is given back before the next is leased"
         now_ns, number = self._inbox.now_ns, lease.generation
         backend = self._workers.backend_of(lease)
         model = HeldModel(backend=backend, slot=lease.slot, now_ns=now_ns)
-        self._lease = SlotLease(lease=lease, model=model)
+        self._slot = LeasedSlot(lease=lease, model=model)
         self._inbox.post(ev.SlotLeased(at_ns=now_ns(), lease=number, slot=lease.slot))
         self._workers.hold(
             lease, lambda: self._inbox.post(ev.LeaseRevoked(at_ns=now_ns(), lease=number))
         )
 
-    def _release_slot(self, lease: SlotLease, *, condemn: bool) -> None:
+    def _release_slot(self, slot: LeasedSlot, *, condemn: bool) -> None:
         """Give the slot back once it is clean; a second call does nothing (B5).
 
         `condemn` means that its call hangs, so it will never be clean. Otherwise a call in flight
         is awaited for at most `RELEASE_WAIT_S` (B4).
         """
-        if not lease.is_releasing:
-            lease.is_releasing = True
-            lease.is_over.set()
-            self._tasks.start_soon(self._release, lease, condemn)
+        if not slot.is_releasing:
+            slot.is_releasing = True
+            slot.is_over.set()
+            self._tasks.start_soon(self._release, slot, condemn)
 
-    async def _release(self, lease: SlotLease, condemn: bool) -> None:
+    async def _release(self, slot: LeasedSlot, condemn: bool) -> None:
         clean = False
         try:
             if not condemn:
                 with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-                    clean = await self._clean_up(lease)
+                    clean = await self._clean_up(slot)
         finally:  # B5: the slot always returns, even if only to be condemned
-            slot, lost = lease.lease, lease.is_lost and self._workers.can_replace
+            lease, lost = slot.lease, slot.is_lost and self._workers.can_replace
             if not clean:
                 text = "slot %d of worker %d is condemned: its call hangs or broke"
-                _logger.error(text, slot.slot, slot.worker)
-            self._lease = None
-            self._workers.let_go(slot)
-            lease.cancel()
-            self._admission.release(slot, condemned=lost or not clean)
+                _logger.error(text, lease.slot, lease.worker)
+            self._slot = None
+            self._workers.let_go(lease)
+            slot.cancel()
+            self._admission.release(lease, condemned=lost or not clean)
             at_ns = self._inbox.now_ns()
-            self._inbox.post(ev.BackendReleased(at_ns=at_ns, lease=slot.generation))
+            self._inbox.post(ev.BackendReleased(at_ns=at_ns, lease=lease.generation))
 
-    async def _clean_up(self, lease: SlotLease) -> bool:
+    async def _clean_up(self, slot: LeasedSlot) -> bool:
         """Wait for the call in flight, then release the backend's session in a task of its own.
 
         True if it is released: a thread that hangs in the release has no bound.
         """
-        await lease.settle()
-        if lease.model.held is not None:
-            lease.cancel()
-            self._ask(lease, None, shield=True)  # A server that is cut off would cancel it.
-            await lease.settle()
-        return lease.model.held is None
+        await slot.settle()
+        if slot.model.held is not None:
+            slot.cancel()
+            self._ask(slot, None, shield=True)  # A server that is cut off would cancel it.
+            await slot.settle()
+        return slot.model.held is None
 
     # -- the calls ------------------------------------------------------------------------------
 
-    def _ask(self, lease: SlotLease, effect: CallEffect | None, *, shield: bool = False) -> None:
+    def _ask(self, slot: LeasedSlot, effect: CallEffect | None, *, shield: bool = False) -> None:
         """Make a call after those that were asked for before.
 
         With `shield`, and as the task's first call, a server's shutdown does not cancel it.
         """
-        lease.asked.append(effect)
-        lease.wakeup.set()
-        if lease.scope is None:
-            lease.scope = anyio.CancelScope(shield=shield)
-            self._tasks.start_soon(self._make_calls, lease, lease.scope)
+        slot.asked.append(effect)
+        slot.wakeup.set()
+        if slot.scope is None:
+            slot.scope = anyio.CancelScope(shield=shield)
+            self._tasks.start_soon(self._make_calls, slot, slot.scope)
 
-    async def _make_calls(self, lease: SlotLease, scope: anyio.CancelScope) -> None:
+    async def _make_calls(self, slot: LeasedSlot, scope: anyio.CancelScope) -> None:
         with scope:
             while True:
-                while not lease.asked:
-                    lease.wakeup = anyio.Event()
-                    await lease.wakeup.wait()
-                effect = lease.asked[0]
+                while not slot.asked:
+                    slot.wakeup = anyio.Event()
+                    await slot.wakeup.wait()
+                effect = slot.asked[0]
                 unit = effect.unit if isinstance(effect, ef.StartUnit) else effect
                 name_unit(getattr(unit, "index", None))
                 try:
-                    await self._make(lease, effect)
+                    await self._make(slot, effect)
                 except Exception as error:
-                    self._failed(lease, effect, error)
+                    self._failed(slot, effect, error)
                 finally:
-                    lease.asked.popleft()
-                    if not lease.asked:
-                        lease.settled.set()
+                    slot.asked.popleft()
+                    if not slot.asked:
+                        slot.settled.set()
 
-    async def _make(self, lease: SlotLease, effect: CallEffect | None) -> None:
-        """Make a call, and have what it came to stepped at once."""
+    async def _make(self, slot: LeasedSlot, effect: CallEffect | None) -> None:
+        """Make a call, and have its outcome stepped at once."""
         match effect:
             case None:
-                await lease.model.release()
+                await slot.model.release()
                 return
             case ef.Rebuild():
-                self._post(lease, await self._rebuild(lease, effect))
+                self._post(slot, await self._rebuild(slot, effect))
                 return
             case ef.OpenBackend():
-                await try_to_open(lease.model, effect, lease.is_over)
-            case _ if lease.model.held is None:
-                await lease.model.begin(effect)
-        if self._lease is lease:
-            self._bring(lease, await lease.model.call(effect, emit=partial(self._post, lease)))
+                await try_to_open(slot.model, effect, slot.is_over)
+            case _ if slot.model.held is None:
+                await slot.model.begin(effect)
+        if self._slot is slot:
+            event = await slot.model.call(effect, emit=partial(self._post, slot))
+            self._post(slot, event, at_once=True)
         else:  # It was opened after its lease was condemned.
             with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-                await lease.model.release()
+                await slot.model.release()
 
-    def _failed(self, lease: SlotLease, effect: object, error: Exception) -> None:
+    def _failed(self, slot: LeasedSlot, effect: object, error: Exception) -> None:
         """Post the event of a call that failed, or that the backend is lost."""
         name, at_ns = type(effect).__name__, self._inbox.now_ns()
         event, is_gone = None, isinstance(error, BackendGone)
         if is_gone:
             _logger.warning("the worker is gone in %s: %s", name, error)
-            lease.is_lost = True
+            slot.is_lost = True
         if isinstance(error, BackendError) and (isinstance(effect, ef.OpenBackend) or not is_gone):
             refused = str(error) if isinstance(error, BackendRefused) else ""
             event = failure_of(effect, error, at_ns, refused)
-            level = logging.INFO if lease.model.is_cut else logging.WARNING
+            level = logging.INFO if slot.model.is_cut else logging.WARNING
             _logger.log(level, "%s: %s", event, error)
         elif not is_gone:
             _logger.error("the backend broke in %s", name, exc_info=error)
-        self._post(lease, event or ev.BackendLost(at_ns=at_ns, lease=lease.lease.generation))
+        self._post(slot, event or ev.BackendLost(at_ns=at_ns, lease=slot.lease.generation))
 
-    def _bring(self, lease: SlotLease, event: ev.Event) -> None:
-        """Post what a call came to, and have it stepped at once."""
-        if self._lease is lease:
+    def _post(self, slot: LeasedSlot, event: ev.Event, *, at_once: bool = False) -> None:
+        """Post a call's progress or outcome; `at_once` steps it in this task."""
+        if self._slot is not slot:
+            late = type(event).__name__
+            _logger.info("late %s of lease %d", late, slot.lease.generation)
+        elif at_once:
             self._inbox.bring(event)
         else:
-            self._post(lease, event)
-
-    def _post(self, lease: SlotLease, event: ev.Event) -> None:
-        if self._lease is lease:
             self._inbox.post(event)
-        else:
-            late = type(event).__name__
-            _logger.info("a late %s of lease %d", late, lease.lease.generation)
 
-    async def _rebuild(self, lease: SlotLease, effect: ef.Rebuild) -> ev.Rebuilt:
+    async def _rebuild(self, slot: LeasedSlot, effect: ef.Rebuild) -> ev.Rebuilt:
         began_ns = self._inbox.now_ns()
         try:
-            async with self._workers.rebuilds_of(lease.lease), self._inbox.past() as past:
-                steps, batches = await rebuild(lease, past, exact=self._rebuilds_exactly)
+            async with self._workers.rebuilds_of(slot.lease), self._inbox.past() as past:
+                steps, batches = await rebuild(slot, past, exact=self._rebuilds_exactly)
         except (RecorderError, OSError) as error:
             raise BackendError(f"the log cannot be read: {error}") from error
         now_ns = self._inbox.now_ns()
@@ -423,7 +420,7 @@ async def try_to_open(
 # -- rebuilding -----------------------------------------------------------------------------------
 
 
-async def rebuild(lease: SlotLease, past: Past, *, exact: bool) -> tuple[int, tuple[int, ...]]:
+async def rebuild(slot: LeasedSlot, past: Past, *, exact: bool) -> tuple[int, tuple[int, ...]]:
     """Open the model, or its transcription, and feed it the past.
 
     Returns:
@@ -436,19 +433,19 @@ async def rebuild(lease: SlotLease, past: Past, *, exact: bool) -> tuple[int, tu
     """
     units, batches = past.units(), list[int]()
     while batch := await journal.in_thread(partial(_take, units)):
-        _check_wanted(lease)
-        opened = lease.model.opened or await _open_again(lease, past)
+        _check_wanted(slot)
+        opened = slot.model.opened or await _open_again(slot, past)
         if not isinstance(opened, Rebuilds):
-            raise BackendError("the model cannot be brought to a past")
+            raise BackendError("the model cannot be rebuilt")
         await opened.rebuild(batch, exact=exact)
         batches.append(len(batch))
     if past.is_damaged:
         raise BackendError("the log has a gap")
     if past.chunks:
-        await _transcribe_again(lease, past)
+        await _transcribe_again(slot, past)
         return len(past.chunks), ()
-    if lease.model.opened is None:
-        await _open_again(lease, past)
+    if slot.model.opened is None:
+        await _open_again(slot, past)
     return sum(batches), () if exact else tuple(batches)
 
 
@@ -463,22 +460,22 @@ def _take(units: Iterator[PastUnit]) -> list[PastUnit]:
     return batch
 
 
-def _check_wanted(lease: SlotLease) -> None:
-    if lease.is_over.is_set():
+def _check_wanted(slot: LeasedSlot) -> None:
+    if slot.is_over.is_set():
         raise BackendError("the session is over")
 
 
-async def _open_again(lease: SlotLease, past: Past) -> BackendSession:
+async def _open_again(slot: LeasedSlot, past: Past) -> BackendSession:
     if past.opening is None:
         raise BackendError("the log holds no opening of the model")
-    effect = ef.OpenBackend(lease=lease.lease.generation, opening=past.opening)
-    return await try_to_open(lease.model, effect, lease.is_over)
+    effect = ef.OpenBackend(lease=slot.lease.generation, opening=past.opening)
+    return await try_to_open(slot.model, effect, slot.is_over)
 
 
-async def _transcribe_again(lease: SlotLease, past: Past) -> None:
-    model, number = lease.model, lease.lease.generation
+async def _transcribe_again(slot: LeasedSlot, past: Past) -> None:
+    model, number = slot.model, slot.lease.generation
     for chunk, recorded in past.chunks:
-        _check_wanted(lease)
+        _check_wanted(slot)
         done = await model.call(ef.RunChunk(lease=number, chunk=chunk))
         assert isinstance(done, ev.ChunkDone)
         if done.result.token_ids != recorded.token_ids and model.backend.info.deterministic:

@@ -74,7 +74,7 @@ class Tokens:
         del self._hashes[1:]
 
 
-class Peer:
+class ClientConnection:
     """The connection of one session's client.
 
     Args:
@@ -203,7 +203,7 @@ class Ended:
         )
 
     async def send_rest(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
-        """Send the frames that the client has not heard, and close with 1000: it is over.
+        """Send the frames that the client has not received, and close with 1000: it is over.
 
         Raises an `ExceptionGroup` of what `frames_of` raises, with the connection broken.
         """
@@ -227,7 +227,7 @@ class Ended:
             from_seq = self.frame_index.before(after + 1)
             rest = {"first": after + 1, "until": self.frames_sent}
             connection.send_again(frames_of(self.path, from_seq=from_seq, **rest))
-        # Its own code may be one to come back from, and there is nothing more to hear.
+        # Its own code may be one to come back from, and there is nothing more to receive.
         connection.close(CLOSE_NORMAL, self.close[1], ready_now)
         await connection.run()
 
@@ -256,7 +256,7 @@ class EndedSessions:
     async def send_rest(
         self, ended: Ended, websocket: WebSocket, asked: ComeBack, stall_s: float
     ) -> None:
-        """Send the frames that the client has not heard, in place of an older connection's."""
+        """Send the frames that the client has not received, in place of an older connection's."""
         party = [scope for scope, it in self._rests.items() if it.party == ended.party]
         older = [scope for scope, it in self._rests.items() if it is ended]
         for scope in older or party[: len(party) + 1 - RESTS_MAX]:

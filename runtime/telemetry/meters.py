@@ -449,12 +449,12 @@ class TalkMeter:
         at_ns = self._now_ns = event.at_ns
         if isinstance(event, ev.SpeechStarted | ev.SpeechStopped):
             talk.user.found(event)
-        if session.taken is not None:
-            self._received(talk, at_ns, session.taken, session)
+        if session.accepted is not None:
+            self._received(talk, at_ns, session.accepted, session)
         for effect in effects:
             if isinstance(effect, ef.DetectSpeech):
                 talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
-        for message in session.said:
+        for message in session.sent:
             self._take_message(talk, at_ns, message, session.dialect_name)
         if ef.StartUnit in map(type, effects):
             talk.unit_started(at_ns, session.samples_waiting)

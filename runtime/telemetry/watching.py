@@ -42,7 +42,7 @@ class Shown(Protocol):
         """Why it ended."""
 
     @property
-    def said(self) -> Sequence[ServerMessage]:
+    def sent(self) -> Sequence[ServerMessage]:
         """Messages to the client in the last step."""
 
     @property
@@ -50,7 +50,7 @@ class Shown(Protocol):
         """The session's state."""
 
     @property
-    def taken(self) -> ClientMessage | None:
+    def accepted(self) -> ClientMessage | None:
         """The client's message in the last step."""
 
     @property

@@ -39,7 +39,7 @@ from tests.live.servers import live_server
 ROOT: Final = Path(__file__).parents[2]
 SPEECH: Final = ROOT / "fixtures" / "speech" / "heldout"
 OUT: Final = ROOT / "docs" / "pictures"
-QUESTIONS: Final = ("010-tell-me-a-joke", "005-what-time-is-it", "076-read-me-the-news")
+QUESTIONS: Final = ("005-what-time-is-it", "012-tell-me-a-joke", "076-read-me-the-news")
 SIZE: Final = (1100, 688)
 PICTURE_S: Final = 0.1
 """Between two pictures; a busy machine takes fewer."""

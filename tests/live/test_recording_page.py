@@ -17,7 +17,7 @@ from recorder.storage.marks import add_mark, marks_path, read_marks
 from recorder.storage.store import Store
 from replay.view.document import page_of
 from runtime.access.keys import ANYONE, Key, change_key_file, hash_key
-from runtime.api.views import marks_told
+from runtime.api.views import page_marks
 from tests.browser.chromium import CHROMIUM, Tab, chromium
 from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server
@@ -164,8 +164,10 @@ def test_the_list_of_recordings_replays_one(page: Page) -> None:
     """Each would be opened, to be replayed."""
     host, port = page.server.address
     page.tab.open(f"http://{host}:{port}/#recordings")
-    button = "document.querySelector('[aria-label^=\"Replay the recording\"]:enabled')"
-    page.tab.until(f"{button} !== null")
+    items = "[...document.querySelectorAll('.menu button:enabled')]"
+    button = f"{items}.find((it) => it.textContent === 'Replay')"
+    page.tab.until(f"{button} !== undefined")
+    page.tab.run("document.querySelector('td.actions button').click()")
     page.tab.run(f"{button}.click()")
     told = "document.querySelector('dialog[open] .notice').textContent"
     page.tab.until(f"/^Replay: (identical|diverged)/.test({told})")
@@ -179,7 +181,7 @@ def test_a_saved_page_shows_marks_and_takes_none(page: Page, tmp_path: Path) -> 
     add_mark(marks_path(log), at_ms=3200, end_ms=3200, text=HOSTILE, by="anna", now_ms=0)
     path = tmp_path / "page.html"
     with LogReader(log) as reader, path.open("wb") as file:
-        told = marks_told(read_marks(marks_path(log)), ANYONE, is_open=False)  # as by curl
+        told = page_marks(read_marks(marks_path(log)), ANYONE, is_open=False)  # as by curl
         file.writelines(page_of(reader.head.fields, reader, later=told))
     page.tab.open(path)
     page.tab.until("document.documentElement.classList.contains('ready')")

@@ -61,7 +61,7 @@ class Twins:
         assert said == parsed
 
     def step(self, event: ev.Event, path: Path) -> None:
-        self.parsing._reception._likeness._lessons = 0
+        self.parsing._reception._templates._tries = 0
         if isinstance(event, ev.FrameReceived) and event.shortened is None:
             event = self.live.shortened(event)
         said = self.live.step(event)

@@ -72,7 +72,7 @@ def step_together(session: Session, events: Sequence[ev.FrameReceived]) -> tuple
     """Step messages as a driver does; returns how many were kept, and all effects."""
     count, effects = 0, list[Effect]()
     while events:
-        messages = session.foresee([event.frame for event in events])
+        messages = session.read_ahead([event.frame for event in events])
         if messages:
             session.keep(events[0].at_ns, messages)
         else:
@@ -117,7 +117,7 @@ def compare(seed: int) -> None:
                 effects = list(together.step(event))
             assert effects == wanted, (path, event)
             assert together.digest() == singly.digest(), (path, event)
-            assert (together.taken, together.said) == (singly.taken, singly.said)
+            assert (together.accepted, together.sent) == (singly.accepted, singly.sent)
             assert together.counts == singly.counts
             assert together.frames_received == singly.frames_received
     assert all(kept[name] >= least for name, least in KEPT_MIN.items()), kept

@@ -62,7 +62,7 @@ LEFT_OUT: Final = {
     "ActiveTurn.made": "likewise",
     "PendingTurn.roles": "likewise",
     "PendingTurn.has_video": "likewise",
-    "PendingTurn.heard_bytes": "it is the sum of decoded sound, which the log has",
+    "PendingTurn.sound_bytes": "it is the sum of decoded sound, which the log has",
     "Prefill.index": "its turn's",
     "Prefill.input_hash": "it stands in the log",
     "Prefill.cost_us": "likewise",
@@ -81,7 +81,7 @@ LEFT_OUT: Final = {
     "Listen.coding": "the same",
     "Listen.epoch": "the same",
     "Speech.epoch": "the same",
-    "Omni.init_taken": "what was asked stands in the log",
+    "Omni.requested": "what was asked stands in the log",
     "OmniSession.id": "it is made of the recording's id",
     "OmniSession.instructions": "what was asked stands in the log",
     "OmniSession.is_resumable": "it is of the first event and the recording",
@@ -250,7 +250,7 @@ RENAMED: Final = {
     "owes_commit": "has_a_commit_to_come",
     "ended_id": "id_of_the_last_turn",
     "sent_ns": "said_ns",
-    "is_heard_out": "is_done_with",
+    "is_transcribed": "is_done_with",
 }
 REORDERED: Final = {
     "peer.py": "Peer",

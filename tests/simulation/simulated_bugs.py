@@ -32,8 +32,8 @@ from runtime.net.connection import Ready
 from runtime.session import model_calls
 from runtime.session.driver import Driver
 from runtime.session.journal import Journal
-from runtime.session.model_calls import ModelCalls, ModelEffect, SlotLease
-from runtime.session.peer import Peer, Tokens, hash_of
+from runtime.session.model_calls import LeasedSlot, ModelCalls, ModelEffect
+from runtime.session.peer import ClientConnection, Tokens, hash_of
 from runtime.slots.admission import Admission
 from runtime.slots.pool import Lease
 
@@ -60,7 +60,7 @@ def _put(stack: ExitStack, owner: Any, name: str, instead: Any) -> None:
 def _release_before_cleanup(stack: ExitStack) -> None:
     """The slot goes back to the pool while the model still holds the session (B5)."""
 
-    async def clean_later(self: ModelCalls, lease: SlotLease) -> bool:
+    async def clean_later(self: ModelCalls, lease: LeasedSlot) -> bool:
         async def clean() -> None:
             await lease.settle()
             if held is not None:
@@ -178,7 +178,7 @@ def _lease_by_slot(stack: ExitStack) -> None:
             if (other.worker, other.slot) == (lease.worker, lease.slot):
                 real(self, other, condemned=condemned)
 
-    async def release_twice(self: ModelCalls, lease: SlotLease, condemn: bool) -> None:
+    async def release_twice(self: ModelCalls, lease: LeasedSlot, condemn: bool) -> None:
         await real_release(self, lease, condemn)
         await anyio.sleep(0.3)
         self._admission.release(lease.lease)
@@ -291,8 +291,8 @@ def _leased_after_loss(stack: ExitStack) -> None:
     """The slot of a session that was lost is lent at once, and its release is not waited for."""
     real, real_post = Admission.release, ModelCalls._post
 
-    def post(self: ModelCalls, lease: SlotLease, event: ev.Event) -> None:
-        real_post(self, lease, event)
+    def post(self: ModelCalls, lease: LeasedSlot, event: ev.Event, **how: Any) -> None:
+        real_post(self, lease, event, **how)
         if isinstance(event, ev.BackendLost):
             self._admission.release(lease.lease)
 
@@ -327,12 +327,12 @@ def _no_rebuild_timer(stack: ExitStack) -> None:
 
 def _frame_left_out(stack: ExitStack) -> None:
     """A client that comes back misses the first frame that it has not heard."""
-    real = Peer.greet
+    real = ClientConnection.greet
 
-    def greet(self: Peer, effect: ef.Attach, ready: Ready) -> None:
+    def greet(self: ClientConnection, effect: ef.Attach, ready: Ready) -> None:
         real(self, attrs.evolve(effect, after=effect.after + 1), ready)
 
-    _put(stack, Peer, "greet", greet)
+    _put(stack, ClientConnection, "greet", greet)
 
 
 def _tokens_stay_right(stack: ExitStack) -> None:

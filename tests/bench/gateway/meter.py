@@ -33,7 +33,7 @@ CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 STAGES: Final[tuple[tuple[str, str, str], ...]] = (
     ("parse", "protocol.machine.reception", "parse_frame"),
     ("fields", "protocol.wire.dialects.realtime", "Realtime.parse"),
-    ("fields", "protocol.machine.reception", "Likeness.read"),
+    ("fields", "protocol.machine.reception", "AppendTemplates.read"),
     ("encode", "protocol.wire.dialects.realtime", "Realtime.encode"),
     ("step", "protocol.machine.session", "Session.step"),
     ("step", "protocol.machine.session", "Session.keep"),

@@ -61,7 +61,7 @@ class Metered:
     def take(self, events: Sequence[Any]) -> None:
         while events:
             whole = is_whole(events[0])
-            messages = self.session.foresee([it.frame for it in events]) if whole else []
+            messages = self.session.read_ahead([it.frame for it in events]) if whole else []
             kept = events[: len(messages)]
             if messages:
                 self.session.keep(kept[0].at_ns, messages)
