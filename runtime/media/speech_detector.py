@@ -105,7 +105,7 @@ WINDOW_FRAMES: Final = 16
 START_FRAMES: Final = 10
 """200 ms of them loud: longer than a knock or a cough's burst, shorter than a word or two."""
 POWER_MIN: Final = 10_000
-"""-50 dB of full scale: what is quieter is no speech into a microphone."""
+"""-50 dB of full scale: what is quieter is not speech into a microphone."""
 NOISE_MIN: Final = 100
 """-70 dB: the noise of a quiet microphone."""
 FIRST_NOISE_MAX: Final = 100_000
