@@ -23,8 +23,8 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (13_977, 62),
     "recorder": (4_568, 31),
-    "runtime": (24_089, 130),
-    "runtime/model": (9_383, 47),
+    "runtime": (24_110, 130),
+    "runtime/model": (9_395, 47),
     "replay": (11_507, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
