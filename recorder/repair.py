@@ -258,7 +258,7 @@ def survey(path: Path, *, salvage: bool = False, watch: Watch = lambda _: None) 
         OSError: it cannot be read.
     """
     if is_held(path):
-        raise NotRecoverable("it is being written: its server is at work")
+        raise NotRecoverable("a server is writing it")
     tally = _Tally(salvage=salvage)
     with LogReader(path) as reader:
         left_bytes = reader.tail_bytes
@@ -451,7 +451,7 @@ class _Copier:
     def _fill(self, next_seq: int) -> None:
         lost = next_seq - self.writer.next_seq
         if lost > min(LOST_MAX, self.source.size()):
-            raise NotRecoverable(f"{lost} records are lost at once: no log can be salvaged")
+            raise NotRecoverable(f"{lost} consecutive records are lost: the log cannot be salvaged")
         for seq in range(self.writer.next_seq, next_seq):
             self.writer.put(Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST))
             self.marks += 1
@@ -536,12 +536,12 @@ def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Com
 
 def _check(source: Path) -> None:
     if is_held(source):
-        raise NotCompactable("it is being written: its server is at work")
+        raise NotCompactable("a server is writing it")
     report = verify(source)
     if report.state == "open":
-        raise NotCompactable("it has no end: `antiphon recordings recover` gives it one")
+        raise NotCompactable("it has no end; `antiphon recordings recover` writes one")
     if report.state == "damaged":
-        raise NotCompactable("it is damaged: `antiphon recordings recover` keeps what is good")
+        raise NotCompactable("it is damaged; `antiphon recordings recover` keeps what can be read")
     if report.state == "unreadable":
         raise NotCompactable(str(report.detail))
 
@@ -623,11 +623,11 @@ def _pieces(codec: int, blob: Piece) -> Iterator[Piece]:
 def _compare(source: Path, target: Path) -> None:
     """Check that both logs hold the same, except for `fin`'s file fields; else `LogUnsound`."""
     if verify(target).state != "finished":
-        raise LogUnsound("the compacted log came out unsound")
+        raise LogUnsound("the compacted log is damaged")
     with LogReader(source) as before, LogReader(target) as after:
         for old, new in zip_longest(before, after):
             if _comparable(old) != _comparable(new):
-                raise LogUnsound("the compacted log came out different")
+                raise LogUnsound("the compacted log differs from the original")
 
 
 def _comparable(item: Record | Damage | None) -> object:

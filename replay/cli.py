@@ -37,16 +37,16 @@ _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one J
 
 @click.command("replay")
 @_LOGS
-@click.option("--full", is_flag=True, help="Run the model again too, on the logged inputs.")
-@click.option("--model", help="With --full: this model, not the one the log names.")
-@click.option("--anyway", is_flag=True, help="With --full: compare though the environment differs.")
-@click.option("--go-on", is_flag=True, help="Read past damage, and compare the rest.")
+@click.option("--full", is_flag=True, help="Also run the model again, on the recorded inputs.")
+@click.option("--model", help="With --full: use this model, not the recorded one.")
+@click.option("--anyway", is_flag=True, help="With --full: compare even in another environment.")
+@click.option("--go-on", is_flag=True, help="Skip damaged parts, and compare the rest.")
 @click.option(
     "--jobs",
     type=click.IntRange(1, JOBS_MAX),
     default=1,
     show_default=True,
-    help="Processes that share several logs.",
+    help="Number of processes for several logs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or a list of them.")
 def replay_command(
@@ -83,11 +83,11 @@ def replay_command(
       antiphon replay --jobs 4 --json recordings/ | jq '.[] | select(.exit_code > 0) | .log'
     """  # noqa: D301 - click takes a backspace to keep the lines
     if full and go_on:
-        raise click.UsageError("--full takes no --go-on: a model that missed input cannot compare")
+        raise click.UsageError("--full cannot be combined with --go-on: the model would miss input")
     if full and jobs > 1:
-        raise click.UsageError("--full takes no --jobs: one model runs at a time")
+        raise click.UsageError("--full cannot be combined with --jobs: one model runs at a time")
     if not full and (anyway or model is not None):
-        raise click.UsageError("--anyway and --model are for --full")
+        raise click.UsageError("--anyway and --model need --full")
     found = find_logs(logs)
     if not found:
         raise commands.UnusableError(f"{logs[0]}: no *{SUFFIX} in it")

@@ -403,7 +403,7 @@ def diff_lines(report: DiffReport) -> list[RenderableType]:
     if report.first is not None:
         lines += _parting_lines(report.first)
     if report.is_damaged:
-        lines.append("damaged: what was lost of a log may be what differs, or hide it")
+        lines.append("damaged: the lost part of a log may be what differs, or hide it")
     lines += [_session("A", report.a), _session("B", report.b)]
     if report.logits_changed is not None:
         unit = "turn" if report.a.mode == "chat" else "unit"

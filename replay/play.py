@@ -451,25 +451,27 @@ DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
 
 @click.command("play")
 @click.argument("log", type=RecordingType())
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     default=0,
-    help="The port; a free one by default.",
+    help="The port [default: a free one].",
 )
 @click.option(
-    "--origin", "origins", multiple=True, help="A web origin whose pages may connect too."
+    "--origin", "origins", multiple=True, help="A further web origin whose pages may connect."
 )
 @click.option(
     "--speed",
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="Times the recording's; 0: as fast as the client's frames come.",
+    help="Speed, in times the recording's; 0: as fast as the client's frames arrive.",
 )
-@click.option("--strict", is_flag=True, help="A client that does otherwise is an error.")
-@click.option("--clients", "clients_max", type=click.IntRange(1), help="End after so many clients.")
+@click.option("--strict", is_flag=True, help="Exit with an error if a client deviates.")
+@click.option(
+    "--clients", "clients_max", type=click.IntRange(1), help="Exit after this many clients."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
 def play_command(
     *,
@@ -501,7 +503,7 @@ def play_command(
     \b
     Exit codes:
       0  ended by a signal, or after --clients
-      1  --strict: a client did otherwise than the recorded one; or the port cannot be had
+      1  --strict: a client deviated from the recorded one; or the port cannot be had
       2  the log cannot be read, or is damaged
     """  # noqa: D301 - click takes a backspace to keep the lines
     options = PlayOptions(
@@ -519,7 +521,7 @@ def play_command(
         raise click.UsageError(f"--origin: {error}") from error
     differences = anyio.run(_run, options, settings, notify, backend="trio")
     if strict and differences:
-        raise click.ClickException("a client did otherwise than the recorded one")
+        raise click.ClickException("a client deviated from the recorded one")
 
 
 def _check(log: Path) -> ev.ConnectionOpened:

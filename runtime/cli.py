@@ -45,38 +45,41 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
             "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
             "doctor": (
                 "runtime.commands.doctor:doctor_command",
-                "Say whether a model would be served.",
+                "Check whether a model can be served here.",
             ),
             "demo": (
                 "runtime.commands.demo:demo_command",
-                "Serve, talk, record and replay, in one go.",
+                "Serve, talk, record and replay, in one command.",
             ),
         },
         "Talk to a server": {
             "talk": (
                 "runtime.commands.talk:talk_command",
-                "Stream a WAV file to a server, hear its reply.",
+                "Stream a WAV file, or speak, to a server.",
             ),
             "chat": (
                 "runtime.commands.chat:chat_command",
-                "Ask a server in words, read its answer.",
+                "Ask a server a question in text.",
             ),
             "transcribe": (
                 "runtime.commands.transcribe:transcribe_command",
-                "Have a server write down a WAV file.",
+                "Transcribe a WAV file on a server.",
             ),
         },
         "Work with recordings": {
             "recordings": (
                 "runtime.cli:recordings_group",
-                "List, describe, show, check, repair and remove them.",
+                "List, inspect, view, check, repair and remove recordings.",
             ),
             "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
-            "fork": ("replay.fork.command:fork_command", "Take a session up again, with a change."),
-            "diff": ("replay.diff:diff_command", "Say where two sessions part."),
+            "fork": (
+                "replay.fork.command:fork_command",
+                "Continue a recorded session with a change.",
+            ),
+            "diff": ("replay.diff:diff_command", "Show where two sessions diverge."),
             "export": (
                 "replay.export.formats:export_command",
-                "Write a session as WAV, MP4, MCAP...",
+                "Export a session as WAV, MP4, MCAP...",
             ),
             "eval": ("replay.assess.command:eval_command", "Measure recorded conversations."),
         },
@@ -91,22 +94,22 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
 """The commands at the top, by heading of the help."""
 WORKERS: Final[Commands] = MappingProxyType(
     {
-        "start": ("runtime.worker.command:start_command", "Serve a model to servers."),
+        "start": ("runtime.worker.command:start_command", "Start a worker that serves a model."),
         "list": ("runtime.commands.workers:list_command", "List the workers of a server."),
-        "add": ("runtime.commands.workers:add_command", "Have a server connect to a worker."),
-        "drain": ("runtime.commands.workers:drain_command", "Have a worker's sessions move."),
+        "add": ("runtime.commands.workers:add_command", "Connect a server to a worker."),
+        "drain": ("runtime.commands.workers:drain_command", "Move a worker's sessions to others."),
     }
 )
 RECORDINGS: Final[Commands] = MappingProxyType(
     {
         "list": ("replay.library.sessions:list_command", "List recordings, with measures."),
-        "inspect": ("replay.cli:inspect_command", "Tell what happened in a session."),
+        "inspect": ("replay.cli:inspect_command", "Describe what happened in a session."),
         "view": ("replay.view.document:view_command", "Show a session as one HTML page."),
         "marks": ("replay.library.marks:marks_command", "List, add and remove annotations."),
         "verify": ("replay.library.keep:verify_command", "Check a log's integrity."),
-        "recover": ("replay.library.keep:recover_command", "Make a damaged log sound again."),
+        "recover": ("replay.library.keep:recover_command", "Recover a damaged log."),
         "compact": ("replay.library.keep:compact_command", "Make finished logs smaller."),
-        "redact": ("replay.redact.redaction:redact_command", "Take out what was said and shown."),
+        "redact": ("replay.redact.redaction:redact_command", "Remove what was said and shown."),
         "prune": ("replay.library.keep:prune_command", "Remove old recordings."),
     }
 )
@@ -114,7 +117,7 @@ DEV: Final[Commands] = MappingProxyType(
     {
         "bench": (
             "runtime.commands.bench:bench_command",
-            "Measure a unit's time, and an engine's sessions.",
+            "Measure the time of a unit, and the sessions of an engine.",
         ),
         "schema": ("runtime.commands.schema:schema_command", "Describe the wire protocols."),
         "states": ("runtime.cli:states_command", "Draw the session's state diagrams."),

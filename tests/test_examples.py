@@ -144,7 +144,7 @@ def test_what_is_made_must_be_a_backend(monkeypatch: pytest.MonkeyPatch) -> None
             return lambda *_, **__: object()
 
     monkeypatch.setattr(models, "installed_backend", lambda name: (Entry(), ""))
-    with pytest.raises(ModelUnusableError, match="it made a object, which is no Backend"):
+    with pytest.raises(ModelUnusableError, match="it made a object, which is not a Backend"):
         load_backend("backend:parrot")
 
 

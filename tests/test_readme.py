@@ -136,8 +136,11 @@ def test_a_page_does_what_it_says(
 
 
 def test_most_blocks_are_run() -> None:
-    """Whatever fails could be marked as not run."""
-    assert sum(not block.why_not for block in SHOWN) >= 0.6 * len(SHOWN)
+    """Whatever fails could be marked as not run, or as run by a test that is gone."""
+    elsewhere = [re.search(r"tests/[\w/]+(?:\.py)?", block.why_not) for block in SHOWN]
+    assert all((ROOT / found[0]).exists() for found in elsewhere if found)
+    run = [not block.why_not or found for block, found in zip(SHOWN, elsewhere, strict=True)]
+    assert sum(map(bool, run)) >= 0.75 * len(SHOWN)
     assert all(len(block.why_not.split()) >= 3 for block in SHOWN if block.why_not)
 
 

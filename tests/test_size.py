@@ -23,9 +23,9 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (224, 1),
     "protocol": (13_977, 62),
     "recorder": (4_568, 31),
-    "runtime": (24_110, 130),
+    "runtime": (24_124, 130),
     "runtime/model": (9_395, 47),
-    "replay": (11_507, 57),
+    "replay": (11_518, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -46,7 +46,7 @@ CANNOT: Final[Mapping[str, str]] = {
     "legacy-chat server error request code=not_ready": "its only message is never too early",
     "legacy-chat server error request code=unknown_event": "its messages have no type",
     "legacy-chat server error request code=worker_connect_failed": "a turn opens no session",
-    "legacy-chat close 1003": "what is no JSON is the client's mistake, and closes with 1000",
+    "legacy-chat close 1003": "what is not JSON is the client's mistake, and closes with 1000",
     "legacy-chat close 1012": "a shutdown is service_unavailable, and closes with 1013",
     **{
         f"openai server session.created duplex session.{trait}": "it tells what nothing has changed"
@@ -73,7 +73,7 @@ CANNOT: Final[Mapping[str, str]] = {
         f"{dialect} {trait}": why
         for dialect in ("transcription", "transcription-responses")
         for trait, why in {
-            "close 1003": "what is no JSON is an error, and the connection stays",
+            "close 1003": "what is not JSON is an error, and the connection stays",
             "server error transcription code=worker_connect_failed": "it opens no session",
         }.items()
     },
@@ -82,11 +82,11 @@ CANNOT: Final[Mapping[str, str]] = {
         " item.content[].transcript": "it is null: the text comes after the item"
         for step in ("added", "done")
     },
-    "vllm-omni close 1003": "what is no JSON is an error, and the connection stays",
+    "vllm-omni close 1003": "what is not JSON is an error, and the connection stays",
     "vllm-omni server session.created duplex resume_token": "it is drawn by a server that records",
     "vllm-omni server session.closed duplex reason=cancelled": "only one that waits is cancelled",
     "vllm-omni client response.cancel duplex response_id": "a transcript cannot know it before",
-    "openai-transcription close 1003": "what is no JSON is an error, and the connection stays",
+    "openai-transcription close 1003": "what is not JSON is an error, and the connection stays",
 }
 """What cannot be shown, and why."""
 

@@ -48,6 +48,13 @@ WORDS: Final = (
     Word(r"\balone\b", "only; or by itself", "in text alone"),
     Word(r"\bamid(st)?\b", "during, in the middle of", "amid an answer"),
     Word(r"\b(anew|afresh)\b", "again, from the start", "begins anew"),
+    Word(r"\b(is|are) no (?!longer|more|such|way)\w", "is not a", "it is no address"),
+    Word(r"\b(written|writes?|writing) down\b", "transcribe", "words are written down"),
+    Word(r"\bgone on with\b", "resumed, continued", "a session gone on with"),
+    Word(r"\btold again\b", "returned", "tools are told again"),
+    Word(r"\b(is|was) there already\b", "exists", "the file is there already"),
+    Word(r"\bas often as (wanted|it likes)\b", "repeatable; any number of", "as often as wanted"),
+    Word(r"\bmade if need be\b", "created if missing", "a folder, made if need be"),
     Word(r"\bof it(?=[.;:!?)]|\Z)", "name the thing, or leave it out", "that is all of it."),
 )
 """A row is added once the tree is clean of its word."""
@@ -77,6 +84,11 @@ class Sense:
 ALLOWED: Final = (
     Sense(r"\b(left|leave|leaves|let) (\w+ )?alone\b", "an idiom: not touched"),
     Sense(r"\bthere (is|are|was|were) none\b", "a thing is missing, and not of another kind"),
+    Sense(r"(?i)\bthere (is|are) no\b", "a thing is missing"),
+    Sense(
+        r"\b(that is no event of|files that are no WAV|that are no (name|JPEG|video))\b",
+        "the words of errors on the wire, which recordings hold",
+    ),
     Sense(r"\bamid a turn\b", "the words of an error on the wire, which recordings hold"),
     Sense(r"\bgot a message that is none\b", "an error's words, pinned by tests of the backend"),
     Sense(r"\bor one that is none\b", "an error's words, pinned by tests of the vocoder"),

@@ -1,7 +1,7 @@
 """Build the site of the documentation: `make docs`, or `python -m docs.site`.
 
 The pages are gathered in a folder of their own (`stage`), and Zensical makes the site of them. A
-link to a file that is no page leads into `--repository`; without it only the link's text stays.
+link to a file that is not a page leads into `--repository`; without it only the link's text stays.
 Nothing is asked of the network, by the build or by a page of the site.
 """
 

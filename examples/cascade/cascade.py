@@ -6,7 +6,7 @@
 One session is this loop, a second of sound at a time:
 
 - The server's detector finds where the user begins and stops to speak. An utterance that ended is
-  written down, and asked of the endpoint; its answer is read clause by clause, and spoken so.
+  transcribed, and asked of the endpoint; its answer is read clause by clause, and spoken so.
 - An answer begins in the second in which the user stops: `run` waits for its first clause. Later
   seconds wait only where the endpoint is slower than speech.
 - The user's speech cuts the answer. The conversation keeps the clauses of it that were begun.

@@ -88,7 +88,7 @@ class ClientConnection:
         self._requests = {table.cls: request for request, table in self._dialect.requests(mode)}
         self._session_kind = session_kind_of(mode, is_request=self._dialect is LEGACY_CHAT)
         self._state = BEGINNINGS[self._session_kind]
-        if self._dialect in (OPENAI, OMNI):  # where the end of the wait is no message
+        if self._dialect in (OPENAI, OMNI):  # where the end of the wait is not a message
             self._state = State.CONNECTED
         self._close_sent = False
         self._is_answered = False
@@ -164,7 +164,8 @@ class ClientConnection:
     def receive(self, frame: str | bytes) -> tuple[ServerMessage, ...]:
         """Read a WebSocket message of the server; a binary one is bytes.
 
-        `RemoteProtocolError` if it is no JSON object, no event of the dialect, or not allowed now.
+        `RemoteProtocolError` if it is not a JSON object or an event of the dialect, or not allowed
+        now.
         """
         messages = self._dialect.decode(
             parse_frame(frame, OF_MODE[self._mode].frame_bytes_max), self._mode

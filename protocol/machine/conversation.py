@@ -31,7 +31,7 @@ UTTERANCES_MAX: Final = 16
 
 @attrs.define
 class Utterance:
-    """What the client said, as it is written down: where it begins and ends in its sound."""
+    """What the client said, as it is transcribed: where it begins and ends in its sound."""
 
     start_ms: int
     end_ms: int
@@ -51,7 +51,7 @@ class Conversation:
         asked: the request for the response that comes next.
         words: the text of `reply` so far.
         spans: the last items of sound, each with its end in milliseconds of the model's sound.
-        utterances: what is written down, and in no item yet.
+        utterances: what is transcribed, and in no item yet.
     """
 
     step: Step
@@ -347,7 +347,7 @@ class Conversation:
                 self._send_words(item_id, utterance)
 
     def unwritten(self, since_ms: int) -> list[str]:
-        """Return the items of sound since then that have no words yet, if they are written down."""
+        """Return the items of sound since then that have no words yet, if they are transcribed."""
         late = [name for name, end_ms in self.spans if end_ms > since_ms and name in self.items]
         is_written = bool(self.settings.transcriber)
         return [it for it in late if is_written and not self.items[it].parts[0].text]

@@ -1,4 +1,4 @@
-"""A transcription session of OpenAI's Realtime API: what its client says is written down.
+"""A transcription session of OpenAI's Realtime API: what its client says is transcribed.
 
 started -> fed, fed, ... -> committed -> completed | failed
 

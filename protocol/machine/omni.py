@@ -1,4 +1,4 @@
-"""A duplex session of vLLM-Omni's wire: units as in `duplex`, told as items and responses.
+"""A duplex session of vLLM-Omni's wire: units as in `duplex`, reported as items and responses.
 
 - Each second is answered: by a listen, or by the next piece of a response (`conversation`), which
   is one speaking turn of the model. A model that speaks and then listens ends its response.

@@ -283,7 +283,7 @@ class OpenAI(Kind):
             self.timers.set("init", self.step.limits.init_wait_s)
 
     def timed_out(self, name: ev.TimerName) -> None:
-        """Handle a timer; a client whose sound comes, but is no second yet, is waited for."""
+        """Handle a timer; a client whose sound comes, but is not a second yet, is waited for."""
         due_ns = self.sound_ns + self.step.limits.init_wait_s * NS_PER_S
         if name == "silence":
             self._take_silence()

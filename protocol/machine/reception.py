@@ -161,7 +161,7 @@ class JudgedFrame:
         cause: the client's own name for the message.
         message: what was read; it is accepted unless it is refused.
         refused: the answer to a frame that is refused.
-        unreadable: it is no message.
+        unreadable: it is not a message.
         is_foreign: a client of OpenAI sent it, and can never be right here.
         is_unrecorded: it asks not to be recorded; also where it is refused, or has to wait.
         is_kept: it is an opening message, and is read after the queue.

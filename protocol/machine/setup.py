@@ -38,7 +38,7 @@ from .slot import Migrating, Migration, Slot
 from .unit_loop import UnitKind, UnitLoop, UserSpeech
 
 AT_REST: Final = frozenset({Phase.IDLE, Phase.FINALIZING, Phase.ROLLING_BACK})
-"""What a rebuild stands for; a unit that runs, or a model that is opened, is no past."""
+"""What a rebuild stands for; a unit that runs, or a model that is opened, is not a past."""
 _KEPT: Final = (
     "a fork keeps the prompt, the voice and the settings of its recording: leave them out"
 )

@@ -168,7 +168,7 @@ class ChunkLoop:
 
     @property
     def units_waiting(self) -> int:
-        """None: a chunk is no unit."""
+        """None: a chunk is not a unit."""
         return 0
 
     @property

@@ -248,7 +248,7 @@ class SpeechStopped:
 
 @attrs.frozen(kw_only=True)
 class UserTranscribed:
-    """What the user said, written down by another model than the session's.
+    """What the user said, transcribed by another model than the session's.
 
     Attributes:
         text: words since the last event, or a part of one; may be empty.
@@ -367,7 +367,7 @@ class SessionLimits:
         rebuild_units: units that may wait while the model is brought back, and until they are run.
         can_speak: the model can be made to speak.
         can_see: the model sees the pictures of items.
-        transcriber: the model that writes down what the user says; empty without one.
+        transcriber: the model that transcribes what the user says; empty without one.
         barge_in: the user's speech stops the model's.
         backchannel_ms: shorter speech of the user does not; in milliseconds.
         can_repeat: the model gives an interrupted turn's answer again, piece by piece.

@@ -31,7 +31,7 @@ IDLE_S: Final = 60
 LIMIT_LIVE_S: Final = 3600
 """Total time of a session of `live`, as its clients know it."""
 LAST_WORDS_S: Final = 10
-"""What was heard when a transcription's time is over is written down for so long."""
+"""What was heard when a transcription's time is over is transcribed for so long."""
 LIMIT_TRANSCRIPTION_S: Final = 3600
 """Total time of a transcription session: a meeting; each utterance has an empty context."""
 PAUSE_S: Final = 60

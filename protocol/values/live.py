@@ -75,7 +75,7 @@ class LiveSession:
 
 @attrs.frozen(kw_only=True)
 class UserWords:
-    """What the user said, as far as it is written down.
+    """What the user said, as far as it is transcribed.
 
     Attributes:
         text: words since the last message, or a part of one; never empty.

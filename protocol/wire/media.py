@@ -3,7 +3,7 @@
 Only headers and sizes are read, in bounded steps, so that a bomb is refused before anything is
 allocated for it. Nothing is decoded here: a decoder off the event loop checks the body, and its
 result comes back as an event. Every refusal is a `FieldError` (`invalid_payload`), and `path` is
-the place in the message for that error. Of a video, and of a sound file that is no WAV, only the
+the place in the message for that error. Of a video, and of a sound file that is not a WAV, only the
 size and the head are read.
 """
 
@@ -377,7 +377,7 @@ def read_wav(path: str, data: bytes, *, is_piped: bool = False) -> WavHeader:
     """Read the header of a WAV of any length, and compare it with the bytes present.
 
     `is_piped`: it may come from a program that wrote it to a pipe, and left its sizes unknown: 0,
-    or the largest. `FieldError` if it is no WAV, or contradicts itself.
+    or the largest. `FieldError` if it is not a WAV, or contradicts itself.
     """
     if len(data) < 12 or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
         raise invalid(path, f"{len(data)} bytes that are not a WAV")

@@ -85,7 +85,7 @@ MEDIA: Final[tuple[Medium, ...]] = (
     Medium(name="video/webm", samples=(_webm(64), _webm(96))),
     Medium(name=PCM16, samples=(bytes(2 * _SECOND + 2), bytes(4 * _SECOND + 2))),
 )
-"""By name; the samples of 16 bits are odd in number, which is no float32."""
+"""By name; the samples of 16 bits are odd in number, which is not float32."""
 
 
 # -- Example bodies: the client's made from its schema, the server's as it wrote them -------------

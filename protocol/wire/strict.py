@@ -30,7 +30,7 @@ def nested_in(level: Iterable[Nested]) -> list[Nested]:
 
 
 def not_json(reason: str) -> FrameError:
-    """Make the error for a frame that is no JSON object, or not an allowed one (1003)."""
+    """Make the error for a frame that is not a JSON object, or not an allowed one (1003)."""
     return FrameError(CLOSE_INVALID_FRAME, reason)
 
 

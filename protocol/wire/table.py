@@ -64,7 +64,7 @@ class FieldColumns(Columns):
         after: another field that makes this one ignored.
         aside_in: modes in which it is known and not read, and the attribute's value there.
         code: of the error, for any mistake in it.
-        get: returns the value to write from the message, if that is no attribute.
+        get: returns the value to write from the message, if that is not an attribute.
         is_read: it is read; else only written.
         is_written: it is written; else only read.
         example: a value for the reference.

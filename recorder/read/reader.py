@@ -386,7 +386,7 @@ class LogReader:
         except FormatError:
             is_same = False
         if not is_same:
-            detail = "the copy of the session record is another"
+            detail = "the copy of the session record differs"
             yield _damage(block, "head", detail, None, 0)
 
     def _read_record(
@@ -496,8 +496,8 @@ def find_head(
             raise TooNew(newer)
         start = source.read(0, len(MARK))
         if not MARK.startswith(start):
-            raise Unreadable("this is not a recording: there is not a block of one in it")
-        raise Unreadable("no block of the log can be read, or none is complete yet")
+            raise Unreadable("this is not a recording: it has no block of a log")
+        raise Unreadable("no block of the log can be read, or no block is complete yet")
     header = block.header
     if header.first_seq and not header.has_head_copy:
         raise Unreadable("both session records of the log are lost")
@@ -510,7 +510,7 @@ def find_head(
             raise Unreadable("both session records of the log are lost")
         head = decode(stored, no_record, expansion)
     except FormatError as error:
-        raise Unreadable(f"the log's session record is not sound: {error}") from error
+        raise Unreadable(f"the log's session record is damaged: {error}") from error
     return head, "second" if header.first_seq else "first"
 
 

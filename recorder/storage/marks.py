@@ -194,7 +194,7 @@ def _append(descriptor: int, data: bytes, fields: Mapping[str, object]) -> None:
     end = os.fstat(descriptor).st_size
     try:
         if os.write(descriptor, line) != len(line):
-            raise OSError("the disk took a part of a line")
+            raise OSError("the disk wrote only a part of a line")
         os.fsync(descriptor)
     except OSError:
         os.ftruncate(descriptor, end)

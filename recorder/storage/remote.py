@@ -102,7 +102,7 @@ class RemoteStore:
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
             schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-            raise StoreError(f"{url}: no store; its URL begins with one of {schemes}")
+            raise StoreError(f"{url}: not the URL of a store, which begins with one of {schemes}")
         if parts.username or parts.password or parts.query or parts.fragment:
             text = "no credentials or options: they come from the environment"
             raise StoreError(f"{parts.scheme}://: the URL of a store takes {text}")
@@ -179,7 +179,7 @@ class RemoteStore:
         if self.url.startswith("file://"):  # else its mode is that of the bucket
             Path(unquote(urlsplit(self.url).path), name).chmod(FILE_MODE)
         if not self._holds(log, hashed):
-            raise StoreError(f"{self.url}: {name} did not come back as it was written")
+            raise StoreError(f"{self.url}: {name} was read back with other bytes")
 
     def holds(self, log: LocalLog) -> bool:
         """Whether the store has the bytes of a local log; reads both completely."""

@@ -134,15 +134,15 @@ class Request:
         computes = {self.device, self.dtype} != {None} and self.transcriber is None
         runs = {self.model, self.out, self.jobs} != {None} or computes
         if self.transcriber is not None and self.mode != "closed":
-            raise click.UsageError("--transcriber is for --mode closed")
+            raise click.UsageError("--transcriber needs --mode closed")
         if self.transcriber is None and OWN_VOICE in {it.measure for it in self.conditions}:
-            raise click.UsageError(f"{OWN_VOICE} is measured with a --transcriber only")
+            raise click.UsageError(f"{OWN_VOICE} needs a --transcriber")
         if self.mode == "closed" and runs:
-            raise click.UsageError(f"{RUNS_ONLY} are for --mode open or forced")
+            raise click.UsageError(f"{RUNS_ONLY} need --mode open or forced")
         if self.mode == "open" and self.model is None:
-            raise click.UsageError("--mode open runs a model: --model")
+            raise click.UsageError("--mode open needs --model")
         if self.mode == "forced" and self.baseline is not None and is_of_logs(self.baseline):
-            raise click.UsageError("--mode forced is compared with a model: --baseline MODEL")
+            raise click.UsageError("with --mode forced the --baseline must be a model")
         compared = [it for it in self.conditions if it.is_of_a_comparison]
         if compared and self.baseline is None and self.mode != "open":
             raise click.UsageError(f"{compared[0].text!r} needs a --baseline")
@@ -208,40 +208,42 @@ def _recorded_model(found: list[Path]) -> str:
             names.add(model_of(reader.head.fields))
     (name, *others) = names or {None}
     if name is None or others:
-        raise click.UsageError("the recordings name no model, or several: --model")
+        raise click.UsageError("the recordings name no model, or several: give --model")
     return name
 
 
 @click.command("eval")
 @click.argument("logs", metavar="DIR|LOG...", nargs=-1, type=RecordingType(many=True))
-@click.option("--definitions", is_flag=True, help="Print what each measure is, and read no log.")
+@click.option("--definitions", is_flag=True, help="Print the definition of each measure, and exit.")
 @click.option(
     "--mode",
     type=click.Choice(MODES),
     default="closed",
     show_default=True,
-    help="closed: the log as it is; open: a model decides freely; forced: on the recorded past.",
+    help="closed: measure the log; open: a model decides freely; forced: on the recorded past.",
 )
-@click.option("--model", help="The model that runs: a name or a folder; forced: the recorded one.")
-@click.option("--baseline", metavar="DIR|MODEL", help="Compare with these logs, or this model.")
-@click.option("--out", type=_PATH, metavar="FOLDER", help="Keep each result, and take it up again.")
+@click.option("--model", help="The model to run: a name or a folder [forced: the recorded one].")
+@click.option("--baseline", metavar="DIR|MODEL", help="The logs, or the model, to compare with.")
+@click.option(
+    "--out", type=_PATH, metavar="FOLDER", help="Keep results here, and reuse earlier ones."
+)
 @click.option(
     "--jobs",
     type=click.IntRange(1, JOBS_MAX),
-    help=f"Sessions that the model runs at once [default: {JOBS}].",
+    help=f"Concurrent sessions of the model [default: {JOBS}].",
 )
 @click.option(
     "--transcriber",
     metavar="MODEL",
-    help="Also compare the model's voice with its text, by what this model hears in it.",
+    help="A model that transcribes the voice, to compare it with the text.",
 )
-@click.option("--device", type=click.Choice(DEVICES), help="Where the models compute.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="The format in which they compute.")
+@click.option("--device", type=click.Choice(DEVICES), help="The device of the models.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="The format of their weights and caches.")
 @click.option(
     "--by",
     type=click.Choice(list(MEASURES)),
     metavar="MEASURE",
-    help="List the recordings that are worst by this measure first, in --html too.",
+    help="List the worst recordings by this measure first, also in --html.",
 )
 @click.option(
     "--fail-if",
@@ -249,12 +251,12 @@ def _recorded_model(found: list[Path]) -> str:
     multiple=True,
     type=ConditionType(compares=True),
     metavar="CONDITION",
-    help="Exit with 1 if this holds, such as 'take_over_rate < 0.9'; may be repeated.",
+    help="Exit with 1 if this condition holds, such as 'take_over_rate < 0.9'; repeatable.",
 )
-@click.option("--junit", type=_PATH, help="Also write JUnit XML for CI: a test a recording.")
+@click.option("--junit", type=_PATH, help="Also write JUnit XML for CI, one test per recording.")
 @click.option("--html", type=_PATH, help="Also write a page with all measures and recordings.")
-@click.option("--force", is_flag=True, help="Let --junit and --html replace a file.")
-@click.option("--suite", is_flag=True, help="DIR is a suite: judge its cases by what they expect.")
+@click.option("--force", is_flag=True, help="Replace existing files of --junit and --html.")
+@click.option("--suite", is_flag=True, help="DIR is a suite: judge its cases.")
 @click.option(
     "--record-suite", type=_PATH, metavar="FOLDER", help="Make a suite of the recordings in DIR."
 )
@@ -263,7 +265,7 @@ def _recorded_model(found: list[Path]) -> str:
     type=click.Choice(LAYOUTS),
     default=LAYOUTS[0],
     show_default=True,
-    help="Of that suite; full-duplex-bench is read by that benchmark's own scripts.",
+    help="Layout of that suite; full-duplex-bench is for that benchmark's own scripts.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval_command(
@@ -357,7 +359,7 @@ def make_suite(found: list[Path], folder: Path, layout: str) -> NoReturn:
     for complaint in left_out:
         click.echo(complaint, err=True)
     if not made:
-        raise commands.UnusableError(f"{folder} is not made: none of the recordings can be a case")
+        raise commands.UnusableError(f"{folder} was not written: no recording can be a case")
     click.echo(f"{folder}: {made} cases, {len(left_out)} recordings left out")
     sys.exit(0)
 
@@ -374,7 +376,7 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
     if request.mode == "closed":
         cases = suites.judged_closed(suite)
     elif request.model is None:
-        raise click.UsageError("--mode open runs a model: --model")
+        raise click.UsageError("--mode open needs --model")
     else:
         with TemporaryDirectory() as place:
             kept = attrs.evolve(request, out=request.out or Path(place))

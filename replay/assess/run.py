@@ -25,7 +25,7 @@ for these. A file is there only when it is whole. One that cannot be read is mad
 
 **The word error of the model's own voice** is what a transcriber hears in its sound, against its
 text. A stretch of the model's sound as it was played, gaps of `SPEECH_GAP_MS` apart (within a
-response of `PAUSE_MS`), is written down: in seconds, after half a second of silence and with a
+response of `PAUSE_MS`), is transcribed: in seconds, after half a second of silence and with a
 second of silence at its end. What was written is compared with the text that was sent with the
 sound. Text without sound is not judged, and neither is a recording without the model's sound or
 text. Words that were cut off within a second count as said.
@@ -324,7 +324,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Ro
         raise LogDamaged("damaged: a model that missed an input cannot be judged")
     if report.divergence is not None:
         seq = report.divergence.seq
-        raise SkippedError(f"it does not replay, from record {seq} on (see `antiphon replay`)")
+        raise SkippedError(f"its replay diverges at record {seq} (see `antiphon replay`)")
     if not calls.made:
         raise SkippedError("no unit of the recording was finished")
     body: Json = {

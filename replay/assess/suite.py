@@ -113,7 +113,7 @@ class Case:
         if sum(sources) != 1 or bool(self.user) != bool(self.model):
             return "give one of recording, user and model, or stereo"
         if not does and not self.stays_silent and not self.skipped:
-            return "nothing is expected"
+            return "the case expects nothing"
         if self.stays_silent and does:
             return "a model that stays silent does nothing else"
         if any(it is not None and not 0 <= it <= SECONDS_MAX for it in (*spans, self.after)):
@@ -155,7 +155,7 @@ def read_suite(folder: Path) -> Suite:
     path = folder / MANIFEST
     try:
         if not path.is_file():
-            raise UnusableError(f"{path}: there is no suite; --record-suite makes one")
+            raise UnusableError(f"{path}: there is no suite; make one with --record-suite")
         body = tomllib.loads(_bounded(path, MANIFEST_BYTES_MAX).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UnusableError(f"{path}: is not TOML: {error}") from error
@@ -167,7 +167,7 @@ def read_suite(folder: Path) -> Suite:
         raise UnusableError(f"{path}: {len(cases)} cases: from 1 to {CASES_MAX}")
     names = set[str]()
     for number, case in enumerate(cases):
-        complaint = "another case has this name" if case.name in names else case.complaint()
+        complaint = "the name is used by another case" if case.name in names else case.complaint()
         if complaint:
             raise UnusableError(f"{path}: $.case[{number}]: {complaint}")
         names.add(case.name)

@@ -127,7 +127,7 @@ def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
         yield from _worst(done, done.by)
     changed = [(row, it) for row in done.rows for it in _changed(row)]
     if changed:
-        yield "units that came out otherwise:"
+        yield "units with other results:"
         yield _changed_table(changed)
     measured = done.count("measured")
     counts = [f"{measured} recording{'s' * (measured != 1)} measured"]

@@ -586,14 +586,16 @@ def opened(output: Path | BinaryIO, like: Path | None, *, replaces: bool) -> Ite
 
 @click.command("export")
 @click.argument("log", type=RecordingType())
-@click.option("--to", type=click.Choice(FORMATS), help="The format; else the suffix of --output.")
+@click.option(
+    "--to", type=click.Choice(FORMATS), help="The format [default: the suffix of --output]."
+)
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file; next to LOG by default. - is stdout.",
+    help="The file [default: next to LOG]; - is stdout.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export_command(
     *, log: Path, to: Format | None, output: Path | None, force: bool, as_json: bool
@@ -650,7 +652,7 @@ def export_command(
     if not to_stdout:
         _print(log, target, chosen, made, as_json=as_json)
     if made.story.damage_count:
-        text = f"the log is damaged {made.story.damage_count} times: there are gaps"
+        text = f"the log is damaged in {made.story.damage_count} places: there are gaps"
         click.echo(text, err=True)
 
 

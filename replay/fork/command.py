@@ -75,7 +75,7 @@ async def make_fork(
     watch: Watch = lambda _done, _units: None,
     note: Callable[[Decided, Decided], None] = lambda _recorded, _made: None,
 ) -> tuple[Path, Forked]:
-    """Fork a recording into a folder, made if need be; return the fork's log, and a summary.
+    """Fork a recording into a folder, created if missing; return the fork's log, and a summary.
 
     Args:
         identity: its name; the seed is the recording's, unless it changes.
@@ -217,29 +217,29 @@ def _config(
 @click.command("fork")
 @click.argument("log", type=RecordingType())
 @click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
-@click.option("--force-listen", is_flag=True, help="That unit has to listen, as if interrupted.")
+@click.option("--force-listen", is_flag=True, help="Force that unit to listen, as if interrupted.")
 @click.option(
     "--replace-audio",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="This sound file is heard from that unit on, and silence after it.",
+    help="Replace the user's sound from that unit on by this file, then by silence.",
 )
-@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), help="Other random choices.")
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), help="Use another seed.")
 @click.option(
     "--set",
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
-    help=f"Another setting; may be given again. One of: {', '.join(SETTING_NAMES)}.",
+    help=f"Change a setting; repeatable. One of: {', '.join(SETTING_NAMES)}.",
 )
-@click.option("--model", help="Another model than the one that LOG names.")
+@click.option("--model", help="Use another model than the recorded one.")
 @click.option(
     "--out",
     metavar="FOLDER",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the fork's log goes, made if need be [default: next to LOG].",
+    help="Folder of the fork's log, created if missing [default: next to LOG].",
 )
-@click.option("--anyway", is_flag=True, help="Fork though the environment or the model differs.")
+@click.option("--anyway", is_flag=True, help="Fork even if the environment or the model differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fork_command(
     *,
@@ -319,7 +319,9 @@ def _lines(path: Path, forked: Forked, report: DiffReport) -> list[RenderableTyp
         f" {forked.units} units",
     ]
     if prefix.held:
-        lines.append(f"before it, {prefix.held} of {prefix.units} units were held to the recording")
+        lines.append(
+            f"before it, {prefix.held} of {prefix.units} units were forced to the recording"
+        )
     if prefix.first is not None:
         lines.append(f"before it, not as recorded: {prefix.first}")
     if forked.ended_early:

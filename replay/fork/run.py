@@ -133,18 +133,20 @@ class RecordedTimes:
                 self._note_question(step.record, effect)
         report = replayer.report()
         if report.damage_count:
-            raise LogDamaged("damaged: a model that missed an input cannot be taken up again")
+            raise LogDamaged("damaged: a model that missed an input cannot be resumed")
         if report.divergence is not None:
             text = f"the recording does not replay, from record {report.divergence.seq} on"
             raise CannotForkError(f"{text} (see `antiphon replay`)")
         if replayer.session is None:
-            raise CannotForkError("the recording holds no session yet")
+            raise CannotForkError("the recording has no session yet")
         self.end_ns, self.units = report.span_ns, report.units
         self._is_finished: Final = replayer.session.is_finished
         if self.connected.mode == "chat":
-            raise ForkRefusedError("a chat is not forked: each of its turns stands by itself")
+            raise ForkRefusedError(
+                "a chat cannot be forked: each turn carries its whole conversation"
+            )
         if self.connected.mode == "transcription":
-            text = "a transcription is not forked: transcribe its sound again"
+            text = "a transcription cannot be forked: transcribe its sound again"
             raise ForkRefusedError(text)
         if self.begin_seq < 0:
             there = f"units 0 to {report.units - 1}" if report.units else "no units"
@@ -375,8 +377,7 @@ class ForkedModel:
             self.prefix = attrs.evolve(self.prefix, first=text)
         if not self._anyway and not isinstance(self._model.opened, Forces):
             raise CannotForkError(
-                f"the model does not come to where the recording was: {text}; fork at unit 0, "
-                "or --anyway"
+                f"the model does not reach the recorded state: {text}; fork at unit 0, or --anyway"
             )
 
 
@@ -471,7 +472,7 @@ class ForkRun:
                 self._due = {name: due for name, due in self._due.items() if due.answer is None}
             return event
         if call is None:
-            raise CannotForkError("the recording leaves its session waiting for ever")
+            raise CannotForkError("the recording ends while its session waits")
         return await self._answer(self._due.pop(call))
 
     async def _answer(self, due: Due) -> ev.Event:

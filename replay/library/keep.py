@@ -157,9 +157,9 @@ class Recovered:
 @click.option(
     "--output",
     type=_PATH,
-    help=f"The new log, only for one LOG  [default: next to LOG, with {ENDING} in its name].",
+    help=f"The new log, for a single LOG [default: next to LOG, with {ENDING} in its name].",
 )
-@click.option("--salvage", is_flag=True, help="Keep the records after lost ones too, with marks.")
+@click.option("--salvage", is_flag=True, help="Also keep the records after lost ones, with marks.")
 @_JSON
 def recover_command(
     *, logs: tuple[Path, ...], output: Path | None, salvage: bool, as_json: bool
@@ -224,7 +224,7 @@ def _default_of(log: Path) -> Path:
     try:
         return Store(log.parent).path(recording_id_of(log) + ENDING)
     except LogMisuse as error:
-        raise LogMisuse("no name can be made of this one, so --output is needed") from error
+        raise LogMisuse("no name can be derived from this one: give --output") from error
 
 
 def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recovered:
@@ -288,7 +288,7 @@ class Compaction:
 
 @click.command("compact")
 @_LOGS
-@click.option("--output", type=_PATH, help="The new log; only for one LOG.")
+@click.option("--output", type=_PATH, help="The new log, for a single LOG.")
 @_JSON
 def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Make finished logs smaller, with nothing lost: the same records, byte for byte.
@@ -387,14 +387,16 @@ def _compaction_line(it: Compaction) -> str:
 
 @click.command("prune")
 @click.argument("place", metavar="DIR|URL")
-@click.option("--store", metavar="URL", help="Of a DIR: the object store, where they go too.")
 @click.option(
-    "--older-than", type=read_span, metavar="SPAN", help="Logs that last changed so long ago: 30d."
+    "--store", metavar="URL", help="With a DIR: the object store, from which they are removed too."
+)
+@click.option(
+    "--older-than", type=read_span, metavar="SPAN", help="Logs that last changed longer ago: 30d."
 )
 @click.option(
     "--larger-than", type=read_size, metavar="SIZE", help="The oldest, while all take more: 50GB."
 )
-@click.option("--dry-run", is_flag=True, help="Remove nothing, and list the logs that would go.")
+@click.option("--dry-run", is_flag=True, help="Only list the logs that would be removed.")
 @_JSON
 def prune_command(
     *,
@@ -427,7 +429,7 @@ def prune_command(
       2  the folder or the store cannot be read, or neither an age nor a size is given
     """  # noqa: D301 - click takes a backspace to keep the lines
     if older_than is None and larger_than is None:
-        raise click.UsageError("say what may go: --older-than SPAN, --larger-than SIZE, or both")
+        raise click.UsageError("give --older-than SPAN, --larger-than SIZE, or both")
     logs = recordings.logs_at(place)
     if store is not None:
         logs = _both(logs, store)
@@ -448,7 +450,7 @@ def _both(local: Logs, url: str) -> Logs:
         raise click.UsageError("--store is for a folder; or prune the URL itself")
     remote = recordings.logs_at(url)
     if not isinstance(remote, RemoteStore):
-        raise click.UsageError(f"--store {url}: no URL of a store")
+        raise click.UsageError(f"--store {url}: not the URL of a store")
     with recordings.reading_place(url):
         remote.check()
     return logs_of(local, remote)

@@ -20,9 +20,9 @@ from ..shared.recordings import RecordingType
 
 @click.command("marks")
 @click.argument("log", type=RecordingType(is_local=True))
-@click.option("--add", "text", help="Add a mark, at --at.")
-@click.option("--at", "at_s", type=click.FloatRange(min=0), help="The second where it stands.")
-@click.option("--to", "to_s", type=click.FloatRange(min=0), help="Its last second, of a stretch.")
+@click.option("--add", "text", help="Add a mark with this text, at --at.")
+@click.option("--at", "at_s", type=click.FloatRange(min=0), help="Its place, in seconds.")
+@click.option("--to", "to_s", type=click.FloatRange(min=0), help="Its end in seconds, of a range.")
 @click.option("--remove", "number", type=click.IntRange(min=1), help="Remove the mark NUMBER.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def marks_command(
@@ -56,7 +56,7 @@ def marks_command(
     with opened_log(log):
         pass
     if (text is not None or number is not None) and is_held(log):
-        raise UnusableError(f"{log}: it is being written; its server takes marks")
+        raise UnusableError(f"{log}: it is being written: use its server's API")
     try:
         if text is not None and at_s is not None:
             at_ms, end_ms = (round(it * MS_PER_S) for it in (at_s, at_s if to_s is None else to_s))

@@ -56,10 +56,10 @@ CELL_CHARS_MAX: Final = 20
     "--since",
     type=recordings.read_since,
     metavar="SINCE",
-    help="Begun since: 7d, 36h, 2026-01-31 (UTC).",
+    help="Only sessions begun since: 7d, 36h, 2026-01-31 (UTC).",
 )
 @click.option("--mode", type=click.Choice(get_args(Mode)), help="Only this mode.")
-@click.option("--owner", metavar="KEY", help="Only of this key; '' means without a key.")
+@click.option("--owner", metavar="KEY", help="Only of this key; '' for those without a key.")
 @click.option("--state", type=click.Choice(get_args(State)), help="Only in this state.")
 @click.option("--reason", help="Only ended for this reason, such as client or context_full.")
 @click.option("--find", metavar="ID", help="Only of this session id, or recording id.")
@@ -70,9 +70,9 @@ CELL_CHARS_MAX: Final = 20
     "conditions",
     multiple=True,
     type=ConditionType(),
-    help="Only those for which this holds, such as 'response_delay > 1.5'.",
+    help="Only recordings for which this condition holds, such as 'response_delay > 1.5'.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many, the first.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show at most this many.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_command(
     *,
@@ -187,7 +187,7 @@ def _measured(
             row = _measured_row(logs, summary, watch)
             if row.error:
                 is_damaged = row.result == "damaged"
-                error = "it is damaged, and measured with gaps" if is_damaged else row.error
+                error = "it is damaged: measured with gaps" if is_damaged else row.error
                 complaints.append(f"{printable(row.log)}: {error}")
             own = {name: it for name, it in row.own.items() if name in names}
             if len(judge(conditions, own)[0]) == len(conditions):
@@ -203,7 +203,7 @@ def _measured_row(logs: Logs, summary: Summary, watch: Watch) -> Row:
 
     info = logs.find(summary.recording_id)
     if info is None:
-        gone = "it was removed meanwhile"
+        gone = "it was removed in the meantime"
         return Row(log=summary.recording_id, result="unreadable", error=gone)
     try:
         source = info.open()

@@ -78,46 +78,46 @@ def _made(how: str, maker: Maker) -> str:
 
 def _verdict(report: ReplayReport) -> str:
     if report.is_newer:
-        return "not comparable: a newer version recorded it\n" + makers_line(report)
+        return "not comparable: recorded by a newer version\n" + makers_line(report)
     if report.divergence is not None:
         return f"diverged at record {report.divergence.seq}"
     if report.damage_count:
-        return "damaged: what could be compared came out as recorded"
+        return "damaged: the parts that could be compared are identical"
     if report.finished:
         return "identical"
     amid = ", in the middle of its last event's effects" if report.truncated else ""
-    return f"identical as far as the log goes: it ends without fin{amid}"
+    return f"identical up to the end of the log, which has no fin{amid}"
 
 
 def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     """Describe the findings of full replay, the environment first."""
     lines = _environment_lines(report)
     if not report.compared or report.recorded is None:
-        return [*lines, "to compare all the same: --anyway, or antiphon eval --mode forced"]
+        return [*lines, "to compare anyway: --anyway, or antiphon eval --mode forced"]
     if report.recorded.is_newer:
         return [*lines, _verdict(report.recorded)]
     first, span_ns = report.first_divergence, report.recorded.span_ns
     at = None if first is None else f"diverged at record {first.seq}"
     lines.append(at or _verdict(report.recorded))
     turns = f", {report.turns} turns answered again" if report.turns else ""
-    turns += f", {report.turns_changed} of them otherwise" if report.turns_changed else ""
+    turns += f", {report.turns_changed} with other results" if report.turns_changed else ""
     turns += f", {report.chunks} seconds heard again" if report.chunks else ""
-    turns += f", {report.chunks_changed} of them otherwise" if report.chunks_changed else ""
+    turns += f", {report.chunks_changed} with other results" if report.chunks_changed else ""
     lines.append(
         f"model {label(report.model)}: {report.units} units run again,"
-        f" {report.units_changed} came out otherwise{turns};"
+        f" {report.units_changed} with other results{turns};"
         f" {show_seconds(span_ns)} of session {speed_text(span_ns, elapsed_s)}"
     )
     if report.units_held:
         held = f"{report.units_held} of {report.units} units"
-        lines.append(f"{held} were held to the recording that this is a fork of, and are again")
+        lines.append(f"{held} were forced to the recording of which this is a fork, and are again")
     if report.logits_changed is not None:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
         lines += [*divergence_lines(first), makers_line(report.recorded)]
     renewed = report.renewed.divergence if report.renewed is not None else None
     if renewed is not None and renewed is not first:
-        lines.append("what the client would have got differs:")
+        lines.append("what the client would have received differs:")
         lines += divergence_lines(renewed)
     return lines + damage_lines(report.recorded.damage, report.recorded.damage_count)
 
@@ -246,14 +246,12 @@ def inspect_lines(found: Inspection) -> list[RenderableType]:
         + (f", marks {len(found.marks)}" if found.marks else ""),
     ]
     if found.damage_count:
-        lines.append(f"damaged   {found.damage_count} times: what is told here has gaps")
+        lines.append(f"damaged   in {found.damage_count} places: this report has gaps")
     if found.diverged_seq is not None:
-        lines.append(f"diverged  at record {found.diverged_seq}: no states are known from there on")
+        lines.append(f"diverged  at record {found.diverged_seq}: no states are known after it")
     if found.fields_ignored:
         named = f": {', '.join(found.ignored)}" if found.ignored else ""
-        lines.append(
-            f"ignored   {found.fields_ignored} fields of the client's that mean nothing here{named}"
-        )
+        lines.append(f"ignored   {found.fields_ignored} unknown fields of the client{named}")
     seconds = show_seconds
     for name, texts in (
         ("error", [f"{seconds(it.at_ns)} {it.code}: {show(it.message)}" for it in found.errors]),

@@ -418,7 +418,7 @@ class Redaction:
 def _other_course(record: Record, made: Record | None) -> RedactError:
     came_out = "nothing" if made is None else describe(made)
     return RedactError(
-        f"the session would take another course: record {record.seq} is"
+        f"the session would change: record {record.seq} is"
         f" {describe(record)}, and {came_out} came out; see `antiphon replay`"
     )
 
@@ -516,30 +516,30 @@ def rehearse(head: Fields, items: Iterable[Record | Damage], policy: Policy) -> 
     type=click.Choice(("user", "model", "both")),
     default="both",
     show_default=True,
-    help="The side whose content is taken out.",
+    help="Whose content to remove.",
 )
 @click.option(
     "--kind",
     "kinds",
     type=click.Choice(tuple(KINDS)),
     multiple=True,
-    help="What; may be given several times. Without it: everything.",
+    help="What to remove; repeatable [default: everything].",
 )
 @click.option("--from", "from_s", type=click.FloatRange(min=0), default=0.0, help="From second S.")
 @click.option(
     "--to",
     "to_s",
     type=click.FloatRange(min=0),
-    help="Up to second S; not of a chat or a transcription.",
+    help="Up to this second; not for a chat or a transcription.",
 )
 @click.option(
     "--image",
     type=click.Choice(("blur", "remove")),
     default="remove",
     show_default=True,
-    help="Pictures become a few blocks of colour, or grey.",
+    help="Replace pictures by a few blocks of colour, or by grey.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be taken out, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def redact_command(
     *,
@@ -577,7 +577,7 @@ def redact_command(
          of that name
     """  # noqa: D301 - click takes a backspace to keep the lines
     if (output is None) is not dry_run:
-        raise click.UsageError("either --output or --dry-run is needed")
+        raise click.UsageError("give --output or --dry-run")
     policy = Policy(
         side=cast("Side", side),
         kinds=frozenset(cast("tuple[Kind, ...]", kinds or tuple(KINDS))),
@@ -624,7 +624,7 @@ def _print(
         for row in removed
     ]
     shown = table(("<kind", "<side", "pieces", "bytes"), rows, is_ruled=True)
-    print_all(Console(), [shown if removed else "nothing to take out"])
+    print_all(Console(), [shown if removed else "nothing to remove"])
     if tally.headers_only:
         click.echo(
             f"{tally.headers_only} pictures were too short to be drawn: only headers are left"

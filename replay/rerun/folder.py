@@ -104,7 +104,7 @@ def replay_logs(
                 watch(size_of(log))
                 yield outcome
         except BrokenProcessPool as error:
-            raise UnusableError("a process was killed; fewer --jobs take less memory") from error
+            raise UnusableError("a process was killed; fewer --jobs need less memory") from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             for job in active_children():

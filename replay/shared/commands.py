@@ -181,14 +181,14 @@ def reason(error: Exception) -> str:
     if path is not None and isinstance(error, FileNotFoundError) and not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     if path is not None and isinstance(error, FileExistsError):
-        return "it is a folder" if path.is_dir() else "it is there already: give another name"
+        return "it is a folder" if path.is_dir() else "it exists: give another name"
     return error.strerror or str(error)
 
 
 def unwritable(error: Exception, output: Path) -> UnusableError:
     """The error of a command that has `--force`, for an unwritable file."""
     if isinstance(error, FileExistsError) and output.is_file():
-        return UnusableError(f"{output}: it is there already: --force replaces it")
+        return UnusableError(f"{output} exists: --force replaces it")
     return UnusableError(f"{output}: {reason(error)}")
 
 

@@ -72,7 +72,7 @@ class RecordingType(click.ParamType[Path]):
         if os.path.lexists(text) or (text.endswith(SUFFIX) and not is_url(text)):
             return path
         if self._is_local and is_url(text):
-            self.fail(f"{text} is in an object store, of which this command has no copy", param)
+            self.fail(f"{text} is in an object store, which this command cannot read", param)
         found = find_recording(text)
         if isinstance(found, LocalLog):
             return found.path
@@ -91,7 +91,7 @@ def find_recording(text: str) -> LogInfo:
     place, _, name = text.removesuffix(SUFFIX).rpartition("/")
     if is_url(text) and place.endswith("/"):
         example = f"s3://bucket/prefix/NAME{SUFFIX}"
-        raise UnusableError(f"{text}: no URL of a recording, such as {example}")
+        raise UnusableError(f"{text}: not the URL of a recording, such as {example}")
     place = place or default_folder()
     if not is_url(place) and not Path(place).is_dir():
         raise UnusableError(

@@ -289,14 +289,16 @@ class NothingYetError(click.ClickException):
 @click.command("shrink")
 @click.argument("log", type=RecordingType())
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="The small log.")
-@click.option("--exit-code", type=click.IntRange(0, 255), help="It fails only with this one.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="The reduced log.")
+@click.option(
+    "--exit-code", type=click.IntRange(0, 255), help="The exit code that counts as the failure."
+)
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0, min_open=True),
     default=TIMEOUT_S,
     show_default=True,
-    help="A run that takes longer has not failed.",
+    help="Seconds after which a run counts as passed.",
 )
 @click.option(
     "--budget",
@@ -304,7 +306,7 @@ class NothingYetError(click.ClickException):
     type=click.IntRange(min=2),
     default=RUNS_MAX,
     show_default=True,
-    help="Most runs of the command.",
+    help="Maximum runs of the command.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def shrink_command(
@@ -414,7 +416,7 @@ def _watched(before: Shape) -> Iterator[Callable[[Shrinker], None]]:
 
 
 def _print(output: Path, body: dict[str, Any]) -> None:
-    why = "nothing more can be left out" if body["minimal"] else "the budget is spent"
+    why = "nothing more can be removed" if body["minimal"] else "the budget of runs is used up"
     click.echo(
         "{events_before} events became {events}, {bytes_before} bytes {bytes}, in {runs} runs"
         " and {elapsed_s:.1f} s: ".format(**body)

@@ -96,7 +96,7 @@ Outcome = (
 
 `pending`: no result yet, or none came; `lost`: its worker was lost; `withheld`: a unit spoke, and
 was interrupted (B6); `ended`: the session was over when its result came; `heard`: a second was
-written down; `failed` and `context_full` are the model's. The others are those of turns.
+transcribed; `failed` and `context_full` are the model's. The others are those of turns.
 """
 UNANSWERED: Final = frozenset({"pending", "lost", "failed", "context_full"})
 OUTPUTS: Final = frozenset({"pcm", "decided_ids", "fed_ids", "codec_ids", "finalized_ids"})

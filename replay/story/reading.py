@@ -231,7 +231,7 @@ class _Piece:
 
 
 class Dictated:
-    """Sound of a transcription not written down yet; the model was fed all up to `fed_ns`.
+    """Sound not transcribed yet; the model was fed all up to `fed_ns`.
 
     Each second of an utterance is given to the model as soon as it is there. A client that sends a
     file at once sends it long before it would be heard; its text is placed where its sound is.
@@ -303,7 +303,7 @@ class SessionStory:
     Attributes:
         replayer: steps the session, if given.
         wire: the connection's dialect, as known from its frames.
-        dictated: sound of a transcription not yet written down, if a caller places it on the clock.
+        dictated: sound not yet transcribed, if a caller places it on the clock.
         opened: the session's first event; None before it, and if it is lost.
         opening: the model's opening, from its record; empty if it was not opened.
         prepared: the model's result of the opening.

@@ -284,12 +284,12 @@ _PATH: Final = click.Path(path_type=Path)
 
 @click.command("view")
 @click.argument("log", type=RecordingType())
-@click.option("--output", "-o", type=_PATH, help="Where the page goes, - for stdout; else by LOG.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--output", "-o", type=_PATH, help="The page, - for stdout [default: next to LOG].")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
-@click.option("--replay", "replayed", is_flag=True, help="Say what logic replay finds.")
+@click.option("--replay", "replayed", is_flag=True, help="Include the result of a logic replay.")
 @click.option(
-    "--diff", "other", metavar="OTHER", type=RecordingType(), help="Show where OTHER differs."
+    "--diff", "other", metavar="OTHER", type=RecordingType(), help="Mark where OTHER differs."
 )
 def view_command(
     *, log: Path, output: Path | None, force: bool, opens: bool, replayed: bool, other: Path | None

@@ -91,7 +91,7 @@ def finding_of(divergence: Divergence) -> Finding:
     field = f", {divergence.field}" if divergence.field else ""
     cause = divergence.cause
     return Finding(
-        title=f"Replay parts here: {divergence.record}{field} ({divergence.kind})",
+        title=f"Replay diverges here: {divergence.record}{field} ({divergence.kind})",
         detail=(
             f"recorded: {divergence.recorded}",
             f"came out: {divergence.came_out}",
@@ -154,8 +154,7 @@ class Dialogue:
     """Takes a session's frames and media in order.
 
     `words` holds words: voice, when they begin and end, the text, the record; the last of `pauses`
-    has no end until it comes. `dictated` is the placed sound of a transcription that is not written
-    down yet.
+    has no end until it comes. `dictated` is the placed sound that is not transcribed yet.
     """
 
     def __init__(self, dictated: Dictated) -> None:
@@ -225,7 +224,7 @@ class Dialogue:
         return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
 
     def transcribed(self, event: ev.UserTranscribed, seq: int) -> None:
-        """Take what the user said, as it was written down."""
+        """Take what the user said, as it was transcribed."""
         now_ns = self._spoken_ns(event.at_ns)
         begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, now_ns)
         self._add_words("user", Placed(begin_ns=begin_ns, end_ns=end_ns), event.text, seq)

@@ -62,22 +62,24 @@ def keys_command() -> None:
     type=click.Choice(SCOPES),
     default="use",
     show_default=True,
-    help="admin sees recordings, tickets and sessions of all.",
+    help="admin sees the recordings, tickets and sessions of all keys.",
 )
-@click.option("--sessions-max", type=_COUNT, help="Sessions at once [default: any number].")
+@click.option("--sessions-max", type=_COUNT, help="Concurrent sessions [default: no limit].")
 @click.option(
     "--sessions-per-hour",
     type=_COUNT,
-    help="Sessions that may begin within any hour [default: any number].",
+    help="Sessions that may begin within an hour [default: no limit].",
 )
 @click.option(
     "--mode",
     "modes",
     type=click.Choice(MODES),
     multiple=True,
-    help="A mode that it may use; give it as often as wanted [default: all].",
+    help="A mode that it may use; repeatable [default: all].",
 )
-@click.option("--record-always", is_flag=True, help="Its sessions may not ask not to be recorded.")
+@click.option(
+    "--record-always", is_flag=True, help="Refuse its sessions that ask not to be recorded."
+)
 def add_command(
     *,
     name: str,
@@ -106,11 +108,9 @@ def add_command(
 
     def add(keys: Keys) -> Keys:
         if any(known.name == name for known in keys):
-            raise click.ClickException(
-                f"{path}: there is a key {name} already (keys renew, remove)"
-            )
+            raise click.ClickException(f"{path}: there already is a key {name}: renew or remove it")
         if len(keys) >= KEYS_MAX:
-            raise click.ClickException(f"{path}: has {KEYS_MAX} keys, the most that it may")
+            raise click.ClickException(f"{path}: already has the maximum of {KEYS_MAX} keys")
         return (*keys, key)
 
     _change(path, add, create=True)

@@ -184,7 +184,7 @@ class Denials:
         self._counts[reason] += 1
         if self._clock() - self._window_s >= WINDOW_S:
             if self._lines > LINES_MAX:
-                _LOG.info("%d denials more were not told", self._lines - LINES_MAX)
+                _LOG.info("%d further denials were not logged", self._lines - LINES_MAX)
             self._window_s, self._lines = self._clock(), 0
         self._lines += 1
         if self._lines <= LINES_MAX:

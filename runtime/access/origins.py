@@ -2,7 +2,7 @@
 
 - A request without `Origin` is allowed: browsers send it with each page's WebSocket.
 - A page of the server's own host is allowed: host and port equal those of `Host`, and its scheme is
-  no weaker than the server's. A missing port in `Host` is that of the page's scheme, for a proxy
+  not weaker than the server's. A missing port in `Host` is that of the page's scheme, for a proxy
   that ends TLS and passes `Host` on.
 - Listed origins are allowed. `*` allows all, and needs keys: a page without a key can do nothing.
   `null` (a sandboxed frame, a file) and an invalid origin are always refused.

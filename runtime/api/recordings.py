@@ -91,7 +91,7 @@ def page_json(
     limit: int,
     after: str | None,
 ) -> dict[str, object]:
-    """A page of the recordings that a key may see; `ValueError`: `after` is no page's end."""
+    """A page of the recordings that a key may see; `ValueError`: `after` is not a page's end."""
     seen = [it for it in summaries if principal.may_see(it.owner)]
     page, following = page_of(seen, wanted, limit=limit, after=after)
     return {"recordings": [attrs.asdict(it) for it in page], "next": following}

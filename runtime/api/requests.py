@@ -134,7 +134,7 @@ def wrong(name: str, wanted: str) -> HTTPException:
 
 RETRY_S: Final = 5
 """Seconds until a place may be free."""
-REFUSAL: Final = "there are too many of these at once"
+REFUSAL: Final = "too many requests of this kind at once"
 
 
 class ConcurrencyLimit:

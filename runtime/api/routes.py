@@ -182,7 +182,7 @@ class Api:
         if server is None:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the model is being loaded")
         if server.readiness == "draining":
-            raise HTTPException(HTTPStatus.CONFLICT, "the server drains already")
+            raise HTTPException(HTTPStatus.CONFLICT, "the server is already draining")
         asked_by = f"drain by key {principal.name}" if principal.name else "drain over HTTP"
 
         async def begin() -> None:

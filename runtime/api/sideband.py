@@ -155,7 +155,7 @@ def refused(frame: Frame) -> str:
     body = parse_frame(frame)
     kind, event_id = body.get("type"), body.get("event_id")
     if isinstance(kind, str) and (kind in LIVE.types or kind in live.UNSUPPORTED):
-        text = f"$.type: {kind}, an attached client only listens"
+        text = f"$.type: {kind}, an attached client may only listen"
         error = FieldError(ErrorCode.UNSUPPORTED, text)
     else:
         error = refusal(Request.UNKNOWN, body)

@@ -1,7 +1,7 @@
 """Transcriptions of OpenAI's API: a request is a transcription session of one utterance.
 
 A form (RFC 7578) has the file and the parameters. The file is decoded in a process of its own, and
-its sound is the session's. The models write down what they hear, without hints and times: a
+its sound is the session's. The models transcribe what they hear, without hints and times: a
 language and a prompt have no effect, and what needs times is refused by its name.
 """
 
@@ -63,7 +63,7 @@ class AskedText:
             text = f"there are {', '.join(FORMATS)}: the model tells no times"
             raise refuse_value("response_format", text)
         if texts.get("temperature", "0") not in ("0", "0.0", ""):
-            raise refuse_value("temperature", "the likeliest words are written down: 0")
+            raise refuse_value("temperature", "the likeliest words are transcribed: 0")
         stream = texts.get("stream", "false").lower()
         if stream not in ("true", "false", "1", "0", ""):
             raise refuse_value("stream", "it is true or false")

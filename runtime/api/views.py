@@ -254,7 +254,7 @@ class _View:
             self._file.write(piece)
             self._file.flush()
         except OSError:
-            text = f"the server has no room for its {self._name} now"
+            text = f"the server has no room for its {self._name} at the moment"
             raise HTTPException(HTTPStatus.INSUFFICIENT_STORAGE, text) from None
         self.etag = f'"{self._hash.hexdigest()[:32]}"'
         return bool(piece)

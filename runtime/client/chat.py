@@ -125,7 +125,7 @@ class ChatSession:
         """
         if self._answer is not None and not self._answer.is_over:
             raise LocalProtocolError(
-                "a question during the answer to another: read that to its end"
+                "a question during the answer to another: read that answer to its end first"
             )
         if isinstance(speech, bool):
             speech_request = SpeechRequest() if speech else None
@@ -244,7 +244,7 @@ class Answer:
         async for _ in self:
             pass
         if self.response is None:
-            raise LocalProtocolError("the answer has failed, and was told so before")
+            raise LocalProtocolError("the answer has failed, as was reported before")
         return self.response
 
 

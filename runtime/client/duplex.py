@@ -119,10 +119,10 @@ def to_pcm(samples: Samples) -> bytes:
     if isinstance(samples, np.ndarray):
         if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
             kind = f"{samples.dtype} of shape {samples.shape}"
-            raise LocalProtocolError(f"samples are {kind}, wanted is float32, shape (samples,)")
+            raise LocalProtocolError(f"samples are {kind}, expected float32 of shape (samples,)")
         array = samples.astype("<f4", copy=False)
     elif len(data := _bytes_of(samples)) % SAMPLE_BYTES:
-        raise LocalProtocolError(f"{len(data)} bytes of audio, wanted are whole float32 samples")
+        raise LocalProtocolError(f"{len(data)} bytes of audio, expected whole float32 samples")
     else:
         array = np.frombuffer(data, "<f4")
     if not np.isfinite(array).all():
@@ -136,7 +136,7 @@ def _bytes_of(samples: bytes | bytearray | memoryview) -> bytes:
         return memoryview(samples).tobytes()
     except TypeError:
         kind = type(samples).__name__
-        raise LocalProtocolError(f"samples are a {kind}, wanted is an array, or bytes") from None
+        raise LocalProtocolError(f"samples are a {kind}, expected an array or bytes") from None
 
 
 # -- the session -----------------------------------------------------------------------------------

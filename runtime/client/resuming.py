@@ -189,7 +189,9 @@ class ResumingSocket:
                 await (await self._connected()).send(message)
             return
         if len(message.encode()) > self._frame_bytes_max:
-            text = f"a message of {len(message)} bytes, at most {self._frame_bytes_max} are taken"
+            text = (
+                f"a message of {len(message)} bytes, at most {self._frame_bytes_max} are accepted"
+            )
             raise LocalProtocolError(text)
         self._keep(message)
         await self._send_kept()
@@ -314,7 +316,7 @@ class ResumingSocket:
                     await self._lost.wait()
         except ClientError as error:
             if not is_back and not may_pass(error):
-                self._give_up(f"the way back failed: {error}")
+                self._give_up(f"reconnecting failed: {error}")
         return is_back
 
     async def _come_back(self, socket: ClientSocket) -> int:

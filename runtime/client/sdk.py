@@ -222,7 +222,9 @@ def _choose_init(
 ) -> Init:
     is_live = dialect == "live"
     if init is not None and (instructions is not None or model):
-        raise LocalProtocolError("instructions or model are given twice: as such and in init")
+        raise LocalProtocolError(
+            "instructions or model are given twice: as an argument and in init"
+        )
     if model and not is_live:
         raise LocalProtocolError(f"no model is asked for in {dialect}")
     live = LiveSettings(model=model, rate_hz=INPUT_RATE_HZ)

@@ -314,7 +314,7 @@ def normal_url(url: str) -> str:
     except ValueError:
         is_address = False
     if not is_address:
-        raise AddressError(f"{url!r} is not an address of a server: it is like 127.0.0.1:8006")
+        raise AddressError(f"{url!r} is not the address of a server, such as 127.0.0.1:8006")
     return parts._replace(scheme=scheme).geturl()
 
 

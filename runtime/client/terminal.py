@@ -57,11 +57,11 @@ key_option: Final = click.option(
     "--key",
     envvar="ANTIPHON_KEY",
     show_envvar=True,
-    help="API key, where the server asks for one; others on this machine see options, so rather "
-    "set the variable.",
+    help="API key, if the server needs one. Other users of this machine can see options: "
+    "prefer the variable.",
 )
 no_record_option: Final = click.option(
-    "--no-record", is_flag=True, help="Ask the server not to record it."
+    "--no-record", is_flag=True, help="Ask the server not to record the session."
 )
 json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON objects, one a line."
@@ -75,7 +75,7 @@ def dialect_option(*dialects: str) -> Callable[[Command], Command]:
         type=click.Choice(dialects),
         default=dialects[0],
         show_default=True,
-        help="The protocol that is spoken.",
+        help="The wire protocol to use.",
     )
 
 

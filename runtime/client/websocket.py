@@ -160,7 +160,7 @@ class ClientSocket:
         """
         data = message.encode()
         if len(data) > self._frame_bytes_max:
-            text = f"a message of {len(data)} bytes, at most {self._frame_bytes_max} are taken"
+            text = f"a message of {len(data)} bytes, at most {self._frame_bytes_max} are accepted"
             raise LocalProtocolError(text)
         try:
             async with self._sending:
@@ -262,7 +262,7 @@ async def _open(
     try:
         protocol = ClientProtocol(parse_uri(address), max_size=frame_bytes_max)
     except (InvalidURI, UnicodeError):
-        raise AddressError(f"{address!r} is not an address of a WebSocket") from None
+        raise AddressError(f"{address!r} is not the address of a WebSocket") from None
     why, may_pass, is_tls = f"no WebSocket within {CONNECT_WAIT_S:g} s", True, False
     with anyio.move_on_after(CONNECT_WAIT_S):
         try:

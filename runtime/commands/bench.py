@@ -155,7 +155,7 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
 @click.command("engine")
 @click.option("--model", default="tiny", show_default=True, help="tiny, or a checkpoint's folder.")
 @click.option("--shape", type=click.Choice(["full"]), help="Random weights in the published shape.")
-@click.option("--random-weights", is_flag=True, help="Needed with --shape, to say that you know.")
+@click.option("--random-weights", is_flag=True, help="Required with --shape full.")
 @click.option("--layers-scale", type=click.FloatRange(0.01, 1.0), default=1.0, show_default=True)
 @click.option("--sessions", callback=_counts, default=SESSIONS, show_default=True)
 @click.option(
@@ -163,14 +163,14 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
     type=click.IntRange(1, ENGINE_SECONDS_MAX),
     default=ENGINE_SECONDS,
     show_default=True,
-    help="Units a session; it takes up to 40 runs of so many seconds.",
+    help="Units per session; there are up to 40 runs of this many seconds.",
 )
 @click.option(
     "--doing",
     type=click.Choice(["speaking", "listening"]),
     default="speaking",
     show_default=True,
-    help="What every unit does.",
+    help="What the model does in every unit.",
 )
 @click.option("--pictures", is_flag=True, help="Show a picture in every unit.")
 @click.option(
@@ -178,21 +178,23 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
     type=click.Choice(["both", *ARRIVALS]),
     default="both",
     show_default=True,
-    help="Sessions' units come all at once, or spread over the second.",
+    help="Whether the sessions' units arrive together or spread over the second.",
 )
 @click.option(
-    "--batched-only", is_flag=True, help="Leave out one request at a time: half the time."
+    "--batched-only",
+    is_flag=True,
+    help="Skip the runs with one request at a time, which take half the time.",
 )
 @click.option(
     "--clock",
     type=click.Choice(["wall", "cpu"]),
     default="wall",
     show_default=True,
-    help="cpu: time passes only while the engine computes, as on a machine that does nothing else.",
+    help="cpu: time passes only while the engine computes, as on an idle machine.",
 )
-@click.option("--device", type=click.Choice(DEVICES), help="As of `antiphon serve`.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="As of `antiphon serve`.")
-@click.option("--deterministic", is_flag=True, help="As of `antiphon serve`: what it costs.")
+@click.option("--device", type=click.Choice(DEVICES), help="As for `antiphon serve`.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="As for `antiphon serve`.")
+@click.option("--deterministic", is_flag=True, help="As for `antiphon serve`, to measure its cost.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def engine_command(
     *,
@@ -618,7 +620,7 @@ class Bench:
     type=click.IntRange(2, SECONDS_MAX),
     default=SECONDS,
     show_default=True,
-    help="Units of each session; there are three runs of so many seconds.",
+    help="Units per session; there are three runs of this many seconds.",
 )
 def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int) -> None:
     """Measure how long a server takes for a unit: with one session, and with eight.

@@ -85,7 +85,7 @@ class TextAnswer(terminal.TextOutput):
         """Write the rest of the text, and the reason of the end unless it is the model's own."""
         click.echo(terminal.clean(response.text.removeprefix(self._text)))
         if response.reason != "turn_end":
-            why = "the limit of tokens is reached" if response.reason == "length" else "cut short"
+            why = "the token limit is reached" if response.reason == "length" else "cut short"
             click.echo(f"({why})", err=True)
         if speech_s:
             click.echo(f"({speech_s:.1f} s of speech)", err=True)
@@ -213,32 +213,36 @@ FAILURES: Final = (ClientError, AudioFileError)
 @click.argument("text", required=False)
 @terminal.url_option
 @terminal.key_option
-@click.option("--system", default="", help="What the model is told before all else.")
+@click.option("--system", default="", help="The system prompt.")
 @click.option(
     "--image",
     "images",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="A JPEG, PNG or WebP that comes with the first question; as often as wanted.",
+    help="A JPEG, PNG or WebP for the first question; repeatable.",
 )
 @click.option(
     "--audio",
     "sounds",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="A WAV that comes with it; as often as wanted.",
+    help="A WAV for the first question; repeatable.",
 )
-@click.option("--video", type=click.Path(path_type=Path), help="A video that comes with it.")
-@click.option("--speak", type=click.Path(path_type=Path), help="Have it spoken, into this WAV.")
-@click.option("--voice", help="Whose voice: a name that the server knows, or a WAV.")
+@click.option("--video", type=click.Path(path_type=Path), help="A video for the first question.")
+@click.option(
+    "--speak", type=click.Path(path_type=Path), help="Have the answer spoken, into this WAV."
+)
+@click.option("--voice", help="The voice: a name in the server's library, or a WAV.")
 @click.option(
     "--max-tokens",
     type=click.IntRange(1, 8192),
     default=TOKENS_MAX,
     show_default=True,
-    help="Most tokens of an answer.",
+    help="Maximum tokens of an answer.",
 )
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0: the likeliest word, always.")
+@click.option(
+    "--temperature", type=click.FloatRange(0, 2), help="0 always takes the likeliest token."
+)
 @click.option(
     "--stream/--no-stream",
     "streams",
@@ -325,7 +329,7 @@ def _converse(chat: Chat) -> None:
         try:
             chat.ask(question, TextAnswer())
         except KeyboardInterrupt:
-            click.echo("\n(cut short, and forgotten)", err=True)
+            click.echo("\n(cut short and discarded)", err=True)
         except FAILURES as error:
             click.echo(f"Error: {terminal.explain(error)}", err=True)
 
@@ -379,7 +383,7 @@ def read_media(
 def _choose_speech(speak: Path | None, voice: str | None) -> rq.SpeechRequest | None:
     if speak is None:
         if voice is not None:
-            raise terminal.UnusableError("--voice: nothing is spoken without --speak")
+            raise terminal.UnusableError("--voice needs --speak")
         return None
     if not speak.absolute().parent.is_dir():
         raise terminal.UnusableError(f"--speak: there is no folder {speak.parent}")

@@ -109,15 +109,17 @@ def write_samples(folder: Path) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo"),
     show_default=True,
-    help="Folder of the log and the reply; it is made where it is missing.",
+    help="Folder of the log and the reply, created if missing.",
 )
-@click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV instead.")
-@click.option("--frame", type=click.Path(path_type=Path), help="Show this JPEG instead.")
-@click.option("--fast", is_flag=True, help="As quickly as the model answers, not in real time.")
+@click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV [default: a sample].")
+@click.option(
+    "--frame", type=click.Path(path_type=Path), help="Show this JPEG [default: a sample]."
+)
+@click.option("--fast", is_flag=True, help="Send as fast as the model answers, not in real time.")
 @click.option(
     "--samples",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Only write the files of the guides to this folder: speech, a picture, recordings.",
+    help="Only write the sample files of the guides to this folder: speech, a picture, recordings.",
 )
 @json_option
 def demo_command(
@@ -304,7 +306,7 @@ Try next:
       It serves the model and opens the console, http://127.0.0.1:8006/, in your browser.
       Its Recordings have this session."""
     if not has_moonshine():
-        text += f"\n  {install('words')}      to have your words written down too"
+        text += f"\n  {install('words')}      to have your words transcribed too"
     demo.echo(text, type="demo", ok=not failed, failed=failed, log=str(log))
     if failed:
         raise DemoError(f"failed: {', '.join(failed)}")

@@ -1,4 +1,4 @@
-"""`antiphon doctor`: whether a model would be served here; nothing is loaded.
+"""`antiphon doctor`: whether a model can be served here; nothing is loaded.
 
 `examine` follows `load_backend`: the folder, its config, the headers of its weights, the tokenizer,
 the vocoder, the device, the memory. It goes on after a problem, and skips checks that need an
@@ -44,7 +44,7 @@ PROBE_BYTES_MAX: Final = 2_000_000_000
 """The largest weights for which the batch is tried: larger ones take minutes on a CPU."""
 HALF_BYTES: Final = 2
 """Of a number in bf16 or fp16, the only formats of a GPU's exact steps."""
-LAYOUT: Final = "the folder must hold a checkpoint in the published layout, whole and unchanged"
+LAYOUT: Final = "the folder must contain a complete checkpoint in the published layout"
 DOWNLOAD: Final = "download the safetensors files again, all of them"
 OPTIONS: Final = "see `antiphon serve --help`"
 
@@ -160,7 +160,7 @@ class _Visit:
         try:
             self._folder = model_folder(self.question.model)
         except ModelUnknownError as error:
-            do = "name the folder that config.json lies in"
+            do = "name the folder that contains config.json"
             yield Finding(check="folder", state="problem", says=str(error), do=do)
             yield self._where()
             return
@@ -206,7 +206,7 @@ class _Visit:
         found = survey(shapes(config), self._folder)
         size = sum(path.stat().st_size for path in weight_files(self._folder))
         for problem in found.problems:
-            do = "config.json and the weights are of different versions: take both from one place"
+            do = "config.json and the weights differ in version: take both from the same source"
             yield Finding(check="weights", state="problem", says=problem, do=do)
         if not found.problems:
             says = f"{found.tensors} tensors, {_gb(size)} in files; every key known, none missing"
@@ -288,7 +288,7 @@ class _Visit:
         check, varies, do = "full replay", "", "serve it without --deterministic"
         if device.type == "cpu":
             if self.memory is None or self.memory.weight_bytes > PROBE_BYTES_MAX:
-                says = "not tried, the model is too large for it; serving it tries"
+                says = "not tried here, as the model is too large; `antiphon serve` tries it"
                 return Finding(check=check, state="note", says=says)
             if not self._is_independent(config, device, dtype):
                 varies = "on this machine results depend on the batch"
@@ -340,15 +340,15 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
     show_default=True,
     help="tiny, scripted, or the folder of a MiniCPM-o checkpoint.",
 )
-@click.option("--device", type=click.Choice(DEVICES), help="As of `antiphon serve`.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="As of `antiphon serve`.")
-@click.option("--slots", type=click.IntRange(1, 1024), help="Sessions that must fit at once.")
-@click.option("--deterministic", is_flag=True, help="As of `antiphon serve`.")
+@click.option("--device", type=click.Choice(DEVICES), help="As for `antiphon serve`.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="As for `antiphon serve`.")
+@click.option("--slots", type=click.IntRange(1, 1024), help="Concurrent sessions that must fit.")
+@click.option("--deterministic", is_flag=True, help="As for `antiphon serve`.")
 @click.option(
     "--voice-steps",
     type=click.IntRange(1, VOICE_STEPS_MAX),
     default=VOICE_STEPS,
-    help="As of `antiphon serve`.",
+    help="As for `antiphon serve`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor_command(
@@ -368,7 +368,7 @@ def doctor_command(
 
     \b
     Exit codes:
-      0  it would be served
+      0  it can be served
       1  it would not; each problem says what to do
     """  # noqa: D301 - click takes a backspace to keep the lines
     question = Question(
@@ -404,7 +404,7 @@ def _show(console: Console, found: Diagnosis) -> None:
         sizes = ", ".join(f"{k} {v / 1e6:.1f}" for k, v in found.memory.session_bytes.items())
         console.print(f"A session, MB: {sizes}", highlight=False)
     console.print(", ".join(f"{k} {v}" for k, v in found.versions.items()), soft_wrap=True)
-    verdict = "would be served" if found.would_serve else "would NOT be served"
+    verdict = "can be served" if found.would_serve else "cannot be served"
     console.print(f"\n{found.model} {verdict}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -522,7 +522,7 @@ def _codes() -> Iterator[str]:
         errors.append((_code(code), error_type(code), after, meaning))
     yield "## Error codes\n"
     yield (
-        "An `error` bears one of these. Where the connection stays, the client can go on; in "
+        "An `error` has one of these codes. Where the connection stays, the client can go on; in "
         "`legacy-chat` every error ends it. Those from `model_not_validated` on are a "
         "transcription's; what is beyond repair elsewhere is such an error there.\n"
     )

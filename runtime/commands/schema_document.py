@@ -149,13 +149,12 @@ DIALECTS: Final[Mapping[str, str]] = {
     "unless `tts` says otherwise. Then the connection closes.",
     "transcription": "Sound in, its text out while it comes, utterance by utterance.",
     "live": "OpenAI's Live API: full-duplex speech, 16-bit sound in pieces of any size, and a "
-    "second of sound out for each second that came in. What this server does not have is refused "
-    "by its name.",
+    "second of sound out for each second that came in. Unsupported fields are refused by name.",
     "openai": "OpenAI's Realtime API (GA): a response is one speaking turn of the model. The "
-    "server speaks first, and tells where the client speaks. What it does not have is refused by "
-    "its name.",
-    "openai-transcription": "OpenAI's Realtime API (GA), where the model writes down what the "
-    "client says: each utterance is an item, and its text comes while it is spoken.",
+    "server speaks first, and reports where the client speaks. Unsupported fields are refused "
+    "by name.",
+    "openai-transcription": "OpenAI's Realtime API (GA), where the model transcribes the "
+    "client's speech: each utterance is an item, and its text comes while it is spoken.",
     "vllm-omni": "vLLM-Omni's duplex protocol: each second of sound is answered by a listen, or by "
     "a piece of a response, in words of OpenAI's Realtime API. The client says how much it has "
     "played, and comes back to its session by an id and a token.",
@@ -173,24 +172,23 @@ SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
     f"{OUTPUT_RATE_HZ} Hz. When more than {limits.UNITS_PENDING_MAX} units wait, the oldest is "
     f"dropped and counted. A session lasts {limits.LIMIT_VIDEO_S} s with video, "
     f"{limits.LIMIT_AUDIO_S} s without, and {limits.LIMIT_LIVE_S} s in `live` and `openai`, "
-    "queueing included, unless the operator sets other limits. It is to be set up within "
+    "queueing included, unless the operator sets other limits. It must be set up within "
     f"{limits.INIT_WAIT_S} s of its turn.",
-    SessionKind.CHAT: "The client sets the session up at once, and then asks as often as it "
-    "likes, each time with the whole conversation; the server keeps no part. Each turn waits in "
-    f"the queue. While it runs no other can be asked. {limits.IDLE_S} s without a turn end the "
-    "session.",
+    SessionKind.CHAT: "The client sets the session up at once, and then asks any number of "
+    "questions, each time with the whole conversation; the server keeps no part. Each turn waits "
+    f"in the queue. There is one turn at a time. {limits.IDLE_S} s without a turn end the session.",
     SessionKind.REQUEST: "The client sends one message as soon as it is connected. Queue events "
     f"come only when it has to wait. Any `error` is the end: {CLOSE_NORMAL} follows where the "
     f"client made a mistake, {CLOSE_INTERNAL_ERROR} where the model failed, {CLOSE_TRY_LATER} "
     "where the request was turned away.",
-    SessionKind.TRANSCRIPTION: "A client that has to wait is told nothing until there is a slot "
-    "for it; then it is greeted, and chooses a model by its name, which is not answered where "
-    f"there is such a model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any "
-    "size. It is kept from the first piece on, and transcribed from a commit on; a final commit "
+    SessionKind.TRANSCRIPTION: "A client that has to wait gets no message until it has a slot; "
+    "then it is greeted, and may choose a model by name, which is answered only if there is no "
+    f"such model. Sound is 16-bit integers at {INPUT_RATE_HZ} Hz, in pieces of any size. It is "
+    "kept from the first piece on, and transcribed from a commit on; a final commit "
     "ends the utterance, which is answered once, after those before it, and what comes next "
     "belongs to the next one. So does what comes after an utterance that the model failed at, or "
     "that outgrew its context: it is answered by an error and its end, and the next commit, final "
-    "or not, begins a new one. What a piece of text says is never taken back. At most "
+    "or not, begins a new one. Text is never taken back. At most "
     f"{limits.SOUND_BYTES_MAX // MIB} MiB of sound and {limits.UTTERANCES_PENDING_MAX} utterances "
     f"may wait. A session lasts {limits.LIMIT_TRANSCRIPTION_S} s, queueing included. It is closed "
     f"with {CLOSE_NORMAL} and the reason `idle` where its client is silent for {limits.IDLE_S} s "
@@ -227,7 +225,7 @@ RULES: Final[tuple[str, ...]] = (
     "integer is a number, too.",
     "In a client's message an explicit null counts as absent.",
     "A field that is not listed is ignored, and counted; but in an object of settings it is "
-    "refused, so that an ineffective setting is noticed. Clients should ignore fields that they do "
+    "refused, so that a misspelt setting is noticed. Clients should ignore fields that they do "
     "not know: there may be more of them later.",
     "A message that is wrong gets an `error`, and the session goes on. First the session's state "
     "is looked at, then the message's type, then its fields.",

@@ -40,7 +40,7 @@ model_option: Final = click.option(
     type=click.Choice(MODELS),
     default="tiny",
     show_default=True,
-    help="What is served: the embedded trained model, or a script that hears nothing.",
+    help="The model: the embedded trained one, or a script.",
 )
 """Of the commands that serve an embedded model."""
 

@@ -491,23 +491,23 @@ SILENCE_S: Final = 10
 @click.option(
     "--mode",
     type=click.Choice(MODES),
-    help="What the session carries [default: video with --frame, else audio].",
+    help="The mode of the session [default: video with --frame, else audio].",
 )
-@click.option("--frame", type=click.Path(path_type=Path), help="A JPEG, seen with every second.")
+@click.option("--frame", type=click.Path(path_type=Path), help="A JPEG to show with every second.")
 @click.option("--instructions", default="", help="The system prompt.")
 @terminal.dialect_option("realtime", "duplex-v1", "legacy-duplex")
 @click.option(
     "--reply",
     type=click.Path(path_type=Path),
-    help="Where the model's speech goes [default: FILE's name with .reply.wav, in this folder; "
-    "nowhere with --mic].",
+    help="File for the model's speech [default: FILE's name with .reply.wav, in this folder; "
+    "none with --mic].",
 )
 @click.option(
     "--wait-s",
     type=click.IntRange(0, 600),
     default=SILENCE_S,
     show_default=True,
-    help="Seconds of silence sent after FILE, at most, while the model has not answered.",
+    help="Maximum seconds of silence to send after FILE while the model has not answered.",
 )
 @click.option(
     "--fast",
@@ -562,7 +562,7 @@ def talk_command(
     if frame is not None and mode == "audio":
         raise terminal.UnusableError("--frame: there is nothing to see with --mode audio")
     if (file is None) is not mic or (mic and fast):
-        raise click.UsageError("name a WAV file to be said, or give --mic; --fast is for a file")
+        raise click.UsageError("name a WAV file, or give --mic; --fast needs a file")
     devices = Devices() if mic else None
     plan = Plan(
         units=() if file is None else read_speech(file),
@@ -631,7 +631,7 @@ def _choose_view(
         return JsonView(), nullcontext()
     console = Console()
     if not is_file:
-        console.print("Speak; Ctrl-C ends it. Use headphones, or the model hears itself.")
+        console.print("Speak; Ctrl-C ends the session. Use headphones, or the model hears itself.")
         return LineView(console, listens=False), nullcontext()
     if not console.is_terminal:
         return LineView(console), nullcontext()

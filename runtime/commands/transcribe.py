@@ -112,9 +112,11 @@ Shown = TextTranscript | JsonTranscript
 @terminal.key_option
 @click.option(
     "--model",
-    help="The model, by a name that the server knows it by. Without it, the server's own.",
+    help="The model's name [default: the server's own].",
 )
-@click.option("--realtime", is_flag=True, help="Send a second each second, as it would be spoken.")
+@click.option(
+    "--realtime", is_flag=True, help="Send in real time, one second of sound each second."
+)
 @terminal.no_record_option
 @terminal.json_option
 def transcribe_command(
@@ -127,7 +129,7 @@ def transcribe_command(
     no_record: bool,
     as_json: bool,
 ) -> None:
-    """Have a server write down what is said in FILE.
+    """Have a server transcribe what is said in FILE.
 
     FILE is a WAV of any rate, an hour at most. Its text is printed as it comes, a line an
     utterance; a long file is cut into utterances of five minutes.
@@ -146,7 +148,7 @@ def transcribe_command(
       2  a file or an option that cannot be used
     """  # noqa: D301 - click takes a backspace to keep the lines
     if no_record and model is None:
-        raise click.UsageError("--no-record is told with the model's name: add --model NAME")
+        raise click.UsageError("--no-record needs the model's name: add --model NAME")
     with terminal.usable():
         utterances = cut_utterances(read_wav(file))
     shown = JsonTranscript() if as_json else TextTranscript()
@@ -166,7 +168,7 @@ def transcribe_command(
         shown.breaks_off(error)
         raise click.ClickException(f"{terminal.explain(error)}{_hint(error)}") from error
     if not whole:
-        raise click.ClickException("not all of it was transcribed")
+        raise click.ClickException("the file was not transcribed to its end")
 
 
 def _hint(error: ClientError) -> str:

@@ -76,7 +76,7 @@ class WorkersClient:
         why = (
             reason_of(error)
             if isinstance(error, OSError)
-            else "what answers is not an Antiphon server"
+            else "what answers there is not an Antiphon server"
         )
         return cannot_connect(self._url, why, is_tls=is_tls)
 
@@ -117,7 +117,7 @@ def list_command(*, url: str, key: str | None, as_json: bool) -> None:
 
 @click.command("drain")
 @click.argument("number", type=click.IntRange(0, 999_999_999))
-@click.option("--wait", is_flag=True, help="Wait until its sessions have left and it is closed.")
+@click.option("--wait", is_flag=True, help="Wait until its sessions have moved and it is closed.")
 @terminal.url_option
 @terminal.key_option
 @terminal.json_option

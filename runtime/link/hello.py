@@ -137,7 +137,7 @@ class Wire:
             while piece := outbox.take():
                 await self.stream.send(b"".join(piece))
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            raise LinkLeft("it left during the greeting") from error
+            raise LinkLeft("it disconnected during the greeting") from error
 
     async def receive(self, kind: type[Told]) -> Told:
         """Wait for a message of the greeting; `LinkError` if it is another, or none comes."""
@@ -145,10 +145,10 @@ class Wire:
             try:
                 self.early += self.inbox.feed(await self.stream.receive(READ_BYTES))
             except (OSError, anyio.EndOfStream, anyio.BrokenResourceError) as error:
-                raise LinkLeft("it left during the greeting") from error
+                raise LinkLeft("it disconnected during the greeting") from error
         stream, frame = self.early.pop(0)
         if stream != URGENT:
-            raise LinkError("it does not greet")
+            raise LinkError("it did not greet")
         try:
             body = orjson.loads(frame)
             if "refused" in body:
@@ -156,7 +156,7 @@ class Wire:
             known = {field.name for field in attrs.fields(kind)}
             return value_of(kind, {name: body[name] for name in known & body.keys()})
         except (ValueError, TypeError, AttributeError, MappingError) as error:
-            raise LinkError(f"it does not greet: {error}") from error
+            raise LinkError(f"it did not greet: {error}") from error
 
 
 def _greeting() -> _Greeting:

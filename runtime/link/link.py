@@ -83,7 +83,7 @@ class Link:
         try:
             self._outbox.put(stream, parts)
         except LinkError as error:
-            self.lose(f"it takes nothing: {error}")
+            self.lose(f"it does not receive: {error}")
             raise
         if not self._rest:
             self._send_now()

@@ -43,7 +43,7 @@ JITTER_MS: Final = 40
 HELD_UP_S_MAX: Final = 10
 """A network that is silent for longer has lost the connection."""
 BURST_NS_MAX: Final = 2 * NS_PER_S
-"""Sound that was held up comes within this time; who sends too fast for longer is no microphone."""
+"""Sound that was held up comes within this time; no microphone sends too fast for longer."""
 SETTLED_NS: Final = CAPTURED_NS_MAX + HELD_UP_S_MAX * NS_PER_S + BURST_NS_MAX
 """Sound this long before the last that came moves no more."""
 

@@ -312,7 +312,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
 def read_video(data: bytes, stack_frames: int) -> Decoded:
     """Decode a video to pictures and whole seconds of sound, if any; blocks for seconds.
 
-    `stack_frames` pictures a second. `MediaError`: it is no video, damaged, too long or too large.
+    `stack_frames` pictures a second. `MediaError`: not a video, damaged, too long or too large.
     """
     if len(data) > limits.VIDEO_BYTES_MAX:
         raise MediaError(f"the video has more than {limits.VIDEO_BYTES_MAX} bytes")
@@ -331,7 +331,7 @@ def read_sound(data: bytes, s_max: int) -> bytes:
     """
     if media.container_of(data) is None:
         raise MediaError(
-            "it is no WAV, AIFF, FLAC, Ogg, MP3, MP4, QuickTime, Matroska or WebM file"
+            "it is not a WAV, AIFF, FLAC, Ogg, MP3, MP4, QuickTime, Matroska or WebM file"
         )
     with _opened(data) as file:
         if len(file.streams) > STREAMS_MAX or not file.streams.audio:

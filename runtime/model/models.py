@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MODELS: Final = ("tiny", "scripted")
 """`tiny` is the embedded trained model; `scripted` plays a fixed script and hears nothing."""
 MOONSHINE: Final = "moonshine"
-"""Writes down speech, and does nothing else."""
+"""Transcribes speech, and does nothing else."""
 INSTALLED: Final = "backend:"
 """Prefix of an installed package's backend: `backend:NAME`, or `backend:NAME:ARGUMENT`. With an
 argument it may be left out: `NAME:ARGUMENT`."""
@@ -109,7 +109,7 @@ def require_deterministic(name: str, info: BackendInfo) -> None:
     """Raise `ModelUnusableError` if a loaded model does not repeat a session's bytes."""
     if not info.deterministic:
         raise ModelUnusableError(
-            f"{name}: the same bytes cannot be promised, as --deterministic asks: "
+            f"{name}: the same bytes cannot be guaranteed, as --deterministic requires: "
             f"{info.varies} varies"
         )
 

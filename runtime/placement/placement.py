@@ -98,7 +98,7 @@ class Static:
                 return backend
 
     def extend(self, address: str) -> NewPlace:
-        """Make a place for a worker that is there already; `ValueError`: an invalid address."""
+        """Make a place for a worker that exists; `ValueError`: an invalid address."""
         where = read_address(address)
         if not self._token and not where.is_local:
             raise ValueError(f"{where} is not on this machine: the server has no worker_token_file")

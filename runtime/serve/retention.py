@@ -158,7 +158,7 @@ class Uploader:
             self._uploading.add(name)
         try:
             is_stored = self._remote.put(log)
-        except FileNotFoundError:  # it was removed meanwhile
+        except FileNotFoundError:  # it was removed in the meantime
             is_stored = False
         except OSError as error:
             self._failed[name] += 1

@@ -97,8 +97,8 @@ def _access(settings: Settings) -> Iterator[str]:
     if settings.keys is None and not settings.insecure and not is_loopback(settings.host):
         yield (
             f"host: {settings.host} is not a loopback address, and there are no keys. Make one "
-            "with `antiphon keys add NAME --file FILE` and give --keys FILE; or say --insecure, "
-            "and every client that reaches this address may use the server"
+            "with `antiphon keys add NAME --file FILE` and give --keys FILE; or give --insecure, "
+            "which lets every client that reaches this address use the server"
         )
     if settings.keys is not None:
         yield from _tried("keys", partial(read_key_file, settings.keys), KeyFileError)
@@ -190,7 +190,7 @@ def _store(settings: Settings) -> Iterator[str]:
     if url is None:
         return
     if folder is None:
-        yield "store: nothing is recorded that could be stored; leave out --no-record"
+        yield "store: nothing is recorded; leave out --no-record"
         return
     yield from _tried("store", partial(RemoteStore.open, url), StoreError)
     place = urlsplit(url)
@@ -231,19 +231,17 @@ CUT_OFF: Final = 128
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help=f"TOML file of settings, a key for each [default: what {CONFIG_VARIABLE} names, if any].",
+    help=f"TOML file of settings [default: the file that {CONFIG_VARIABLE} names, if any].",
 )
 @click.option(
     "--print-config",
     is_flag=True,
-    help="Print the settings as such a file, each with where it came from, and end.",
+    help="Print the settings as such a file, each with its source, and exit.",
 )
 @settings_options
-@click.option("--no-record", is_flag=True, help="Record nothing, whatever --record says.")
-@click.option("-v", "--verbose", is_flag=True, help="Log what every session does.")
-@click.option(
-    "--open", "opens", is_flag=True, help="Open the console, to talk to it, in a browser."
-)
+@click.option("--no-record", is_flag=True, help="Record nothing; overrides --record.")
+@click.option("-v", "--verbose", is_flag=True, help="Log each session (--log-level info).")
+@click.option("--open", "opens", is_flag=True, help="Open the console in a browser.")
 @click.pass_context
 def serve_command(
     ctx: click.Context,
@@ -292,7 +290,7 @@ def serve_command(
         click.echo(to_toml(effective), nl=False)
     _check(effective.settings)
     if opens and not effective.settings.pages:
-        raise click.UsageError("--open opens a page, and --no-pages turns them off")
+        raise click.UsageError("--open needs pages, which --no-pages turns off")
     if not print_config:
         _serve(_with_words(effective.settings, opens=opens), ctx.obj, opens=opens)
 
@@ -305,13 +303,13 @@ def _read(flags: dict[str, object], config: Path | None) -> Effective:
 
 
 def _with_words(settings: Settings, *, opens: bool) -> Settings:
-    """Have the user's words written down if the console is opened and moonshine is installed."""
+    """Have the user's words transcribed if the console is opened and moonshine is installed."""
     if settings.transcriber == NO_TRANSCRIBER:
         return attrs.evolve(settings, transcriber=None)
     if not opens or settings.transcriber is not None:
         return settings
     if not has_moonshine():
-        click.echo(f"your words are not written down; to have that: {install('words')}", err=True)
+        click.echo(f"your words are not transcribed; to have that: {install('words')}", err=True)
         return settings
     return attrs.evolve(settings, transcriber=MOONSHINE)
 
@@ -374,7 +372,7 @@ def _exit_soon(cut_by: signal.Signals | None) -> None:
 
 def _open(page: str) -> None:
     if not webbrowser.open(page):
-        click.echo("there is no browser to open it in: open the address in yours", err=True)
+        click.echo("no browser was found: open the address yourself", err=True)
 
 
 def _root(settings: Settings, bound: Sequence[Address]) -> str:

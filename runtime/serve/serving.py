@@ -155,7 +155,7 @@ class Shutdown:
         """
         drain_s = self.settings.drain_s
         level = logging.WARNING if server.sessions and drain_s else level
-        text = "%s: %d sessions have %d s to finish; a signal from now on ends them at once"
+        text = "%s: %d sessions have %d s to finish; another signal ends them at once"
         _logger.log(level, text, asked_by, server.sessions, drain_s)
         self.begin(server)
 
@@ -304,7 +304,7 @@ async def run(
         if failure is not None:
             raise failure
     if end.lost is not None:
-        raise CannotServeError(f"{end.lost}: only another process can serve") from end.lost
+        raise CannotServeError(f"{end.lost}: the process must be restarted") from end.lost
     return end.cut_by
 
 
@@ -314,7 +314,7 @@ async def _speech_input(settings: Settings, load: Load, workers: Workers) -> Spe
 
 
 async def _transcriber(settings: Settings, load: Load, workers: Workers) -> Transcriber | None:
-    """Load the model that writes down what users say, with a slot for each session."""
+    """Load the model that transcribes what users say, with a slot for each session."""
     if settings.transcriber is None:
         return None
     name, slots = settings.transcriber, workers.pool.counts.slots
@@ -345,7 +345,7 @@ async def _make(make: Callable[..., Server], settings: Settings) -> Server:
     with _needing(OSError, what="cannot read the recordings: "):
         sessions = await server.recover() if settings.resumable else 0
     if sessions:
-        _logger.warning("%d sessions of the server before go on", sessions)
+        _logger.warning("%d sessions of the previous server were resumed", sessions)
     return server
 
 

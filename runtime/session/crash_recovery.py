@@ -245,7 +245,7 @@ class RecoveredSession:
         kind, fields = self.rest.popleft() if self.rest else ("", {})
         is_same = kind == record.kind and fields.get("type") == record.fields.get("type")
         if not is_same or (kind in (_TX, "state") and fields != record.fields):
-            raise LogDamaged(f"record {record.seq} is not what its session does")
+            raise LogDamaged(f"record {record.seq} is not what its session produces")
         if kind == _TX:
             self.frame_index.note(record.fields, record.seq)
 
@@ -278,9 +278,9 @@ def read_session(
     if not opened.resume_hash and head.fields.get("parent") is None:
         return None
     if head.fields["schema"] != SCHEMA:
-        raise LogDamaged("it has the schema of another version")
+        raise LogDamaged("its schema is of another version")
     if head.fields["fingerprint"] != dict(fingerprint):
-        raise LogDamaged("its model was another one")
+        raise LogDamaged("it was recorded with another model")
     session, effects = Session.open(opened)
     config = head.fields.get("config")
     owner = config.get("owner") if isinstance(config, dict) else None
@@ -309,7 +309,7 @@ def recover_sessions(
     """Read the sessions of a folder that a client may come back to, the last used first.
 
     A log that has a writer is left alone, also by the next server on this folder; so is one that
-    failed, whose session went on without it or ended; and one that cannot be gone on with, which
+    failed, whose session went on without it or ended; and one that cannot be resumed, which
     the server's log says. Of those that are over, clients hear the
     end. `OSError`: the folder cannot be read.
     """
@@ -325,7 +325,7 @@ def recover_sessions(
         except BlockingIOError:
             continue  # another server writes it
         except Exception as error:  # whatever is in a log, it must not keep a server from starting
-            text = "recording %s cannot be gone on with: %s: %s"
+            text = "recording %s cannot be resumed: %s: %s"
             _logger.warning(text, info.recording_id, type(error).__name__, error)
             continue
         if recovered is not None:

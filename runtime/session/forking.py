@@ -220,7 +220,7 @@ def _check_head(head: Fields, fingerprint: Mapping[str, object]) -> None:
     if head.get("schema") != SCHEMA:
         raise unsupported("another version of the server made it")
     if head.get("fingerprint") != dict(fingerprint):
-        raise unsupported("its model, or what it ran on, was another one")
+        raise unsupported("it was recorded with another model or environment")
 
 
 def _records(reader: LogReader) -> Iterator[Record]:

@@ -370,7 +370,7 @@ class ModelCalls:
         """Post a call's progress or outcome; `at_once` steps it in this task."""
         if self._slot is not slot:
             late = type(event).__name__
-            _logger.info("a late %s of lease %d", late, slot.lease.generation)
+            _logger.info("late %s of lease %d", late, slot.lease.generation)
         elif at_once:
             self._inbox.bring(event)
         else:
@@ -436,7 +436,7 @@ async def rebuild(slot: LeasedSlot, past: Past, *, exact: bool) -> tuple[int, tu
         _check_wanted(slot)
         opened = slot.model.opened or await _open_again(slot, past)
         if not isinstance(opened, Rebuilds):
-            raise BackendError("the model cannot be brought to a past")
+            raise BackendError("the model cannot be rebuilt")
         await opened.rebuild(batch, exact=exact)
         batches.append(len(batch))
     if past.is_damaged:

@@ -66,7 +66,7 @@ LOOK_S: Final = 0.01
 """Between two looks at whether they have asked."""
 
 _logger = logging.getLogger("antiphon.server")
-_CANNOT: Final = "this server does not bring models back to a past"
+_CANNOT: Final = "this server does not rebuild sessions"
 NO_SESSION: Final = "there is no such session, or this is not its token"
 AHEAD: Final = "last_seq is ahead of the session"
 

@@ -1,10 +1,10 @@
 """What hears users in addition to the model: a detector of speech, and a second model.
 
-What users say is written down by the second model, the transcriber (`UserTranscribed`). A session's
+What users say is transcribed by the second model, the transcriber (`UserTranscribed`). A session's
 seconds are transcribed as its model gets them, one after the other, on a slot of the transcriber.
 An utterance begins with the second before the one in which speech is found, and ends with the one
 in which it stops. It is background work: a session never waits for it, and seconds that come faster
-than they are written down are left out.
+than they are transcribed are left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Second:
 
 
 class Transcriber:
-    """A model that writes down what users say, for as many sessions as it has slots.
+    """A model that transcribes what users say, for as many sessions as it has slots.
 
     Attributes:
         name: of the model, as it is told to clients.
@@ -80,7 +80,7 @@ class Transcriber:
 
 
 class TranscriptWriter:
-    """Writes down what one session's user says; `run` in a task of the session.
+    """Transcribes what one session's user says; `run` in a task of the session.
 
     `dropped` of its seconds were lost on another server.
     """
@@ -145,7 +145,7 @@ class TranscriptWriter:
         is_last = not self._detector.is_speech or self._chunks + 1 >= UTTERANCE_S_MAX
         await self._write(held, second, is_last=is_last)
         if is_last:
-            self._chunks, self._before = 0, None  # it was written down
+            self._chunks, self._before = 0, None  # it was transcribed
 
     async def _write(self, held: TranscriptSession, second: Second, *, is_last: bool) -> None:
         chunk = Chunk(
@@ -187,7 +187,7 @@ class SpeechInput:
 
     Attributes:
         make_judge: makes what finds the user's speech.
-        transcriber: writes down what the user says; None: it is not written down.
+        transcriber: transcribes what the user says; None: no transcription.
     """
 
     make_judge: Callable[[], Judge] = EnergyJudge
@@ -203,4 +203,4 @@ class SpeechInput:
 
 
 ENERGY_ONLY: Final = SpeechInput()
-"""Of a server that was given no other: speech is found by its energy, nothing is written down."""
+"""Of a server that was given no other: speech is found by its energy, nothing is transcribed."""

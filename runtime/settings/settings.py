@@ -222,7 +222,7 @@ def plain(value: object) -> str:
     if not isinstance(value, str):
         raise ValueWrongError(f"{shown(value)} is not text")
     if not value:
-        raise ValueWrongError("an empty text says nothing here")
+        raise ValueWrongError("empty text is not allowed")
     if len(value) > TEXT_CHARS_MAX:
         raise ValueWrongError(f"a text of {len(value)} characters: at most {TEXT_CHARS_MAX}")
     if any(char < " " or char == "\x7f" for char in value):
@@ -367,35 +367,35 @@ class Settings:
     )
     transcriber: str | None = setting(
         None,
-        "A second model, which writes down what users say: for captions, recordings and clients "
-        "that ask for it. moonshine: a small one for English (the extra words). Otherwise named "
-        "as in --model; it must transcribe, and has a slot for each session. none: no model.",
+        "A second model, which transcribes users: for captions, recordings and clients that ask "
+        "for it. moonshine: a small one for English (the extra words). Otherwise named as in "
+        "--model; it needs the mode transcription, and a slot for each session. none: no model.",
         unset="none; with --open moonshine, if it is installed",
     )
     detector: Literal["energy", "silero"] = setting(
         "energy",
-        "What finds the speech of users who may interrupt: energy, by loudness; silero, by a "
-        "trained model (the extra vad), which takes music and coughs for speech far less often.",
+        "The detector of user speech, for interruptions: energy uses loudness; silero, a "
+        "trained model (the extra vad), mistakes music and coughs for speech far less often.",
     )
     barge_in: bool = setting(
         False,
-        "Have the user's speech stop the model's, in every duplex dialect; openai has a setting of "
-        "its own for that, turn_detection. Without it a client stops the model by force_listen.",
+        "Let the user's speech interrupt the model, in every duplex dialect; in openai the "
+        "client's turn_detection decides. Without it a client interrupts by force_listen.",
     )
     backchannel_ms: int = setting(
         limits.BACKCHANNEL_MS,
-        "Milliseconds that a user must speak over the model to interrupt it: a shorter sound, such "
-        "as mm-hm, does not. 0: any speech does. A client of openai may choose its own.",
+        "Milliseconds that a user must speak over the model to interrupt it; a shorter sound, "
+        "such as mm-hm, does not. With 0 any speech does. Clients of openai may set their own.",
         low=0,
         high=5_000,
     )
     workers: tuple[str, ...] = setting(
         (),
-        "A further model that can take any session of the first, named as in --model.",
+        "A further copy of the model, which can take any of its sessions, named as in --model.",
         flag="--worker",
     )
     isolate: bool = setting(
-        False, "Run each model in a process of its own, one on each GPU: the server outlives it."
+        False, "Run each model in its own process, one on each GPU; the server survives its loss."
     )
     worker_addresses: tuple[str, ...] = setting(
         (),
@@ -415,13 +415,13 @@ class Settings:
     )
     workers_wanted: int = setting(
         1,
-        "Workers to start on the Ray cluster; with workers_max, the fewest.",
+        "Workers to start on the Ray cluster; with workers_max, the minimum.",
         low=1,
         high=TEXTS_MAX,
     )
     workers_max: int | None = setting(
         None,
-        "The most workers on the Ray cluster: there are as many as the load asks for.",
+        "Maximum workers on the Ray cluster; the load decides how many run.",
         low=1,
         high=TEXTS_MAX,
         unset="workers_wanted",
@@ -436,14 +436,14 @@ class Settings:
     )
     slots: int | None = setting(
         None,
-        "Sessions at once; their memory is allocated at the start.",
+        "Concurrent sessions; their memory is allocated at the start.",
         low=1,
         high=1024,
         unset="8 for tiny; for a folder as many as fit into memory, at most 64",
     )
     device: str | None = setting(
         None,
-        "Where the model computes.",
+        "Device of the model.",
         choices=DEVICES,
         unset="cpu for tiny; for a folder cuda if present",
     )
@@ -452,8 +452,9 @@ class Settings:
     )
     deterministic: bool = setting(
         False,
-        "Give a session the same bytes whatever other sessions run, or do not start: then its log "
-        "can be replayed with the model. On cpu this always holds; on cuda fewer sessions fit.",
+        "Make a session's bytes independent of other sessions, so that its log can be replayed "
+        "with the model; refuse to start where that fails. Always so on cpu; on cuda fewer "
+        "sessions fit.",
     )
     voice_steps: int = setting(
         limits.VOICE_STEPS,
@@ -464,7 +465,7 @@ class Settings:
     )
     served_model_names: tuple[str, ...] = setting(
         (),
-        "A further name by which clients of mode=transcription may choose the model.",
+        "A further name of the model, for clients of mode=transcription.",
         flag="--served-model-name",
     )
     voices: Path | None = setting(
@@ -484,19 +485,19 @@ class Settings:
 
     limit_video_s: int = seconds(
         limits.LIMIT_VIDEO_S,
-        "Total seconds of a video session, queueing and idling included.",
+        "Maximum seconds of a video session, including queueing and idling.",
         heading="Sessions",
     )
     limit_audio_s: int = seconds(
-        limits.LIMIT_AUDIO_S, "Total seconds of an audio session, queueing and idling included."
+        limits.LIMIT_AUDIO_S, "Maximum seconds of an audio session, including queueing and idling."
     )
     limit_live_s: int = seconds(
         limits.LIMIT_LIVE_S,
-        "Total seconds of a session at `/v1/live/sessions`, queueing and idling included.",
+        "Maximum seconds of a session at `/v1/live/sessions`, including queueing and idling.",
     )
     limit_transcription_s: int = seconds(
         limits.LIMIT_TRANSCRIPTION_S,
-        "Total seconds of a transcription session, queueing and idling included.",
+        "Maximum seconds of a transcription session, including queueing and idling.",
     )
     transcription_buffer_mb: int = setting(
         limits.SOUND_BYTES_MAX // MIB,
@@ -507,11 +508,11 @@ class Settings:
     )
     default_mode: Mode = setting("video", "The mode of a client whose URL names no mode.")
     queue_max: int = count(
-        QUEUE_MAX, "Sessions that may wait for a slot; 0 refuses instead (worker_busy).", low=0
+        QUEUE_MAX, "Maximum sessions waiting for a slot; 0 refuses at once (worker_busy).", low=0
     )
     chats_max: int = count(
         CHATS_MAX,
-        "Chats that may be connected at once; each takes a slot only during a turn.",
+        "Maximum connected chats; each takes a slot only during a turn.",
         low=0,
     )
     idle_s: int = seconds(
@@ -525,30 +526,30 @@ class Settings:
     )
     detach_s: int = seconds(
         limits.DETACH_S,
-        "Seconds for which a session without a connection keeps its slot, if its client asked to "
-        "be able to come back; 0 allows no one to.",
+        "Seconds for which a resumable session without a connection keeps its slot; 0 disables "
+        "resuming.",
         low=0,
     )
     resume_s: int = seconds(
-        limits.RESUME_S, "Seconds after which such a session ends, unless its client came back."
+        limits.RESUME_S, "Seconds after which such a session ends, unless its client comes back."
     )
     resumable: bool = setting(
         False,
-        "Go on with the sessions that a server before this one left in the log folder, and leave "
-        "those whose clients can come back to the next server. The model must be the same.",
+        "Resume the sessions that the previous server left in the log folder, and leave "
+        "resumable ones to the next server. The model must be the same.",
     )
     detached_max: int = count(
         DETACHED_MAX,
-        "Sessions without a connection that are kept; then the oldest of the key or address that "
-        "has most ends first.",
+        "Maximum sessions without a connection; beyond it, the oldest of the key or address "
+        "with the most ends first.",
         low=0,
     )
     init_wait_s: int = seconds(
-        limits.INIT_WAIT_S, "Seconds that a client may hold a slot before it sets its session up."
+        limits.INIT_WAIT_S, "Seconds that a client may hold a slot before its session is set up."
     )
     cleanup_wait_s: int = seconds(
         limits.CLEANUP_WAIT_S,
-        "Seconds that a model call may run on after its session's end; then its slot is condemned.",
+        "Seconds that a model call may outlast its session; then its slot is condemned.",
     )
 
     record_to: Path | None = setting(
@@ -561,24 +562,25 @@ class Settings:
     )
     durability: Durability = setting(
         "interval",
-        "When logs are synced to the device, besides at their end: never, every second, or also "
-        "with every unit. A killed process loses nothing in any case; a power cut may.",
+        "When logs are synced to the device, in addition to their end: never, every second, or "
+        "also with every unit. A killed process never loses data; a power cut may.",
     )
     on_recording_failure: Literal["continue", "close"] = setting(
-        "continue", "What a session does when its log cannot be written: go on and say so, or end."
+        "continue",
+        "What a session does when its log cannot be written: continue and report it, or end.",
     )
     on_worker_loss: Literal["rebuild", "close"] = setting(
         "rebuild",
-        "What a recorded session does when its model's process or device is lost: it is brought "
-        "back on another slot from its recording, or ends.",
+        "What a recorded session does when its model's process or device is lost: rebuild on "
+        "another slot from the recording, or end.",
     )
     rebuild: Literal["auto", "exact", "fast"] = setting(
         "auto",
-        "How it is brought back: exact feeds each unit as recorded, so that all that follows is "
-        "the same byte for byte; fast feeds many at once; auto is exact for a deterministic model.",
+        "How it is rebuilt: exact feeds each unit as recorded, so that what follows is "
+        "byte-identical; fast feeds many at once; auto is exact for a deterministic model.",
     )
     record_always: bool = setting(
-        False, "Refuse clients that ask not to be recorded; a key may say so too."
+        False, "Refuse clients that ask not to be recorded; also a setting of a key."
     )
     recording_notice: str | None = setting(
         None, "A notice that recorded clients receive when their session begins."
@@ -591,22 +593,21 @@ class Settings:
     )
     fork_mb: int = setting(
         FORK_MB,
-        "Megabytes of recordings that the forks of one key or address may copy in a quarter of an "
-        "hour; one more may begin while any are left.",
+        "Megabytes of recordings that the forks of one key or address may copy in 15 minutes.",
         low=1,
         high=MEGABYTES_MAX,
     )
     record_keep_days: int | None = setting(
         None,
-        "Days after its last write that a log is kept; then it is removed.",
+        "Days to keep a log after its last write.",
         low=1,
         high=DAYS_MAX,
         unset="for ever",
     )
     record_keep_mb: int | None = setting(
         None,
-        "Megabytes that all logs may take together; above that the oldest are removed, except logs "
-        "that are being written.",
+        "Maximum megabytes of all logs; beyond it the oldest are removed, except those being "
+        "written.",
         low=1,
         high=MEGABYTES_MAX,
         unset="the size of the disk",
@@ -621,8 +622,8 @@ class Settings:
 
     keys: Path | None = setting(
         None,
-        "File of API keys, made by `antiphon keys`; with it every request needs a key, except "
-        "/health, /ready and the files of pages. It is read again when it changes.",
+        "File of API keys, made by `antiphon keys`. Every request then needs a key, except "
+        "/health, /ready and the files of pages. Reloaded when it changes.",
         heading="Keys, origins and TLS",
         unset="no key is needed",
     )
@@ -642,15 +643,15 @@ class Settings:
     )
     tls_cert: Path | None = setting(
         None,
-        "The certificate and its chain, PEM; read again when it changes. Needs --tls-key.",
+        "The certificate and its chain, PEM; reloaded when it changes. Needs --tls-key.",
         unset="plain HTTP",
     )
     tls_key: Path | None = setting(None, "The certificate's private key, PEM, without a password.")
 
     gateways: tuple[str, ...] = setting(
         (),
-        "Address of another server behind the same balancer: http://HOST:PORT or https://. Clients "
-        "reach sessions and recordings of any of them through any other one.",
+        "Address of another server behind the same balancer: http://HOST:PORT or https://. "
+        "Clients then reach any server's sessions and recordings through any other.",
         flag="--gateway",
     )
     gateway_ca: Path | None = setting(
@@ -661,25 +662,26 @@ class Settings:
 
     connections_max: int = count(
         CONNECTIONS_MAX,
-        "Connections at once, WebSockets and others.",
-        heading="Bounds of connections",
+        "Maximum open connections, WebSockets and others.",
+        heading="Connection limits",
     )
     connections_per_address_max: int = count(
         CONNECTIONS_PER_ADDRESS_MAX,
-        "Of these, from one address. Behind a proxy all come from the proxy's address.",
+        "Maximum open connections from one address. Behind a proxy all come from the proxy's "
+        "address.",
     )
     connections_per_address_per_s_max: int = count(
         CONNECTIONS_PER_ADDRESS_PER_S_MAX,
-        "New connections a second from one address, on average; more get 429.",
+        "New connections per second from one address, on average; more get 429.",
     )
     messages_per_s_max: int = count(
         MESSAGES_PER_S_MAX,
-        "Messages a second that are read from one connection, on average; more wait. All of a key, "
-        "or of an address, have as many as one in 25 of connections_per_address_max.",
+        "Messages per second read from one connection, on average; more wait. All connections "
+        "of a key or address together have 1/25 of connections_per_address_max times that.",
     )
     bytes_per_s_max: int = setting(
         BYTES_PER_S_MAX,
-        "Bytes a second that are read from one connection, on average; more wait.",
+        "Bytes per second read from one connection, on average; more wait.",
         low=1024,
         high=BYTES_PER_S_LIMIT,
     )
@@ -700,7 +702,7 @@ class Settings:
         "text", "Format of the server's own log, on standard error."
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "warning", "Lowest level of its messages; -v stands for info."
+        "warning", "Minimum level of its messages; -v is short for info."
     )
     traces: bool = setting(
         False, "Send OpenTelemetry spans, as the OTEL_ variables say (the extra traces)."

@@ -153,7 +153,7 @@ def _take(
     for name, value in entries.items():
         entry = where + (name if name.isidentifier() else shown(name))
         if name not in known:
-            problems.append(f"{entry}: there is no such setting{_nearest(name, known)}")
+            problems.append(f"{entry}: unknown setting{_nearest(name, known)}")
             continue
         try:
             parsed[known[name].name] = parse(known[name], value)
@@ -320,7 +320,7 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
 def _default_of(setting: Setting) -> str:
     """The bracketed default and range after the help."""
     if setting.kind == "texts":
-        return "default: none; give it as often as wanted"
+        return "default: none; repeatable"
     text = setting.unset if setting.default is None else _plain(setting.default)
     ranged = f"; {setting.allowed}" if setting.kind == "number" else ""
     return f"default: {text}{ranged}"

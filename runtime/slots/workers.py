@@ -394,9 +394,9 @@ class Workers:
         """Load a further worker, and lease its slots from now on; raises as `add` does."""
         held = {place.where for place in self._places if not place.is_drained}
         if new.where in held | self._coming:
-            raise LocalProtocolError(f"there is a worker at {new.where} already")
+            raise LocalProtocolError(f"there already is a worker at {new.where}")
         if len(self._places) + len(self._coming) >= WORKERS_MAX:
-            raise LocalProtocolError(f"a server has {WORKERS_MAX} workers at most")
+            raise LocalProtocolError(f"a server has at most {WORKERS_MAX} workers")
         self._coming.add(new.where)
         try:
             backend = await self._load_checked(new.load)

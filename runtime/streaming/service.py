@@ -50,7 +50,7 @@ class Streaming:
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
-            raise LocalProtocolError("this Streaming was entered already")
+            raise LocalProtocolError("this Streaming was already entered")
         self._tasks = await anyio.create_task_group().__aenter__()
         self._entered_by = anyio.get_current_task()
         return self

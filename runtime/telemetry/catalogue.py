@@ -174,7 +174,7 @@ RELEASE_SECONDS: Final = _spread(
 OPEN_SECONDS: Final = _spread(
     "open_seconds", "Opening a duplex session on the model, its prompt included.", CALL_BUCKETS_S
 )
-OPENS_FAILED: Final = _count("opens_failed", "Openings of a session that failed for good.")
+OPENS_FAILED: Final = _count("opens_failed", "Session openings that failed permanently.")
 BACKENDS_LOST: Final = _count("backends_lost", "Times that a session lost its model.", mode=MODES)
 REBUILDS: Final = _count(
     "rebuilds",
@@ -246,7 +246,7 @@ ROLLBACKS: Final = _count(
     "Failed units undone (done), or not (failed: the session ends).",
     outcome=("done", "failed"),
 )
-FINALIZES_FAILED: Final = _count("finalizes_failed", "Finalizes that failed: the session ends.")
+FINALIZES_FAILED: Final = _count("finalizes_failed", "Failed finalizes, which end their session.")
 SPEECH_SECONDS: Final = _count("speech_seconds", "Speech that the model made.", mode=MODES)
 TOKENS: Final = _count(
     "tokens",
@@ -254,7 +254,7 @@ TOKENS: Final = _count(
     kind=("text", "speech", "picture", "prompt"),
 )
 SESSION_KV_TOKENS: Final = _spread(
-    "session_kv_tokens", "The most that a session held in the KV cache.", TOKEN_BUCKETS, mode=MODES
+    "session_kv_tokens", "Maximum tokens of a session in the KV cache.", TOKEN_BUCKETS, mode=MODES
 )
 
 # -- conversations, at their ends -----------------------------------------------------------------

@@ -316,7 +316,7 @@ class SessionLogger:
                 self._log(logging.INFO, "the client asked not to be recorded")
             elif isinstance(effect, DropUnit) and not self._has_dropped:
                 self._has_dropped = True
-                self._log(logging.INFO, "input comes too fast, seconds of it are dropped")
+                self._log(logging.INFO, "input comes too fast: seconds of it are dropped")
 
     def received(
         self, events: Sequence[ev.FrameReceived], _messages: object, session: Session

@@ -59,8 +59,10 @@ def _count(name: str, meaning: str, *labels: str) -> Metric:
     return Metric(name=f"antiphon_{name}_total", kind="counter", meaning=meaning, labels=labels)
 
 
-BUILD: Final = _gauge("build_info", "Always 1; what runs.", "version", "model", "speech")
-UPTIME: Final = _gauge("uptime_seconds", "Since the server began.")
+BUILD: Final = _gauge(
+    "build_info", "Always 1; version, model and speech are labels.", "version", "model", "speech"
+)
+UPTIME: Final = _gauge("uptime_seconds", "Seconds since the server started.")
 READY: Final = _gauge("ready", "1 where `/ready` answers 200, else 0.")
 READINESS_GAUGE: Final = _gauge(
     "readiness", "1 for the current state of the server, 0 for the others.", "state"
@@ -113,12 +115,12 @@ RECORDER_BACKLOG: Final = _gauge(
 RECORDER_BLOCKS: Final = _count("recorder_blocks", "Blocks written to logs.")
 RECORDER_WRITTEN: Final = _count("recorder_written_bytes", "Bytes written to logs.")
 RECORDER_FAILURES: Final = _count("recorder_failures", "Logs that failed.")
-RECORDINGS: Final = _gauge("recordings", "Logs in the folder, when they were counted last.")
-RECORDINGS_BYTES: Final = _gauge("recordings_bytes", "What these take.")
+RECORDINGS: Final = _gauge("recordings", "Logs in the folder at the last count.")
+RECORDINGS_BYTES: Final = _gauge("recordings_bytes", "Their bytes.")
 RECORDINGS_REMOVED: Final = _count(
     "recordings_removed", "Logs that the server removed: by age, by the size of all.", "cause"
 )
-RECORDINGS_REMOVED_BYTES: Final = _count("recordings_removed_bytes", "What these took.")
+RECORDINGS_REMOVED_BYTES: Final = _count("recordings_removed_bytes", "Their bytes.")
 REMOVALS_FAILED: Final = _count(
     "recordings_removals_failed", "Times that a log should have been removed and could not be."
 )

@@ -83,7 +83,7 @@ class Watchers:
 
     def _drop(self, watcher: Watcher) -> None:
         """Log the exception that a watcher raised, and show it nothing more."""
-        _logger.exception("%s broke, and watches this session no more", type(watcher).__name__)
+        _logger.exception("%s failed, and no longer watches this session", type(watcher).__name__)
         self._watchers = [it for it in self._watchers if it is not watcher]
 
 

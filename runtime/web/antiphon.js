@@ -947,7 +947,7 @@ function endpoint(url, options) {
   try {
     address = new URL(url);
   } catch {
-    throw new MisuseError(`${url} is no address: it is like ws://127.0.0.1:8006`);
+    throw new MisuseError(`${url} is not an address: it is like ws://127.0.0.1:8006`);
   }
   if (!/^wss?:$/.test(address.protocol)) throw new MisuseError("an address begins with ws: or wss:");
   const { path, query } = dialectOf(options);

@@ -54,32 +54,33 @@ STDIN: Final = 0
 @click.option(
     "--slots",
     type=click.IntRange(1, 1024),
-    help="Sessions at once, of all gateways together [default: as for `antiphon serve`].",
+    help="Concurrent sessions of all gateways together [default: as for `antiphon serve`].",
 )
-@click.option("--device", type=click.Choice(DEVICES), help="Where the model computes.")
+@click.option("--device", type=click.Choice(DEVICES), help="Device of the model.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Format of weights and caches.")
 @click.option(
-    "--deterministic", is_flag=True, help="Give a session the same bytes always, or do not start."
+    "--deterministic",
+    is_flag=True,
+    help="Make a session's bytes independent of other sessions, or do not start.",
 )
 @click.option(
     "--voice-steps",
     type=click.IntRange(1, VOICE_STEPS_MAX),
     default=VOICE_STEPS,
     show_default=True,
-    help="As of `antiphon serve`.",
+    help="As for `antiphon serve`.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A secret that gateways must have too, 16 characters or more; it never crosses the "
-    "network.",
+    help="A secret shared with gateways, at least 16 characters; it never crosses the network.",
 )
 @click.option(
     "--tls-cert",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The certificate and its chain, PEM; read again when it changes.",
+    help="The certificate and its chain, PEM; reloaded when it changes.",
 )
 @click.option(
     "--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key, PEM."
@@ -87,7 +88,7 @@ STDIN: Final = 0
 @click.option("--until-stdin-ends", is_flag=True, hidden=True)
 @click.option("--no-tls", is_flag=True, hidden=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
-@click.option("-v", "--verbose", is_flag=True, help="Log every gateway that comes.")
+@click.option("-v", "--verbose", is_flag=True, help="Log each gateway that connects.")
 def start_command(
     *,
     model: str,
@@ -165,7 +166,7 @@ def _certificate(cert: Path | None, key: Path | None) -> Certificate | None:
     if cert is None and key is None:
         return None
     if cert is None or key is None:
-        raise ValueError("--tls-cert and --tls-key are given together, or neither")
+        raise ValueError("--tls-cert and --tls-key must be given together")
     return Certificate(cert, key)
 
 
@@ -222,7 +223,7 @@ async def _listen(address: WorkerAddress) -> tuple[Listener[SocketStream], Worke
         port = tcp.extra(SocketAttribute.local_port)
         return tcp, TcpAddress(address.host, port)
     if await _is_served(address):
-        raise OSError("another process listens there")
+        raise OSError("the address is in use")
     mask = os.umask(~SOCKET_MODE & 0o777)
     try:
         return await anyio.create_unix_listener(address.path), address

@@ -143,7 +143,7 @@ class Worker:
             if self._links >= LINKS_MAX:
                 _logger.warning("a gateway is refused: %d are connected", LINKS_MAX)
                 return
-            _logger.info("a gateway has come")
+            _logger.info("a gateway has connected")
             self._links += 1
             try:
                 await gateway.link.run()
@@ -185,7 +185,7 @@ class Worker:
                 await greet_gateway(wire, self.token, info)
                 return GatewayLink(wire, self, speaks=info.speaks)
         except _LEFT:
-            _logger.info("a connection has left before it greeted")
+            _logger.info("a connection was closed before its greeting")
         except TimeoutError:
             _logger.warning("a connection is dropped: no greeting within %g s", HELLO_WAIT_S)
         except (LinkError, OSError) as error:
@@ -362,7 +362,7 @@ class GatewayLink:
 
     async def _release(self, session: Session, message: Ask | None = None) -> None:
         """Release a session when its call has ended, and answer; both waits are bounded."""
-        failure: Exception | None = BackendError("its call, or its release, hangs")
+        failure: Exception | None = BackendError("its call or its release hangs")
         is_clean = False
         try:
             with anyio.CancelScope(shield=True):
@@ -396,7 +396,7 @@ class GatewayLink:
         """The gateway is gone: cut what runs, and release all."""
         sessions, self._sessions = list(self._sessions.values()), {}
         level = logging.WARNING if sessions else logging.INFO
-        _logger.log(level, "a gateway with %d sessions is gone: %s", len(sessions), reason)
+        _logger.log(level, "a gateway with %d sessions has disconnected: %s", len(sessions), reason)
         for session in sessions:
             is_in_unit = session.call and session.model.opened is not None
             session.model.cut(session.unit if is_in_unit else None)

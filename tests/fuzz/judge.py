@@ -554,7 +554,7 @@ class Judge:
         if self.close is not None:
             self.found("close", "a message after the close")
         if isinstance(frame, bytes) or not isinstance(body, dict):
-            self.found("undocumented", "a message that is no JSON object in text")
+            self.found("undocumented", "a message that is not a JSON object in text")
         elif self._ends:
             for message in self._read(frame, body):
                 self._take(message)

@@ -248,7 +248,7 @@ def read_address(url: str, key: str | None = None) -> Address:
     """Parse a user's address, an origin or an endpoint; raises `CannotFuzzError`."""
     parts = urlsplit(url)
     if parts.scheme not in {"ws", "wss"} or not parts.hostname:
-        raise CannotFuzzError(f"{url!r} is no address of a WebSocket, ws://host:port")
+        raise CannotFuzzError(f"{url!r} is not an address of a WebSocket, ws://host:port")
     path = parts.path.removesuffix("/").removesuffix(REALTIME_PATH)
     return Address(origin=f"{parts.scheme}://{parts.netloc}{path}", key=key)
 

@@ -628,7 +628,7 @@ def test_an_admin_drains(tab: Tab, tmp_path: Path) -> None:
             pass
         tab.until("button('Drain the server…').disabled", setup=BUTTON)
         again = request(server.address, "/api/drain", method="POST", headers={})
-        assert (again.status, again.said["message"]) == (409, "the server drains already")
+        assert (again.status, again.said["message"]) == (409, "the server is already draining")
         server.process.send_signal(signal.SIGTERM)  # as the second one would
         assert json.loads(session.recv(timeout=WAIT_S))["reason"] == "server_shutdown"
         assert server.process.wait(WAIT_S) == 0

@@ -104,8 +104,8 @@ def test_the_last_worker_is_not_drained(site: Site) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ({"address": "elsewhere"}, 400, "is no address"),
-        ({"address": "http://127.0.0.1/"}, 400, "is no address"),
+        ({"address": "elsewhere"}, 400, "is not an address"),
+        ({"address": "http://127.0.0.1/"}, 400, "is not an address"),
         ({"address": "tcp:192.0.2.1:7000"}, 400, "the server has no worker_token_file"),
         ({"address": "unix:/nowhere/at/all"}, 502, "no such file"),
         ({"address": ""}, 400, "address"),

@@ -126,7 +126,7 @@ def test_what_is_there_is_not_replaced(tmp_path: Path, name: str) -> None:
     result, path = make(tmp_path, name, mode=0o600)
     assert path.read_text() == "mine"
     assert result.exit_code == 2
-    assert "it is there already" in result.output
+    assert " exists: " in result.output
 
 
 @pytest.mark.parametrize("name", FORCED)

@@ -290,7 +290,7 @@ def test_a_log_that_is_being_written_is_refused(tmp_path: Path) -> None:
     path.write_bytes(LOG[: OFFSETS[2]])
     with path.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(NotRecoverable, match="being written"):
+        with pytest.raises(NotRecoverable, match="a server is writing it"):
             survey(path)
     assert not survey(path).is_sound
 
@@ -320,7 +320,7 @@ def test_marks_for_records_that_were_never_there_are_bounded(tmp_path: Path) -> 
     far = [[record("mark", 1)], [record("mark", 1 << 40)]]
     path = tmp_path / "a"
     path.write_bytes(make_log(far, fin=False))
-    with pytest.raises(NotRecoverable, match="lost at once"):
+    with pytest.raises(NotRecoverable, match="consecutive records are lost"):
         recover(path, tmp_path / "b", survey(path, salvage=True))
 
 

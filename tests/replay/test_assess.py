@@ -330,10 +330,10 @@ def test_a_model_that_is_not_there(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--model", "tiny"), "are for --mode open or forced"),
-        (("--jobs", "2"), "are for --mode open or forced"),
-        (("--mode", "open"), "--mode open runs a model: --model"),
-        (("--mode", "forced", "--model", "tiny", "--baseline", "."), "--baseline MODEL"),
+        (("--model", "tiny"), "need --mode open or forced"),
+        (("--jobs", "2"), "need --mode open or forced"),
+        (("--mode", "open"), "--mode open needs --model"),
+        (("--mode", "forced", "--model", "tiny", "--baseline", "."), "--baseline must be a model"),
         (("--fail-if", "errors.p < 0.1"), "needs a --baseline"),
         (("--mode", "forced", "--model", "x", "--fail-if", "decisions.p < 1"), "needs a --basel"),
     ],

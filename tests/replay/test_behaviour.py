@@ -63,7 +63,7 @@ def test_a_newer_log_is_not_comparable(tmp_path: Path, how: str) -> None:
     assert outcome.divergence is None
     told = CliRunner().invoke(replay_command, [str(path)])
     assert told.exit_code == 3
-    assert "a newer version recorded it" in told.output
+    assert "recorded by a newer version" in told.output
     assert f"behaviour {NEWEST}" in told.output
 
 

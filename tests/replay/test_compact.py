@@ -108,7 +108,7 @@ def test_output_leaves_the_log_alone(folder: Path) -> None:
     assert items(output)[:-1] == items(path)[:-1]
     there = call(path, "--output", output)
     assert (there.exit_code, there.stderr.count("\n")) == (2, 1)
-    assert "it is there already" in there.stderr
+    assert "it exists" in there.stderr
     assert "is for one LOG" in call(folder, "--output", output).stderr
 
 

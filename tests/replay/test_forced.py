@@ -186,5 +186,5 @@ def test_the_command_tells_it(
     differing = next(it for it in body["recordings"] if it["changed"])
     assert any(it["near_tie"] for it in differing["changed"])
     text = call(eval_command, differing["log"], *flags).stdout
-    assert "units that came out otherwise:" in text
+    assert "units with other results:" in text
     assert ": a near-tie" in text

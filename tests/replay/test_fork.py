@@ -474,7 +474,7 @@ def test_a_chat_and_a_damaged_log_are_refused(tmp_path: Path, log: Path) -> None
     chat = FOLDER / "v1-realtime-chat.session.zst"
     copy = tmp_path / chat.name
     copy.write_bytes(chat.read_bytes())
-    assert "a chat is not forked" in str(refusal(copy, Change(at=0), ScriptedBackend()))
+    assert "a chat cannot be forked" in str(refusal(copy, Change(at=0), ScriptedBackend()))
     data = bytearray(log.read_bytes())
     data[len(data) // 2] ^= 1
     log.write_bytes(data)
@@ -567,7 +567,7 @@ def test_a_held_fork_replays(log: Path, at: int) -> None:
     report = full_replay(path, ScriptedBackend(quick))
     assert report.identical, report.first_divergence
     assert (report.units, report.units_held, report.units_changed) == (13, at, 0)
-    assert f"{at} of 13 units were held to the recording that this is a fork of" in told(report)
+    assert f"{at} of 13 units were forced to the recording of which this is a fork" in told(report)
 
 
 def test_a_fork_of_a_held_fork_replays(log: Path) -> None:

@@ -135,7 +135,7 @@ def test_the_command_measures_with_a_transcriber(tmp_path: Path) -> None:
     assert body["failed_conditions"] == ["own_voice_word_error > 0.5 (it is 3)"]
     without = call(log, *condition)
     assert without.exit_code == 2
-    assert "with a --transcriber only" in without.stderr
+    assert "needs a --transcriber" in without.stderr
     assert "own_voice_word_error" not in call(log, "--json").stdout
 
 

@@ -489,7 +489,7 @@ def test_a_difference_is_an_exit_code(port: int) -> None:
     caller.join()
     assert result.exit_code == 1
     assert "frame 0 was append, the recorded one init" in result.stdout
-    assert result.stderr == "Error: a client did otherwise than the recorded one\n"
+    assert result.stderr == "Error: a client deviated from the recorded one\n"
 
 
 def test_what_cannot_be_played_is_one_line(tmp_path: Path, port: int) -> None:

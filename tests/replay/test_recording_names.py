@@ -100,8 +100,8 @@ def test_the_folder_is_that_of_the_server(here: Path, monkeypatch: pytest.Monkey
             "recordings: it has 2 recordings, and one is needed: recordings/last, or as "
             "`antiphon recordings list recordings` names them",
         ),
-        ("file:///", "file:///: no URL of a recording"),
-        ("s3://bucket", "s3://bucket: no URL of a recording, such as s3://bucket/prefix/NAME"),
+        ("file:///", "file:///: not the URL of a recording"),
+        ("s3://bucket", "s3://bucket: not the URL of a recording, such as s3://bucket/prefix/NAME"),
     ],
 )
 def test_what_is_not_found_is_said(name: str, said: str, here: Path) -> None:

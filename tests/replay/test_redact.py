@@ -522,7 +522,7 @@ def test_it_says_what_it_took_out(tmp_path: Path) -> None:
     head = next(iter(read(redacted))).fields
     assert [entry["removed"] for entry in head["redacted"]] == [body["removed"]]  # type: ignore[index,union-attr]
     again = tmp_path / "again.session.zst"
-    assert "nothing to take out" in redact(redacted, again).stdout
+    assert "nothing to remove" in redact(redacted, again).stdout
     assert len(next(iter(read(again))).fields["redacted"]) == 2  # type: ignore[arg-type]
     assert set(body["kinds"]) == set(KINDS)
 
@@ -566,7 +566,7 @@ def test_another_course_is_noticed() -> None:
     unit = {**records[at].fields["unit"], "force_listen": True}  # type: ignore[dict-item]
     records[at] = attrs.evolve(records[at], fields={**records[at].fields, "unit": unit})
     run = Redaction(Policy())
-    with pytest.raises(RedactError, match=f"another course: record {records[at].seq} is"):
+    with pytest.raises(RedactError, match=f"would change: record {records[at].seq} is"):
         list(run.records(records))
 
 

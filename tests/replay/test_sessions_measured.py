@@ -161,7 +161,7 @@ def test_a_log_that_goes_meanwhile_stops_no_other(
     monkeypatch.setattr(Store, "find", find_late)
     result = call(list_command, folder, "--sort", "unanswered")
     assert result.exit_code == 0
-    assert "slow: it was removed meanwhile" in result.stderr
+    assert "slow: it was removed in the meantime" in result.stderr
     assert f"quick{SUFFIX}: No such file or directory" in result.stderr
     assert [row.split()[0] for row in result.stdout.splitlines()][1] == "never"
 

@@ -292,7 +292,7 @@ def test_the_command_writes_a_fixture(tmp_path: Path) -> None:
     again = call(log, "--output", small, "--", sys.executable, check)
     assert (again.exit_code, again.stderr) == (
         2,
-        f"Error: {small}: it is there already: give another name\n",
+        f"Error: {small}: it exists: give another name\n",
     )
 
 
@@ -332,7 +332,7 @@ def test_what_was_found_is_kept_where_it_cannot_be_written(
     result = call(log, "--output", small, "--", "sh", "-c", f"echo theirs > {small}; exit 1")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith(
-        f"Error: {small}: it is there already: give another name; it was kept as "
+        f"Error: {small}: it exists: give another name; it was kept as "
     )
     kept = Path(result.stderr.split()[-1])
     assert (verify(kept).exit_code, shape_of(kept).events) == (0, 1)

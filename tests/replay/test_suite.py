@@ -87,12 +87,12 @@ def test_sound_is_judged(heard: Any, expected: str, why: str, form: str, tmp_pat
         ('recording = "x"\nstays_silent = true', "name"),
         ('name = "a"\nrecording = "../x"\nstays_silent = true', "leaves the folder"),
         ('name = "a"\nuser = "x"\nstays_silent = true', "give one of"),
-        ('name = "a"\nrecording = "x"', "nothing is expected"),
+        ('name = "a"\nrecording = "x"', "the case expects nothing"),
         ('name = "a"\nrecording = "x"\nanswers_by = nan', "$.case[0].answers_by"),
         ('name = "a"\nrecording = "x"\nanswers_by = -1', "from 0 to"),
         ('name = "a"\nstereo = "x"\nsays_one_of = ["yes"]', "needs a recording"),
         ('name = "a"\nrecording = "x"\nsays_one_of = [1]', "$.case[0].says_one_of[0]"),
-        ("name", "is no TOML"),
+        ("name", "is not TOML"),
     ],
 )
 def test_a_wrong_manifest_is_explained(case: str, why: str, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_there_is_no_empty_suite(tmp_path: Path, log: Path, layout: str) -> None
     assert result.exit_code == 2
     said = result.stderr.splitlines()[-1]
     assert said.startswith("Error: ")
-    assert "is not made" in said if log == CHAT else "no such log" in said
+    assert "was not written" in said if log == CHAT else "no such log" in said
     assert not made.exists()
 
 

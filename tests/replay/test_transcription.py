@@ -99,7 +99,7 @@ def test_two_sessions_are_compared() -> None:
 def test_a_fork_is_refused_clearly() -> None:
     """A command for duplex sessions breaks amid a transcription."""
     said = antiphon("fork", LOG, "--at", "1", "--seed", "3", exit_code=2)
-    assert "a transcription is not forked" in said
+    assert "a transcription cannot be forked" in said
 
 
 @every_log

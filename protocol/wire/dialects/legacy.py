@@ -172,7 +172,7 @@ _METRICS: Final[tuple[Row, ...]] = (
 
 
 def _is_listen(outcome: Listen | Speech | Pending) -> bool:
-    """To clients a listen ends the turn, so a pending result during a turn is no listen."""
+    """To clients a listen ends the turn, so a pending result during a turn is not a listen."""
     if isinstance(outcome, Pending):
         return not outcome.is_speaking
     return isinstance(outcome, Listen)

@@ -150,7 +150,7 @@ def until(number: int, old: Kind, new: Kind) -> Kind:
 
 
 TOOLS: Final = until(TAKES_TOOLS, empty("the model has no tools"), FUNCTIONS)
-"""Functions that a client offers: they are told again, and none is called."""
+"""Functions that a client offers: they are returned, and none is called."""
 NOT_CALLED: Final = "Functions; none is called."
 
 

@@ -3,7 +3,7 @@
 Names, fields and words are those of the types of the `openai` package (`openai.types.realtime`).
 
 Choices in addition to them:
-- `session.created` comes when the session has a slot; its wait is told as a rate limit.
+- `session.created` comes when the session has a slot; its wait is reported as a rate limit.
   A session's end is the connection's: there is no message for it, but an error for an end by time.
 - `event_id` is filled in by the session, which knows the number of the frame.
 - A response's item has its number: `item_...` for `resp_...`.
@@ -62,7 +62,7 @@ from .openai_requests import (
 )
 from .openai_requests import REQUESTS as ALL
 
-_NO_HINT: Final = "Without effect: the model writes down what it hears, without hints."
+_NO_HINT: Final = "Without effect: the model transcribes what it hears, without hints."
 _HINTS: Final = ("prompt", "keywords")
 _PLAIN_HINTS: Final = ("language", "languages", "delay")
 """Nothing in them is the client's own."""
@@ -164,7 +164,7 @@ _SESSION: Final = Object(
                     Object(
                         "transcription",
                         (Field("model", TEXT, attr="transcriber", example="tiny"),),
-                        doc="The model that writes down what the client says.",
+                        doc="The model that transcribes what the client says.",
                     ),
                     PLAIN_DETECTION,
                 ),

@@ -403,7 +403,7 @@ SESSION: Final = Object(
                             {"model": told.openai.transcriber} if told.openai.transcriber else None
                         ),
                         example={"model": "tiny"},
-                        doc="The model that writes down what the client says.",
+                        doc="The model that transcribes what the client says.",
                     )
                 ),
                 Object(

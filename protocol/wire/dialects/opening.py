@@ -50,7 +50,7 @@ OPENING: Final = OpeningDialect("opening", _COMMON, _REQUESTS, shared.COMMON)
 
 
 def choose(body: Json) -> Dialect | None:
-    """Return the dialect that a client's init picks, right or wrong; None if it is no init."""
+    """Return the dialect that a client's init picks, right or wrong; None if it is not an init."""
     return _dialect_of(body) if OPENING.classify(body) is Request.INIT else None
 
 

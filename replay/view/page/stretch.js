@@ -1,7 +1,7 @@
 /* Speech slower or faster, at its own pitch.
  *
  * Overlapping windows of the sound are laid closer together, or further apart, each where it fits
- * best what is there already (waveform similarity overlap-add: Verhelst and Roelands, ICASSP 1993).
+ * best what was placed before (waveform similarity overlap-add: Verhelst and Roelands, ICASSP 1993).
  */
 
 const WINDOW_S = 0.04;

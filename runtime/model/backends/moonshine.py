@@ -1,4 +1,4 @@
-"""Moonshine: a small model that writes down English speech, on any CPU (`--transcriber moonshine`).
+"""Moonshine: a small model that transcribes English speech, on any CPU (`--transcriber moonshine`).
 
 The wheel of the package `moonshine-voice` (extra `antiphon[words]`) holds the weights: nothing is
 downloaded.
@@ -117,7 +117,7 @@ class Moonshine:
         return self._limiter.borrowed_tokens > 0
 
     async def open(self, opening: Opening, *, slot: int) -> BackendSession:  # noqa: ARG002
-        """Refuse: it writes down, and does not answer."""
+        """Refuse: it transcribes, and does not answer."""
         raise BackendRefused("moonshine transcribes only")
 
     async def transcribe(self, *, slot: int) -> MoonshineTranscript:  # noqa: ARG002
@@ -125,7 +125,7 @@ class Moonshine:
         return MoonshineTranscript(self)
 
     async def read(self, pcm: bytes) -> list[str]:
-        """Write down a segment of sound, in the model's thread; `BackendError`."""
+        """Transcribe a segment of sound, in the model's thread; `BackendError`."""
         samples = np.frombuffer(pcm, "<f4").astype(np.float32)
         async with self._limiter:
             reading = self._thread.submit(self._read, samples)

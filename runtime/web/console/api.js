@@ -27,7 +27,7 @@ export const connection = () => (key.get() ? { key: key.get() } : {});
 /**
  * Ask the server.
  * @param {string} path @param {RequestInit} [options]
- * @returns {Promise<Response>} an answer that is no error
+ * @returns {Promise<Response>} an answer that is not an error
  */
 export async function ask(path, options = {}) {
   const headers = { ...(key.get() ? { Authorization: `Bearer ${key.get()}` } : {}), ...options.headers };

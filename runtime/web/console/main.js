@@ -104,7 +104,7 @@ export class App {
       out || "",
     ];
     const line = told.map((it) => (it ? it.textContent : "")).join("\n");
-    if (line !== this.#line) fill(at("server"), ...told); // told again, a screen reader would read it again
+    if (line !== this.#line) fill(at("server"), ...told); // set again, a screen reader would read it again
     this.#line = line;
   }
 

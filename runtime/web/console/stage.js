@@ -18,7 +18,7 @@ const KINDS = /** @type {const} */ ({
 
 /** Words of one utterance follow each other without a longer pause. */
 const PAUSE_MS = 2000;
-/** Words are written down so long after they begin, at least: an answer since then follows them. */
+/** Words are transcribed so long after they begin, at least: an answer since then follows them. */
 const WRITTEN_MS = 1500;
 
 /** What both said, turn by turn; a screen reader reads it as it comes. */

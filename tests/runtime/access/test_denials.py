@@ -53,7 +53,7 @@ def test_a_crowd_fills_no_disk(caplog: pytest.LogCaptureFixture) -> None:
     clock.now_s = WINDOW_S
     denials.note("host", peer="192.0.2.8", asked="HTTP")
     assert [record.getMessage() for record in caplog.records[LINES_MAX:]] == [
-        f"{9 * LINES_MAX} denials more were not told",
+        f"{9 * LINES_MAX} further denials were not logged",
         "denied HTTP to 192.0.2.8: host",
     ]
     assert denials.counts == {"wrong_key": 10 * LINES_MAX, "host": 1}

@@ -196,7 +196,7 @@ def test_every_origin_is_welcome_where_that_was_said() -> None:
 @pytest.mark.parametrize("text", ["app.example", "https://app.example/", "null", "https://*.a"])
 def test_an_origin_that_no_page_has_is_refused(text: str) -> None:
     """An operator would wait for a page that never gets in."""
-    with pytest.raises(ValueError, match="is no origin"):
+    with pytest.raises(ValueError, match="is not an origin"):
         read_origins([text], has_keys=True, host="127.0.0.1")
 
 

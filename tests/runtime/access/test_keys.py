@@ -105,7 +105,7 @@ HASH = f'hash = "{hash_key("x")}"'
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("keys = 1", "no [[key]]"),
+        ("keys = 1", "not a [[key]]"),
         ("key = 1", "begins with a line [[key]]"),
         ("[key]\nname = 'a'", "begins with a line [[key]]"),
         ("[[key]]", "key 1: name must be"),
@@ -128,8 +128,8 @@ HASH = f'hash = "{hash_key("x")}"'
             f"[[key]]\nname = 'a'\n{HASH}\n[[key]]\nname = 'a'\nhash = '{hash_key('y')}'",
             "the same name",
         ),
-        ("[[key]\n", "is no TOML"),
-        ("a = " + "[" * 100_000, "is no TOML"),
+        ("[[key]\n", "is not TOML"),
+        ("a = " + "[" * 100_000, "is not TOML"),
     ],
 )
 def test_a_file_that_is_not_exactly_one_is_refused_without_a_secret(text: str, told: str) -> None:
@@ -456,7 +456,7 @@ def test_keys_are_listed_without_their_hashes(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("add", "anna"), "there is a key anna already"),
+        (("add", "anna"), "there already is a key anna"),
         (("add", "a b"), "a name is"),
         (("add", "bert", "--scope", "root"), "--scope"),
         (("add", "bert", "--sessions-max", "-1"), "--sessions-max"),

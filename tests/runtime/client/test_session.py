@@ -245,5 +245,5 @@ def test_an_address_is_completed(url: str, address: str) -> None:
 )
 def test_no_address(url: str) -> None:
     """A typing error would be a traceback, or a connection to somewhere else."""
-    with pytest.raises(AddressError, match="is no address"):
+    with pytest.raises(AddressError, match="is not the address"):
         endpoint(url, "audio")

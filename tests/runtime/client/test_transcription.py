@@ -304,7 +304,7 @@ def test_what_went_wrong_stands_on_a_line_of_its_own(wav: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(("none.wav",), "none.wav: No such file"), (("{wav}", "--url", "ftp://a"), "no address")],
+    [(("none.wav",), "none.wav: No such file"), (("{wav}", "--url", "ftp://a"), "not the address")],
 )
 def test_what_cannot_be_used_is_said_before_anything_is_sent(
     arguments: tuple[str, ...], text: str, wav: Path

@@ -168,7 +168,7 @@ def test_a_wait_and_a_limit_are_told() -> None:
     with peer(answer) as url:
         result = ask("?", "--url", url)
         assert "place 2 of 3" in result.stderr
-        assert "limit of tokens" in result.stderr
+        assert "token limit" in result.stderr
         assert result.stdout == "half\n"
         lines = ask("?", "--json", "--url", url).stdout.splitlines()
         assert [json.loads(line)["type"] for line in lines] == ["created", "queued", "response"]
@@ -211,7 +211,7 @@ UNUSABLE: dict[str, tuple[list[str], str]] = {
     "no voice": (["--speak", "x.wav", "--voice", "nobody.wav"], "nobody.wav"),
     "folder": (["--speak", "nowhere/x.wav"], "no folder nowhere"),
     "is a folder": (["--speak", "tests"], "is a folder"),
-    "address": (["--url", "localhost"], "is no address"),
+    "address": (["--url", "localhost"], "is not the address"),
     "empty": ([], "no question"),
 }
 
@@ -321,7 +321,7 @@ def test_an_answer_is_cut_short() -> None:
         terminal.type("a?\n")
         terminal.until("well,")
         terminal.process.send_signal(signal.SIGINT)
-        terminal.until("forgotten")
+        terminal.until("discarded")
         terminal.type("b?\n")
         terminal.until("two.")
         terminal.type("\x04")

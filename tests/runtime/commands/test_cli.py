@@ -249,7 +249,7 @@ def test_a_server_opens_the_console(tmp_path: Path) -> None:
             time.sleep(0.02)
     host, port = server.address
     assert opened.read_text() == f"http://{host}:{port}/\n"
-    assert "--no-pages turns them off" in antiphon("serve", "--open", "--no-pages").stderr
+    assert "which --no-pages turns off" in antiphon("serve", "--open", "--no-pages").stderr
 
 
 def test_the_help_of_a_server_is_short() -> None:

@@ -178,4 +178,4 @@ def test_a_file_or_a_microphone(options: list[str]) -> None:
     """One of the two would be ignored."""
     result = CliRunner().invoke(main, ["talk", *options])
     assert result.exit_code == 2
-    assert "name a WAV file to be said, or give --mic" in result.stderr
+    assert "name a WAV file, or give --mic" in result.stderr

@@ -25,14 +25,14 @@ MISTAKES_MIN: Final = 10
 ON_STDOUT: Final = ("doctor", "recordings verify")
 """Commands whose verdict is their result."""
 ROWS: Final = """
-2 | talk | name a WAV file to be said, or give --mic
+2 | talk | name a WAV file, or give --mic
 2 | talk missing.wav | missing.wav: No such file or directory
 2 | talk notes.txt | notes.txt: not a sound file that can be read
 2 | talk notes.wav | notes.wav: not a sound file that can be read
 2 | talk empty.wav | empty.wav: not a sound file that can be read
 2 | talk empty | empty: Is a directory
-2 | talk a.wav --mic | name a WAV file to be said, or give --mic
-2 | talk a.wav --url 127.0.0.1 | --url: '127.0.0.1' is no address of a server: it is like 127.0.0.
+2 | talk a.wav --mic | name a WAV file, or give --mic
+2 | talk a.wav --url 127.0.0.1 | --url: '127.0.0.1' is not the address of a server, such as 127.0.0.
 1 | talk a.wav --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is a se
 2 | talk a.wav --frame notes.txt | notes.txt: 5 bytes that are not a JPEG
 2 | talk a.wav --frame missing.jpg | missing.jpg: No such file or directory
@@ -43,7 +43,7 @@ ROWS: Final = """
 2 | talk a.wav --reply a.wav | --reply: a.wav would be overwritten
 2 | talk a.wav a.jpg | Got unexpected extra argument (a.jpg)
 1 | talk a.wav --key "no key" --url 127.0.0.1:1 | a key has only letters, digits and -._~+/
-2 | talk --mic --fast | --fast is for a file
+2 | talk --mic --fast | --fast needs a file
 2 | talk a.jpg | a.jpg: not a sound file that can be read
 1 | chat "hi" --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is a ser
 1 | chat "hi" --url https://127.0.0.1:1 | cannot connect to wss://127.0.0.1:1: connection refused;
@@ -51,7 +51,7 @@ ROWS: Final = """
 2 | chat "hi" --image notes.txt | notes.txt: 5 bytes that are no JPEG, PNG or WebP
 2 | chat "hi" --audio notes.txt | notes.txt: not a sound file that can be read
 2 | chat "hi" --video a.jpg | a.jpg: 6697 bytes that are no video of MP4, QuickTime, Matroska or W
-2 | chat "hi" --voice anna | --voice: nothing is spoken without --speak
+2 | chat "hi" --voice anna | --voice needs --speak
 2 | chat "hi" --speak empty | --speak: empty is a folder
 2 | chat "hi" --max-tokens 0 | Invalid value for '--max-tokens': 0 is not in the range 1<=x<=8192.
 2 | chat "hi" --temperature 3 | Invalid value for '--temperature': 3.0 is not in the range 0<=x<=2
@@ -65,7 +65,7 @@ ROWS: Final = """
 2 | transcribe notes.txt | notes.txt: not a sound file that can be read
 2 | transcribe empty | empty: Is a directory
 1 | transcribe a.wav --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; i
-2 | transcribe a.wav --url localhost | --url: 'localhost' is no address of a server: it is like 12
+2 | transcribe a.wav --url localhost | --url: 'localhost' is not the address of a server, such as 12
 2 | transcribe a.wav b.wav | Got unexpected extra argument (b.wav)
 2 | transcribe a.jpg | a.jpg: not a sound file that can be read
 2 | transcribe empty.wav | empty.wav: not a sound file that can be read
@@ -79,21 +79,21 @@ ROWS: Final = """
 2 | serve --model tinny | model: unknown model 'tinny': choose from tiny, scripted, or name the fo
 2 | serve --port 99999 | Invalid value for '--port': 99999 is too large: 0 to 65535
 2 | serve --prot 8007 | No such option '--prot'. (Did you mean one of: '--host', '--port', '--slot
-2 | serve --port abc | Invalid value for '--port': 'abc' is no whole number
-2 | serve --host 0.0.0.0 | host: 0.0.0.0 is no loopback address, and there are no keys. Make one w
+2 | serve --port abc | Invalid value for '--port': 'abc' is not a whole number
+2 | serve --host 0.0.0.0 | host: 0.0.0.0 is not a loopback address, and there are no keys. Make one
 2 | serve --tls-cert missing.crt | tls_cert: a certificate needs its private key, tls_key
 2 | serve --keys missing.toml | keys: missing.toml: cannot be read: No such file or directory
 2 | serve --config missing.toml | missing.toml: cannot be read: No such file or directory
-2 | serve --config bad.toml | bad.toml: port: 'x' is no whole number
-2 | serve --config typo.toml | typo.toml: prot: there is no such setting; did you mean port?
-2 | serve --config broken.toml | broken.toml: is no TOML: Invalid value (at line 1, column 8)
+2 | serve --config bad.toml | bad.toml: port: 'x' is not a whole number
+2 | serve --config typo.toml | typo.toml: prot: unknown setting; did you mean port?
+2 | serve --config broken.toml | broken.toml: is not TOML: Invalid value (at line 1, column 8)
 1 | serve --record notes.txt | cannot record to notes.txt: File exists
 2 | serve --static missing | static: there is no folder missing
-2 | serve --store ftp://bucket | store: ftp://bucket: no store; its URL begins with one of s3://,
+2 | serve --store ftp://bucket | store: ftp://bucket: not the URL of a store, which begins with one
 2 | serve --slots 0 | Invalid value for '--slots': 0 is too small: 1 to 1024
-2 | serve --open --no-pages | --open opens a page, and --no-pages turns them off
+2 | serve --open --no-pages | --open needs pages, which --no-pages turns off
 2 | serve tiny | Got unexpected extra argument (tiny); a model is named with --model tiny
-2 | serve --worker-address nothing | worker_addresses: 'nothing' is no address: unix:PATH or tcp:H
+2 | serve --worker-address nothing | worker_addresses: 'nothing' is not an address: unix:PATH or tc
 2 | demo --model nothing | Invalid value for '--model': 'nothing' is not one of 'tiny', 'scripted'
 2 | demo --speech missing.wav | missing.wav: No such file or directory
 2 | demo --speech notes.txt | notes.txt: not a sound file that can be read
@@ -104,9 +104,9 @@ ROWS: Final = """
 2 | demo --speech empty | empty: Is a directory
 2 | demo --fats | No such option '--fats'. (Did you mean one of: '--fast', '--frame'?)
 2 | demo --json --record notes.txt/x | --record: notes.txt/x: Not a directory
-1 | doctor --model nothing | nothing would NOT be served
-1 | doctor --model empty | empty would NOT be served
-1 | doctor --model notes.txt | notes.txt would NOT be served
+1 | doctor --model nothing | nothing cannot be served
+1 | doctor --model empty | empty cannot be served
+1 | doctor --model notes.txt | notes.txt cannot be served
 2 | doctor empty | Got unexpected extra argument (empty); a model is named with --model empty
 2 | doctor --slots 0 | Invalid value for '--slots': 0 is not in the range 1<=x<=1024.
 2 | doctor --device tpu | Invalid value for '--device': 'tpu' is not one of 'cpu', 'cuda'; did you
@@ -118,7 +118,7 @@ ROWS: Final = """
 2 | keys add "two words" --file k.toml | a name is 1 to 64 letters, digits and _.@-, a letter or d
 2 | keys add anna | Missing option '--file' (env var: 'ANTIPHON_KEYS').
 2 | keys add anna --file empty | Invalid value for '--file' (env var: 'ANTIPHON_KEYS'): File 'empt
-1 | keys add anna --file bad.toml | bad.toml: holds something that is no [[key]]
+1 | keys add anna --file bad.toml | bad.toml: holds something that is not a [[key]]
 1 | keys add anna --file nowhere/k.toml | nowhere: cannot be opened: No such file or directory
 2 | keys add anna --scope king --file k.toml | Invalid value for '--scope': 'king' is not one of '
 2 | keys add -x | No such option '-x'.
@@ -128,44 +128,44 @@ ROWS: Final = """
 2 | keys list | Missing option '--file' (env var: 'ANTIPHON_KEYS').
 2 | keys list extra --file k.toml | Got unexpected extra argument (extra)
 2 | keys list --file empty | Invalid value for '--file' (env var: 'ANTIPHON_KEYS'): File 'empty' i
-1 | keys list --file notes.txt | notes.txt: is no TOML: Expected '=' after a key in a key/value pa
-1 | keys list --file bad.toml | bad.toml: holds something that is no [[key]]
+1 | keys list --file notes.txt | notes.txt: is not TOML: Expected '=' after a key in a key/value pa
+1 | keys list --file bad.toml | bad.toml: holds something that is not a [[key]]
 1 | keys list --file nowhere/k.toml | nowhere/k.toml: cannot be read: No such file or directory
 2 | keys list --jsn --file k.toml | No such option '--jsn'.
 1 | keys list --file a.wav | a.wav: is not UTF-8
-1 | keys list --file typo.toml | typo.toml: holds something that is no [[key]]
+1 | keys list --file typo.toml | typo.toml: holds something that is not a [[key]]
 1 | keys remove anna --file missing.toml | missing.toml: cannot be read: No such file or directory
 2 | keys remove nobody | Missing option '--file' (env var: 'ANTIPHON_KEYS').
 2 | keys remove | Missing argument 'NAME'.
 2 | keys remove anna bert --file k.toml | Got unexpected extra argument (bert)
 2 | keys remove anna --file empty | Invalid value for '--file' (env var: 'ANTIPHON_KEYS'): File 'e
-1 | keys remove anna --file bad.toml | bad.toml: holds something that is no [[key]]
-1 | keys remove anna --file notes.txt | notes.txt: is no TOML: Expected '=' after a key in a key/v
+1 | keys remove anna --file bad.toml | bad.toml: holds something that is not a [[key]]
+1 | keys remove anna --file notes.txt | notes.txt: is not TOML: Expected '=' after a key in a key/v
 1 | keys remove "a b" --file k.toml | k.toml: cannot be read: No such file or directory
 1 | keys remove anna --file nowhere/k.toml | nowhere: cannot be opened: No such file or directory
 2 | keys remove anna --yes --file k.toml | No such option '--yes'.
 2 | keys ad anna | No such command 'ad'. Did you mean 'add'?
 2 | workers lst | No such command 'lst'. Did you mean 'list'?
 1 | workers list --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is a
-2 | workers list --url nowhere | --url: 'nowhere' is no address of a server: it is like 127.0.0.1:
+2 | workers list --url nowhere | --url: 'nowhere' is not the address of a server, such as 127.0.0.1:
 2 | workers list extra | Got unexpected extra argument (extra)
 1 | workers list --key "a b" --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection re
 1 | workers list --url http://127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused
 1 | workers list --url https://127.0.0.1:1 | cannot connect to wss://127.0.0.1:1: connection refus
-2 | workers list --url ws:// | --url: 'ws://' is no address of a server: it is like 127.0.0.1:8006
+2 | workers list --url ws:// | --url: 'ws://' is not the address of a server, such as 127.0.0.1:8006
 2 | workers list --wait | No such option '--wait'.
-2 | workers list --url 127.0.0.1 | --url: '127.0.0.1' is no address of a server: it is like 127.0.
+2 | workers list --url 127.0.0.1 | --url: '127.0.0.1' is not the address of a server, such as 127.0.
 2 | workers list --jsn | No such option '--jsn'. Did you mean '--json'?
 2 | workers add | Missing argument 'ADDRESS'.
 1 | workers add nothing --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused
 2 | workers add a b | Got unexpected extra argument (b)
 1 | workers add unix:/x --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused
-2 | workers add tcp:h:1 --url nowhere | --url: 'nowhere' is no address of a server: it is like 127
+2 | workers add tcp:h:1 --url nowhere | --url: 'nowhere' is not the address of a server, such as 127
 1 | workers add unix:/x --url http://127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection
 2 | workers add unix:/x --wait | No such option '--wait'.
 2 | workers add --url 127.0.0.1:1 | Missing argument 'ADDRESS'.
 1 | workers add unix:/x --key "a b" --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connec
-2 | workers add unix:/x --url ftp://h | is no address of a server
+2 | workers add unix:/x --url ftp://h | is not the address of a server
 2 | workers drain | Missing argument 'NUMBER'.
 2 | workers drain first | Invalid value for 'NUMBER': 'first' is not a valid whole number.
 1 | workers drain 0 --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is
@@ -174,14 +174,14 @@ ROWS: Final = """
 2 | workers drain 0.5 | Invalid value for 'NUMBER': '0.5' is not a valid whole number.
 1 | workers drain 0 --wait --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refu
 2 | workers drain 99999999999 | Invalid value for 'NUMBER': 99999999999 is not in the range 0<=x<=
-2 | workers drain 0 --url ws:// | --url: 'ws://' is no address of a server: it is like 127.0.0.1:8
+2 | workers drain 0 --url ws:// | --url: 'ws://' is not the address of a server, such as 127.0.0.1:8
 2 | workers drain 0 --now | No such option '--now'.
-2 | workers drain 0 --url 127.0.0.1 | --url: '127.0.0.1' is no address of a server: it is like 127
+2 | workers drain 0 --url 127.0.0.1 | --url: '127.0.0.1' is not the address of a server, such as 127
 2 | workers start | Missing option '--listen'.
 2 | workers start --model tiny | Missing option '--listen'.
 2 | workers start --model nothing --listen unix:s | unknown model 'nothing': choose from tiny, scr
 1 | workers start --model empty --listen unix:s | cannot serve empty at unix:s: empty: config.json
-2 | workers start --model tiny --listen 127.0.0.1:9000 | '127.0.0.1:9000' is no address: unix:PATH
+2 | workers start --model tiny --listen 127.0.0.1:9000 | '127.0.0.1:9000' is not an address: unix:P
 2 | workers start --model tiny --listen tcp:0.0.0.0:9000 | tcp:0.0.0.0:9000 can be reached from ot
 1 | workers start --model scripted --listen unix:/nowhere/at/all | cannot serve scripted at unix:/
 2 | workers start --model tiny --listen tcp:127.0.0.1:9000 --token-file missing | missing: cannot be
@@ -202,21 +202,21 @@ ROWS: Final = """
 2 | recordings inspect | Missing argument 'LOG'.
 2 | recordings inspect missing | missing: there is no recording missing in recordings: `antiphon r
 2 | recordings inspect last | last: there is no recording last in recordings: `antiphon recordings
-2 | recordings inspect notes.txt | notes.txt: this is no recording: there is no block of one in it
+2 | recordings inspect notes.txt | notes.txt: this is not a recording: it has no block of a log
 2 | recordings inspect empty | empty: it has no recordings, and one is needed: empty/last, or as `
-2 | recordings inspect a.wav | a.wav: this is no recording: there is no block of one in it
+2 | recordings inspect a.wav | a.wav: this is not a recording: it has no block of a log
 2 | recordings inspect . | .: it has 3 recordings, and one is needed: ./last, or as `antiphon reco
 2 | recordings inspect missing.session.zst | missing.session.zst: No such file or directory
 2 | recordings inspect a.session.zst chat.session.zst | Got unexpected extra argument (chat.sessio
 2 | recordings inspect a.session.zst --output x | No such option '--output'.
 2 | recordings view | Missing argument 'LOG'.
 2 | recordings view missing | missing: there is no recording missing in recordings: `antiphon reco
-2 | recordings view notes.txt | notes.txt: this is no recording: there is no block of one in it
+2 | recordings view notes.txt | notes.txt: this is not a recording: it has no block of a log
 2 | recordings view a.session.zst --output nowhere/x.html | nowhere/x.html: there is no folder now
 2 | recordings view a.session.zst --output a.session.zst | --output a.session.zst is a log: it wou
 2 | recordings view a.session.zst --output empty | empty: it is a folder
 2 | recordings view a.session.zst --diff missing | missing: there is no recording missing in recor
-2 | recordings view a.session.zst --diff notes.txt | notes.txt: this is no recording: there is no
+2 | recordings view a.session.zst --diff notes.txt | notes.txt: this is not a recording: it has no
 2 | recordings view empty | empty: it has no recordings, and one is needed: empty/last, or as `ant
 2 | recordings view a.session.zst --replya | No such option '--replya'. Did you mean '--replay'?
 2 | recordings marks | Missing argument 'LOG'.
@@ -225,15 +225,15 @@ ROWS: Final = """
 2 | recordings marks a.session.zst --add hi --at x | Invalid value for '--at': 'x' is not a valid
 2 | recordings marks a.session.zst --add hi --at -5 | Invalid value for '--at': -5.0 is not in the
 2 | recordings marks a.session.zst --remove 7 | a.session.zst: there is no mark 7 next to it
-2 | recordings marks notes.txt | notes.txt: this is no recording: there is no block of one in it
+2 | recordings marks notes.txt | notes.txt: this is not a recording: it has no block of a log
 2 | recordings marks a.session.zst --at 3 | --add and --at are given together
 2 | recordings marks empty --add hi | empty: it has no recordings, and one is needed: empty/last,
 2 | recordings marks a.session.zst chat.session.zst | Got unexpected extra argument
 2 | recordings verify | Missing argument 'LOG'.
 2 | recordings verify missing | missing: there is no recording missing in recordings: `antiphon re
-2 | recordings verify notes.txt | this is no recording: there is no block of one in it
+2 | recordings verify notes.txt | this is not a recording: it has no block of a log
 2 | recordings verify empty | empty: it has no recordings, and one is needed: empty/last, or as `a
-2 | recordings verify a.wav | this is no recording: there is no block of one in it
+2 | recordings verify a.wav | this is not a recording: it has no block of a log
 2 | recordings verify missing.session.zst | missing.session.zst: No such file or directory
 2 | recordings verify a.session.zst b.session.zst | Got unexpected extra argument (b.session.zst)
 2 | recordings verify . | .: it has 3 recordings, and one is needed: ./last, or as `antiphon recor
@@ -242,7 +242,7 @@ ROWS: Final = """
 2 | recordings recover | Missing argument 'LOG|DIR...'.
 2 | recordings recover missing | missing: there is no recording missing in recordings: `antiphon r
 2 | recordings recover empty | empty: no *.session.zst in it
-2 | recordings recover notes.txt | notes.txt: no name can be made of this one, so --output is need
+2 | recordings recover notes.txt | notes.txt: no name can be derived from this one: give --output
 2 | recordings recover . --output x.session.zst | --output is for one LOG
 2 | recordings recover damaged.session.zst --output a.session.zst | damaged.session.zst: a.session
 2 | recordings recover damaged.session.zst --output nowhere/x.session.zst | damaged.session.zst: n
@@ -252,46 +252,46 @@ ROWS: Final = """
 2 | recordings compact | Missing argument 'LOG|DIR...'.
 2 | recordings compact missing | missing: there is no recording missing in recordings: `antiphon r
 2 | recordings compact empty | empty: no *.session.zst in it
-1 | recordings compact notes.txt | notes.txt: this is no recording
-1 | recordings compact damaged.session.zst | damaged.session.zst: it is damaged: `antiphon recordi
+1 | recordings compact notes.txt | notes.txt: this is not a recording
+1 | recordings compact damaged.session.zst | damaged.session.zst: it is damaged; `antiphon recordi
 2 | recordings compact . --output x.session.zst | --output is for one LOG
-2 | recordings compact a.session.zst --output a.session.zst | a.session.zst: it is there already:
+2 | recordings compact a.session.zst --output a.session.zst | a.session.zst: it exists:
 2 | recordings compact a.session.zst --output nowhere/x.session.zst | nowhere/x.session.zst: there
 2 | recordings compact last | last: there is no recording last in recordings: `antiphon recordings
 2 | recordings compact --dry | No such option '--dry'.
 2 | recordings compact a.session.zst extra.session.zst | extra.session.zst: no such log
-1 | recordings compact a.wav | a.wav: this is no recording
+1 | recordings compact a.wav | a.wav: this is not a recording
 2 | recordings redact | Missing argument 'LOG'.
-2 | recordings redact a.session.zst | either --output or --dry-run is needed
+2 | recordings redact a.session.zst | give --output or --dry-run
 2 | recordings redact missing --output x.session.zst | missing: there is no recording missing in r
-2 | recordings redact notes.txt --output x.session.zst | notes.txt: this is no recording: there is
-2 | recordings redact a.session.zst --output a.session.zst | a.session.zst: it is there already: g
+2 | recordings redact notes.txt --output x.session.zst | notes.txt: this is not a recording: it has
+2 | recordings redact a.session.zst --output a.session.zst | a.session.zst: it exists: g
 2 | recordings redact a.session.zst --output nowhere/x.session.zst | nowhere/x.session.zst: there
 2 | recordings redact a.session.zst --output x.session.zst --kind sound | Invalid value for '--kin
 2 | recordings redact a.session.zst chat.session.zst --output x.session.zst | Got unexpected extra
 2 | recordings redact damaged.session.zst --output y.session.zst | damaged.session.zst: damaged at
 2 | recordings redact empty --output x.session.zst | empty: it has no recordings, and one is neede
 2 | recordings prune | Missing argument 'DIR|URL'.
-2 | recordings prune missing | say what may go: --older-than SPAN, --larger-than SIZE, or both
+2 | recordings prune missing | give --older-than SPAN, --larger-than SIZE, or both
 2 | recordings prune missing --older-than 30d | missing: there is no such folder
-2 | recordings prune . | say what may go: --older-than SPAN, --larger-than SIZE, or both
-2 | recordings prune . --older-than 30 | Invalid value for '--older-than': '30' is no time span, s
-2 | recordings prune . --larger-than 50 | Invalid value for '--larger-than': '50' is no size, such
-2 | recordings prune . --older-than month | Invalid value for '--older-than': 'month' is no time s
+2 | recordings prune . | give --older-than SPAN, --larger-than SIZE, or both
+2 | recordings prune . --older-than 30 | Invalid value for '--older-than': '30' is not a time span,
+2 | recordings prune . --larger-than 50 | Invalid value for '--larger-than': '50' is not a size, su
+2 | recordings prune . --older-than month | Invalid value for '--older-than': 'month' is not a time
 2 | recordings prune notes.txt --older-than 30d | notes.txt: it is a file, not a folder
-2 | recordings prune . --older-than -1d | Invalid value for '--older-than': '-1d' is no time span,
+2 | recordings prune . --older-than -1d | Invalid value for '--older-than': '-1d' is not a time spa
 2 | recordings prune . extra --older-than 30d | Got unexpected extra argument (extra)
 2 | replay | Missing argument 'LOG|DIR...'.
 2 | replay missing | missing: there is no recording missing in recordings: `antiphon recordings li
-2 | replay notes.txt | notes.txt: this is no recording: there is no block of one in it
+2 | replay notes.txt | notes.txt: this is not a recording: it has no block of a log
 2 | replay empty | empty: no *.session.zst in it
 2 | replay last | last: there is no recording last in recordings: `antiphon recordings list record
 2 | replay missing.session.zst | missing.session.zst: No such file or directory
-2 | replay a.session.zst --model tiny | --anyway and --model are for --full
+2 | replay a.session.zst --model tiny | --anyway and --model need --full
 2 | replay a.session.zst --jobs 0 | Invalid value for '--jobs': 0 is not in the range 1<=x<=64.
-2 | replay a.session.zst --full --go-on | --full takes no --go-on: a model that missed input canno
+2 | replay a.session.zst --full --go-on | --full cannot be combined with --go-on
 3 | replay --full a.session.zst --model nothing | the model 'nothing' cannot be loaded: unknown mo
-2 | replay a.wav | a.wav: this is no recording: there is no block of one in it
+2 | replay a.wav | a.wav: this is not a recording: it has no block of a log
 2 | replay --ful a.session.zst | No such option '--ful'. Did you mean '--full'?
 2 | fork | Missing argument 'LOG'.
 2 | fork missing --at 1 | missing: there is no recording missing in recordings: `antiphon recordin
@@ -304,22 +304,22 @@ ROWS: Final = """
 2 | fork a.session.zst --at 1 --set temprature=0 | --set temprature=0: write NAME=VALUE, with one
 2 | fork a.session.zst --at 1 --set temperature | --set temperature: write NAME=VALUE, with one of
 3 | fork a.session.zst --at 1 --model nothing | the model 'nothing' cannot be loaded: unknown mode
-2 | fork notes.txt --at 1 | notes.txt: this is no recording: there is no block of one in it
-2 | fork chat.session.zst --at 1 | a chat is not forked: each of its turns stands by itself
+2 | fork notes.txt --at 1 | notes.txt: this is not a recording: it has no block of a log
+2 | fork chat.session.zst --at 1 | a chat cannot be forked: each turn carries its whole conversation
 2 | diff | Missing argument 'A'.
 2 | diff a.session.zst | Missing argument 'B'.
 2 | diff a.session.zst missing | missing: there is no recording missing in recordings: `antiphon r
 2 | diff missing a.session.zst | missing: there is no recording missing in recordings: `antiphon r
-2 | diff a.session.zst notes.txt | notes.txt: this is no recording: there is no block of one in it
+2 | diff a.session.zst notes.txt | notes.txt: this is not a recording: it has no block of a log
 2 | diff a.session.zst empty | empty: it has no recordings, and one is needed: empty/last, or as `
 2 | diff a.session.zst chat.session.zst a.session.zst | Got unexpected extra argument (a.session.z
 2 | diff last a.session.zst | last: there is no recording last in recordings: `antiphon recordings
-2 | diff a.wav a.session.zst | a.wav: this is no recording: there is no block of one in it
+2 | diff a.wav a.session.zst | a.wav: this is not a recording: it has no block of a log
 2 | diff a.session.zst a.session.zst --jsn | No such option '--jsn'. Did you mean '--json'?
 2 | export | Missing argument 'LOG'.
 2 | export a.session.zst | give --to, or an --output that ends with .wav, .srt, .vtt, .mp4, .jsonl
 2 | export missing --output x.wav | missing: there is no recording missing in recordings: `antipho
-2 | export notes.txt --output x.wav | notes.txt: this is no recording: there is no block of one in
+2 | export notes.txt --output x.wav | notes.txt: this is not a recording: it has no block of a log
 2 | export a.session.zst --output x.mp3 | give --to, or an --output that ends with .wav, .srt, .vt
 2 | export a.session.zst --output x | give --to, or an --output that ends with .wav, .srt, .vtt, .
 2 | export a.session.zst --output nowhere/x.wav | nowhere/x.wav: there is no folder nowhere
@@ -330,15 +330,15 @@ ROWS: Final = """
 2 | eval | name a folder or a log, or give --definitions
 2 | eval missing | missing: there is no recording missing in recordings: `antiphon recordings list
 2 | eval empty | empty: no *.session.zst in it
-2 | eval notes.txt | notes.txt: this is no recording: there is no block of one in it
+2 | eval notes.txt | notes.txt: this is not a recording: it has no block of a log
 2 | eval . --fail-if "delay > 1" | Invalid value for '--fail-if': 'delay' is not a measure; did yo
 2 | eval . --fail-if "take_over_rate" | Invalid value for '--fail-if': 'take_over_rate' is not a m
-2 | eval . --mode open | --mode open runs a model: --model
-2 | eval . --model tiny | --model, --out, --jobs, --device and --dtype are for --mode open or forc
+2 | eval . --mode open | --mode open needs --model
+2 | eval . --model tiny | --model, --out, --jobs, --device and --dtype need --mode open or forc
 2 | eval . --baseline missing | missing: no folder of recordings
 2 | eval . --by delay | 'delay' is not one of
 2 | eval . --html nowhere/x.html | nowhere/x.html: there is no folder nowhere
-2 | eval . --suite | suite.toml: there is no suite; --record-suite makes one
+2 | eval . --suite | suite.toml: there is no suite; make one with --record-suite
 2 | eval missing.session.zst --record-suite s | missing.session.zst: no such log
 2 | eval . --record-suite empty | empty: it is a folder
 2 | eval . --mode opne | Invalid value for '--mode': 'opne' is not one of 'closed', 'open', 'force
@@ -366,7 +366,7 @@ ROWS: Final = """
 2 | dev states chat | Got unexpected extra argument (chat)
 2 | dev play | Missing argument 'LOG'.
 2 | dev play missing | missing: there is no recording missing in recordings: `antiphon recordings
-2 | dev play notes.txt | notes.txt: this is no recording: there is no block of one in it
+2 | dev play notes.txt | notes.txt: this is not a recording: it has no block of a log
 2 | dev play a.session.zst --speed fast | Invalid value for '--speed': 'fast' is not a valid numbe
 2 | dev play a.session.zst --speed -1 | Invalid value for '--speed': -1.0 is not in the range x>=0
 2 | dev play a.session.zst --port 99999 | Invalid value for '--port': 99999 is not in the range 0<
@@ -378,9 +378,9 @@ ROWS: Final = """
 2 | dev shrink a.session.zst | Missing argument 'COMMAND...'.
 2 | dev shrink a.session.zst --output x.session.zst | Missing argument 'COMMAND...'.
 2 | dev shrink missing --output x.session.zst -- true | missing: there is no recording missing in
-2 | dev shrink notes.txt --output x.session.zst -- false | notes.txt: this is no recording: there
+2 | dev shrink notes.txt --output x.session.zst -- false | notes.txt: this is not a recording: it h
 1 | dev shrink a.session.zst --output x.session.zst -- true | the command does not fail on the log
-2 | dev shrink a.session.zst --output a.session.zst -- false | a.session.zst: it is there already:
+2 | dev shrink a.session.zst --output a.session.zst -- false | a.session.zst: it exists:
 2 | dev shrink a.session.zst --output x.session.zst -- nosuchcommand {} | nosuchcommand: No such f
 2 | dev shrink a.session.zst --output nowhere/x.session.zst -- false | nowhere/x.session.zst: ther
 2 | dev shrink empty --output x.session.zst -- false | empty: it has no recordings, and one is nee

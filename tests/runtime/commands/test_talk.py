@@ -441,7 +441,7 @@ def test_nobody_there_is_one_line(tmp_path: Path) -> None:
     [
         (["nothing.wav"], "nothing.wav: No such file"),
         (["text.wav"], "text.wav: not a sound file"),
-        (["ask.wav", "--url", "localhost"], "--url: 'localhost' is no address"),
+        (["ask.wav", "--url", "localhost"], "--url: 'localhost' is not the address"),
         (["ask.wav", "--frame", "text.wav"], "text.wav: "),
         (["ask.wav", "--frame", "text.wav", "--mode", "audio"], "nothing to see"),
         (["ask.wav", "--reply", "none/out.wav"], "there is no folder none"),

@@ -187,7 +187,7 @@ async def test_what_waits_for_a_worker_is_bounded(monkeypatch: pytest.MonkeyPatc
         async with anyio.create_task_group() as tasks:
 
             async def ask(slot: int) -> None:
-                with pytest.raises(BackendGone, match="it takes nothing: "):
+                with pytest.raises(BackendGone, match="it does not receive: "):
                     await backend.open(large, slot=slot)
 
             for slot in range(4):
@@ -243,7 +243,7 @@ async def test_an_answer_about_another_unit_is_a_lie() -> None:
 
     async with worker_of(MixedBackend(script=quick)) as pair:
         session = await (await pair.connect()).open(OPENING, slot=0)
-        with pytest.raises(BackendGone, match="a UnitDone is no answer here"):
+        with pytest.raises(BackendGone, match="a UnitDone is not an answer here"):
             await session.run(UNIT)
 
 
@@ -595,5 +595,5 @@ def test_an_address_is_read_as_it_is_written(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "unix:", "/run/a", "tcp:host", "tcp::7", "udp:a:7", "x" * 99])
 def test_what_is_no_address_is_refused(text: str) -> None:
     """A server would start, and wait for a worker that cannot be."""
-    with pytest.raises(ValueError, match="is no address: unix:PATH or tcp:HOST:PORT"):
+    with pytest.raises(ValueError, match="is not an address: unix:PATH or tcp:HOST:PORT"):
         read_address(text)

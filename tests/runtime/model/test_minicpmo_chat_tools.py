@@ -263,7 +263,7 @@ def test_where_a_template_stands(tmp_path: Path) -> None:
     for wrong in (7, ["x"], "x" * (TEMPLATE_CHARS_MAX + 1)):
         (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
         config.write_text(json.dumps({"chat_template": wrong}))
-        with pytest.raises(ValueError, match="chat_template is no text"):
+        with pytest.raises(ValueError, match="chat_template is not text"):
             read_tool_words(tmp_path)
 
 

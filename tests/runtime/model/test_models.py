@@ -163,7 +163,7 @@ def _cut_weights(folder: Path) -> None:
 
 BREAKS: list[tuple[Callable[[Path], None], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
-    (_spoil_config, "config.json is no JSON"),
+    (_spoil_config, "config.json is not JSON"),
     (_wrong_type, "hidden_size"),
     (_other_shape, "keys of another shape: llm.model.layers.0.mlp"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: No such file"),

@@ -258,7 +258,7 @@ async def test_misuse_is_told(backend: EngineBackend) -> None:
         streaming.generate(given_chunks())
     async with streaming:
         assert streaming.token_id("<unit>") is not None
-        with pytest.raises(LocalProtocolError, match="entered already"):
+        with pytest.raises(LocalProtocolError, match="already entered"):
             await streaming.__aenter__()
         with pytest.raises(TypeError):
             streaming.generate([EXAMPLE[0]])  # type: ignore[arg-type]

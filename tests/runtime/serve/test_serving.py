@@ -128,7 +128,7 @@ async def test_a_lost_device_ends_the_process(workers: int, moment: str) -> None
                 ended.append(error)
     assert ended or moment  # Told to end, it may be empty before it gives up.
     for error in ended:
-        assert "only another process can serve" in str(error)
+        assert "the process must be restarted" in str(error)
         assert error.__cause__ is LOST
     assert len(heard) == workers
     for session in heard:

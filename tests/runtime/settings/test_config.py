@@ -208,8 +208,8 @@ def test_an_empty_variable_is_none_where_there_is_none() -> None:
         flags=NO_FLAGS, environ={"ANTIPHON_RECORD_TO": "", "ANTIPHON_ORIGINS": ""}
     ).settings
     assert (settings.record_to, settings.origins) == (None, ())
-    assert refused(ANTIPHON_PORT="") == ["ANTIPHON_PORT: '' is no whole number"]
-    assert refused(ANTIPHON_HOST="") == ["ANTIPHON_HOST: an empty text says nothing here"]
+    assert refused(ANTIPHON_PORT="") == ["ANTIPHON_PORT: '' is not a whole number"]
+    assert refused(ANTIPHON_HOST="") == ["ANTIPHON_HOST: empty text is not allowed"]
     assert refused(ANTIPHON_TRACES="") == ["ANTIPHON_TRACES: '' is neither true nor false"]
 
 
@@ -218,7 +218,7 @@ def test_lists_come_with_commas_in_a_variable() -> None:
     environ = {"ANTIPHON_ORIGINS": "https://a.example, https://b.example"}
     settings = read(flags=NO_FLAGS, environ=environ).settings
     assert settings.origins == ("https://a.example", "https://b.example")
-    assert refused(ANTIPHON_ORIGINS="a,,b") == ["ANTIPHON_ORIGINS: an empty text says nothing here"]
+    assert refused(ANTIPHON_ORIGINS="a,,b") == ["ANTIPHON_ORIGINS: empty text is not allowed"]
 
 
 # -- what is wrong ------------------------------------------------------------------------------
@@ -243,18 +243,16 @@ def test_an_unknown_name_is_refused_with_the_nearest_known(
     """A typing error would leave a default where a limit was meant."""
     (told,) = refused(f'"{name}" = 1', folder=tmp_path)
     assert told.startswith(f"{tmp_path}/antiphon.toml: ")
-    assert told.endswith(f"there is no such setting; did you mean {meant}?")
+    assert told.endswith(f"unknown setting; did you mean {meant}?")
     variable = PREFIX + name.upper().replace("-", "_")
     if variable != BY_NAME[meant].variable:
         (told,) = refused(**{variable: "1"})
-        assert told == (
-            f"{variable}: there is no such setting; did you mean {BY_NAME[meant].variable}?"
-        )
+        assert told == (f"{variable}: unknown setting; did you mean {BY_NAME[meant].variable}?")
 
 
 def test_a_name_like_none_is_refused_without_a_guess() -> None:
     """A guess that has nothing to do with it would mislead."""
-    assert refused(ANTIPHON_XQZW="1") == ["ANTIPHON_XQZW: there is no such setting"]
+    assert refused(ANTIPHON_XQZW="1") == ["ANTIPHON_XQZW: unknown setting"]
 
 
 def test_variables_of_ours_that_are_no_settings_are_left_alone() -> None:
@@ -281,23 +279,23 @@ def test_what_kubernetes_puts_beside_a_service_of_our_name_is_left_alone() -> No
     [
         ("port = 70000", "port: 70000 is too large: 0 to 65535"),
         ("port = -1", "port: -1 is too small: 0 to 65535"),
-        ("port = true", "port: True is no whole number"),
-        ("port = 1.0", "port: 1.0 is no whole number"),
-        ('port = "8006"', "port: '8006' is no whole number"),
+        ("port = true", "port: True is not a whole number"),
+        ("port = 1.0", "port: 1.0 is not a whole number"),
+        ('port = "8006"', "port: '8006' is not a whole number"),
         ("slots = 0", "slots: 0 is too small: 1 to 1024"),
-        ("host = 1", "host: 1 is no text"),
-        ('host = ""', "host: an empty text says nothing here"),
+        ("host = 1", "host: 1 is not text"),
+        ('host = ""', "host: empty text is not allowed"),
         ('host = "a\\nb"', "host: 'a\\nb' has a control character"),
         ('durability = "maybe"', "durability: 'maybe' is not one of none, interval, unit"),
         ('default_mode = "speech"', "is not one of video, audio, chat, transcription"),
         ("traces = 1", "traces: 1 is neither true nor false"),
         ('traces = "yes"', "traces: 'yes' is neither true nor false"),
-        ('origins = "https://a.example"', "'https://a.example' is no list of texts"),
-        ("origins = [1]", "origins: 1 is no text"),
+        ('origins = "https://a.example"', "'https://a.example' is not a list of texts"),
+        ("origins = [1]", "origins: 1 is not text"),
         (f"origins = {['a'] * (TEXTS_MAX + 1)}", "a list of 65 is too long: at most 64"),
         (f'keys = "{"k" * (TEXT_CHARS_MAX + 1)}"', "a text of 4097 characters: at most 4096"),
-        ("keys = {}", "keys: {} is no text"),
-        ("port = 1979-05-27", "port: 1979-05-27 is no whole number"),
+        ("keys = {}", "keys: {} is not text"),
+        ("port = 1979-05-27", "port: 1979-05-27 is not a whole number"),
     ],
 )
 def test_a_wrong_value_names_its_file_key_and_limit(tmp_path: Path, line: str, told: str) -> None:
@@ -309,7 +307,12 @@ def test_a_wrong_value_names_its_file_key_and_limit(tmp_path: Path, line: str, t
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("70000", "too large"), ("1_0", "no whole"), ("\u0661", "no whole"), ("9" * 99, "no whole")],
+    [
+        ("70000", "too large"),
+        ("1_0", "not a whole"),
+        ("\u0661", "not a whole"),
+        ("9" * 99, "not a whole"),
+    ],
 )
 def test_a_wrong_variable_is_named(text: str, told: str) -> None:
     """An operator would search for the mistake in the file."""
@@ -337,11 +340,11 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"port = ", "is no TOML"),
-        (b"port = 1\nport = 2", "is no TOML"),
+        (b"port = ", "is not TOML"),
+        (b"port = 1\nport = 2", "is not TOML"),
         (b"host = '\xff'", "is not UTF-8"),
         (b"#" * (FILE_BYTES_MAX + 1), "more than"),
-        (b"a = " + b"[" * 100_000, "is no TOML"),
+        (b"a = " + b"[" * 100_000, "is not TOML"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_one_line(
@@ -431,7 +434,10 @@ def test_other_gateways_are_checked(tmp_path: Path) -> None:
     assert together(gateways=("http://10.0.0.2:8006", "https://two.example")) == []
     for text in ("10.0.0.2:8006", "ws://two:8006", "http://two:8006/v1", "http://a@two", "http://"):
         (problem,) = together(gateways=(text,))
-        assert problem == f"gateways: '{text}' is no address: http://HOST:PORT or https://HOST:PORT"
+        assert (
+            problem
+            == f"gateways: '{text}' is not an address: http://HOST:PORT or https://HOST:PORT"
+        )
     ca = tmp_path / "ca.pem"
     assert together(gateway_ca=ca) == [f"gateway_ca: there is no file {ca} that can be read"]
 
@@ -441,7 +447,7 @@ def test_workers_elsewhere_are_checked(tmp_path: Path) -> None:
     token, ca = tmp_path / "token", tmp_path / "ca.pem"
     assert together(worker_addresses=("unix:/run/w", "tcp:localhost:7")) == []
     assert together(worker_addresses=("/run/w",)) == [
-        "worker_addresses: '/run/w' is no address: unix:PATH or tcp:HOST:PORT"
+        "worker_addresses: '/run/w' is not an address: unix:PATH or tcp:HOST:PORT"
     ]
     assert together(worker_addresses=("tcp:gpu-1:7000",)) == [
         "worker_addresses: tcp:gpu-1:7000 is not on this machine: give worker_token_file"
@@ -554,7 +560,7 @@ def test_the_command_prints_what_it_would_run_with(tmp_path: Path) -> None:
     flags = ("--chat-idle-s", "7", "--origin", "https://a,b.example", "--origin", "c", "--traces")
     shown = serve("--config", str(config), "--print-config", "-v", *flags, ANTIPHON_SLOTS="4")
     # It is printed also where the settings do not fit together, which is said then.
-    assert "'https://a,b.example' is no origin" in shown.stderr
+    assert "'https://a,b.example' is not an origin" in shown.stderr
     lines = shown.stdout.splitlines()
     assert "port = 1  # file" in lines
     assert "slots = 4  # variable ANTIPHON_SLOTS" in lines
@@ -593,7 +599,7 @@ def test_a_configuration_that_is_wrong_starts_nothing(tmp_path: Path) -> None:
     config = written_file(tmp_path, {"prot": 1})
     wrong = serve("--config", str(config))
     assert wrong.exit_code == 2
-    assert f"{config}: prot: there is no such setting; did you mean port?" in wrong.stderr
+    assert f"{config}: prot: unknown setting; did you mean port?" in wrong.stderr
     assert serve("--host", "0.0.0.0").exit_code == 2
     assert serve("--config", str(tmp_path / "missing")).exit_code == 2
 

@@ -42,7 +42,7 @@ class Yard:
 
     def extend(self, address: str) -> NewPlace:
         if not address.startswith("at:"):
-            raise ValueError(f"{address} is no address")
+            raise ValueError(f"{address} is not an address")
         return NewPlace(address, partial(self._connect, address))
 
     async def _connect(self, address: str) -> ScriptedBackend:
@@ -110,10 +110,10 @@ def test_an_added_worker_that_dies_is_taken_again() -> None:
 @pytest.mark.parametrize(
     ("address", "error", "words"),
     [
-        ("elsewhere", ValueError, "is no address"),
+        ("elsewhere", ValueError, "is not an address"),
         ("at:nowhere", BackendGone, "nothing at at:nowhere"),
         ("at:other", WorkersDifferError, "worker at:other cannot stand in for worker 0: fingerpr"),
-        ("at:b", LocalProtocolError, "there is a worker at at:b already"),
+        ("at:b", LocalProtocolError, "there already is a worker at at:b"),
     ],
 )
 def test_a_worker_that_cannot_serve_is_not_added(
@@ -151,7 +151,7 @@ def test_a_worker_that_is_asked_for_twice_is_added_once() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(add, workers)
                 tasks.start_soon(add, workers)
-            assert refused == ["there is a worker at at:b already"]
+            assert refused == ["there already is a worker at at:b"]
             assert len(workers.roster()) == 2
 
     on_virtual_time(body)
@@ -165,7 +165,7 @@ def test_workers_are_bounded_and_added_only_where_they_have_addresses() -> None:
         yard.backends["at:b"] = ScriptedBackend(slots=1)
         many = [ScriptedBackend(slots=1) for _ in range(WORKERS_MAX)]
         async with yard.workers(*many) as workers:
-            with pytest.raises(LocalProtocolError, match="64 workers at most"):
+            with pytest.raises(LocalProtocolError, match="at most 64 workers"):
                 await workers.add("at:b")
         with pytest.raises(LocalProtocolError, match="have no addresses"):
             await Workers((ScriptedBackend(),)).add("at:b")

@@ -311,7 +311,7 @@ def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tupl
 
 
 def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
-    """Lay a turn's conversation out, without decoding; `BackendError` if a picture is no JPEG."""
+    """Lay out a turn's conversation, undecoded; `BackendError` if a picture is not a JPEG."""
     messages = conversation(turn)
     parts = [part for message in messages for part in message.content]
     has_numbers = tokens.chat.image_id is not None and tokens.chat.image_id_end is not None

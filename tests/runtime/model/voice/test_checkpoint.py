@@ -273,7 +273,7 @@ def test_a_damaged_file_is_refused(folder: Path, file: str) -> None:
         with pytest.raises(CheckpointError, match=re.escape(file)):
             load_vocoder(folder)
     torch.save([1, 2], folder / file)
-    with pytest.raises(CheckpointError, match=f"{file} is no table of weights"):
+    with pytest.raises(CheckpointError, match=f"{file} is not a table of weights"):
         load_vocoder(folder)
 
 
