@@ -95,7 +95,7 @@ OF_OPENAI: Final = frozenset(
     | {Request.DELETE_ITEM, Request.RETRIEVE_ITEM, Request.TRUNCATE_ITEM}
 )
 OF_OMNI: Final = frozenset({Request.HEARTBEAT, Request.CLEAR_OUTPUT})
-OF_TOOLS: Final = frozenset({Request.TOOL_RESULT, Request.TELL})
+OF_TOOLS: Final = frozenset({Request.TOOL_RESULT, Request.STANDALONE})
 NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
     **dict.fromkeys(
         (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING),

@@ -38,7 +38,7 @@ class Duplex(Kind):
         Init: attrgetter("setup.init"),
         Append: attrgetter("loop.append"),
         ToolResult: attrgetter("loop.tools.returned"),
-        TellModel: attrgetter("loop.tools.tell"),
+        TellModel: attrgetter("loop.tools.add_text"),
         See: attrgetter("loop.input.see"),
         Interrupt: attrgetter("interrupt"),
         Pause: attrgetter("pause"),

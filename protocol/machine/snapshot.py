@@ -175,7 +175,7 @@ def _tools(tools: ToolCalls) -> Keys:
         "started": [it.call for it in tools.started],
         "waiting": [[it.kind, it.call, len(it.text)] for it in tools.waiting],
         "made_ns": [*tools.made_ns],
-        "told_ns": [*tools.told_ns],
+        "told_ns": [*tools.texts_ns],
         "failures": tools.failures,
         "cut": tools.is_cut,
     }

@@ -2,7 +2,7 @@
 
 made in silence -> sent to the client, and `started` to the model -> result -> fed to the model
 
-- The model knows a call by a short name, `t1`, `t2`..., the client by an id of its own. What is no
+- The model knows a call by a short name, `t1`, `t2`..., the client by an id. What is not a
   call of a tool that was offered, or one too many, is answered by an error, and never sent.
 - A call that was sent has exactly one end: its result, its time, or the session's (B12). Another
   result is refused, and so is one of a call that the session has not sent.
@@ -60,7 +60,7 @@ class ToolCalls:
         open: calls that were sent and have no end, by the client's id, the oldest first.
         started, waiting: events that no unit has fed yet.
         made_ns: when the last calls were sent, within a minute.
-        told_ns: when the last texts without a call came, within a second.
+        texts_ns: when the last texts without a call came, within a second.
         failures: silent parts that failed in a row (B3).
         is_cut: the silent part in progress is being cut.
     """
@@ -74,7 +74,7 @@ class ToolCalls:
     started: deque[UnitInput] = attrs.Factory(deque)
     waiting: deque[UnitInput] = attrs.Factory(deque)
     made_ns: deque[int] = attrs.Factory(deque)
-    told_ns: deque[int] = attrs.Factory(deque)
+    texts_ns: deque[int] = attrs.Factory(deque)
     failures: int = 0
     is_cut: bool = False
 
@@ -148,7 +148,7 @@ class ToolCalls:
                     words = "this server's model takes no events"
                     return Refused(code=ErrorCode.INVALID_EVENT, message=words)
                 since_ns = self.step.now_ns - NS_PER_S
-                if sum(at_ns > since_ns for at_ns in self.told_ns) >= TEXTS_A_SECOND:
+                if sum(at_ns > since_ns for at_ns in self.texts_ns) >= TEXTS_A_SECOND:
                     words = f"at most {TEXTS_A_SECOND} events a second: it is not kept"
                     return Refused(code=ErrorCode.NOT_READY, message=words)
             case _:
@@ -164,10 +164,10 @@ class ToolCalls:
         self._return(self.open.pop(message.call_id).name, message.output)
         self._set_timer()
 
-    def tell(self, message: TellModel) -> None:
+    def add_text(self, message: TellModel) -> None:
         """Keep an event for the model that belongs to no call."""
-        _forget(self.told_ns, self.step.now_ns - NS_PER_S)
-        self.told_ns.append(self.step.now_ns)
+        _forget(self.texts_ns, self.step.now_ns - NS_PER_S)
+        self.texts_ns.append(self.step.now_ns)
         self.waiting.append(UnitInput(kind="text", text=message.text))
 
     def expire(self) -> None:

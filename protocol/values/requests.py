@@ -57,7 +57,7 @@ class Request(StrEnum):
     TRUNCATE_ITEM = "truncate_item"
     HEARTBEAT = "heartbeat"
     TOOL_RESULT = "tool_result"
-    TELL = "tell"
+    STANDALONE = "standalone"
     CLEAR_OUTPUT = "clear_output"
     MISPLACED = "misplaced"
     """An event of some dialect, in a session in which it is out of place."""

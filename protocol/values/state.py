@@ -259,7 +259,7 @@ _OUT_OF_PLACE: Final = (
     *_OF_OPENAI,
     *_OF_OMNI,
     Request.TOOL_RESULT,
-    Request.TELL,
+    Request.STANDALONE,
     Request.PAUSE,
     Request.RESUME,
     Request.INTERRUPT,

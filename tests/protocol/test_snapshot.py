@@ -226,7 +226,8 @@ def test_the_documented_keys_are_the_keys() -> None:
     tables = page.partition("\n## ")[0]
     documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|.*$", tables, re.MULTILINE))))
     found = {"own", "key"}
-    paths = (*FOLDER.glob("*-states" + SUFFIX), *FOLDER.glob("*-moving-*" + SUFFIX))
+    names = ("*-states", "*-moving-*", "*-duplex-tools")
+    paths = [path for name in names for path in FOLDER.glob(name + SUFFIX)]
     for path in sorted(paths):
         for session in sessions(path):
             snapshot: Any = session.snapshot()

@@ -259,7 +259,7 @@ TOOLS_STATE: Final = Field(
 """What duplex sessions have of tools: what clients send, and what they get."""
 DUPLEX_REQUESTS: Final[Mapping[Request, Table]] = {
     Request.TOOL_RESULT: TOOL_RESULT,
-    Request.TELL: STANDALONE,
+    Request.STANDALONE: STANDALONE,
 }
 DUPLEX_TYPES: Final[Mapping[str, Request]] = {
     table.kind: request for request, table in DUPLEX_REQUESTS.items()
