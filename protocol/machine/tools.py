@@ -2,8 +2,8 @@
 
 made in silence -> sent to the client, and `started` to the model -> result -> fed to the model
 
-- The model knows a call by a short name, `t1`, `t2`..., the client by an id of its own. What is no
-  call of a tool that was offered, or one too many, is answered by an error, and never sent.
+- The model knows a call by a short name, `t1`, `t2`..., the client by an id of its own. Text that
+  is not a call of an offered tool, or is one too many, is answered by an error, and never sent.
 - A call that was sent has exactly one end: its result, its time, or the session's (B12). Another
   result is refused, and so is one of a call that the session has not sent.
 - Events are fed with the next unit: first what started, then the rest in the order in which it

@@ -126,7 +126,7 @@ class Span:
     Attributes:
         text: what is between the two, of all units in which it was written.
         name, arguments: of a call, as the backend read it, as in `ToolCall`.
-        fault: why it is no call of a tool that was offered, in words for the model.
+        fault: why it is not a call of an offered tool, in words for the model.
     """
 
     kind: SpanKind

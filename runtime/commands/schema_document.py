@@ -177,7 +177,7 @@ SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
     "In `realtime` and `duplex-v1` the client may offer tools; `session.created` says whether the "
     "model calls them. A call comes after the outcome of some unit, and the conversation goes on. "
     "Its result, by the call's id, is given to the model with the next second of sound; the model "
-    f"decides when it speaks of it. A call without a result in {limits.CALL_RESULT_S} s is over: "
+    f"decides when to mention it. A call without a result in {limits.CALL_RESULT_S} s is over: "
     "the model is told so, and a later result is refused, as is a second one. At most "
     f"{limits.INPUTS_MAX} results and events wait for the model, and {limits.TEXTS_A_SECOND} "
     "events a second are accepted.",

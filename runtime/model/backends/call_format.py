@@ -37,7 +37,7 @@ INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 
 
 def read_xml(text: str, tools: Sequence[Tool]) -> ToolCall:
-    """Read a call of the form `minicpm4_xml`; `CallInvalid` says why it is no call."""
+    """Read a call of the form `minicpm4_xml`; `CallInvalid` says why it is not a call."""
     name, bodies = _elements(text)
     schema = _schema_of(name, tools)
     properties = schema.get("properties", {})
@@ -202,7 +202,7 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def _target(ref: object, root: Schema, path: str = "") -> Schema:
-    """What a local reference names; `ValueError` if that is no schema."""
+    """What a local reference names; `ValueError` if that is not a schema."""
     if not isinstance(ref, str) or not ref.startswith("#/"):
         raise ValueError(f"{path}: $ref {str(ref)[:64]!r} does not begin with #/")
     node: Any = root

@@ -109,7 +109,7 @@ def _certain(text: str) -> int:
 
 
 class CallInvalid(ValueError):  # noqa: N818 - names say what happened
-    """The text is no call of a tool that was offered; the message tells the model why."""
+    """The text is not a call of an offered tool; the message tells the model why."""
 
 
 def read_call(text: str, tools: Sequence[Tool]) -> ToolCall:
