@@ -20,12 +20,12 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
-    "antiphon": (224, 1),
-    "protocol": (13_977, 62),
-    "recorder": (4_568, 31),
-    "runtime": (24_124, 130),
-    "runtime/model": (9_383, 47),
-    "replay": (11_518, 57),
+    "antiphon": (226, 1),
+    "protocol": (14_333, 63),
+    "recorder": (4_577, 31),
+    "runtime": (24_216, 130),
+    "runtime/model": (10_315, 49),
+    "replay": (11_590, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -86,7 +86,7 @@ class Conversation:
         return next(reversed(self.items), None)
 
     def add(self, item: Item, after: str | None) -> None:
-        """Add an item that is whole."""
+        """Add a complete item."""
         item = whole(self.step, item)
         self.keep(item, after)
         previous = None if after == FIRST else after

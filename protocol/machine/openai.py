@@ -1,16 +1,17 @@
 """A duplex session of OpenAI's Realtime API: a response is one speaking turn of the model.
 
-- The session is there once it has a slot, with settings of its own; the client changes them when it
-  likes. The model is opened with the first sound, and takes instructions and voice no more then.
+- The session begins when it has a slot, with default settings; the client may change them at any
+  time. The first second of sound, or a request for a response, opens the model; its instructions
+  and voice are fixed from then on.
 - Sound comes as in `live`, and goes out as the model speaks it: nothing is sent for a listen.
 - Where the client speaks is found outside (`DetectSpeech`). The client gets a message about it, it
   becomes an item, and it stops the model where the client wants it to (barge-in); while the client
   speaks on, the model listens.
 - A client may stop sending: while an answer is due, or goes on, the model gets silence in its
   place, a second each second.
-- At its limit the words of what was heard are waited for; then its end is told.
-- The model decides when it speaks. Where it can be made to, it answers who asks for a response;
-  else that response has failed if it listens on.
+- At its time limit it waits for the words of the last speech, then reports its end.
+- The model decides when it speaks. Where it can be made to (`can_speak`), it answers a request for
+  a response; else that response fails if the model listens on.
 """
 
 from __future__ import annotations
@@ -83,12 +84,12 @@ class OpenAI(Kind):
         updates: settings that were changed before the session was there, and not sent yet.
         input_item: the item that the client's speech, or its sound so far, will be.
         uncommitted_bytes: sound since the last item of sound.
-        asked_at: the first second that may answer a request for a response that has not begun.
+        asked_at: the first second that may begin the response that was asked for; None without one.
         due_units: seconds for which an answer is still due.
         sound_ns: when the client last sent sound.
-        skipped: samples that the model never gets: of before the session, or cleared.
-        ending_ms: its time is over; words are waited for, of what was heard since then.
-        played_ns: when what the model said has been played, if its client's silence is of interest.
+        skipped: samples that the model never gets: sent before the session began, or cleared.
+        ending_ms: its time is over, and words of speech after this are waited for; None before.
+        played_ns: when the last response has been played, if the client's silence is timed.
     """
 
     session_kind = SessionKind.DUPLEX
@@ -411,7 +412,7 @@ class OpenAI(Kind):
         return rate_of(self.coding)
 
     def append_sound(self, message: AppendSound) -> None:
-        """Take sound: find speech in it, and have each second that is full run."""
+        """Take sound: have speech found in it, and bring each full second to the model."""
         if self.ending_ms is not None:
             return
         pcm16 = expand(message.pcm16, self.coding)
@@ -425,7 +426,7 @@ class OpenAI(Kind):
         self._take_seconds()
 
     def _take_seconds(self) -> None:
-        """Bring each second that is full to the model; more than may wait for it is kept."""
+        """Bring each full second to the model; more than may wait for it is kept."""
         sound, is_kept = self.sound, self.step.behaves(KEEPS_SOUND)
         while len(sound.rest) >= sound.second_bytes and not self.peer.is_closed:
             waiting = len(self.loop.input.waiting) + len(sound.resampling)
@@ -471,7 +472,7 @@ class OpenAI(Kind):
         self._take_seconds()
 
     def speech_started(self, event: ev.SpeechStarted) -> None:
-        """Tell that the client speaks, and stop the model where the client wants that."""
+        """Report that the client speaks, and stop the model where the client wants that."""
         how, speech = self.settings.detection, self.loop.speech
         if how is None or speech.is_speaking or not self.peer.is_active:
             return

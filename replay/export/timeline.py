@@ -521,6 +521,9 @@ class Timeline:
                 begin_ns = max(self._now_ns, self.story.dictated.fed_ns)
                 self._holding.add(attrs.evolve(words, begin_ns=begin_ns))
                 return
+            case ms.ToolCalled(call=call):
+                self._holding.add(self._words("model", calls_text((call,)), call.id))
+                return
             case ms.Speech() | ms.Delta():
                 self._has_deltas = True
                 self._is_chat = isinstance(message, ms.Delta)

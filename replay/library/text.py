@@ -30,7 +30,7 @@ from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
 from ..story.exchanges import Exchange, calls_text
 from ..story.inspect import Inspection, UtteranceStory
-from ..story.reading import Absence, Mark, Move, Playback
+from ..story.reading import Absence, CallStory, Mark, Move, Playback
 from .keep import SHOWN_MAX, damage_lines
 
 ROWS_MAX: Final = 40
@@ -264,6 +264,7 @@ def inspect_lines(found: Inspection) -> list[RenderableType]:
         ("away", [*map(_absence, found.absences)]),
         ("playback", [_playback(found.playback)] if found.playback else []),
         ("user", [f"{it.start_ms / MS_PER_S:.1f} s {show(it.text.strip())}" for it in found.said]),
+        ("call", [*map(_call, found.calls)]),
         ("mark", [*map(_mark, found.marks)]),
     ):
         lines += [f"{name:9} {text}" for text in texts[:SHOWN_MAX]]
@@ -272,6 +273,16 @@ def inspect_lines(found: Inspection) -> list[RenderableType]:
     lines += [_turn_table(found.turns)] if found.turns else []
     lines += [_utterance_table(found.utterances)] if found.utterances else []
     return [*lines, _unit_table(found.units)] if found.units else lines
+
+
+def _call(call: CallStory) -> str:
+    """Say what a model called, when its result was told, and when it spoke next."""
+    what = show(f"{call.name} {call.arguments}") if call.name else "what is no call"
+    if call.ended_ns is None:
+        return f"{show_seconds(call.at_ns)} {what}: no result"
+    spoke = "" if call.spoken_ns is None else f", speech {show_seconds(call.spoken_ns)}"
+    came = f"{show_seconds(call.ended_ns)} {show(call.result)}"
+    return f"{show_seconds(call.at_ns)} {what}: {came}{spoke}"
 
 
 def _move(move: Move) -> str:

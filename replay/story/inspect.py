@@ -103,6 +103,7 @@ class Inspection:
     absences: tuple[reading.Absence, ...]
     playback: tuple[reading.Playback, ...]
     said: tuple[reading.UserWords, ...]
+    calls: tuple[reading.CallStory, ...]
     errors: tuple[reading.ErrorSent, ...]
     marks: tuple[reading.Mark, ...]
     end: reading.End
@@ -236,6 +237,7 @@ class Inspector(reading.SessionStory):
             absences=tuple(self.absences.found),
             playback=tuple(self.playback),
             said=tuple(self.user_words),
+            calls=tuple(self.calls.found.values()),
             errors=tuple(self.errors),
             marks=tuple(self.marks),
             end=attrs.evolve(self.end, reason=self.end.reason or ended),

@@ -150,6 +150,61 @@ class UserWords:
 
 
 @attrs.frozen(kw_only=True)
+class CallStory:
+    """A call of a tool in a duplex session.
+
+    Attributes:
+        at_ns: when it was sent; of one that was not, when its error was fed.
+        ended_ns: when its result, or an error in its place, was fed to the model, if it was.
+        spoken_ns: when the model spoke next, if it did.
+        result: what was fed.
+    """
+
+    at_ns: int
+    call: str
+    name: str = ""
+    arguments: str = ""
+    ended_ns: int | None = None
+    spoken_ns: int | None = None
+    result: str = ""
+
+
+class CallStories:
+    """Follows the calls of a duplex session, by the model's names of them."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, CallStory] = {}
+        self._made = 0
+
+    def take(self, event: ev.Event) -> None:
+        """Take an event: what the model did in silence, or said."""
+        match event:
+            case ev.FinalizeDone(at_ns=at_ns, finalized=done) if done.silent is not None:
+                for span in done.silent.spans:
+                    if span.kind == "call":
+                        self._made += 1
+                        call = f"t{self._made}"
+                        name, arguments = span.name, span.arguments
+                        story = CallStory(at_ns=at_ns, call=call, name=name, arguments=arguments)
+                        self.found[call] = story
+            case ev.UnitDone(at_ns=at_ns, result=result) if not result.is_listen:
+                for story in self.found.values():
+                    if story.ended_ns is not None and story.spoken_ns is None:
+                        self.found[story.call] = attrs.evolve(story, spoken_ns=at_ns)
+
+    def fed(self, unit: Fields, at_ns: int) -> None:
+        """Take the events that a unit feeds, as in `StartUnit`."""
+        inputs = unit.get("inputs")
+        for each in inputs if isinstance(inputs, list | tuple) else ():
+            if not isinstance(each, Mapping) or each.get("kind") != "result":
+                continue
+            story = self.found.get(str(each.get("call")))
+            if story is not None:
+                result = str(each.get("text", ""))
+                self.found[story.call] = attrs.evolve(story, ended_ns=at_ns, result=result)
+
+
+@attrs.frozen(kw_only=True)
 class End:
     """The end of a session; the close is of the WebSocket, and None unless the server closed it.
 
@@ -327,6 +382,7 @@ class SessionStory:
         self.absences: Final = Absences()
         self.playback: Final[list[Playback]] = []
         self.user_words: Final[list[UserWords]] = []
+        self.calls: Final = CallStories()
         self.errors: Final[list[ErrorSent]] = []
         self.shortened: Final[list[ShortenedFrame]] = []
         self.marks: Final[list[Mark]] = []
@@ -489,6 +545,7 @@ class SessionStory:
 
     def _take_event(self, event: ev.Event, seq: int) -> None:
         self.absences.take(event, seq)
+        self.calls.take(event)
         match event:
             case ev.BackendLost() | ev.LeaseRevoked():
                 self._take_loss(event, seq)
@@ -564,6 +621,8 @@ class SessionStory:
                 self.absences.release(is_moving=self._is_moving)
             case "StartChunk":
                 self.dictated.write(fields.get("chunk"))
+            case "StartUnit":
+                self.calls.fed(below(fields, "unit"), record.at_ns)
             case "StartFinalize":
                 self.exchanges.withhold(fields)
             case "DropUnit":

@@ -255,6 +255,9 @@ class Dialogue:
                 streamed = self._streamed[1] if self._streamed[0] == turn else ""
                 rest = [text.removeprefix(streamed), *([calls_text(calls)] if calls else ())]
                 return self._speak(record, at_ns, turn, " ".join(rest), pcm)
+            case ms.ToolCalled(call=call):
+                place = Placed(begin_ns=at_ns, end_ns=at_ns + HOLD_NS)
+                self._add_words("model", place, calls_text((call,)), record.seq)
             case ms.Listen():
                 self._let_go()
                 return self.model.stop(at_ns) if self._in_turn else []

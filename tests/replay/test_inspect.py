@@ -15,6 +15,7 @@ from recorder.read.scan import Damage
 from replay.library.text import inspect_lines
 from replay.story.inspect import Inspection, inspect, to_json
 from replay.story.reading import Drop, ErrorSent
+from tests.golden.logs import FOLDER
 from tests.replay.test_logs import APPENDS, HEAD, ODD_FRAMES, RECORDING_ID, Scene, scenes
 
 
@@ -181,3 +182,16 @@ def test_passes_by_records_that_are_no_events() -> None:
                 odd = [*scene.records]
                 odd[record.seq] = attrs.evolve(record, fields=fields)
                 assert inspect(HEAD, odd).records == len(odd)
+
+
+def test_a_call_is_told_with_its_result_and_the_speech_after_it() -> None:
+    """How long a tool took, and how long the model took to speak of it, was in no report."""
+    with LogReader(FOLDER / "v1-duplex-tools.session.zst") as reader:
+        calls = inspect(reader.head.fields, reader).calls
+    assert [(call.call, call.name, call.result) for call in calls] == [
+        ("t1", "clock", "ten"),
+        ("t2", "clock", "half past nine"),
+        ("t3", "", "error: the call is not JSON"),
+        ("t4", "clock", "error: no answer in time"),
+    ]
+    assert all(it.at_ns < (it.ended_ns or 0) < (it.spoken_ns or 0) for it in calls)

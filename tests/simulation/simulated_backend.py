@@ -39,6 +39,7 @@ from protocol.values.model import (
     Opening,
     PastUnit,
     Text,
+    Tool,
     Turn,
     TurnResult,
     Unit,
@@ -46,7 +47,7 @@ from protocol.values.model import (
 )
 from protocol.values.requests import Init, ReferenceAudio
 from runtime.model.backends.base import BackendError, BackendGone, BackendInfo, Emit, ignore
-from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
+from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step, calling
 from runtime.model.backends.scripted_chat import Answer, Fault, Heard
 
 CLIENTS_MAX: Final = 4096
@@ -253,6 +254,8 @@ class SimulatedBackend:
             slots=plan.slots,
             can_rollback=plan.can_rollback,
             rebuild=Call(duration_s=0.01),
+            duplex_tools=True,
+            calls=self._calls_tools,
         )
 
     @property
@@ -312,6 +315,14 @@ class SimulatedBackend:
             finalize=self._call(self.dice("finalize", seed, unit.index)),
             rollback=self._call(self.dice("rollback", seed, unit.index)),
         )
+
+    def _calls_tools(self, step: Step, unit: Unit, tools: Sequence[Tool]) -> Step:
+        """Call the client's tool every now and then, with the client's number; it may fail."""
+        step = attrs.evolve(step, silent_s=0.0)
+        if self.dice("silent", tools[0].description, unit.index).random() < 0.05:
+            return attrs.evolve(step, silent_fails=True)
+        arguments = f'{{"of": "{tools[0].description}"}}'
+        return calling(arguments=arguments, at=0, every=1)(step, unit, tools)
 
     def _call(self, dice: Random) -> Call:
         fault = self._draw(dice, fail=self._plan.broken)
@@ -450,6 +461,9 @@ class SimulatedBackend:
 
     def check_unit(self, unit: Unit, number: int) -> None:
         """See that a second of sound is of the session's own client."""
+        told = {int(it) for each in unit.inputs for it in TAG.findall(each.text)}
+        if told - {number}:
+            self._report(f"B8: unit {unit.index} of client {number} has somebody else's result")
         if strangers(voiced(unit.pcm) if number in self.fleet.padded else unit.pcm, number):
             self._report(f"B8: unit {unit.index} of client {number} has somebody else's sound")
 
@@ -516,6 +530,18 @@ class SimulatedSession(_Tenant):
         self._number, self._speaks = number, opening.config.generate_audio
         self._reached, self._past = -1, ""
         self._unit: Unit | None = None
+        self._started, self._ended = set[str](), set[str]()
+
+    def _feed(self, unit: Unit) -> None:
+        """See that each call starts, and then ends once (B12)."""
+        for each in unit.inputs:
+            if each.kind == "started":
+                self._started.add(each.call)
+            elif each.kind == "result":
+                if each.call not in self._started or each.call in self._ended:
+                    text = f"B12: unit {unit.index} of client {self._number} ends {each.call}"
+                    self._backend.fleet.report(text)
+                self._ended.add(each.call)
 
     @property
     def opened(self) -> Opened:
@@ -533,6 +559,7 @@ class SimulatedSession(_Tenant):
             return result
 
         result = await self._call("unit", run, unit.index)
+        self._feed(unit)
         if result.is_listen:
             return result
         pcm = block(self._number, SPOKEN_SAMPLES) if self._speaks else b""
@@ -560,6 +587,7 @@ class SimulatedSession(_Tenant):
         """Be fed a past, which must be the client's own."""
         for each in past:
             self._backend.check_unit(each.unit, self._number)
+            self._feed(each.unit)
             self._past = remembered(self._past, each.unit, interrupted=each.interrupted)
         finalized: Finalized = await self._call(
             "rebuild", lambda: self._scripted.rebuild(past, exact=exact), past[0].unit.index

@@ -49,10 +49,11 @@ from protocol.values.messages import (
     Resumed,
     ServerMessage,
     Speech,
+    ToolCalled,
     TranscriptDelta,
     TranscriptDone,
 )
-from protocol.values.model import DuplexConfig
+from protocol.values.model import DuplexConfig, Tool, ToolCall, ToolResult
 from protocol.values.modes import Mode
 from protocol.values.state import Gate
 from protocol.wire.dialects import DIALECTS
@@ -200,6 +201,8 @@ class Client:
         self._last = -1
         self.units: list[str] = []
         self._has_chosen = False
+        self._calls: list[ToolResult] = []
+        self._tool_dice = Random(plan.number)
 
     # -- hearing --------------------------------------------------------------------------------
 
@@ -278,6 +281,8 @@ class Client:
                     self._report(f"it was told {self._written!r}, and then that it was {text!r}")
                 self._written, self._last = "", -1
                 self.answers += 1
+            case ToolCalled(call=call):
+                self._answer_call(call)
             case Listen():
                 self.answers += 1
                 self.units.append("")
@@ -386,7 +391,29 @@ class Client:
             instructions=f"<{self.plan.number}> be brief",
             ref_audio=voice,
             config=self.plan.config,
+            tools=(Tool(name="clock", description=f"<{self.plan.number}>"),) * self._has_tools,
         )
+
+    @property
+    def _has_tools(self) -> bool:
+        return self.plan.dialect in ("realtime", "duplex-v1")
+
+    def _answer_call(self, call: ToolCall) -> None:
+        """Answer a call, twice, of another session, late or never."""
+        if f"<{self.plan.number}>" not in call.arguments:
+            self._report(f"B8: client {self.plan.number} was asked for {call.arguments}")
+        dice = self._tool_dice.random()
+        results = [ToolResult(call_id=call.id, output=f"<{self.plan.number}> nine")]
+        if dice < 0.3:
+            self._calls.append(results[0])  # it goes with later sound
+        elif dice < 0.7:
+            unknown = ToolResult(call_id="call_000000000000", output="ten")
+            for result in results * 2 if dice < 0.5 else [*results, unknown]:
+                self._say_if_open(result)
+
+    def _say_if_open(self, message: rq.ClientMessage) -> None:
+        if self._connection.gate is Gate.ACTIVE:
+            self._say(message)
 
     async def _stream(self) -> None:
         """Send sound, a second or another length at a time."""
@@ -403,6 +430,8 @@ class Client:
                     return
                 await anyio.sleep(self._dice.random() * 3)
                 self._say(rq.Resume())
+            if self._calls:
+                self._say_if_open(self._calls.pop(0))
             for append in self._appended():
                 self._say(append)
             await anyio.sleep(0 if self.plan.character == "hasty" else self._pause_s())

@@ -9,17 +9,20 @@ downloaded.
   the utterance settles the rest.
 - A segment is read again once it is a quarter longer, so that reading an utterance costs a few
   times its length, and not its square. A long one is cut at its quietest moment.
-- All sessions share one thread. Each waits for one reading of its own at most, and readings that
-  could be left out are, while others wait.
+- All sessions share one thread, of low priority. Each waits for one reading of its own at most, and
+  readings that could be left out are, while others wait.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
+import threading
 import time
 from collections.abc import Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any, Final
@@ -54,9 +57,18 @@ STEP_MS: Final = 20
 LOUDER: Final = 4
 """Times the power of the quiet, above which something follows it."""
 UTTERANCE_S_MAX: Final = 3600
+NICE: Final = 10
+"""Of the model's thread: an answer is more urgent than the words of the user."""
 NS_PER_US: Final = 1000
 _HEADER: Final = 20_000
 """The version of the library's interface, as its own Python names it."""
+
+
+def _give_way() -> None:
+    """Let the event loop and the session's model go first, where a thread can."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def plain(word: str) -> str:
@@ -84,6 +96,7 @@ class Moonshine:
             speaks=False,
         )
         self._limiter: Final = anyio.CapacityLimiter(1)
+        self._thread: Final = ThreadPoolExecutor(1, "moonshine", _give_way)
         self._library: Final[Any] = _MoonshineLib().lib
         self._transcript: Final = TranscriptC
         # What is speech was found before. A copy of the sound would stop the event loop.
@@ -113,14 +126,15 @@ class Moonshine:
 
     async def read(self, pcm: bytes) -> list[str]:
         """Transcribe a segment of sound, in the model's thread; `BackendError`."""
-        read = partial(self._read, np.frombuffer(pcm, "<f4").astype(np.float32))
-        return (await anyio.to_thread.run_sync(read, limiter=self._limiter)).split()
+        samples = np.frombuffer(pcm, "<f4").astype(np.float32)
+        async with self._limiter:
+            reading = self._thread.submit(self._read, samples)
+            return (await anyio.to_thread.run_sync(reading.result)).split()
 
     async def aclose(self) -> None:
         """Free the model."""
-        await anyio.to_thread.run_sync(
-            self._library.moonshine_free_transcriber, self._handle, limiter=self._limiter
-        )
+        self._thread.submit(self._library.moonshine_free_transcriber, self._handle)
+        await anyio.to_thread.run_sync(self._thread.shutdown)
 
     def _read(self, samples: np.ndarray[Any, Any]) -> str:
         found = ctypes.POINTER(self._transcript)()
