@@ -277,7 +277,7 @@ def inspect_lines(found: Inspection) -> list[RenderableType]:
 
 def _call(call: CallStory) -> str:
     """Say what a model called, when its result was told, and when it spoke next."""
-    what = show(f"{call.name} {call.arguments}") if call.name else "what is no call"
+    what = show(f"{call.name} {call.arguments}") if call.name else "what is not a call"
     if call.ended_ns is None:
         return f"{show_seconds(call.at_ns)} {what}: no result"
     spoke = "" if call.spoken_ns is None else f", speech {show_seconds(call.spoken_ns)}"
