@@ -40,7 +40,8 @@ PYTHON: Final[Mapping[str, tuple[str, str]]] = {
         "What a session yields, in the order of a session: `Event` in full duplex, "
         "`TranscriptEvent` in a transcription.",
         "Event TranscriptEvent QueuePlace Created Listen Speech Interrupted Prefilled Delta "
-        "Response TranscriptDelta TranscriptDone Metrics Paused Resumed Reconnecting Reconnected "
+        "Response ToolCalled TranscriptDelta TranscriptDone Metrics Paused Resumed Reconnecting "
+        "Reconnected "
         "GoingAway ErrorReport ErrorCode Closed",
     ),
     "What a client says": (
