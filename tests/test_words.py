@@ -89,6 +89,10 @@ ALLOWED: Final = (
         r"\b(that is no event of|files that are no WAV|that are no (name|JPEG|video))\b",
         "the words of errors on the wire, which recordings hold",
     ),
+    Sense(
+        r"\bthe model writes down the language that it hears\b",
+        "the words of an error on the wire, which recordings hold",
+    ),
     Sense(r"\bamid a turn\b", "the words of an error on the wire, which recordings hold"),
     Sense(r"\bgot a message that is none\b", "an error's words, pinned by tests of the backend"),
     Sense(r"\bor one that is none\b", "an error's words, pinned by tests of the vocoder"),

@@ -97,7 +97,7 @@ def _choice(kind: str) -> Table:
     return Table(
         ChooseModel,
         Field("model", TEXT, code=ErrorCode.INVALID_EVENT),
-        _hint("language", "the model transcribes the language that it hears, and takes no other"),
+        _hint("language", "the model writes down the language that it hears, and takes no other"),
         _hint("prompt", "the model has fixed instructions, and takes no prompt", PROMPTED),
         RECORD,
         tag={"type": kind},
