@@ -335,7 +335,7 @@ class Scanner:
         follows = before is None or chain_of(before, header, memoryview(compressed)) == header.chain
         del compressed  # frees it before the block is used
         if not follows:
-            detail = "the block does not follow the previous one"
+            detail = "the block does not follow the one before it"
             yield Damage(offset=start, length=0, reason="chain", detail=detail)
         yield from self._note_gap(start, header)
         yield Block(offset=start, header=header, payload=payload)

@@ -58,7 +58,14 @@ from protocol.values.messages import (
     Speech,
     TranscriptDone,
 )
-from protocol.values.model import SAMPLE16_BYTES, SAMPLE_BYTES, UNIT_SAMPLES, Coding, SlidingWindow
+from protocol.values.model import (
+    SAMPLE16_BYTES,
+    SAMPLE_BYTES,
+    UNIT_SAMPLES,
+    Coding,
+    SlidingWindow,
+    ToolResult,
+)
 from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import InputStep
 from protocol.values.requests import (
@@ -75,6 +82,7 @@ from protocol.values.requests import (
     Request,
     Resume,
     See,
+    TellModel,
 )
 from protocol.values.state import (
     ACCEPT,
@@ -240,6 +248,8 @@ class Reader:
         if isinstance(message, CloseRequest):
             return Demand(kind=kind, gate=gate, closes=(CLOSE_NORMAL,), message=message)
         if is_openai and isinstance(message, AppendSound) and not self._is_sound(message.pcm16):
+            return self._refused(kind, gate, ErrorCode.INVALID_PAYLOAD)
+        if isinstance(message, ToolResult):  # of no call
             return self._refused(kind, gate, ErrorCode.INVALID_PAYLOAD)
         if named_by(message) not in {None, *MODELS}:
             return self._refused(kind, gate, ErrorCode.MODEL_NOT_FOUND)
@@ -509,6 +519,8 @@ class Judge:
         if self.owed is not None or not (self.has_slot or self.is_over or self.holds_slot):
             self.is_sure = False
         demand = self._reader.demand_of(frame, self._gate())
+        if isinstance(demand.message, TellModel):
+            self.is_sure = False  # some models take events
         is_refused = self.is_sure and demand.message is None
         if isinstance(message, ChooseModel | Commit) and not is_refused:
             self._has_chosen |= isinstance(message, Commit) or message.model in MODELS

@@ -72,7 +72,7 @@ def test_what_cannot_be_held_to_it_is_not_served() -> None:
     refused = antiphon("serve", "--port", 0, "--no-record", "--deterministic", *remote)
     assert refused.returncode == 1
     (line,) = refused.stderr.strip().splitlines()
-    assert "as --deterministic asks: what is computed elsewhere varies" in line
+    assert "as --deterministic requires: what is computed elsewhere varies" in line
 
 
 def test_what_this_machine_mixes_is_not_served(dtype: str) -> None:

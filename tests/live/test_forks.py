@@ -24,6 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 
 import antiphon
 from protocol.values import events as ev
+from recorder.format.errors import Unreadable
 from recorder.format.format import recording_id_of
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
@@ -90,7 +91,7 @@ class Place:
     def log_of(self, session_id: str) -> Path:
         """The log of a session."""
         for path in self.folder.glob("*.zst"):
-            with LogReader(path) as reader:
+            with suppress(Unreadable), LogReader(path) as reader:  # a fork's may just begin
                 if reader.head.fields["session_id"] == session_id:
                     return path
         raise AssertionError(session_id)

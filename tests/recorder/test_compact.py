@@ -337,7 +337,7 @@ def test_logs_that_are_not_ready_are_refused(tmp_path: Path) -> None:
     path.write_bytes(log[: at[2] + 80] + b"?" + log[at[2] + 81 :])
     assert "damaged" in refusal(path)
     path.write_bytes(b"no log")
-    assert "not a block" in refusal(path)
+    assert "no block of a log" in refusal(path)
 
 
 def test_a_log_that_changes_meanwhile_is_refused(

@@ -165,5 +165,5 @@ def test_no_sound(samples: Any, why: str) -> None:
 @pytest.mark.parametrize("value", [16_000, [0, 0, 0, 0], [0.5], "text", None])
 def test_what_is_no_sound_is_refused(value: Any) -> None:
     """A number would be sent as that much silence, and a list of integers as bytes."""
-    with pytest.raises(LocalProtocolError, match=f"samples are a {type(value).__name__}, wanted"):
+    with pytest.raises(LocalProtocolError, match=f"samples are a {type(value).__name__}, expected"):
         to_pcm(value)

@@ -73,7 +73,7 @@ def test_says_what_is_wrong_with_a_file(tmp_path: Path, monkeypatch: pytest.Monk
         write_wav(tmp_path, b"")
     broken = tmp_path / "broken.wav"
     soundfile.write(broken, np.array([0.0, np.nan]), 16_000, subtype="FLOAT")
-    with pytest.raises(AudioFileError, match=r"broken\.wav: holds samples that are no finite"):
+    with pytest.raises(AudioFileError, match=r"broken\.wav: holds samples that are not finite"):
         read_wav(broken)
     reader, writer = os.pipe()
     os.close(writer)

@@ -99,8 +99,8 @@ def test_refuses_other_formats() -> None:
     """A rare codec of libsndfile would read what a stranger wrote for it."""
     sound = silence(1)
     for data in (make_wav(sound, subtype="IMA_ADPCM"), make_wav(sound, format="CAF")):
-        assert "no plain WAV" in reason(data)
-        assert "no plain WAV" in reason(data, 0)
+        assert "not a plain WAV" in reason(data)
+        assert "not a plain WAV" in reason(data, 0)
     assert "rate" in reason(make_wav(silence(1, 4_000), 4_000))
     assert "channels" in reason(make_wav(np.zeros((16_000, 9), np.float32)))
     assert "bytes" in reason(bytes(WAV_BYTES_MAX + 1))

@@ -117,12 +117,12 @@ def test_a_model_that_varies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         patched.setattr(machine_module, "rows_are_independent", lambda _: False)
         info = load_backend("tiny", 1, deterministic=True).info
     assert not info.deterministic
-    with pytest.raises(ModelUnusableError, match="asks: what this device computes for several"):
+    with pytest.raises(ModelUnusableError, match="requires: what this device computes for several"):
         require_deterministic("tiny", info)
     monkeypatch.setattr(PieceVocoder, "is_exact", False)
     info = load_backend("tiny", 1, deterministic=True).info
     assert not info.deterministic
-    with pytest.raises(ModelUnusableError, match="asks: the sound of its vocoder varies"):
+    with pytest.raises(ModelUnusableError, match="requires: the sound of its vocoder varies"):
         require_deterministic("tiny", info)
 
 
