@@ -209,7 +209,8 @@ def test_any_events_left_out_leave_a_session(
         if record.fields.get("type") == "StartUnit"
     ]
     assert set(done) <= set(started)
-    assert started == list(range(len(started)))
+    assert sorted(started) == started  # a unit that was lost with its worker starts again
+    assert list(dict.fromkeys(started)) == list(range(len(set(started))))
 
 
 def test_an_answer_that_nobody_asked_for_goes(tmp_path: Path) -> None:
