@@ -23,9 +23,9 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (226, 1),
     "protocol": (14_333, 63),
     "recorder": (4_577, 31),
-    "runtime": (24_216, 130),
-    "runtime/model": (10_315, 49),
-    "replay": (11_590, 57),
+    "runtime": (24_237, 130),
+    "runtime/model": (10_335, 49),
+    "replay": (11_591, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -154,7 +154,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
     ev.FinalizeDone: _fields("at_ns", below="finalized"),
     model.Finalized: _fields("index kv_length cost_us", tokens="fed_ids", below="silent"),
     model.Silent: _fields("end is_open", tokens="decided_ids", below="spans"),
-    model.Span: _fields("kind fault", user_name="name", words="text arguments"),  # the user's tools
+    model.Span: _fields("kind", user_name="name", words="text arguments fault"),  # the user's tools
     **dict.fromkeys((ev.FinalizeFailed, ev.RollbackDone, ev.RollbackFailed), _INDEXED),
     ev.TurnPrefilled: _fields("at_ns", below="prefill"),
     model.Prefill: _fields("index input_tokens cost_us", fed="fed_ids", trace="input_hash"),

@@ -480,7 +480,8 @@ class ModelRerun:
                 await self._model.finalize_again(asked, None, forced=True)
             return
         await self._release()
-        self._note(self._units.last)
+        lost, self._units.last = self._units.last, None
+        self._note(lost)
         await self._model.begin(self._opening)
         opened = self._model.opened
         if not isinstance(opened, Rebuilds):

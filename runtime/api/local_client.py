@@ -86,10 +86,14 @@ class LocalClient:
         except _LOST:
             raise WebSocketClosed(_ABNORMAL, "") from None
 
-    async def close(self, _code: int, _reason: str) -> None:
-        """As `WebSocket`."""
+    def end(self) -> None:
+        """Close the session's end; its client still reads what was sent."""
         self._to_client.close()
         self._from_client.close()
+
+    async def close(self, _code: int, _reason: str) -> None:
+        """As `WebSocket`."""
+        self.end()
 
     async def abort(self) -> None:
         """As `WebSocket`."""

@@ -180,12 +180,15 @@ class OpenAIApi:
     async def _transcribe(self, request: Request) -> Response:
         with ExitStack() as opening:
             body = await self._body(request, opening)
+            is_small = len(body) <= LARGE_BYTES
             asked = transcriptions.AskedText.of(request.headers.get("content-type", ""), body)
             del body
             self.check_model(asked.model, "model")
             self._check(request, "transcription")
             pcm16 = await until_gone(request, partial(self._decode, request, asked.file))
             asked = attrs.evolve(asked, file=b"")  # a whole session does not need it
+            if is_small and len(pcm16) > LARGE_BYTES:  # a small file may have an hour of silence
+                _enter(request, opening, self._large_calls)
             client = LocalClient(partial(transcriptions.react, asked, pcm16))
             self._open(request, opening, client, "transcription", None)
             if asked.is_stream:
@@ -210,15 +213,10 @@ class OpenAIApi:
     async def _body(self, request: Request, opening: ExitStack) -> bytes:
         """Read a body that may be large, with a place for it."""
         length = request.headers.get("content-length", "")
-        is_small = length.isdigit() and int(length[:18]) <= LARGE_BYTES
-        for places in (self._calls,) if is_small else (self._calls, self._large_calls):
-            try:
-                opening.enter_context(places.take(request))
-            except HTTPException as full:
-                status, headers = HTTPStatus.TOO_MANY_REQUESTS, RETRY
-                raise CodedError(
-                    status, "too_many_requests", full.detail, headers=headers
-                ) from None
+        is_small = length.isdigit() and int(length) <= LARGE_BYTES
+        _enter(request, opening, self._calls)
+        if not is_small:
+            _enter(request, opening, self._large_calls)
         body = await read_body(request, BODY_BYTES_MAX)
         if not is_small:
             await self._limiter.wait(len(body))  # to read one holds up the event loop
@@ -302,6 +300,15 @@ async def _first_and_last(client: LocalClient) -> tuple[dict[str, Any], dict[str
     while not _is_last(last):
         last = await client.next()
     return created, last
+
+
+def _enter(request: Request, opening: ExitStack, places: ConcurrencyLimit) -> None:
+    """Take a place until the answer; raises `CodedError` if there is none."""
+    try:
+        opening.enter_context(places.take(request))
+    except HTTPException as full:
+        status = HTTPStatus.TOO_MANY_REQUESTS
+        raise CodedError(status, "too_many_requests", full.detail, headers=RETRY) from None
 
 
 def _is_last(message: dict[str, Any]) -> bool:

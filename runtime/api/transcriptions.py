@@ -52,7 +52,7 @@ class AskedText:
         texts: dict[str, str] = {}
         for name, data in fields.items():
             if name != "file":
-                texts[name.removesuffix("[]")] = _text(name, data)
+                texts[name] = _text(name, data)
         for name in ("file", "model"):
             if name not in fields:
                 raise CodedError(
@@ -67,8 +67,9 @@ class AskedText:
         stream = texts.get("stream", "false").lower()
         if stream not in ("true", "false", "1", "0", ""):
             raise refuse_value("stream", "it is true or false")
-        known = {"model", "response_format", "temperature", "stream", *_WITHOUT_EFFECT}
-        for name in texts.keys() - known:
+        lists = {f"{name}[]" for name in _WITHOUT_EFFECT}
+        known = {"model", "response_format", "temperature", "stream", *_WITHOUT_EFFECT, *lists}
+        for name in (each.removesuffix("[]") for each in texts.keys() - known):
             text = f"{name[:64]}: not served"
             raise CodedError(HTTPStatus.BAD_REQUEST, "unsupported_parameter", text, name[:64])
         return cls(
@@ -84,7 +85,10 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
     """Read a form's fields, the last of each name; raises `CodedError` for another body."""
     head = Message()
     head["Content-Type"] = content_type
-    boundary = head.get_boundary()
+    try:
+        boundary = head.get_boundary()
+    except (UnicodeError, LookupError):  # of an encoding in its name
+        boundary = None
     if head.get_content_type() != "multipart/form-data" or not boundary:
         text = "the body is a form (multipart/form-data)"
         raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_form", text)

@@ -56,6 +56,7 @@ PARAMETERS: Final = ("instructions", "voice", "greet")
 KEY_NAME: Final = "twilio"
 SIGNATURE: Final = "x-twilio-signature"
 BODY_BYTES_MAX: Final = 64 * 1024
+FIELDS_MAX: Final = 100
 """Of a request: Twilio sends some twenty fields."""
 TOKEN_CHARS: Final = range(16, 257)
 """Twilio's have 32."""
@@ -86,6 +87,15 @@ def read_auth_token(path: Path) -> str:
     if len(token) not in TOKEN_CHARS:
         raise ValueError(f"{path}: a token of {len(token)} characters")
     return token
+
+
+def _fields_of(body: bytes) -> list[tuple[str, str]]:
+    """Read a form; a client without the token may send any."""
+    text = body.decode("utf-8", "replace")
+    try:
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX)
+    except ValueError:
+        raise _unsigned() from None
 
 
 def signature_of(token: str, url: str, fields: Sequence[tuple[str, str]] = ()) -> str:
@@ -148,7 +158,7 @@ class Twilio:
         if self._token:
             if request.method == "POST":
                 body = await read_body(request, BODY_BYTES_MAX)
-                fields = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+                fields = _fields_of(body)
             headers = [(name.lower(), value) for name, value in request.headers.items()]
             query = request.url.query
             target = request.scope["raw_path"].decode("ascii") + (f"?{query}" if query else "")
@@ -245,7 +255,7 @@ class Call:
     def _settings(self, start: Mapping[str, Any]) -> str:
         given = start.get("customParameters")
         wanted = given if isinstance(given, dict) else {}
-        self._greets = bool(wanted.get("greet"))
+        self._greets = str(wanted.get("greet", "")).lower() in {"1", "true", "yes", "on"}
         _LOG.info("a call: %s", ascii(start.get("callSid"))[:SID_CHARS_MAX])
         voice = {"voice": wanted["voice"]} if wanted.get("voice") else {}
         session = {

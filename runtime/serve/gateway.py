@@ -438,7 +438,13 @@ class Gateway:
             address=origin_of(host),
             seed=seed,
         )
-        serve = partial(self._serve, server, client, to, principal, lambda: None)
+
+        async def serve() -> None:
+            try:
+                await self._serve(server, client, to, principal, lambda: None)
+            finally:
+                client.end()  # also where the session never took it
+
         server.tasks.start_soon(_guarded, serve)
 
     def _check(self, request: Request, mode: Mode) -> Server:

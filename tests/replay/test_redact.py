@@ -23,15 +23,32 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.digest import digest
 from protocol.values.events import Endpoint
-from protocol.values.model import Finalized, Opened, Prefill, TurnChunk, TurnResult, UnitResult
+from protocol.values.model import (
+    Finalized,
+    Opened,
+    Prefill,
+    Silent,
+    Span,
+    TurnChunk,
+    TurnResult,
+    UnitResult,
+)
 from protocol.values.modes import Mode
 from protocol.values.record_names import RECORD_FIELDS
 from protocol.values.utf8 import Utf8Text
 from recorder.format.records import Record
 from recorder.read.reader import read
 from recorder.read.verify import verify
-from replay.redact.content import KINDS, Policy
-from replay.redact.redaction import FIELDS, RedactError, Redaction, Special, redact_command
+from replay.redact.content import KINDS, Policy, Tally
+from replay.redact.frames import FrameEditor
+from replay.redact.redaction import (
+    FIELDS,
+    EventEditor,
+    RedactError,
+    Redaction,
+    Special,
+    redact_command,
+)
 from replay.rerun.logic import replay
 from runtime.media.image import decode_jpeg
 from tests.golden.logs import FOLDER
@@ -556,6 +573,17 @@ def tmp_path_of(tmp_path: Path, name: str) -> Path:
     folder = tmp_path / name
     folder.mkdir()
     return folder
+
+
+def test_a_fault_of_a_call_has_no_words_of_the_call() -> None:
+    """It quotes what the model wrote, and the schema of the tool."""
+    fault = "there is no tool 'Dr Smith'"
+    span = Span(kind="call", text="<function name='Dr Smith'/>", fault=fault)
+    silent = Silent(end="eos", spans=(span,))
+    finalized = Finalized(index=0, kv_length=1, silent=silent)
+    editor = EventEditor(frames=FrameEditor(policy=Policy(), tally=Tally()))
+    edited = editor.edit(ev.FinalizeDone(at_ns=0, finalized=finalized))
+    assert "Smith" not in repr(edited)
 
 
 def test_another_course_is_noticed() -> None:

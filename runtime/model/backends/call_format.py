@@ -62,7 +62,7 @@ def read_json(text: str, tools: Sequence[Tool]) -> ToolCall:
 
 def _checked(name: str, arguments: dict[str, Any], schema: Schema) -> ToolCall:
     if schema:
-        _check(arguments, schema, schema, "arguments")
+        _check(arguments, schema, schema, "arguments", count(1))
     return ToolCall(name=name, arguments=written(arguments))
 
 
@@ -118,7 +118,7 @@ def _elements(text: str) -> tuple[str, list[tuple[str, str]]]:
     def refuse(*_: object) -> None:
         raise CallInvalid("a call has no document type")
 
-    parser = expat.ParserCreate()
+    parser = expat.ParserCreate("utf-8")  # whatever the text declares
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = data, refuse
     try:
@@ -179,7 +179,11 @@ TYPES: Final[Mapping[str, Callable[[object], bool]]] = {
 }
 """Whether a value is of a type."""
 NODES_MAX: Final = 512
-"""Nodes of a schema with each `$ref` written out, which bounds the time to check a value."""
+"""Nodes of a schema, and values of its enums, with each `$ref` written out."""
+DEPTH_MAX: Final = 64
+"""Of a schema in this sense."""
+CHECKS_MAX: Final = 20_000
+"""Parts of a value that are checked, each against one node: some 20 ms."""
 
 
 def _types(schema: Schema) -> Sequence[str]:
@@ -214,8 +218,10 @@ def _target(ref: object, root: Schema, path: str = "") -> Schema:
     return node
 
 
-def _check(value: Any, schema: Schema, root: Schema, path: str) -> None:
-    """Raise `CallInvalid` if a value does not fit a schema."""
+def _check(value: Any, schema: Schema, root: Schema, path: str, checks: Iterator[int]) -> None:
+    """Raise `CallInvalid` if a value does not fit a schema, or is too much to check."""
+    if next(checks) > CHECKS_MAX:
+        raise CallInvalid("there is too much in it to check")
     schema = _resolved(schema, root)
     types = _types(schema)
     if types and not any(TYPES[kind](value) for kind in types):
@@ -223,11 +229,11 @@ def _check(value: Any, schema: Schema, root: Schema, path: str) -> None:
     if "enum" in schema and not any(_equal(value, one) for one in schema["enum"]):
         raise CallInvalid(f"{path} is not one of the allowed values")
     branches = _alternatives(schema)
-    if branches and not any(_fits(value, branch, root) for branch in branches):
+    if branches and not any(_fits(value, branch, root, checks) for branch in branches):
         raise CallInvalid(f"{path} fits no alternative")
     if isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
-            _check(item, schema["items"], root, f"{path}[{index}]")
+            _check(item, schema["items"], root, f"{path}[{index}]", checks)
     if not isinstance(value, dict):
         return
     for key in schema.get("required", ()):
@@ -236,16 +242,16 @@ def _check(value: Any, schema: Schema, root: Schema, path: str) -> None:
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
     for key, item in value.items():
         if key in properties:
-            _check(item, properties[key], root, f"{path}.{key}")
+            _check(item, properties[key], root, f"{path}.{key}", checks)
         elif others is False:
             raise CallInvalid(f"{path} has no field {key[:64]!r}")
         elif others is not True:
-            _check(item, others, root, f"{path}.{key[:64]}")
+            _check(item, others, root, f"{path}.{key[:64]}", checks)
 
 
-def _fits(value: Any, schema: Schema, root: Schema) -> bool:
+def _fits(value: Any, schema: Schema, root: Schema, checks: Iterator[int]) -> bool:
     try:
-        _check(value, schema, root, "")
+        _check(value, schema, root, "", checks)
     except CallInvalid:
         return False
     return True
@@ -263,20 +269,30 @@ def check_parameters(parameters: str) -> None:
 
 
 def _check_node(
-    node: object, root: Schema, path: str, refs: tuple[str, ...], nodes: Iterator[int]
+    node: object,
+    root: Schema,
+    path: str,
+    refs: tuple[str, ...],
+    nodes: Iterator[int],
+    *,
+    depth: int = 1,
 ) -> None:
     if not isinstance(node, dict):
         raise ValueError(f"{path} is not an object")
-    if next(nodes) > NODES_MAX:
-        raise ValueError(f"parameters have more than {NODES_MAX} nodes")
+    values = node.get("enum")
+    for _ in range(1 + (len(values) if isinstance(values, list) else 0)):
+        if next(nodes) > NODES_MAX:
+            raise ValueError(f"parameters have more than {NODES_MAX} nodes")
+    if depth > DEPTH_MAX:
+        raise ValueError(f"parameters nest deeper than {DEPTH_MAX}")
     if "$ref" in node:
         ref = node["$ref"]
         if ref in refs:
             raise ValueError(f"{path}: $ref {ref[:64]!r} leads to itself")
-        _check_node(_target(ref, root, path), root, path, (*refs, ref), nodes)
+        _check_node(_target(ref, root, path), root, path, (*refs, ref), nodes, depth=depth + 1)
         return
     for name, each in _inner(node, path):
-        _check_node(each, root, f"{path}.{name[:64]}", refs, nodes)
+        _check_node(each, root, f"{path}.{name[:64]}", refs, nodes, depth=depth + 1)
 
 
 def _inner(node: Schema, path: str) -> Iterator[tuple[str, object]]:
@@ -292,6 +308,8 @@ def _inner(node: Schema, path: str) -> Iterator[tuple[str, object]]:
     for key in ("anyOf", "oneOf", "required", "enum"):
         if not isinstance(node.get(key, []), list):
             raise ValueError(f"{path}.{key} is not a list")
+    if not all(isinstance(name, str) for name in node.get("required", [])):
+        raise ValueError(f"{path}.required is not a list of texts")
     for key in ("anyOf", "oneOf"):
         if node.get(key, [0]) == []:
             raise ValueError(f"{path}.{key} is empty")

@@ -178,7 +178,7 @@ class MoonshineTranscript:
         ends = call.is_last or size_s >= SEGMENT_S
         words: list[str] = []
         if ends or (size_s >= self._due_s and not self._owner.is_busy):
-            sound, rest = self._cut() if ends else (self._sound, b"")
+            sound, rest = self._cut(is_last=call.is_last) if ends else (self._sound, b"")
             words = self._settle(await self._owner.read(bytes(sound)), ends=ends)
             self._due_s = size_s + -(-size_s // 4)
             if call.is_last:
@@ -222,8 +222,8 @@ class MoonshineTranscript:
         self._last = read
         return new
 
-    def _cut(self) -> tuple[bytearray, bytearray]:
-        """Cut the segment in the quiet; the rest is empty if nothing follows."""
+    def _cut(self, *, is_last: bool) -> tuple[bytearray, bytearray]:
+        """Cut the segment in the quiet; the rest is empty if that is the end of an utterance."""
         size = INPUT_RATE_HZ * STEP_MS // MS_PER_S
         steps = min(TAIL_MS // STEP_MS, len(self._sound) // (size * SAMPLE_BYTES))
         tail = np.frombuffer(self._sound[-steps * size * SAMPLE_BYTES :], "<f4").reshape(
@@ -234,7 +234,7 @@ class MoonshineTranscript:
         windows = np.convolve(powers, np.ones(width), "valid")
         at = int(np.argmin(windows)) + width // 2
         end = len(self._sound) - (steps - at) * size * SAMPLE_BYTES
-        follows = powers[at:].mean() > LOUDER * windows.min() / width
+        follows = not is_last or powers[at:].mean() > LOUDER * windows.min() / width
         return self._sound[:end], self._sound[end:] if follows else bytearray()
 
 

@@ -229,7 +229,9 @@ class SilentWriter:
         if silent is None or silent.end != "failed":
             self.begin(step)
         for index in () if silent is None else silent.decided_ids:
-            if index not in (NO_ACTION_ID, SILENT_EOS_ID) and self._unwritten.popleft()[0] != index:
+            if index in (NO_ACTION_ID, SILENT_EOS_ID):
+                continue
+            if not self._unwritten or self._unwritten.popleft()[0] != index:
                 raise BackendError("the silent part differs from the recorded one")
         return silent
 

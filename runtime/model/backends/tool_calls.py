@@ -140,6 +140,10 @@ def written(arguments: object) -> str:
     return text
 
 
+FAULT_CHARS_MAX: Final = 256
+"""Of what the model is told about a call: it names what its author may have made long."""
+
+
 def span_of(
     text: str,
     tools: Sequence[Tool],
@@ -151,5 +155,5 @@ def span_of(
     try:
         call = read(text, tools)
     except CallInvalid as error:
-        return Span(kind="call", text=text, fault=str(error))
+        return Span(kind="call", text=text, fault=str(error)[:FAULT_CHARS_MAX])
     return Span(kind="call", text=text, name=call.name, arguments=call.arguments)

@@ -39,7 +39,13 @@ def test_a_form_is_read(fields: dict[str, bytes]) -> None:
 
 
 @given(
-    st.binary(max_size=400), st.sampled_from([TYPE, "", "text/plain", "multipart/form-data", "\0"])
+    st.binary(max_size=400),
+    st.sampled_from(
+        [
+            *(TYPE, "", "text/plain", "multipart/form-data", "\0"),
+            "multipart/form-data; boundary*0*=idna''%ff%ff",
+        ]
+    ),
 )
 def test_any_other_body_is_refused(body: bytes, content_type: str) -> None:
     """A body ends the request's task."""

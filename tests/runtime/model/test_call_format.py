@@ -156,6 +156,41 @@ def test_a_schema_that_grows_by_references_is_refused() -> None:
         check_parameters(grown.parameters)
 
 
+def test_a_schema_that_is_deep_long_or_odd_is_refused() -> None:
+    """Each would be accepted, and break or hold up the reading of calls."""
+    chain: dict[str, object] = {
+        f"d{it}": {"anyOf": [{"$ref": f"#/$defs/d{it + 1}"}]} for it in range(80)
+    }
+    defs = {"$defs": {**chain, "d80": {"type": "string"}}}
+    for schema, why in (
+        (of_a({"$ref": "#/$defs/d0"}, **defs), "deeper"),
+        (of_a({"type": "integer", "enum": list(range(NODES_MAX))}), "nodes"),
+        (tool({"type": "object", "required": [[1]]}), "required"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            check_parameters(schema.parameters)
+
+
+def test_what_is_too_much_to_check_is_refused() -> None:
+    """One call would hold up the sessions of all."""
+    alike = [{"type": "integer", "enum": [it]} for it in range(100)]
+    many = of_a({"type": "array", "items": {"anyOf": alike}})
+    check_parameters(many.parameters)
+    text = json.dumps({"name": "t", "arguments": {"a": [99] * 1000}})
+    with pytest.raises(CallInvalid, match=r"no alternative|too much"):
+        READERS["openai_json"](text, [many])
+
+
+@pytest.mark.parametrize("name", ["foo", "gbk", "cp1252"])
+def test_an_encoding_that_the_text_declares_counts_for_nothing(name: str) -> None:
+    """The reader would break, or the client get other letters."""
+    text = (
+        f'<?xml version="1.0" encoding="{name}"?>'
+        '<function name="tide"><param name="harbour">é€</param></function>'
+    )
+    assert json.loads(READERS[XML](text, ALL).arguments) == {"harbour": "é€"}
+
+
 @given(
     text=st.text(st.sampled_from('<>/="&;! function name param tide[]CDATA{}:,\\0'), max_size=60)
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,14 @@ def test_only_what_ends_is_read_while_others_wait() -> None:
 
 
 def test_a_long_utterance_is_read_in_segments() -> None:
-    """Each reading would take longer than the one before, without end."""
+    """Each reading would take longer than the one before, or words between two would be lost."""
     seconds = [LOUD] * 40
     owner = Readings(["word"] * 40)
     given(owner, *chunks(*seconds, QUIET))
     assert max(owner.sizes) <= SEGMENT_S * UNIT_BYTES
     assert len(owner.sizes) < 30
+    whole = [size for size, after in pairwise([*owner.sizes, 0]) if after < size]
+    assert 40 * UNIT_BYTES <= sum(whole) <= 41 * UNIT_BYTES
 
 
 def test_speech_at_an_utterances_end_belongs_to_the_next() -> None:

@@ -316,6 +316,7 @@ class SteppedSession:
             if recorded is not None and forced:
                 token = recorded.decided_ids[len(run.decided)]
             else:
+                fed.logits.require_finite()
                 token = fed.logits.settle(rule)
             run.take(token)
             waiting = (token,)

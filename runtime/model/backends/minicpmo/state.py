@@ -267,7 +267,7 @@ def _basic(layout: Layout, room: int) -> Layout:
         return layout
     spans = list(layout.spans)
     length = layout.length
-    while spans and length > BASIC_LOW:
+    while spans and length > min(BASIC_LOW, room):
         length -= spans.pop(0).length
     return attrs.evolve(layout, spans=tuple(spans))
 
