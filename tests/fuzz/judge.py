@@ -677,6 +677,8 @@ class Judge:
             return
         self._errors += 1
         is_owed = self.owed is not None and ErrorReport in self.owed.answers
+        if message.code is ErrorCode.SESSION_EXPIRED and not is_owed:
+            return  # its time is over, whatever it asked for
         if self.is_sure and not is_owed and not self._is_beyond_repair():
             self._late += 1
             if self._late > self._pictures:

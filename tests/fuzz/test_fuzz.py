@@ -205,13 +205,19 @@ def test_a_server_in_order_has_no_findings_in_any_dialect() -> None:
 
     Each message is answered as the tables of the protocol say, by every dialect, in every state.
     """
-    campaign = Campaign(LocalTarget(), all_names(), seed=8, budget=Budget(examples=200))
-    tally = campaign.run()
-    shown = [(one.finding, one.finding.detail, one.case.steps) for one in tally.found]
-    assert shown == []
-    assert tally.examples == 200
-    assert {pair[0].split()[0] for pair in tally.pairs} == set(DIALECTS)
-    assert {pair[0].split()[1] for pair in tally.pairs} >= {"QUEUED", "CONNECTED", "ACTIVE"}
+    dialects, gates = set[str](), set[str]()
+    for seed in (8, 9, 10):  # what a seed draws depends on the modules that are loaded
+        campaign = Campaign(LocalTarget(), all_names(), seed=seed, budget=Budget(examples=200))
+        tally = campaign.run()
+        shown = [(one.finding, one.finding.detail, one.case.steps) for one in tally.found]
+        assert shown == []
+        assert tally.examples == 200
+        dialects |= {pair[0].split()[0] for pair in tally.pairs}
+        gates |= {pair[0].split()[1] for pair in tally.pairs}
+        if dialects == set(DIALECTS):
+            break
+    assert dialects == set(DIALECTS)
+    assert gates >= {"QUEUED", "CONNECTED", "ACTIVE"}
 
 
 IMAGES = [{"type": "image", "data": {"$jpeg": "64x48"}}]
