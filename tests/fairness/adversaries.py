@@ -242,7 +242,8 @@ class Adversary:
                     await anyio.sleep(1)
 
         async def sip(number: int) -> None:
-            listed = json.loads(await self._get("/api/recordings", number))["recordings"]
+            if not (listed := json.loads(await self._get("/api/recordings", number))["recordings"]):
+                return  # and come back
             name = listed[number % len(listed)]["recording_id"]
             what = ("/log", "/view")[number // 2 % 2]
             async with await self.dial(number=number, buffer=4096) as stream:
