@@ -257,8 +257,9 @@ class Server:
             driver.send_failed(number)
         finally:
             on_left()
-            self.end_revoked()
-            self._bound_absences()
+            if driver.is_resumable:  # else it is over: thousands may leave at once
+                self.end_revoked()
+                self._bound_absences()
 
     def _keep_ended(self, driver: Driver) -> None:
         """Let a client that was away hear how its session ended."""
