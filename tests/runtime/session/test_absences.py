@@ -12,8 +12,9 @@ from protocol.values.errors import CLOSE_NORMAL
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.net.websocket import MESSAGES_A_READ
 from runtime.session import journal, peer
-from runtime.session.driver import ERROR_PAUSE_S
+from runtime.session.driver import ERROR_PAUSE_S, Driver
 from runtime.session.peer import Ended, EndedSessions, Tokens
+from runtime.session.server import Server
 from tests.sessions.in_memory import (
     Peer,
     World,
@@ -31,6 +32,33 @@ async def prepared(server: World, address: str) -> Peer:
     chat.send(init_frame())
     await chat.heard("session.created")
     return chat
+
+
+def test_thousands_that_leave_at_once_are_not_searched_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 chats that nobody can resume took a minute of the event loop when they left."""
+    searches = list[Server]()
+    search = Server._without_client
+
+    def counted(server: Server) -> list[Driver]:
+        searches.append(server)
+        return search(server)
+
+    async def body() -> None:
+        async with world(ScriptedBackend(slots=1), record_to=tmp_path) as server:
+            crowd = [server.connect("chat") for _ in range(8)]
+            for one in crowd:
+                one.send(init_frame())
+                await one.heard("session.created")
+            monkeypatch.setattr(Server, "_without_client", counted)
+            for one in crowd:
+                one.vanish()
+            await anyio.sleep(0.01)
+            assert server.server.sessions == 0
+            assert not searches
+
+    on_virtual_time(body)
 
 
 @pytest.mark.parametrize("sends", [[], ["{}"], [append_frame()]])
