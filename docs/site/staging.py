@@ -2,7 +2,8 @@
 
 Pages are written to be read in the repository too: a link is relative to its page, and an anchor is
 what GitHub makes of a heading. Here links are checked, and written as the site needs them. A state
-diagram, which a browser could only draw with a script from elsewhere, becomes a table.
+diagram, which a browser could only draw with a script from elsewhere, becomes a table, and a
+recording its page.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from typing import Final
 
 from markdown.extensions.toc import slugify
 
+from recorder.format.format import SUFFIX
+from recorder.read.reader import LogReader
+from replay.view.document import page_of
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 FROM_ELSEWHERE: Final[Mapping[str, str]] = {
     "ARCHITECTURE.md": "architecture.md",
@@ -27,7 +32,7 @@ FROM_ELSEWHERE: Final[Mapping[str, str]] = {
 """Pages of the site that are not in docs/, by their names there."""
 OPTIONAL: Final[Mapping[str, str]] = {"CONTRIBUTING.md": "contributing.md"}
 """The same, which are left out where they are not there."""
-ASSETS: Final = (".svg", ".png", ".webp", ".webm", ".html", ".json")
+ASSETS: Final = (".svg", ".png", ".webp", ".webm", ".json", SUFFIX)
 LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE: Final = re.compile(r"^( *)(```+).*?^\1\2 *$|``.*?``|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 DIAGRAM: Final = re.compile(r"```mermaid\nstateDiagram-v2\n(.*?)```\n", re.DOTALL)
@@ -39,8 +44,9 @@ def pages() -> dict[str, str]:
     found = {
         path.relative_to(ROOT).as_posix(): path.relative_to(ROOT / "docs").as_posix()
         for path in sorted((ROOT / "docs").rglob("*"))
-        if path.suffix in (".md", *ASSETS) and path.is_file()
+        if path.name.endswith((".md", *ASSETS)) and path.is_file()
     }
+    found = {name: here.replace(SUFFIX, ".html") for name, here in found.items()}
     there = {name: here for name, here in OPTIONAL.items() if (ROOT / name).exists()}
     return found | dict(FROM_ELSEWHERE) | there
 
@@ -52,6 +58,10 @@ def stage(folder: Path, generated: Mapping[str, str], *, repository: str) -> lis
     for name, here in named.items():
         target = folder / here
         target.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(SUFFIX):
+            with LogReader(ROOT / name) as reader:
+                target.write_bytes(b"".join(page_of(reader.head.fields, reader)))
+            continue
         if target.suffix != ".md":
             shutil.copy(ROOT / name, target)
             continue

@@ -3,12 +3,13 @@
 A user talks with `tiny`, stops, finds the recording, reads and hears it, talks on from there, and
 compares the two. Nothing is staged: a headless Chromium shows the pages of a real server, the
 microphone plays recorded questions, and the sound is that of the recordings, where they were made.
-The page of the first recording is kept next to the film, as one file: a live example.
+The first recording is kept next to the film; the site has its page, a live example.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import time
 from base64 import b64decode
@@ -31,7 +32,6 @@ from recorder.format.format import recording_id_of
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from replay.export.sound import STEREO_HZ, wav_of
-from replay.view.document import page_of
 from tests.browser.chromium import FAKE_DEVICES, Tab, chromium
 from tests.browser.pictures import TRANSCRIBER
 from tests.live.servers import live_server
@@ -216,7 +216,7 @@ def shoot(tab: Tab, base: str, logs: Path) -> tuple[Film, Path]:
 
 
 def main() -> None:
-    """Film it, and keep the page of the first recording."""
+    """Film it, and keep the first recording."""
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         folder, logs = Path(made), Path(made) / "logs"
@@ -233,9 +233,8 @@ def main() -> None:
             film, first = shoot(tab, "http://{}:{}".format(*server.address), logs)
             tab.open("about:blank")
         film.write(OUT / "film.webm")
-        with LogReader(first) as reader:
-            example = OUT / "recording.html"
-            example.write_bytes(b"".join(page_of(reader.head.fields, reader)))
+        example = OUT / "recording.session.zst"
+        shutil.copyfile(first, example)
         print(f"{example.relative_to(ROOT)}: {example.stat().st_size // 1000} kB")
 
 
