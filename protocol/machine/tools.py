@@ -44,7 +44,7 @@ _LOST: Final = f"{_ERROR}the call was lost"
 
 @attrs.frozen(kw_only=True)
 class OpenCall:
-    """A call without a result yet: the model's name of it, and its time."""
+    """A call without a result yet: the name by which the model knows it, and its deadline."""
 
     name: str
     deadline_ns: int

@@ -237,8 +237,7 @@ class RecordEncoder:
             frame := fields.get("frame"), (str, bytes, Utf8Text)
         ):
             rest = {key: value for key, value in fields.items() if key != "frame"}
-            is_short = len(frame) * UTF8_BYTES_MAX <= self.frame_bytes_max
-            kept, cut = (frame, None) if is_short else _cut_frame(frame, self.frame_bytes_max)
+            kept, cut = _cut_frame(frame, self.frame_bytes_max)
             if cut and FRAME_CUT in rest:
                 raise RecordInvalid(f"record {record.seq} sets the field {FRAME_CUT!r} itself")
             packed = packer.pack_mapping({**rest, FRAME_CUT: cut} if cut else rest, 0)

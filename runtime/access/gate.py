@@ -385,12 +385,12 @@ class Gate:
             )
 
     def find_named(self, name: str) -> Key | None:
-        """The key of a name; without keys it is `ANYONE`, whatever the name."""
+        """Find the key of a name; on a server without keys each name is `ANYONE`."""
         return ANYONE if self._keys is None else self._keys.named(name)
 
     def has_key(self, name: str) -> bool:
         """Whether a client of this name may still connect."""
-        return self._keys is None or self._keys.named(name) is not None
+        return self.find_named(name) is not None
 
     async def watch(self, on_change: Callable[[], None] = lambda: None) -> None:
         """Follow the key file, and call `on_change` after each change; runs until cancelled."""
@@ -440,9 +440,7 @@ class Gate:
         return Admitted(principal=key)
 
     def _named(self, name: str) -> Key | None:
-        if self._keys is None:
-            return None if name else ANYONE
-        return self._keys.named(name)
+        return None if name and self._keys is None else self.find_named(name)
 
 
 def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_time) -> Gate:

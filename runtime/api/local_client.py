@@ -48,7 +48,7 @@ class LocalClient:
             self._to_session.send_nowait(messages)
 
     async def next(self) -> dict[str, Any]:
-        """Wait for the client's next message; `CodedError`: of `react`, or there is none."""
+        """Wait for the client's next message; `CodedError`: of `react`, or the session is over."""
         try:
             while True:
                 message = orjson.loads(await self._from_session.receive())

@@ -303,7 +303,7 @@ async def _first_and_last(client: LocalClient) -> tuple[dict[str, Any], dict[str
 
 
 def _enter(request: Request, opening: ExitStack, places: ConcurrencyLimit) -> None:
-    """Take a place until the answer; raises `CodedError` if there is none."""
+    """Take a place until the answer; raises `CodedError` (429) if all are taken."""
     try:
         opening.enter_context(places.take(request))
     except HTTPException as full:

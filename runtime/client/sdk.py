@@ -163,10 +163,11 @@ def connect(
     chosen = _choose_init(dialect, mode, instructions, model, init)
     if tools and (mode == "chat" or dialect not in ("realtime", "duplex-v1")):
         raise LocalProtocolError(f"no tools in mode={mode} of {dialect}: each turn has its own")
-    if tools:
-        chosen = attrs.evolve(chosen, tools=tuple(map(_tool_of, tools.items())))
+    functions = {_tool_of(name, function): function for name, function in tools.items()}
+    if functions:
+        chosen = attrs.evolve(chosen, tools=tuple(functions))
     opening = _Opening(connecting, retries, jitter, chosen, on_queue)
-    return _chat(opening) if mode == "chat" else _duplex(opening, mode, tools)
+    return _chat(opening) if mode == "chat" else _duplex(opening, mode, functions)
 
 
 @asynccontextmanager
@@ -209,17 +210,16 @@ async def transcribe(
         yield TranscriptionSession(raw, created=created)
 
 
-def _tool_of(given: tuple[str | Tool, Function]) -> Tool:
+def _tool_of(name: str | Tool, function: Function) -> Tool:
     """Make the tool of a function, whose docstring describes it, if only its name is given."""
-    name, function = given
     return Tool(name=name, description=getdoc(function) or "") if isinstance(name, str) else name
 
 
 @asynccontextmanager
 async def _duplex(
-    opening: _Opening, mode: Mode, tools: Mapping[str | Tool, Function]
+    opening: _Opening, mode: Mode, tools: Mapping[Tool, Function]
 ) -> AsyncIterator[DuplexSession]:
-    functions = {_tool_of(it).name: it[1] for it in tools.items()}
+    functions = {tool.name: function for tool, function in tools.items()}
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
