@@ -40,6 +40,13 @@ from .peer import Peer
 _ERROR: Final = "error: "
 _LATE: Final = f"{_ERROR}no answer in time"
 _LOST: Final = f"{_ERROR}the call was lost"
+_UNKNOWN: Final = "there is no tool of this name"
+_MANY_OPEN: Final = "too many calls wait for a result"
+_MANY: Final = "too many calls"
+UNANSWERED: Final = frozenset(
+    {_LATE, _LOST, *(f"{_ERROR}{fault}" for fault in (_UNKNOWN, _MANY_OPEN, _MANY))}
+)
+"""What the model is told in place of a result, but of calls that cannot be read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,11 +115,11 @@ class ToolCalls:
         """Why a call is not sent, in words for the model; empty for one that is."""
         _forget(self.made_ns, self.step.now_ns - 60 * NS_PER_S)
         if all(tool.name != name for tool in self.offered):
-            return "there is no tool of this name"
+            return _UNKNOWN
         if len(self.open) >= CALLS_OPEN_MAX:
-            return "too many calls wait for a result"
+            return _MANY_OPEN
         if len(self.made_ns) >= CALLS_A_MINUTE or self.made > CALLS_SESSION_MAX:
-            return "too many calls"
+            return _MANY
         return ""
 
     def _return(self, name: str, text: str) -> None:
