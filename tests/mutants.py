@@ -44,7 +44,7 @@ from tests.project.evidence import add_out
 ROOT: Final = Path(__file__).parents[1]
 AREAS: Final[Mapping[str, tuple[str, ...]]] = {
     "protocol/machine": ("tests/protocol", "tests/runtime/session"),
-    "runtime/session": ("tests/runtime/session", "tests/runtime/telemetry"),
+    "runtime/session": ("tests/runtime/session", "tests/runtime/slots", "tests/runtime/telemetry"),
     "recorder": ("tests/recorder", "tests/replay"),
     "protocol/wire": ("tests/protocol",),
 }
