@@ -55,7 +55,9 @@ TRIO_ALLOWED: Final = frozenset(
         *("webrtc/call", "webrtc/command", "webrtc/door", "webrtc/sound"),
     )
 )
-"""Where a trio-websocket is held, or aiortc, which is asyncio's. All else is AnyIO's, and tested on both of its event loops."""
+"""Where a trio-websocket is held, or aiortc, which is asyncio's.
+
+All else is AnyIO's, and tested on both of its event loops."""
 TORCH_ALLOWED: Final = ("runtime/model/backends/minicpmo/", "runtime/model/voice/")
 """torch costs seconds and hundreds of megabytes: only what runs a model loads it."""
 HEAVY: Final = frozenset({"torch", "transformers"})

@@ -2,7 +2,7 @@
 
 | the browser | the session (`openai`) |
 |---|---|
-| sound | `input_audio_buffer.append`, 40 ms each |
+| sound | `input_audio_buffer.append`, 20 ms each |
 | sound | `response.output_audio.delta` |
 | messages of the data channel | the same, without the formats of sound, which WebRTC has |
 | `output_audio_buffer.clear` | `conversation.item.truncate`: what was played |
@@ -39,7 +39,7 @@ from websockets.exceptions import ConnectionClosed
 from .offer import Offer, OfferError
 from .sound import VOICE_S_MAX, Intake, Voice
 
-PIECE_S: Final = 0.04
+PIECE_S: Final = 0.02
 CONNECT_S: Final = 15.0
 """From the answer until the browser is connected."""
 SILENT_S: Final = 10.0

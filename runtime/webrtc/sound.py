@@ -25,7 +25,7 @@ CLOCK_HZ: Final = 48_000
 """Of Opus in RTP, whatever it carries."""
 RATE_HZ: Final = OUTPUT_RATE_HZ
 """Of the samples on both sides: 24 kHz, as OpenAI's sessions have them."""
-HOLD_S: Final = 0.06
+HOLD_S: Final = 0.05
 """For packets that overtook each other, or were sent in bursts."""
 DRIFT_S: Final = 5.0
 """After this the earliest packet of the time counts: clocks differ by some 100 ppm."""

@@ -68,10 +68,9 @@ def test_sound_comes_as_it_was_sent(start: int) -> None:
     """The RTP time begins anywhere, and wraps around."""
     samples, intake = heard([0.01] * 50 * 4, start=start)
     assert abs(len(samples) / RATE_HZ - 4) < 0.1 + HOLD_S
-    assert loud_share(samples) > 0.98
-    assert (
-        intake.losses.late == intake.losses.filled_ms % 1000 == 0 or intake.losses.filled_ms < 200
-    )
+    assert loud_share(samples[: 39 * RATE_HZ // 10]) > 0.99
+    assert intake.losses.late == 0
+    assert intake.losses.filled_ms < 250, "only after the last packet"
 
 
 def test_two_percent_that_are_lost_cost_two_percent() -> None:
@@ -89,7 +88,7 @@ def test_two_percent_that_are_lost_cost_two_percent() -> None:
 def test_jitter_below_the_hold_costs_nothing() -> None:
     """Packets overtake each other in every mobile network."""
     draw = random.Random(2)
-    samples, intake = heard([draw.uniform(0, 0.055) for _ in range(50 * SECONDS)])
+    samples, intake = heard([draw.uniform(0, 0.045) for _ in range(50 * SECONDS)])
     assert intake.losses.late <= 3, "only at first, where the earliest is not known"
     assert loud_share(samples) > 0.98
 
