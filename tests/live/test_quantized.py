@@ -19,8 +19,8 @@ def test_a_quantised_model_is_served_and_replayed(tmp_path: Path, form: str) -> 
     """A recording of it could not be compared, or would be with the weights before."""
     model, options = "tiny", ["--quantize", form]
     if form in FORMS:
-        (tmp_path / "plain").mkdir()
-        folder, _ = rewrite(write_checkpoint(tmp_path / "plain"), tmp_path, FORMS[form])
+        (tmp_path / "source").mkdir()
+        folder, _ = rewrite(write_checkpoint(tmp_path / "source"), tmp_path, FORMS[form])
         model, options = str(folder), []
     records = tmp_path / "recordings"
     with live_server("--record", str(records), *options, model=model) as server:

@@ -221,13 +221,20 @@ class QuantizedLinear(nn.Module):
         """The weights of some outputs, (stop - start, in)."""
         codes = self.codes[start:stop]
         if self.bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)  # (N, in)
-        scales, zeros = self.scales[start:stop].float(), self.zeros[start:stop].float()
+            split = codes.new_empty(len(codes), self.in_features)
+            torch.bitwise_and(codes, 15, out=split[:, ::2])
+            torch.bitwise_right_shift(codes, 4, out=split[:, 1::2])
+            codes = split  # (N, in)
+        scales = self.scales[start:stop].float()
+        offsets = -scales * self.zeros[start:stop]
         if len(self.group_of):
-            zeros, scales = (each.index_select(1, self.group_of) for each in (zeros, scales))
-            return codes.float().sub_(zeros).mul_(scales).to(dtype)
-        grouped = codes.float().view(*scales.shape, -1)  # (N, groups, in / groups)
-        return grouped.sub_(zeros[..., None]).mul_(scales[..., None]).flatten(1).to(dtype)
+            offsets, scales = (each.index_select(1, self.group_of) for each in (offsets, scales))
+        else:
+            codes = codes.view(*scales.shape, -1)  # (N, groups, in / groups)
+            offsets, scales = offsets[..., None], scales[..., None]
+        # In one pass over the codes: all products and the sum are exact, so it rounds once.
+        made = torch.empty(codes.shape, dtype=dtype, device=codes.device)
+        return torch.addcmul(offsets, codes, scales, out=made).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -285,7 +292,8 @@ def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> 
 def joined_words(codes: Tensor, bits: int) -> Tensor:
     """Join codes of the last dimension, (..., codes) -> (..., words), int32; as GPTQ has them."""
     places = torch.arange(WORD_BITS // bits) * bits
-    words = (codes.unflatten(-1, (-1, len(places))).long() << places).sum(-1)
+    parts = codes.reshape(*codes.shape[:-1], -1, len(places)).long()
+    words: Tensor = (parts << places).sum(-1)
     return words.to(torch.int32)
 
 
