@@ -23,8 +23,8 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (226, 1),
     "protocol": (14_333, 63),
     "recorder": (4_576, 31),
-    "runtime": (24_424, 132),
-    "runtime/model": (10_335, 49),
+    "runtime": (24_431, 132),
+    "runtime/model": (10_340, 49),
     "replay": (11_591, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
