@@ -7,7 +7,7 @@ A call is a full-duplex session, `legacy-duplex`, whose client sends nothing whi
 | `prepare` | `prepare`: the texts and the first voice of `system_content`, three settings of `config` |
 | `audio_chunk` | the same; discarded while the model speaks |
 | `generating`, `chunk`, `turn_done` | the `result`s of a turn; each is answered by a second of silence |
-| `vad_state` | nothing: the speech detector hears or no longer hears the user |
+| `vad_state` | nothing: the user begins or ends to speak, by loudness |
 | `timeout` | the same, or `stopped` once the time is over that the client asked for |
 
 Other messages are the same. The model decides when to answer, as in any session: `config.vad` has
@@ -83,8 +83,8 @@ class HalfDuplex:
         return [message]
 
     def _prepare(self, body: Mapping[str, Any]) -> str:
-        given, parts = body.get("config"), body.get("system_content")
-        groups = given if isinstance(given, dict) else {}
+        config, parts = body.get("config"), body.get("system_content")
+        groups = config if isinstance(config, dict) else {}
         vad, generation, tts, times = (
             it if isinstance(it := groups.get(name), dict) else {}
             for name in ("vad", "generation", "tts", "session")
@@ -96,16 +96,16 @@ class HalfDuplex:
         texts = [it["text"] for it in items if isinstance(it.get("text"), str)]
         voices = [it["data"] for it in items if it.get("type") == "audio" and it.get("data")]
         kept = {"temperature", "length_penalty"} & generation.keys()
-        config = {name: generation[name] for name in sorted(kept)}
+        made: dict[str, Any] = {"config": {name: generation[name] for name in sorted(kept)}}
         if tts.get("enabled") is False:
-            config["generate_audio"] = False
-        made: dict[str, Any] = {"config": config}
+            made["config"]["generate_audio"] = False
         if texts:
             made["system_prompt"] = "\n".join(texts)
         if voices:
             made["ref_audio_base64"] = voices[0]
         known = ("system_prompt", "ref_audio_base64", "record")
-        return dump(**{name: body[name] for name in known if name in body}, **made, type="prepare")
+        given = {name: body[name] for name in known if name in body}
+        return dump(**given | made, type="prepare")
 
     def _detect(self, audio: str) -> None:
         """Look for the user's speech in a piece of sound, if it is any."""

@@ -103,3 +103,5 @@ async def test_the_settings_that_a_session_has_reach_it() -> None:
     assert received(call, {"type": "prepare", "system_prompt": "three"}) == [
         {"type": "prepare", "system_prompt": "three", "config": {}}
     ]
+    (both,) = received(call, body | {"system_prompt": "three", "ref_audio_base64": "BB"})
+    assert (both["system_prompt"], both["ref_audio_base64"]) == ("one\ntwo", "AA")
