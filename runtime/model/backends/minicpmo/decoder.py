@@ -268,7 +268,7 @@ class RowByRow:
         positions = (starts[:, None] + torch.arange(count)).to(x.device)
         model, store = self.stock.model, self.stock.store
         groups = int(model.config.num_attention_heads) // store.keys.shape[2]
-        kept = {_cache_name(type(model)): SlotCache(store, rows, count, groups)}
+        kept = {_cache_name(model.__class__): SlotCache(store, rows, count, groups)}
         out = model(inputs_embeds=x, position_ids=positions, use_cache=True, **kept)
         hidden: Tensor = out.last_hidden_state[: len(works), -1]
         logits = self.stock.head(_padded(hidden, self.means.rows_min)).float()[: len(works)]
