@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ from .vocoder import VOICES, Vocoder
 FLOW_YAML: Final = "flow.yaml"
 FLOW: Final = "flow.pt"
 HIFT: Final = "hift.pt"
+NAME_MAX: Final = 200
 PREFIX: Final = "generator."
 """Of each name in `hift.pt`."""
 LENGTH, DIRECTION = ".weight_g", ".weight_v"
@@ -49,6 +51,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.name} is missing")
     try:
+        with zipfile.ZipFile(path) as archive:
+            if any(each.compress_type for each in archive.infolist()):
+                raise ValueError("it is compressed")  # To any size, and not read as such.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, MemoryError):
         raise
@@ -60,7 +65,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path.name} is not a table of weights")
     for name, tensor in found.items():
-        if not isinstance(name, str) or not _is_plain(tensor):
+        is_name = isinstance(name, str) and len(name) <= NAME_MAX and name.isprintable()
+        if not is_name or not _is_plain(tensor):
             raise CheckpointError(f"{path.name} has {str(name)[:200]!r}, which is not a weight")
     return found
 
