@@ -263,7 +263,7 @@ class _Visit:
 
         needs = plan(config, dtype)
         with suppress(ModelUnusableError), explained(self._folder):  # Its own finding says it.
-            needs = planned(needs, self._folder / VOCODER, dtype, self.question.voice_steps)
+            needs = planned(needs, self._folder / VOCODER, dtype, device, self.question.voice_steps)
         self.parts = [
             Part(name=name, parameters=count, weight_bytes=needs.weight_bytes[name])
             for name, count in needs.parameters.items()

@@ -279,7 +279,7 @@ def load_checkpoint(
     with _pointing_to_doctor(name), explained(folder), raising_device_lost():
         if slots is None:
             config = load_config(folder / "config.json")
-            needs = planned(plan(config, what), folder / VOCODER, what, voice_steps)
+            needs = planned(plan(config, what), folder / VOCODER, what, where, voice_steps)
             slots = min(slots_max, slots_that_fit(needs, where))
         return DuplexModel.load(
             folder, slots=slots, device=where, dtype=what, exact=exact, voice_steps=voice_steps

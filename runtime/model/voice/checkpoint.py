@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -213,13 +213,20 @@ def load_vocoder(
     *,
     steps: int = VOICE_STEPS,
     voices: int = VOICES,
+    sizes: Callable[[int], Sequence[int]] = lambda _: (),
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Vocoder:
     """Load a vocoder; the flow computes in `dtype`, HiFT in float32.
 
+    `sizes`: sessions that are computed together, by the flow's width (`steps.sizes_on`).
     `OSError`: a file is missing; `CheckpointError`: a file is damaged, or does not fit the others.
     """
     flow = fill_flow(read_config(folder), read_tensors(folder / FLOW), dtype, device)
     hift = fill_hift(read_tensors(folder / HIFT), device)
-    return Vocoder(flow, hift, seed=digest(folder), steps=steps, voices=voices)
+    together = sizes(flow.config.dit.width)
+    seed = digest(folder)
+    vocoder = Vocoder(flow, hift, seed=seed, steps=steps, voices=voices, sizes=together)
+    if vocoder.steps is not None and torch.device(device).type == "cuda":
+        vocoder.steps.capture()
+    return vocoder
