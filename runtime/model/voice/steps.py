@@ -132,10 +132,11 @@ class Padded:
         """Compute `Flow.step` for (B, T, 80), with the cache that is in place."""
         assert past.mask is not None
         assert past.ends is not None
-        count = len(x)
-        halves = (each.unflatten(0, (2, count)) for each in (conditions, past.mask, past.ends))
-        conditions, mask, ends = halves
-        before = past.before.unflatten(1, (2, count))
+        count, before = len(x), past.before
+        conditions, mask, ends = (
+            each.view(2, count, *each.shape[1:]) for each in (conditions, past.mask, past.ends)
+        )
+        before = before.view(len(before), 2, count, *before.shape[2:])
         x, rows, kept = self.steps(x, conditions, *time, before, mask, ends)
         return x[:count], rows[:, :, :count].flatten(1, 2), kept[:, :, :count].flatten(1, 2)
 
