@@ -17,6 +17,8 @@ import pytest
 import soundfile
 import soxr
 from openai import OpenAI
+from openai.types.live import LiveCreateResponse
+from pydantic import TypeAdapter
 
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
@@ -32,6 +34,7 @@ pytest.importorskip("aiortc")
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
 QUESTION: Final = "076-read-me-the-news.flac"
 KEY: Final = "antiphon_of_anna"
+LIVE_ANSWER: Final = TypeAdapter(LiveCreateResponse)
 CALL: Final = """
 globalThis.heard = [];
 globalThis.begin = async (key, model) => {
@@ -137,6 +140,42 @@ def test_a_browser_talks(server: LiveServer, tab: Tab, folder: Path) -> None:
         text = str([*items])
     assert "webrtc" in text, "what was lost of the sound is not in the log"
     assert "filled_ms" in text
+
+
+LIVE: Final = """
+globalThis.begin_live = async (key) => {
+  const peer = globalThis.peer = new RTCPeerConnection();
+  const stream = await navigator.mediaDevices.getUserMedia({audio: true});
+  peer.addTrack(stream.getTracks()[0]);
+  const sound = new Audio();
+  peer.ontrack = (event) => { sound.srcObject = event.streams[0]; sound.play(); };
+  const channel = peer.createDataChannel('events');
+  channel.onmessage = (event) => heard.push(JSON.parse(event.data));
+  await peer.setLocalDescription();
+  const transport = {type: 'webrtc', sdp: peer.localDescription.sdp};
+  const answer = await fetch('/v1/live/sessions', {
+    method: 'POST', body: JSON.stringify({session: {model: 'tiny'}, transport}),
+    headers: {Authorization: `Bearer ${key}`, 'Content-Type': 'application/json'},
+  });
+  const body = await answer.json();
+  if (answer.ok) await peer.setRemoteDescription({type: 'answer', sdp: body.transport.sdp});
+  return body;
+};
+"""
+
+
+def test_a_browser_talks_live(server: LiveServer, tab: Tab) -> None:
+    """OpenAI's Live API is for browsers by WebRTC first."""
+    tab.run("heard.length = 0; 1")
+    tab.run(LIVE)
+    body = tab.run(f"begin_live({KEY!r})")
+    LIVE_ANSWER.validate_python(body, strict=True)
+    tab.until("all('session.started').length === 1")
+    assert tab.run("all('session.started')[0].session.id") == body["session"]["id"]
+    tab.until("heard.some((it) => /news/.test(it.delta ?? ''))")
+    tab.until("played().then((energy) => energy > 0.001)")
+    assert not tab.run("heard.some((it) => it.type === 'session.output_audio.delta')")
+    tab.run("peer.close(); 1")
 
 
 def finished(folder: Path, count: int) -> list[Path]:
