@@ -87,6 +87,11 @@ def test_a_chat(url: str) -> None:
     assert run("chat.mjs", url, SHOWN) == "ok"
 
 
+def test_tools_of_a_duplex_session(url: str) -> None:
+    """The functions of a page would not be run, or their results not be heard."""
+    assert run("tools.mjs", url) == "ok"
+
+
 def test_a_transcription(url: str) -> None:
     """A page could not write down what is said into its microphone."""
     assert run("transcription.mjs", url) == "ok"
