@@ -294,7 +294,11 @@ def load_checkpoint(
         if slots is None:
             config = load_config(folder / "config.json")
             needs = planned(
-                plan(config, what, quantize, context_percent), folder / VOCODER, what, voice_steps
+                plan(config, what, quantize, context_percent),
+                folder / VOCODER,
+                what,
+                where,
+                voice_steps,
             )
             slots = min(slots_max, slots_that_fit(needs, where))
         return DuplexModel.load(

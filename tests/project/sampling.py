@@ -19,15 +19,20 @@ import pytest
 Cases = TypeVar("Cases")
 
 IS_SOAK: Final = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
-CASES_MIN: Final = 8
+CASES_MIN: Final = 6
 """Of one test; if there are fewer, all run."""
-SHARE: Final = 8
+SHARE: Final = 12
 """Of more, one in so many."""
 
 
 def sample(every: Cases, few: Cases) -> Cases:
     """Choose every case under the soak profile, else a few; also for counts of cases."""
     return every if IS_SOAK else few
+
+
+ONE_LOOP: Final = sample(("asyncio", "trio"), ("asyncio",))
+"""Event loops of tests that take seconds, of what does not depend on the loop: those of
+`test_engine.py`, with a model that computes nothing, and those of other media run on both."""
 
 
 def sampled(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:

@@ -40,7 +40,7 @@ from tests.replay.evaluated import call, told
 from tests.replay.exported import GOLDEN
 
 COUNT = 4
-WILD = range(2, 9)
+WILD = range(2, sample(9, 7))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,10 @@ def logs(folder: Path) -> list[Path]:
 # -- the same weights -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [("open",), ("forced", "--baseline", "tiny")])
+# `test_interruptions_and_failures_change_nothing` compares the model with itself in mode `forced`.
+@pytest.mark.parametrize(
+    "flags", sample([("open",), ("forced", "--baseline", "tiny")], [("open",)])
+)
 def test_a_model_differs_from_itself_by_nothing(logs: list[Path], flags: tuple[str, ...]) -> None:
     """Each comparison would start with differences that come from the tool."""
     some = sample(logs, logs[:2])
@@ -207,7 +210,7 @@ def plain(done: Run) -> str:
     return json.dumps(rows, default=str).replace(str(done.folder.parent), "kept")
 
 
-@pytest.mark.parametrize("mode", ["open", "forced"])
+@pytest.mark.parametrize("mode", sample(["open", "forced"], ["open"]))
 def test_a_killed_run_goes_on(
     logs: list[Path], tmp_path: Path, whole: Callable[[Mode], Run], mode: Mode
 ) -> None:

@@ -144,6 +144,16 @@ ROWS: Final = """
 1 | keys remove "a b" --file k.toml | k.toml: cannot be read: No such file or directory
 1 | keys remove anna --file nowhere/k.toml | nowhere: cannot be opened: No such file or directory
 2 | keys remove anna --yes --file k.toml | No such option '--yes'.
+2 | keys renew | Missing argument 'NAME'.
+2 | keys renew anna | Missing option '--file' (env var: 'ANTIPHON_KEYS').
+1 | keys renew anna --file missing.toml | missing.toml: cannot be read: No such file or directory
+2 | keys renew anna bert --file k.toml | Got unexpected extra argument (bert)
+2 | keys renew anna --file empty | Invalid value for '--file' (env var: 'ANTIPHON_KEYS'): File 'em
+1 | keys renew anna --file bad.toml | bad.toml: holds something that is not a [[key]]
+1 | keys renew anna --file notes.txt | notes.txt: is not TOML: Expected '=' after a key in a key/va
+1 | keys renew "a b" --file k.toml | k.toml: cannot be read: No such file or directory
+1 | keys renew anna --file nowhere/k.toml | nowhere: cannot be opened: No such file or directory
+2 | keys renew anna --sessions-max 3 --file k.toml | No such option '--sessions-max'.
 2 | keys ad anna | No such command 'ad'. Did you mean 'add'?
 2 | workers lst | No such command 'lst'. Did you mean 'list'?
 1 | workers list --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is a
@@ -353,6 +363,17 @@ ROWS: Final = """
 2 | dev schema --json | No such option '--json'.
 2 | dev schema realtime | Got unexpected extra argument (realtime)
 2 | dev schema --mode audio | No such option '--mode'.
+2 | dev quantize | Missing argument 'FOLDER'.
+2 | dev quantize tiny | Missing option '--to'. Choose from:
+2 | dev quantize tiny --to int2 | Invalid value for '--to': 'int2' is not one of 'int4', 'int8'
+1 | dev quantize nothing --to int4 | unknown model 'nothing': choose from tiny, scripted, or name
+1 | dev quantize empty --to int4 | empty: config.json: No such file or directory
+1 | dev quantize notes.txt --to int8 | unknown model 'notes.txt': choose from tiny, scripted, or
+1 | dev quantize tiny --to int4 --output empty | empty exists
+2 | dev quantize tiny --too int4 | No such option '--too'. Did you mean '--to'?
+2 | dev quantize --to int4 | Missing argument 'FOLDER'.
+2 | dev quantize tiny --to | Option '--to' requires an argument.
+2 | dev quantise tiny | No such command 'quantise'. Did you mean 'quantize'?
 2 | dev states x | Got unexpected extra argument (x)
 2 | dev states --svg | No such option '--svg'.
 2 | dev states --json | No such option '--json'.
@@ -459,5 +480,5 @@ def test_each_command_has_its_mistakes() -> None:
     counts = Counter(command_of(line) for _, line, _ in TABLE)
     commands = {name for group in GROUPS.values() for name in group} - WITHIN.keys()
     commands |= {f"{group} {name}" for group, table in WITHIN.items() for name in table}
-    commands |= {"keys add", "keys list", "keys remove"}
+    commands |= {"keys add", "keys list", "keys remove", "keys renew"}
     assert {name: counts[name] for name in commands if counts[name] < MISTAKES_MIN} == {}
